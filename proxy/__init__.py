@@ -1,0 +1,1 @@
+"""Ullage: an OpenAI-compatible reverse proxy that keeps every conversation inside the model's window."""

@@ -1,0 +1,1 @@
+"""Values and decisions. Nothing in here waits, reads a clock, logs or touches the outside world."""

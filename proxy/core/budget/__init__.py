@@ -1,0 +1,1 @@
+"""How much room there is: sizes, media, model catalogue, reserve, marks."""

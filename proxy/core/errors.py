@@ -1,0 +1,144 @@
+"""The error tree: facts and the HTTP status they mean. Worded for a client, per API, in ``error_body`` only."""
+
+from __future__ import annotations
+
+import json
+
+
+class UllageError(Exception):
+    """Something Ullage itself answers; ``status`` is the HTTP status, ``code`` a stable machine-readable name."""
+
+    status = 500
+    code = "internal_error"
+    kind = "server_error"
+
+    @property
+    def message(self) -> str:
+        """One sentence for the caller: what is wrong, where, and what to do."""
+        return str(self) or "Ullage failed to handle this request."
+
+
+class InvalidRequest(UllageError):
+    """The body or a header cannot be accepted as it stands."""
+
+    status = 400
+    code = "invalid_request"
+    kind = "invalid_request_error"
+
+
+class Unauthorized(UllageError):
+    """No valid credential came with the request."""
+
+    status = 401
+    code = "invalid_api_key"
+    kind = "authentication_error"
+
+
+class Forbidden(UllageError):
+    """The caller is known or recognisable, and may not do this."""
+
+    status = 403
+    code = "forbidden"
+    kind = "permission_error"
+
+
+class NotFound(UllageError):
+    """No such route, model or object."""
+
+    status = 404
+    code = "not_found"
+    kind = "invalid_request_error"
+
+
+class RequestTimeout(UllageError):
+    """The client did not deliver its request in time."""
+
+    status = 408
+    code = "request_timeout"
+    kind = "invalid_request_error"
+
+
+class BodyTooLarge(UllageError):
+    """The request body is larger than the proxy accepts; ``limit`` in bytes."""
+
+    status = 413
+    code = "request_too_large"
+    kind = "invalid_request_error"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body is larger than {limit} bytes (server.limits.body).")
+        self.limit = limit
+
+
+class Overloaded(UllageError):
+    """The proxy is at a configured limit; the caller should come back in ``retry_after`` seconds."""
+
+    status = 503
+    code = "overloaded"
+    kind = "server_error"
+    retry_after = 1
+
+
+class UpstreamUnreachable(UllageError):
+    """No answer could be had from the upstream; ``upstream`` is its configured name."""
+
+    status = 502
+    code = "upstream_unreachable"
+    kind = "server_error"
+
+    def __init__(self, upstream: str, cause: str) -> None:
+        super().__init__(f"The upstream {upstream!r} could not be reached: {cause}.")
+        self.upstream = upstream
+        self.cause = cause
+
+
+class UpstreamTimeout(UllageError):
+    """The upstream accepted the request and then said nothing for ``seconds``."""
+
+    status = 504
+    code = "upstream_timeout"
+    kind = "server_error"
+
+    def __init__(self, upstream: str, seconds: float) -> None:
+        super().__init__(f"The upstream {upstream!r} sent nothing for {seconds:.0f} s.")
+        self.upstream = upstream
+        self.seconds = seconds
+
+
+class ContextTooLong(UllageError):
+    """What may not be shrunk is larger than the budget.
+
+    ``tokens`` is the smallest input that was reachable, ``limit`` the model's window, ``reserve`` the output
+    allowance, ``largest`` names the region that takes most of it.
+    """
+
+    status = 400
+    code = "context_length_exceeded"
+    kind = "invalid_request_error"
+
+    def __init__(self, *, tokens: int, limit: int, reserve: int, largest: str, largest_tokens: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, after compression this request still "
+            f"needs {tokens} tokens of input and {reserve} of output, {self.excess(tokens, limit, reserve)} too many; "
+            f"the {largest} alone take {largest_tokens} tokens and may not be shrunk. Please shorten the {largest}."
+        )
+        self.tokens = tokens
+        self.limit = limit
+        self.reserve = reserve
+        self.largest = largest
+        self.largest_tokens = largest_tokens
+
+    @staticmethod
+    def excess(tokens: int, limit: int, reserve: int) -> int:
+        """By how many tokens the request is too big."""
+        return max(1, tokens + reserve - limit)
+
+
+def error_body(error: UllageError, api: str) -> bytes:
+    """The JSON body of *error* in the shape clients of *api* understand (``messages``: Anthropic's, else OpenAI's)."""
+    if api == "messages":
+        shape: dict[str, object] = {"type": "error", "error": {"type": error.kind, "message": error.message}}
+    else:
+        param = "messages" if isinstance(error, ContextTooLong) else None
+        shape = {"error": {"message": error.message, "type": error.kind, "param": param, "code": error.code}}
+    return json.dumps(shape, ensure_ascii=False).encode()

@@ -1,0 +1,87 @@
+"""What was done to one request, frozen. The log line, the response headers and the metrics all come from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+Outcome = Literal["verbatim", "compacted", "degraded", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token figures as the upstream reported them; ``None`` where it said nothing."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Facts about one request. Holds counts and names only: never a prompt, a key or a summary.
+
+    All token figures are in tokens of the model's encoding. ``bounded`` says that the byte bound spared the
+    count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds.
+    """
+
+    request_id: str
+    api: str
+    model: str = ""
+    upstream: str = ""
+    stream: bool = False
+    outcome: Outcome = "verbatim"
+    reason: str = ""
+    window: int | None = None
+    budget: int | None = None
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+    bounded: bool = False
+    stages: tuple[str, ...] = ()
+    regions: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    conversation: str = ""
+    event: bool = False
+    observed: bool = False
+    retries: int = 0
+    overflows: int = 0
+    overhead_seconds: float = 0.0
+    status: int = 0
+    usage: Usage = Usage()
+
+    @property
+    def pressure(self) -> float | None:
+        """View tokens over budget; ``None`` when either is unknown."""
+        if self.tokens_after is None or not self.budget:
+            return None
+        return self.tokens_after / self.budget
+
+    @property
+    def tokens_removed(self) -> int:
+        """How many tokens the view is smaller than what the client sent."""
+        if self.tokens_before is None or self.tokens_after is None:
+            return 0
+        return max(0, self.tokens_before - self.tokens_after)
+
+
+def response_headers(report: Report) -> list[tuple[str, str]]:
+    """The ``x-ullage-*`` response headers that are known before the first byte goes to the client."""
+    bound = "<" if report.bounded else ""
+    outcome = f"{report.outcome};{report.reason}" if report.reason else report.outcome
+    headers = [("x-ullage-outcome", outcome)]
+    if report.tokens_after is not None:
+        headers.append(("x-ullage-tokens", f"{bound}{report.tokens_after}"))
+    if report.window is not None:
+        headers.append(("x-ullage-window", str(report.window)))
+    if report.pressure is not None:
+        headers.append(("x-ullage-pressure", f"{bound}{max(report.pressure, 0.01):.2f}"))
+    if report.stages:
+        headers.append(("x-ullage-stages", ",".join(report.stages)))
+    if report.tokens_removed:
+        headers.append(("x-ullage-tokens-removed", str(report.tokens_removed)))
+    if report.retries:
+        headers.append(("x-ullage-retries", str(report.retries)))
+    if report.conversation:
+        headers.append(("x-ullage-conversation", report.conversation))
+    return headers

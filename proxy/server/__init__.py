@@ -1,0 +1,1 @@
+"""HTTP in: routes, the LLM handler, auth, limits and deadlines, health, admin."""

@@ -1,0 +1,1 @@
+"""The store: Redis protocol, embedded Valkey, key names, sealed records, memory."""

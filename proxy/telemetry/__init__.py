@@ -1,0 +1,1 @@
+"""What operators see: structured logs and Prometheus metrics, all derived from a frozen report."""

@@ -1,0 +1,1 @@
+"""HTTP out: aiohttp, bytes in, bytes out."""
