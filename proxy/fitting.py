@@ -38,8 +38,8 @@ MAX_PLACES = 512
 class Policy:
     """How views are kept small: the marks, the caps of a block, and when an output figure may be lowered."""
 
-    marks: Marks = Marks()
-    shares: Shares = Shares()
+    marks: Marks
+    shares: Shares
     lower_output: Literal["never", "last", "first"] = "last"
 
 
@@ -123,11 +123,14 @@ class Fitter:
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
         else:
-            plan = self._compacted(subject, root, record, tools, output, fresh=record is not None and event != since)
+            plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
         excess = (plan.tokens or 0) + (output or subject.figures.reserve) - subject.figures.window
         if excess > 0 and tries and event is not None:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             return await self.decide(subject, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
+        if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
+            tight = replace(subject.figures, reserve=subject.figures.window // 32)  # the client asked for no room at all
+            return await self.decide(replace(subject, figures=tight), demand, supersede=True)
         return replace(plan, error=self._refusal(subject, plan.tokens or 0)) if excess > 0 else plan
 
     def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:
@@ -219,14 +222,7 @@ class Fitter:
         return record
 
     def _compacted(
-        self,
-        subject: Subject,
-        root: bytes,
-        record: Record | None,
-        tools: str | None,
-        output: int | None,
-        *,
-        fresh: bool,
+        self, subject: Subject, root: bytes, record: Record | None, tools: str | None, output: int | None, fresh: bool
     ) -> Plan:
         reading, count = subject.reading, self._reader.count(subject.route.encoding)
         raw = self._raw(subject)

@@ -36,7 +36,7 @@ class Event:
 
     ``block`` are the tokens charged for what stands for them, of which ``text`` are meant for digest and steps;
     ``clips`` are the tokens clipped items may keep, by index; ``after`` is the weight of the view at the event
-    without the fixed part. ``stages`` names the rungs that were taken; a ``bare`` block is little more than a note.
+    without the fixed part. ``stages`` names the rungs that were taken.
     """
 
     place: int
@@ -47,7 +47,6 @@ class Event:
     clips: tuple[tuple[int, int], ...] = ()
     after: int = 0
     stages: tuple[str, ...] = ()
-    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +151,24 @@ class Schedule:
         folded = self._fold(place, event.cut if event else 0, budget, levels, clips)
         if folded is not None and folded.after <= levels[1] and folded.after < present:
             return folded
-        if folded is not None:
-            folded = replace(folded, block=NOTE, text=0, stages=("drop",), bare=True)
-            folded = replace(folded, after=self._kept(place, folded))
-            if folded.after <= levels[1] and folded.after < present:
-                return folded
-        smallest = folded if folded is not None and folded.after < present else event
-        clipped = self._clip(place, smallest, levels, forced=forced)
-        return clipped or (folded if smallest is folded else None)
+        dropped = None if folded is None else self._smaller_block(place, folded, self._clip_target(levels))
+        if dropped is not None and dropped.after <= levels[1] and dropped.after < present:
+            return dropped
+        if dropped is not None and dropped.after >= present:
+            dropped = None
+        return self._clip(place, dropped or event, levels, forced=forced) or dropped
+
+    def _smaller_block(self, place: int, event: Event, target: int) -> Event:
+        """*event* with its block cut to what is left under *target*, at least to a quarter of it or a note."""
+        left = max(target - (event.after - event.block), target // 4, NOTE)
+        block = min(event.block, left)
+        text = event.text * max(0, block - NOTE) // max(1, event.block - NOTE)
+        smaller = replace(event, block=block, text=text, stages=("drop",))
+        return replace(smaller, after=self._kept(place, smaller))
+
+    def _clip_target(self, levels: tuple[int, int]) -> int:
+        share = (CLIP_MARK - self._marks.low) / (self._marks.high - self._marks.low)
+        return int(levels[0] + max(0.0, share) * (levels[1] - levels[0]))
 
     def _fold(
         self, place: int, before: int, budget: int, levels: tuple[int, int], clips: Mapping[int, int]
@@ -188,8 +197,7 @@ class Schedule:
         event = event or Event(place, 0, 0)
         clips = dict(event.clips)
         total = self._kept(place, event)
-        share = (CLIP_MARK - self._marks.low) / (self._marks.high - self._marks.low)
-        target = int(levels[0] + max(0.0, share) * (levels[1] - levels[0]))
+        target = self._clip_target(levels)
         if total <= (target if forced else levels[1]):
             return None
         indexes = [*event.anchors]

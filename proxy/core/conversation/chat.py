@@ -21,7 +21,7 @@ API = "chat"
 LIST = "messages"
 """The member of the body that holds the items."""
 
-OUTPUT_FIGURES = ("max_completion_tokens", "max_tokens")
+OUTPUT_FIGURES: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
 """The members that state the output allowance; the first that is set holds."""
 
 PER_MESSAGE = 4
