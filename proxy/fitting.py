@@ -129,7 +129,8 @@ class Fitter:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             return await self.decide(subject, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
-            tight = replace(subject.figures, reserve=subject.figures.window // 32)  # the client asked for no room at all
+            # The client asked for no room at all: better a short answer than none.
+            tight = replace(subject.figures, reserve=subject.figures.window // 32)
             return await self.decide(replace(subject, figures=tight), demand, supersede=True)
         return replace(plan, error=self._refusal(subject, plan.tokens or 0)) if excess > 0 else plan
 
