@@ -137,3 +137,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def valkey_on_tcp(short_path: Path) -> Iterator[Valkey]:
+    """A running server that also listens on a loopback port."""
+    server = Valkey(short_path, port=free_port())
+    server.start()
+    yield server
+    server.kill()
