@@ -21,7 +21,7 @@ from proxy.store.sealed import Sealer
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
 SHORTEST_KEY = 16
-_TEND_DOWN, _TEND_UP = 1.0, 60.0
+_LOOK, _REREAD = 1.0, 60.0
 
 
 class Store:
@@ -111,26 +111,34 @@ class Keeper:
 
     async def run(self) -> None:
         """Look after the store until cancelled."""
+        rested = 0.0
         while True:
-            await asyncio.sleep(_TEND_UP if self._settled else _TEND_DOWN)
-            try:
-                if not self._records.ready:
-                    await self._servers.introduce()
-                await self._share_key()
-                self._records.ready = True
-            except Unavailable as error:
-                self._down(error)
-            except StoreUnsupported as error:
-                self._notices.count("unsupported", "store.unsupported", cause=str(error))
-            self._records.note_state()
+            await asyncio.sleep(_LOOK)
+            rested += _LOOK
+            if rested >= _REREAD or not self._settled:
+                rested = 0.0
+                await self._tend()
 
     @property
     def _settled(self) -> bool:
         return self._records.ready and self._servers.breaker == "closed"
 
+    async def _tend(self) -> None:
+        try:
+            if not self._settled:
+                await self._servers.introduce()
+                await self._servers.probe()
+            await self._share_key()
+            self._records.ready = True
+        except Unavailable as error:
+            self._down(error)
+        except StoreUnsupported as error:
+            self._notices.count("unsupported", "store.unsupported", cause=str(error))
+        self._records.note_state()
+
     def _down(self, error: Unavailable) -> None:
-        self._notices.count(error.kind)
         if not self._records.ready:
+            self._notices.count(error.kind)
             self._notices.change("store", False, "store.down", cause=error.kind)
 
     async def _share_key(self) -> None:

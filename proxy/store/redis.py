@@ -9,6 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -117,6 +118,20 @@ class Servers:
                 "(older ones have no SET with NX and GET together)."
             )
 
+    async def probe(self) -> None:
+        """Ask every node whose breaker is due for a probe, so that no request has to."""
+        for node, breaker in list(self._breakers.items()):
+            if breaker.state == "closed":
+                continue
+            if self._left(node):
+                del self._breakers[node]
+            elif breaker.admit():
+                try:
+                    async with asyncio.timeout(OPERATION):
+                        await _perform(breaker, partial(self._ping, node))
+                except TimeoutError:
+                    continue  # the breaker has been told
+
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """The values under *keys* (one hash slot), in order."""
         found = await self._ask(keys[0], lambda: self._client.mget(list(keys)))
@@ -192,6 +207,14 @@ class Servers:
         except errors.RedisError:
             return ""  # the slot map is not known yet
         return node.name if node is not None else ""
+
+    def _left(self, node: str) -> bool:
+        return isinstance(self._client, RedisCluster) and self._client.get_node(node_name=node) is None
+
+    async def _ping(self, node: str) -> object:
+        if isinstance(self._client, RedisCluster):
+            return await self._client.ping(target_nodes=self._client.get_node(node_name=node))
+        return await self._client.ping()
 
     async def _about(self) -> dict[str, Any]:
         if isinstance(self._client, RedisCluster):

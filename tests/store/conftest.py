@@ -37,6 +37,10 @@ class Valkey:
         """Start it and wait until it answers."""
         arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", str(self.socket)]
         arguments += ["--dir", str(self.directory), "--save", "", "--appendonly", "yes", *self._settings]
+        self.start_as(*arguments)
+
+    def start_as(self, *arguments: str) -> None:
+        """Start it with exactly these arguments and wait until it answers."""
         self.process = subprocess.Popen([str(binary()), *arguments], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while not self.say("PING").startswith("+PONG"):
