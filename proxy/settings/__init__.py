@@ -1,0 +1,39 @@
+"""Configuration: read from YAML, environment and flags, here and nowhere else; errors name file, line, key, remedy."""
+
+from proxy.settings.data import ModelFacts, model_table, packaged
+from proxy.settings.load import Overrides, load
+from proxy.settings.model import (
+    Compression,
+    Limits,
+    Model,
+    Server,
+    Settings,
+    Store,
+    Telemetry,
+    Timeouts,
+    Upstream,
+    is_loopback,
+    refuse_open,
+)
+from proxy.settings.problems import Problem, SettingsError
+
+__all__ = [
+    "Compression",
+    "Limits",
+    "Model",
+    "ModelFacts",
+    "Overrides",
+    "Problem",
+    "Server",
+    "Settings",
+    "SettingsError",
+    "Store",
+    "Telemetry",
+    "Timeouts",
+    "Upstream",
+    "is_loopback",
+    "load",
+    "model_table",
+    "packaged",
+    "refuse_open",
+]
