@@ -16,14 +16,17 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
-    from uvloop import new_event_loop
+    import uvloop
 except ImportError:  # no wheel for this platform: the standard loop does the same, slower
-    from asyncio import new_event_loop
+    pass
+else:
+    new_event_loop = uvloop.new_event_loop
 
 FIRST_BACKOFF = 0.1
 LONGEST_BACKOFF = 10.0
@@ -140,8 +143,7 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as group:
                 slots = [group.create_task(self._keep(index), name=f"worker-{index}") for index in range(self._count)]
-                killed = await self._end_when_told()
-                await asyncio.wait(slots)
+                killed = await self._end_when_told(slots)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
@@ -194,8 +196,9 @@ class Supervisor:
         try:
             if process.stdin is not None:
                 process.stdin.write(_LENGTH.pack(len(self._payload)) + self._payload)
+            # A signal that came while the process was being made has not reached it.
             if self._stopping.is_set():
-                process.terminate()
+                process.send_signal(signal.SIGKILL if self._at_once.is_set() else signal.SIGTERM)
             # The pipe stays open: its end tells the worker that the parent is gone.
             return await process.wait()
         finally:
@@ -205,28 +208,32 @@ class Supervisor:
             if self._on_exit is not None:
                 self._on_exit(process.pid)
 
-    async def _end_when_told(self) -> bool:
+    async def _end_when_told(self, slots: Sequence[asyncio.Task[None]]) -> bool:
         """Whether workers had to be killed."""
         await self._stopping.wait()
         self._send(signal.SIGTERM)
-        until = time.monotonic() + self._drain + KILL_GRACE
-        while self._processes and time.monotonic() < until and not self._at_once.is_set():
-            await _wait(self._at_once, 0.05)
-        if self._at_once.is_set() and self._processes:
-            self._send(signal.SIGTERM)
-            until = time.monotonic() + KILL_GRACE
-            while self._processes and time.monotonic() < until:
-                await asyncio.sleep(0.02)
-        late = list(self._processes)
-        for index in late:
-            self._events("worker.killed", worker=index)
-        self._send(signal.SIGKILL)
+        async with asyncio.TaskGroup() as group:
+            hurry = group.create_task(self._at_once.wait(), name="second-signal")
+            ended = group.create_task(_all(slots), name="workers-ended")
+            await asyncio.wait({hurry, ended}, timeout=self._drain + KILL_GRACE, return_when=asyncio.FIRST_COMPLETED)
+            if self._at_once.is_set():
+                self._send(signal.SIGTERM)
+                await asyncio.wait({ended}, timeout=KILL_GRACE)
+            hurry.cancel()
+            late = list(self._processes)
+            for index in late:
+                self._events("worker.killed", worker=index)
+            self._send(signal.SIGKILL)
         return bool(late)
 
     def _send(self, number: signal.Signals) -> None:
         for process in list(self._processes.values()):
             if process.returncode is None:
                 process.send_signal(number)
+
+
+async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

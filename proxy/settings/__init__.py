@@ -1,6 +1,6 @@
 """Configuration: read from YAML, environment and flags, here and nowhere else; errors name file, line, key, remedy."""
 
-from proxy.settings.data import ModelFacts, model_table, packaged
+from proxy.settings.data import ModelFacts, model_table, packaged, version
 from proxy.settings.load import Overrides, load
 from proxy.settings.model import (
     Compression,
@@ -16,6 +16,7 @@ from proxy.settings.model import (
     refuse_open,
 )
 from proxy.settings.problems import Problem, SettingsError
+from proxy.settings.summary import summary
 
 __all__ = [
     "Compression",
@@ -36,4 +37,6 @@ __all__ = [
     "model_table",
     "packaged",
     "refuse_open",
+    "summary",
+    "version",
 ]

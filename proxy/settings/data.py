@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.resources
 import importlib.util
 from dataclasses import dataclass
@@ -44,6 +45,14 @@ def packaged(name: str) -> Traversable:
     if checkout.is_file():
         return checkout
     raise FileNotFoundError(f"the package holds no data file {name!r}")
+
+
+def version() -> str:
+    """The installed version, or ``0+source`` in a checkout that is not installed."""
+    try:
+        return importlib.metadata.version("ullage")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+source"
 
 
 def model_table() -> dict[str, ModelFacts]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from proxy.settings.model import Settings
 from proxy.settings.problems import Path, Problem, SettingsError, key_name
-from proxy.settings.source import Origin, Source, lay_over, parse_inline, read_yaml, walk
+from proxy.settings.source import LISTS, Origin, Source, lay_over, parse_inline, read_yaml, walk
 
 PREFIX = "ULLAGE_"
 SECRETS = ("api_key", "key", "admin_key", "access_keys")
@@ -46,10 +46,10 @@ def load(path: str | FilePath | None, overrides: Overrides, environ: Mapping[str
 
 def _overlay_environment(source: Source, environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
-        # Kubernetes sets ULLAGE_PORT and its like for a service of that name: without a section they mean nothing here.
-        if not name.startswith(PREFIX) or "__" not in name:
-            continue
         path = tuple(name.removeprefix(PREFIX).lower().split("__"))
+        # Kubernetes sets ULLAGE_PORT and its like for a service of that name: without a section they mean nothing here.
+        if not name.startswith(PREFIX) or (len(path) == 1 and path not in LISTS):
+            continue
         origin = Origin(f"environment variable {name}")
         try:
             value: object = parse_inline(environ[name]) if _is_container(path, environ[name]) else environ[name]

@@ -16,6 +16,8 @@ from proxy.settings.problems import Path, Problem, SettingsError, key_name
 # Aliases can make a few lines unfold into billions of values; real files have some hundred.
 MOST_VALUES = 20_000
 DEEPEST = 32
+# Sections whose entries have names.
+LISTS: frozenset[Path] = frozenset({("upstreams",), ("models",)})
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}\\\n]|\\.)*))?\}")
 _REFERENCE = re.compile(r"\$\$\{|" + _VARIABLE.pattern)
@@ -117,7 +119,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         message = getattr(error, "problem", None) or str(error).splitlines()[0]
         remedy = "Check the indentation, the quotes and the brackets around this line."
-        if "alias" in message or "anchor" in message:
+        if "alphabetic or numeric" in message:  # the parser's words for a * or & with no name behind it
             remedy = 'Put a glob that begins with * or & in quotes: "*".'
         elif "tab" in message or "start any token" in message:
             remedy = "Indent with spaces, not tabs, and quote values that begin with @, ` or %."
@@ -228,11 +230,8 @@ def lay_over(source: Source, path: tuple[str, ...], value: Any, origin: Origin) 
             _forget_below(source, real)
             return
         if isinstance(spot, dict) and not isinstance(spot.get(at), dict | list):
-            spot[at] = [] if real in _LISTS else {}
+            spot[at] = [] if real in LISTS else {}
         spot = spot[at]
-
-
-_LISTS = {("upstreams",), ("models",)}
 
 
 def _enter(spot: Any, step: str) -> str | int | None:

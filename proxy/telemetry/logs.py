@@ -28,7 +28,7 @@ DEEPEST_STACK = 8
 FIELDS = frozenset(
     {
         # set by structlog and by this module
-        "event", "level", "timestamp", "error", "stack", "dropped_fields", "logger", "where", "template",
+        "event", "level", "timestamp", "error", "frames", "dropped_fields", "logger", "where", "template",
         # one request
         "request_id", "api", "model", "upstream", "conversation", "stream", "status", "stages", "tokens_before",
         "tokens_after", "tokens_removed", "bounded", "window", "budget", "pressure", "retries", "overflows", "outcome",
@@ -143,7 +143,7 @@ def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
         found = error if isinstance(error, BaseException) else sys.exc_info()[1]
         if found is not None:
             fields["error"] = type(found).__name__
-            fields["stack"] = stack(found.__traceback__)
+            fields["frames"] = frames(found.__traceback__)
     for name, value in fields.items():
         kind = type(value)
         if kind is str:
@@ -156,10 +156,12 @@ def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
     return fields
 
 
-def stack(trace: TracebackType | None) -> list[str]:
+def frames(trace: TracebackType | None) -> list[str]:
     """The innermost frames of *trace* as ``file:line function``: no source text, no values."""
-    frames = traceback.extract_tb(trace, limit=-DEEPEST_STACK)
-    return [f"{'/'.join(frame.filename.split('/')[-3:])}:{frame.lineno} {frame.name}" for frame in frames]
+    summary = traceback.StackSummary.extract(traceback.walk_tb(trace), lookup_lines=False)
+    return [
+        f"{'/'.join(frame.filename.split('/')[-3:])}:{frame.lineno} {frame.name}" for frame in summary[-DEEPEST_STACK:]
+    ]
 
 
 def _plain(text: str) -> str:
