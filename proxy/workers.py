@@ -32,7 +32,7 @@ FIRST_BACKOFF = 0.1
 LONGEST_BACKOFF = 10.0
 # A worker that lived this long did start; a crash after it is news, not a loop.
 SETTLED_SECONDS = 5.0
-# So many workers in a row that never settled, with none that ever did: the set-up is wrong, restarting will not help.
+# So many starts in a row that came to nothing, for every single worker: the set-up is wrong, restarting will not help.
 MOST_FALSE_STARTS = 5
 KILL_GRACE = 2.0
 _LENGTH = struct.Struct(">Q")
@@ -132,8 +132,7 @@ class Supervisor:
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
-        self._false_starts = 0
-        self._ever_settled = False
+        self._false_starts = [0] * count
 
     async def run(self) -> int:
         """The exit code: 0 after a signal and a clean end, 1 when workers do not start or had to be killed."""
@@ -163,7 +162,7 @@ class Supervisor:
 
     @property
     def _hopeless(self) -> bool:
-        return not self._ever_settled and self._false_starts >= MOST_FALSE_STARTS
+        return min(self._false_starts) >= MOST_FALSE_STARTS
 
     async def _keep(self, index: int) -> None:
         backoff = FIRST_BACKOFF
@@ -174,12 +173,12 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             if lived >= SETTLED_SECONDS:
-                self._ever_settled, self._false_starts, backoff = True, 0, FIRST_BACKOFF
+                self._false_starts[index], backoff = 0, FIRST_BACKOFF
             else:
-                self._false_starts += 1
+                self._false_starts[index] += 1
             self._events("worker.ended", worker=index, exit_code=code, seconds=round(lived, 2))
             if self._hopeless:
-                self._events("worker.given_up", count=self._false_starts)
+                self._events("worker.given_up", count=sum(self._false_starts))
                 self._stopping.set()
                 return
             await _wait(self._stopping, backoff)

@@ -7,6 +7,7 @@ import os
 import threading
 
 import pytest
+from aiohttp import ClientSession, web
 
 from proxy.core.report import Report, Usage
 from proxy.telemetry.lines import LineWriter
@@ -115,7 +116,7 @@ async def test_libraries_are_logged_without_data(logged):
         logging.getLogger("aiohttp.server").exception("Error handling request from %s", "CANARY", exc_info=error)
         logging.getLogger("aiohttp.server").debug("CANARY")
         logging.getLogger("aiohttp.access").info("GET /CANARY")
-        logging.getLogger("asyncio").exception(f"Task exception was never retrieved\nfuture: {error!r}", exc_info=error)
+        logging.getLogger("asyncio").exception(f"Task exception was never retrieved\nfuture: {error!r}", exc_info=error)  # noqa: TRY401
         logging.getLogger("asyncio").warning("Executing %s took %.3f seconds", error, 1.0)
         logs.loop_failed(asyncio.get_running_loop(), {"message": "Unhandled", "exception": error, "protocol": "CANARY"})
     written = lines()
@@ -125,6 +126,37 @@ async def test_libraries_are_logged_without_data(logged):
     assert json.loads(written[0])["logger"] == "aiohttp.server"
     assert json.loads(written[2])["template"] == "Executing %s took %.3f seconds"
     assert not any(type(handler).__name__ == "_Library" for handler in logging.getLogger().handlers)
+
+
+async def test_a_real_aiohttp_server_logs_no_request(logged):
+    """A handler that fails with content, and bytes that are no HTTP, leave no content in the log."""
+    logs, lines = logged()
+    logs.adopt_libraries()
+
+    async def fail(request):
+        raise RuntimeError(await request.text())
+
+    app = web.Application()
+    app.router.add_post("/{path}", fail)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    async with ClientSession() as session:
+        url = f"http://127.0.0.1:{port}/CANARY?key=CANARY"
+        async with session.post(url, data="CANARY", headers={"authorization": "CANARY"}) as response:
+            assert response.status == 500
+    for junk in (b"CANARY CANARY CANARY\r\n\r\n", b"GET / HTTP/1.1\r\nbad header: CANARY\r\n\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(junk)
+        assert b"400" in await reader.readline()
+        writer.close()
+    await runner.cleanup()
+    written = lines()
+    assert "CANARY" not in "".join(written)
+    assert "RuntimeError" in written[0]
+    assert "fail" in written[0]
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
