@@ -88,11 +88,13 @@ def test_list_entries_are_addressed_by_name_in_the_environment(tmp_path):
         "ULLAGE_UPSTREAMS__MY_API__API_KEY": "k1",
         "ULLAGE_UPSTREAMS__LOCAL__BASE_URL": "http://l/v1",
         "ULLAGE_UPSTREAMS__0__TIMEOUTS__IDLE": "7",
+        "ULLAGE_UPSTREAMS__0__HEADERS__X_TEAM": "red",
     }
     settings = load(file, {("models", "*", "context_window"): 8192}, environ)
     first, second = settings.upstreams
     assert first.api_key is not None
     assert first.api_key.get_secret_value() == "k1"
+    assert first.headers["x-team"].get_secret_value() == "red"
     assert (first.timeouts.idle, second.name, second.base_url) == (7, "local", "http://l/v1")
     assert settings.model("anything").context_window == 8192
 

@@ -50,6 +50,8 @@ def _overlay_environment(source: Source, environ: Mapping[str, str]) -> None:
         # Kubernetes sets ULLAGE_PORT and its like for a service of that name: without a section they mean nothing here.
         if not name.startswith(PREFIX) or (len(path) == 1 and path not in LISTS):
             continue
+        if len(path) > 1 and path[-2] == "headers":
+            path = (*path[:-1], path[-1].replace("_", "-"))  # no variable's name can hold a dash
         origin = Origin(f"environment variable {name}")
         try:
             value: object = parse_inline(environ[name]) if _is_container(path, environ[name]) else environ[name]

@@ -7,126 +7,35 @@ import ipaddress
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MIB = 1024 * 1024
-_SIZE = re.compile(r"^\s*(\d+)\s*(B|KiB|MiB|GiB)?\s*$", re.IGNORECASE)
-_UNITS = {"b": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB}
+from proxy.settings.fields import (
+    MIB,
+    AccessKey,
+    BaseUrl,
+    Bytes,
+    FilePath,
+    OptionalSecret,
+    Seconds,
+    Secret,
+    Share,
+    StoreUrl,
+    Switch,
+    Tokens,
+    Trouble,
+    UnknownWindow,
+    Words,
+    refuse,
+)
+
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _HOP_BY_HOP = frozenset(
     {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 )
-
-Trouble = tuple[tuple[str | int, ...], str, str]
-"""Where (below the model that found it), what is wrong, and what to do."""
-
-
-def _refuse(troubles: list[Trouble]) -> None:
-    if troubles:
-        raise PydanticCustomError("trouble", "does not add up", {"troubles": troubles})
-
-
-def _fault(message: str, remedy: str) -> PydanticCustomError:
-    return PydanticCustomError("trouble", "is not usable", {"troubles": [((), message, remedy)]})
-
-
-def _size(value: Any) -> Any:
-    if isinstance(value, str) and (found := _SIZE.match(value)):
-        return int(found[1]) * _UNITS[(found[2] or "B").lower()]
-    return value
-
-
-def _words(value: Any) -> Any:
-    # An environment variable or a secret from a file has no list syntax of its own.
-    if isinstance(value, str):
-        return [word.strip() for word in re.split(r"[,\n]", value) if word.strip()]
-    return value
-
-
-def _switch(value: Any) -> Any:
-    # YAML 1.1 tools (Helm's toYaml among them) turn the words on and off into booleans on their way here.
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return value
-
-
-def _secret(value: Any) -> Any:
-    if value == "":
-        return None
-    if isinstance(value, str) and not (value.isascii() and value.isprintable() and " " not in value):
-        raise _fault("holds a character that no HTTP header can carry", "Remove spaces, line ends and non-ASCII text.")
-    return value
-
-
-def _access_key(value: Any) -> Any:
-    if value in ("", None):
-        raise _fault("is an empty access key, which would let everybody in", "Give the key, or take the entry out.")
-    return _secret(value)
-
-
-def _url(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    remedy = "Write it like https://api.openai.com/v1 or http://127.0.0.1:8000/v1."
-    try:
-        parts = urlsplit(value)
-        port = parts.port
-    except ValueError as error:
-        raise _fault(f"is no URL ({error})", remedy) from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise _fault("is no http(s) URL", remedy)
-    if parts.query or parts.fragment or "?" in value or "#" in value:
-        raise _fault("has a query or fragment", "Leave out everything from the ? or # on.")
-    if "@" in parts.netloc:
-        raise _fault("has a user or password in it", "Put the key in api_key and leave the URL plain.")
-    if port == 0 or not value.isascii() or not value.isprintable() or " " in value:
-        raise _fault("has a port or character no connection can use", remedy)
-    return value.rstrip("/")
-
-
-def _store_url(value: Any) -> Any:
-    schemes = ("redis://", "rediss://", "unix://", "redis+sentinel://", "redis+cluster://")
-    if isinstance(value, str) and value not in ("embedded", "memory") and not value.startswith(schemes):
-        raise _fault("names no kind of store", f"Use embedded, memory, or a URL beginning with {', '.join(schemes)}.")
-    return value
-
-
-def _learn(value: Any) -> Any:
-    if value == "learn" or (isinstance(value, str) and value.isdecimal()):
-        return value if value == "learn" else int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _fault("is neither learn nor a number of tokens", "Write learn, or a window such as 131072.")
-    return value
-
-
-def _path(value: Any) -> Any:
-    return Path(value).expanduser() if isinstance(value, str) and value else value
-
-
-Bytes = Annotated[
-    int,
-    BeforeValidator(_size),
-    Field(gt=0),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]+ *[KMG]iB$"}]}),
-]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Tokens = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Secret = Annotated[SecretStr, BeforeValidator(_secret)]
-OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_secret)]
-AccessKey = Annotated[SecretStr, BeforeValidator(_access_key)]
-FilePath = Annotated[Path, BeforeValidator(_path)]
-UnknownWindow = Annotated[
-    int | Literal["learn"],
-    BeforeValidator(_learn),
-    WithJsonSchema({"anyOf": [{"const": "learn"}, {"type": "integer", "minimum": 1}]}),
-]
-
 
 Encoding = Literal["o200k_base", "cl100k_base"]
 
@@ -152,14 +61,14 @@ class Server(Section):
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(default=8484, ge=0, le=65535, description="TCP port; 0 takes any free one.")
     workers: int = Field(default=1, ge=1, le=256, description="Worker processes sharing the port.")
-    access_keys: Annotated[tuple[AccessKey, ...], BeforeValidator(_words)] = Field(
+    access_keys: Annotated[tuple[AccessKey, ...], Words] = Field(
         default=(), description="Keys of which clients must send one; empty: no check."
     )
     access_keys_file: FilePath | None = Field(default=None, description="File with one access key per line.")
     admin_key: OptionalSecret = Field(default=None, description="Key of the admin routes; none: loopback only.")
     admin_key_file: FilePath | None = Field(default=None, description="File that holds admin_key.")
     open: bool = Field(default=False, description="Allow upstream keys on a non-loopback address without access keys.")
-    origins: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+    origins: Annotated[tuple[str, ...], Words] = Field(
         default=(), description="Browser origins that may call, such as https://chat.example.org."
     )
     default_upstream: str = Field(default="", description="Upstream of paths without a model; empty: the first.")
@@ -182,14 +91,14 @@ class Server(Section):
         if self.limits.body > self.limits.in_flight_bytes:
             remedy = "Raise in_flight_bytes to at least limits.body."
             troubles.append((("limits", "in_flight_bytes"), "is less than one body (server.limits.body)", remedy))
-        _refuse(troubles)
+        refuse(troubles)
         return self
 
 
 class Store(Section):
     """Where event records live."""
 
-    url: Annotated[str, BeforeValidator(_store_url)] = Field(
+    url: StoreUrl = Field(
         default="embedded",
         description="embedded, memory, redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://.",
     )
@@ -212,7 +121,7 @@ class Upstream(Section):
     """One server that answers."""
 
     name: str = Field(description="How models and logs refer to it.")
-    base_url: Annotated[str, BeforeValidator(_url)] = Field(description="http(s) URL, usually ending in /v1.")
+    base_url: BaseUrl = Field(description="http(s) URL, usually ending in /v1.")
     api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
     headers: dict[str, Secret] = Field(default={}, description="Header fields added to every request.")
@@ -229,7 +138,7 @@ class Upstream(Section):
                 troubles.append((("headers", name), "is no header name", "Use letters, digits and dashes."))
             elif name.lower() in _HOP_BY_HOP or name.lower().startswith("x-ullage-"):
                 troubles.append((("headers", name), "is a header that Ullage sets itself", "Take it out."))
-        _refuse(troubles)
+        refuse(troubles)
         return self
 
 
@@ -281,7 +190,7 @@ class Shares(Section):
 class Compression(Section):
     """When a view is made smaller, and how."""
 
-    mode: Annotated[Literal["on", "observe", "off"], BeforeValidator(_switch)] = Field(
+    mode: Annotated[Literal["on", "observe", "off"], Switch] = Field(
         default="on", description="on; observe: decide and report, change nothing; off: relay."
     )
     policy: Literal["fit"] = Field(default="fit", description="fit: compact only to fit the window.")
@@ -308,14 +217,14 @@ class Compression(Section):
         if total > 0.40 + 1e-9:
             remedy = "Keep pins + digest + steps at 0.40 or less."
             troubles.append((("shares",), f"the shares add up to {total:.2f} of the budget", remedy))
-        _refuse(troubles)
+        refuse(troubles)
         return self
 
 
 class Summaries(Section):
     """Summaries written by a model."""
 
-    mode: Annotated[Literal["off"], BeforeValidator(_switch)] = Field(
+    mode: Annotated[Literal["off"], Switch] = Field(
         default="off", description="off: blocks are written by rule, no model is asked."
     )
 
@@ -352,7 +261,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _refuse([*self._bad_names(), *self._bad_references(), *self._unreachable()])
+        refuse([*self._bad_names(), *self._bad_references(), *self._unreachable()])
         return self
 
     def default_upstream(self) -> Upstream:

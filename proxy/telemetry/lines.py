@@ -6,6 +6,8 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from select import PIPE_BUF
 
 MOST_BYTES = 4 * 1024 * 1024
 # One wake-up of the writing thread per batch, not per line: a wake-up costs more than rendering the line.
@@ -53,22 +55,20 @@ class LineWriter:
             self._wake.wait()
             self._wake.clear()
             closing = self._closing.is_set()
-            batch = self._take()
-            if batch and not self._put(batch):
+            lines = self._take()
+            if not all(map(self._put, _pieces(lines))) or closing:
                 return
-            if closing:
-                return
-            if batch:
+            if lines:
                 self._closing.wait(BATCH_SECONDS)
 
-    def _take(self) -> bytes:
+    def _take(self) -> list[bytes]:
         with self._lock:
-            batch = b"".join(self._waiting)
+            lines = list(self._waiting)
             self._waiting.clear()
-            return batch
+            return lines
 
-    def _put(self, batch: bytes) -> bool:
-        rest = memoryview(batch)
+    def _put(self, piece: bytes) -> bool:
+        rest = memoryview(piece)
         while rest:
             try:
                 written = os.write(self._fd, rest)
@@ -86,3 +86,17 @@ class LineWriter:
             with self._lock:
                 self._size -= written
         return True
+
+
+def _pieces(lines: list[bytes]) -> Iterator[bytes]:
+    """*lines* joined into writes that a pipe takes whole: workers share one, and larger writes would interleave."""
+    piece: list[bytes] = []
+    size = 0
+    for line in lines:
+        if size + len(line) > PIPE_BUF and piece:
+            yield b"".join(piece)
+            piece, size = [], 0
+        piece.append(line)
+        size += len(line)
+    if piece:
+        yield b"".join(piece)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -125,75 +126,43 @@ def _class(report: Report) -> str:
 
 class _Families:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "ullage_requests_total",
-            "Finished requests.",
-            ("api", "model", "upstream", "status", "outcome"),
-            registry=registry,
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        route = ("api", "model", "upstream", "status", "outcome")
+        model = ("model",)
+        self.requests = counter("ullage_requests_total", "Finished requests.", route)
+        self.overhead = histogram(
+            "ullage_overhead_seconds", "Time spent in the proxy itself.", ("api",), buckets=_OVERHEAD
         )
-        self.overhead = Histogram(
-            "ullage_overhead_seconds",
-            "Time spent in the proxy itself.",
-            ("api",),
-            buckets=_OVERHEAD,
-            registry=registry,
+        self.seconds = histogram(
+            "ullage_request_seconds", "From a request's head to its answer's last byte.", ("api",), buckets=_DURATION
         )
-        self.seconds = Histogram(
-            "ullage_request_seconds",
-            "From the request's head to the answer's last byte.",
-            ("api",),
-            buckets=_DURATION,
-            registry=registry,
-        )
-        self.tokens = Counter(
+        self.tokens = counter(
             "ullage_context_tokens_total",
-            "Input tokens, as the client sent them and as they went upstream.",
+            "Input tokens, as the client sent them (before) and as they went upstream (after).",
             ("model", "region"),
-            registry=registry,
         )
-        self.removed = Counter(
-            "ullage_tokens_removed_total", "Input tokens that did not go upstream.", ("model",), registry=registry
+        self.removed = counter("ullage_tokens_removed_total", "Input tokens that did not go upstream.", model)
+        self.stages = counter("ullage_stages_total", "Compression stages used.", ("stage",))
+        self.compactions = counter("ullage_compactions_total", "Compactions sent for the first time.", model)
+        self.fill = histogram(
+            "ullage_context_fill_ratio", "Input sent upstream over the model's window.", model, buckets=_FILL
         )
-        self.stages = Counter("ullage_stages_total", "Compression stages used.", ("stage",), registry=registry)
-        self.compactions = Counter(
-            "ullage_compactions_total", "Compactions sent for the first time.", ("model",), registry=registry
+        self.retries = counter("ullage_retries_total", "Requests sent again.", ("upstream",))
+        self.overflows = counter("ullage_overflow_errors_total", "Overflows that upstreams reported.", ("stage",))
+        self.upstream_errors = counter("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream", "class"))
+        self.store_errors = counter("ullage_store_errors_total", "Errors of the store.", ("kind",))
+        # Over several workers: requests add up, and the store is as bad as the worst of them sees it.
+        self.in_flight = gauge("ullage_in_flight", "Requests under way.", multiprocess_mode="livesum")
+        self.store_up = gauge("ullage_store_up", "1 if the store answers.", multiprocess_mode="livemin")
+        self.breaker = gauge(
+            "ullage_store_breaker_state", "0 closed, 1 half open, 2 open.", multiprocess_mode="livemax"
         )
-        self.fill = Histogram(
-            "ullage_context_fill_ratio",
-            "Input sent upstream over the model's window.",
-            ("model",),
-            buckets=_FILL,
-            registry=registry,
+        self.lines_dropped = gauge(
+            "ullage_log_lines_dropped", "Log lines nobody read in time.", multiprocess_mode="livesum"
         )
-        self.retries = Counter("ullage_retries_total", "Requests sent again.", ("upstream",), registry=registry)
-        self.overflows = Counter(
-            "ullage_overflow_errors_total", "Overflows that upstreams reported.", ("stage",), registry=registry
-        )
-        self.upstream_errors = Counter(
-            "ullage_upstream_errors_total", "Errors of upstreams.", ("upstream", "class"), registry=registry
-        )
-        self.store_errors = Counter("ullage_store_errors_total", "Errors of the store.", ("kind",), registry=registry)
-        self.in_flight = Gauge(
-            "ullage_in_flight", "Requests under way.", registry=registry, multiprocess_mode="livesum"
-        )
-        self.store_up = Gauge(
-            "ullage_store_up", "1 if the store answers.", registry=registry, multiprocess_mode="livemin"
-        )
-        self.breaker = Gauge(
-            "ullage_store_breaker_state",
-            "0 closed, 1 half open, 2 open.",
-            registry=registry,
-            multiprocess_mode="livemax",
-        )
-        self.lines_dropped = Gauge(
-            "ullage_log_lines_dropped",
-            "Log lines nobody read in time.",
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self.build_info = Gauge(
-            "ullage_build_info", "The version.", ("version",), registry=registry, multiprocess_mode="livemax"
-        )
+        self.build_info = gauge("ullage_build_info", "The version.", ("version",), multiprocess_mode="livemax")
 
 
 class _Route:

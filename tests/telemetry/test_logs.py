@@ -213,6 +213,25 @@ def test_a_full_pipe_costs_lines_not_time():
     os.close(reader)
 
 
+def test_lines_of_several_workers_do_not_mix():
+    """Writers that share a slow pipe, as worker processes do, never tear each other's lines."""
+    reader, pipe = os.pipe()
+    writers = [LineWriter(pipe) for _ in range(3)]
+    for number in range(1500):
+        for index, writer in enumerate(writers):
+            writer.write(bytes([97 + index]) * (200 + number % 300) + b"\n")
+    got = bytearray()
+    total = 3 * sum(201 + number % 300 for number in range(1500))
+    while len(got) < total:
+        got += os.read(reader, 10_000)
+    assert all(len(set(line)) == 1 for line in got.splitlines())
+    for writer in writers:
+        writer.close(10)
+        assert writer.dropped == 0
+    os.close(pipe)
+    os.close(reader)
+
+
 def test_a_gone_reader_costs_lines_only():
     """When the reader has closed the pipe, lines are dropped and counted, and closing returns."""
     reader, pipe = os.pipe()
