@@ -55,6 +55,7 @@ EVERYTHING: dict[str, Any] = {
     "topologySpreadConstraints": [{"maxSkew": 1}],
     "imagePullSecrets": [{"name": "pull"}],
     "config": {
+        "server": {"access_keys": "${ULLAGE_ACCESS_KEYS}"},
         "store": {"url": "${ULLAGE_STORE_URL}"},
         "upstreams": [{"name": "local", "base_url": "http://vllm:8000/v1", "api_key": "${LOCAL_KEY}"}],
         "models": [{"name": "*", "upstream": "local", "context_window": 1048576}],
@@ -185,6 +186,7 @@ def test_secrets_come_by_reference() -> None:
         ({"config": {"server": {"admin_key": "plain"}}}, "admin_key"),
         ({"config": {"store": {"key": "plain"}}}, "key"),
         ({"config": {"store": {"url": "redis://user:plain@redis:6379"}}}, "url"),
+        ({"config": {"store": {"path": "/var/lib/ullage"}}}, "path"),
         ({"config": {"server": {"host": "127.0.0.1"}}}, "host"),
         ({"env": [{"name": "A"}]}, "env"),
         ({"terminationGracePeriodSeconds": 300}, "terminationGracePeriodSeconds"),
@@ -212,7 +214,6 @@ def test_rendered_configuration_is_accepted_by_the_proxy(values: dict[str, Any],
     file = tmp_path / "ullage.yaml"
     file.write_text(documents(values)["ConfigMap"]["data"]["ullage.yaml"])
     command = [sys.executable, "-c", "from proxy.cli import main; main()", "check", str(file)]
-    # ``open`` binds apart, a shared upstream key needs access keys; the chart's example leaves that to its user.
-    environment = os.environ | {"LOCAL_KEY": "", "ULLAGE_STORE_URL": "redis://redis:6379"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    secrets = {"LOCAL_KEY": "sk-local", "ULLAGE_ACCESS_KEYS": "one,two", "ULLAGE_STORE_URL": "redis://redis:6379"}
+    done = subprocess.run(command, env=os.environ | secrets, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
