@@ -69,9 +69,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     call([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", base], source)
     (wheel,) = base.glob("*.whl")
-    venv.create(home, with_pip=False, symlinks=True)
-    python = home / "bin" / "python"
-    call([sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel], empty)
+    venv.create(home, with_pip=True, symlinks=True)
+    call([home / "bin" / "python", "-m", "pip", "install", "--no-deps", "--no-index", wheel], empty)
     # The dependencies are the ones the tests run with; the environment's own packages stand before them.
     (site,) = home.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -84,7 +83,7 @@ def test_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
         names = set(archive.namelist())
     assert {"proxy/cli.py", "proxy/py.typed", "proxy/_config/ullage.yaml"} <= names
     assert {name.split("/")[0] for name in names} == {"proxy", f"ullage-{PROJECT['version']}.dist-info"}
-    assert not [name for name in names if name.endswith((".pth", ".pyc"))]
+    assert not [name for name in names if name.endswith((".pth", ".pyc")) or Path(name).name.startswith(".")]
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
