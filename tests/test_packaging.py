@@ -108,6 +108,14 @@ def test_packaged_configuration_is_valid(installed: Installed) -> None:
     installed.run("ullage", "check", str(ROOT / "config" / "ullage.yaml"))
 
 
+def test_readme_sample_is_a_valid_configuration(installed: Installed) -> None:
+    """`ullage check` accepts the configuration the README shows."""
+    (sample,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    file = installed.empty.parent / "sample.yaml"
+    file.write_text(sample.replace("${LOCAL_KEY}", "${HOME}"))
+    installed.run("ullage", "check", str(file))
+
+
 def test_command_line_loads_no_heavy_library(installed: Installed) -> None:
     """Neither litellm nor tiktoken is imported to print the help."""
     code = "import sys, proxy.cli; print(sorted({'litellm', 'tiktoken', 'openai'} & sys.modules.keys()))"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -105,6 +106,16 @@ def test_everything_renders_every_kind() -> None:
     assert optional <= set(manifests)
     assert "replicas" not in manifests["Deployment"]["spec"]
     assert config_of(manifests)["models"][0]["context_window"] == 1048576
+
+
+@needs_helm
+def test_values_of_the_operating_guide_render() -> None:
+    """The values that docs/operating.md shows are accepted, and its store and keys stay references."""
+    guide = (CHART.parents[1] / "docs" / "operating.md").read_text()
+    (sample,) = re.findall(r"^```yaml\n# values.yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    manifests = documents(yaml.safe_load(sample))
+    assert "PodDisruptionBudget" in manifests
+    assert config_of(manifests)["store"]["url"].startswith("${")
 
 
 @needs_helm
