@@ -136,7 +136,7 @@ class Handler:
             self._fail(request, call, UllageError())
 
     async def _serve(self, request: web.BaseRequest, path_qs: str, call: Call) -> None:
-        intake = read_headers(request.headers.items())
+        intake = read_headers(request.raw_headers)
         origin = self._access.check_origin(intake)
         if origin:
             call.cors = cors.answer_headers(origin)
@@ -199,7 +199,7 @@ class Handler:
             if not complete:
                 body = Upload(first, request.content, self._limits.idle)
                 if request.content_length is not None:
-                    headers.append(("content-length", str(request.content_length)))
+                    headers.append(("Content-Length", str(request.content_length)))
         upstream = self._route(model) if model else self._config.default_upstream
         call.report = replace(call.report, model=model, upstream=upstream)
         self._check_stateless(request.method, path_qs.partition("?")[0], upstream)

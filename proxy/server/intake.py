@@ -56,11 +56,12 @@ class Intake:
         self.forward = [pair for pair in self.forward if pair[0].lower() not in gone]
 
 
-def read_headers(headers: Iterable[tuple[str, str]]) -> Intake:
-    """The sorted headers; a credential given twice is refused, because two readers could take different ones."""
+def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Intake:
+    """The sorted raw headers; a credential given twice is refused, because two readers could take different ones."""
     intake = Intake()
     forward, seen = intake.forward, intake.seen
-    for pair in headers:
+    for raw_name, raw_value in headers:
+        pair = (raw_name.decode("ascii", "replace"), raw_value.decode("utf-8", "surrogateescape"))
         name = pair[0].lower()
         if name in _SINGLE:
             if name in seen:

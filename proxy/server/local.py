@@ -54,7 +54,7 @@ class Local:
         if path == "/":
             return _json(200, {"service": "ullage", "version": self._version, "health": "/health/ready"})
         if path == _STATUS:
-            intake = read_headers(request.headers.items())
+            intake = read_headers(request.raw_headers)
             self._access.check_origin(intake)
             self._access.check_admin(intake, request.headers.keys(), loopback=self.loopback)
             return _json(200, dict(self._status()))

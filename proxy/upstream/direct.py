@@ -20,7 +20,7 @@ from proxy.upstream.wire import AbortingResponse, BytesBody, VerbatimRequest
 CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key"})
 
 HOP_BY_HOP: Final = frozenset(
-    {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
 
 # A connection that was never established carried nothing: trying again cannot bill anybody twice.
@@ -105,18 +105,19 @@ def arrived(content: aiohttp.StreamReader) -> bytes:
 def end_to_end(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
     """The response's headers in order and spelling, without those meant for this connection only."""
     named = named_by_connection(response.headers.getall("Connection", ()))
+    # The raw ones: the parser gives well-known names its own spelling.
     return [
-        (name, value)
-        for name, value in response.headers.items()
+        (name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape"))
+        for name, value in response.raw_headers
         if (lower := name.lower()) not in HOP_BY_HOP and lower not in named
     ]
 
 
-def named_by_connection(values: Sequence[str]) -> frozenset[str]:
+def named_by_connection(values: Sequence[str]) -> frozenset[bytes]:
     """Lower-case names of the headers that ``Connection`` makes hop-by-hop."""
     if not values:
         return frozenset()
-    return frozenset(token.strip().lower() for value in values for token in value.split(","))
+    return frozenset(token.strip().lower().encode() for value in values for token in value.split(","))
 
 
 class DirectUpstream:
