@@ -95,7 +95,7 @@ class BodyReader:
     async def _upto(self, limit: int) -> tuple[list[bytes], bool]:
         loop = asyncio.get_running_loop()
         limits = self._limits
-        start = loop.time() + limits.body_seconds
+        start = loop.time() + limits.body_seconds + (self._declared or 0) / limits.body_rate
         parts: list[bytes] = []
         size = 0
         try:
@@ -107,8 +107,9 @@ class BodyReader:
                         self.take(size - self.taken)
                     if size > limit:
                         return parts, False
-                    # The allowance grows with what has come, so a body of unknown length has the same floor speed.
-                    deadline.reschedule(start + size / limits.body_rate)
+                    if self._declared is None:
+                        # The allowance grows with what has come: the same floor speed as for a known length.
+                        deadline.reschedule(start + size / limits.body_rate)
         except TimeoutError as error:
             raise RequestTimeout("The request body came too slowly.") from error
         return parts, True

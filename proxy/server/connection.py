@@ -57,7 +57,6 @@ class Listener(web.Server):
             max_field_size=limits.header,
             max_headers=256,
             auto_decompress=False,
-            read_bufsize=2**17,
         )
         self._options = dict(self._kwargs)
 

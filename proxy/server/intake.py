@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, cast
 
 from proxy.core.errors import InvalidRequest
@@ -40,6 +41,8 @@ _SINGLE: Final = CREDENTIALS | {
 _PROXY: Final = "x-ullage-"
 _PLAIN: Final = frozenset({"", "keep-alive", "close"})
 _LABEL: Final = 256
+_CACHED: Final = 64
+_FORWARD, _SEEN, _OWN = 1, 2, 4
 
 
 @dataclass(slots=True)
@@ -61,21 +64,18 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Intake:
     intake = Intake()
     forward, seen = intake.forward, intake.seen
     for raw_name, raw_value in headers:
-        pair = (raw_name.decode("ascii", "replace"), raw_value.decode("utf-8", "surrogateescape"))
-        name = pair[0].lower()
-        if name in _SINGLE:
+        spelled, name, kind = _known(raw_name) if len(raw_name) <= _CACHED else _sort(raw_name)
+        value = raw_value.decode("utf-8", "surrogateescape")
+        if kind & _FORWARD:
+            forward.append((spelled, value))
+        if kind & _SEEN:
             if name in seen:
                 if name in CREDENTIALS:
                     raise InvalidRequest(f"The header {name} was sent more than once.")
-                seen[name] = f"{seen[name]}, {pair[1]}"
-            else:
-                seen[name] = pair[1]
-            if name not in STAYS:
-                forward.append(pair)
-        elif name.startswith(_PROXY):
-            intake.own[name[len(_PROXY) :]] = pair[1]
-        elif name not in STAYS and not name.startswith("proxy-"):
-            forward.append(pair)
+                value = f"{seen[name]}, {value}"
+            seen[name] = value
+        elif kind & _OWN:
+            intake.own[name[len(_PROXY) :]] = value
     connection = seen.get("connection", "")
     if connection.lower() not in _PLAIN:
         # Never let a client use this to strip what decides who it is.
@@ -98,6 +98,18 @@ def options(own: Mapping[str, str]) -> Options:
     )
 
 
+def _sort(raw: bytes) -> tuple[str, str, int]:
+    """A header name as spelled and in lower case, and what is done with it."""
+    spelled = raw.decode("ascii", "replace")
+    name = spelled.lower()
+    if name.startswith(_PROXY):
+        return spelled, name, _OWN
+    stays = name in STAYS or name.startswith("proxy-")
+    return spelled, name, (0 if stays else _FORWARD) | (_SEEN if name in _SINGLE else 0)
+
+
+# Clients send the same dozen names all day; long ones are not worth the memory.
+_known: Final = lru_cache(maxsize=1024)(_sort)
 _DEFAULT: Final = Options()
 
 

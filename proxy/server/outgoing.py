@@ -33,7 +33,18 @@ class Outgoing:
     ``status`` is 0 until the head is written. After ``finish`` or ``break_off`` nothing more can be written.
     """
 
-    __slots__ = ("_chunked", "_ended", "_patience", "_request", "_transport", "bodyless", "keep_alive", "status")
+    __slots__ = (
+        "_chunked",
+        "_ended",
+        "_flush",
+        "_head",
+        "_patience",
+        "_request",
+        "_transport",
+        "bodyless",
+        "keep_alive",
+        "status",
+    )
 
     def __init__(self, request: web.BaseRequest, patience: float) -> None:
         self._request = request
@@ -41,6 +52,8 @@ class Outgoing:
         self._patience = patience
         self._chunked = False
         self._ended = False
+        self._head = b""
+        self._flush: asyncio.Handle | None = None
         self.bodyless = request.method == "HEAD"
         self.keep_alive = request.keep_alive
         self.status = 0
@@ -65,7 +78,9 @@ class Outgoing:
         if text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1 or "\0" in text:
             raise UnfitHeader("A header of the upstream's answer holds a line break or a NUL.")
         self.status = status
-        self._send(text.encode("utf-8", "surrogateescape") + b"\r\n\r\n")
+        # Held until the handler waits for something: a body that is already here leaves in the same segment.
+        self._head = text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+        self._flush = asyncio.get_running_loop().call_soon(self._send_head)
 
     def write(self, chunk: bytes) -> None:
         """Write body bytes; check ``paused`` afterwards."""
@@ -99,11 +114,15 @@ class Outgoing:
         self._ended = True
         if self._chunked:
             self._send(b"0\r\n\r\n")
+        elif self._head:
+            self._send(b"")
 
     def break_off(self, last: bytes = b"") -> None:
         """End the connection so that the client sees the answer is incomplete, after what was written and *last*."""
         if last:
             self.write(last)
+        elif self._head:
+            self._send(b"")
         self._ended = True
         self.keep_alive = False
         if self._transport is not None:
@@ -112,6 +131,7 @@ class Outgoing:
     def abort(self) -> None:
         """Drop the connection and everything that waits to be sent."""
         self._ended = True
+        self._take_head()
         self.keep_alive = False
         if self._transport is not None:
             self._transport.abort()
@@ -131,4 +151,18 @@ class Outgoing:
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ClientLeft
+        if self._head:
+            data = self._take_head() + data
         transport.write(data)
+
+    def _send_head(self) -> None:
+        head = self._take_head()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(head)
+
+    def _take_head(self) -> bytes:
+        head, self._head = self._head, b""
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        return head

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from proxy.core.report import Usage
 
@@ -16,6 +16,41 @@ _LONGEST: Final = 16 * 2**10
 _SPACE: Final = b" \t\r\n"
 _INFLATED: Final = 4 * 2**20
 _MORE: Final = -1
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: _Tokens | None = None
+
+
+class _Figures(msgspec.Struct):
+    input_tokens: _Tokens | None = None
+    prompt_tokens: _Tokens | None = None
+    output_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
+    cache_read_input_tokens: _Tokens | None = None
+    cache_creation_input_tokens: _Tokens | None = None
+    prompt_cache_hit_tokens: _Tokens | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+
+    def total_input(self) -> int | None:
+        tokens = self.input_tokens if self.input_tokens is not None else self.prompt_tokens
+        if tokens is None:
+            return None
+        # Anthropic counts cached input beside input_tokens, the others inside.
+        return tokens + (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+
+    def cached(self) -> int | None:
+        for details in (self.prompt_tokens_details, self.input_tokens_details):
+            if details is not None and details.cached_tokens is not None:
+                return details.cached_tokens
+        read = self.cache_read_input_tokens
+        return self.prompt_cache_hit_tokens if read is None else read
+
+
+_DECODER: Final = msgspec.json.Decoder(_Figures)
 
 
 class UsageTap:
@@ -48,25 +83,19 @@ class UsageTap:
     def _scan(self, data: bytes) -> None:
         at = 0
         while (found := data.find(_KEY, at)) >= 0:
-            end = _object_end(data, found)
+            end, figures = _object_after(data, found)
             if end == _MORE:
                 self._pending = data[found:]
                 return
-            if end:
-                self._note(data[data.index(b"{", found) : end])
+            if figures is not None:
+                self._note(figures)
             at = end or found + len(_KEY)
         self._pending = data[max(at, len(data) - _TAIL) :]
 
-    def _note(self, text: bytes) -> None:
-        try:
-            figures = json.loads(text)
-        except (ValueError, RecursionError):
-            return
-        if not isinstance(figures, dict):
-            return
-        total = _input(figures)
-        output = _first(figures, "output_tokens", "completion_tokens")
-        cached = _cached(figures)
+    def _note(self, figures: _Figures) -> None:
+        total = figures.total_input()
+        output = figures.output_tokens if figures.output_tokens is not None else figures.completion_tokens
+        cached = figures.cached()
         self._input = self._input if total is None else total
         self._output = self._output if output is None else output
         self._cached = self._cached if cached is None else cached
@@ -82,19 +111,19 @@ class UsageTap:
         return data
 
 
-def _object_end(data: bytes, key: int) -> int:
-    """The end of the object after the key; 0 when none follows, -1 when more bytes are needed to tell."""
+def _object_after(data: bytes, key: int) -> tuple[int, _Figures | None]:
+    """The end and content of the object after the key; end 0 when none follows, -1 when more bytes must tell."""
     limit = key + _LONGEST
     at = _skip(data, key + len(_KEY))
     if at < len(data) and data[at] == 0x3A:
         at = _skip(data, at + 1)
         if at < len(data) and data[at] == 0x7B:
-            return _balanced(data, at, limit)
+            return _parse(data, at, limit)
     elif at < len(data):
-        return 0
+        return 0, None
     if at < len(data) or at >= limit:
-        return 0
-    return _MORE
+        return 0, None
+    return _MORE, None
 
 
 def _skip(data: bytes, at: int) -> int:
@@ -103,48 +132,16 @@ def _skip(data: bytes, at: int) -> int:
     return at
 
 
-def _balanced(data: bytes, at: int, limit: int) -> int:
-    depth = 0
-    quoted = False
-    while at < len(data) and at < limit:
-        byte = data[at]
-        if quoted:
-            if byte == 0x5C:
-                at += 1
-            elif byte == 0x22:
-                quoted = False
-        elif byte == 0x22:
-            quoted = True
-        elif byte == 0x7B:
-            depth += 1
-        elif byte == 0x7D:
-            depth -= 1
-            if not depth:
-                return at + 1
-        at += 1
-    return 0 if at >= limit else _MORE
-
-
-def _input(figures: Mapping[str, Any]) -> int | None:
-    tokens = _first(figures, "input_tokens", "prompt_tokens")
-    if tokens is None:
-        return None
-    # Anthropic counts cached input beside input_tokens, the others inside.
-    extra = (_count(figures.get(name)) for name in ("cache_read_input_tokens", "cache_creation_input_tokens"))
-    return tokens + sum(count or 0 for count in extra)
-
-
-def _cached(figures: Mapping[str, Any]) -> int | None:
-    for name in ("prompt_tokens_details", "input_tokens_details"):
-        details = figures.get(name)
-        if isinstance(details, dict) and (count := _count(details.get("cached_tokens"))) is not None:
-            return count
-    return _first(figures, "cache_read_input_tokens", "prompt_cache_hit_tokens")
-
-
-def _first(figures: Mapping[str, Any], *names: str) -> int | None:
-    return next((count for name in names if (count := _count(figures.get(name))) is not None), None)
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
+def _parse(data: bytes, start: int, limit: int) -> tuple[int, _Figures | None]:
+    """The shortest JSON object from *start* on, if it ends before *limit*."""
+    end = start
+    while end := data.find(b"}", end, limit) + 1:
+        text = data[start:end]
+        if text.count(b"{") == text.count(b"}"):
+            try:
+                return end, _DECODER.decode(text)
+            except msgspec.ValidationError:
+                return end, None
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+    return (0 if len(data) >= limit else _MORE), None

@@ -124,7 +124,7 @@ class DirectUpstream:
     """Sends requests to named targets. Build it inside a running loop; ``close`` it at the end."""
 
     def __init__(self, targets: Sequence[Target], timeouts: Timeouts = Timeouts()) -> None:
-        self._targets = {target.name: (target, Base(target.base_url)) for target in targets}
+        self._places = {target.name: _Place(target) for target in targets}
         self._timeouts = timeouts
         # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
         # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
@@ -144,7 +144,7 @@ class DirectUpstream:
     @property
     def names(self) -> tuple[str, ...]:
         """The targets' names, in the order they were given."""
-        return tuple(self._targets)
+        return tuple(self._places)
 
     async def send(
         self, target: str, method: str, path_qs: str, headers: Sequence[tuple[str, str]], body: Body
@@ -155,9 +155,9 @@ class DirectUpstream:
         chunked unless *headers* hold a ``content-length``. Redirects are answers like any other. Raises
         ``UpstreamUnreachable`` or ``UpstreamTimeout``, or the ``UllageError`` that ended a streamed body.
         """
-        place, base = self._targets[target]
-        url = URL(base.join(path_qs), encoded=True)
-        sent = outgoing(place, headers)
+        place = self._places[target]
+        url = URL(place.base.join(path_qs), encoded=True)
+        sent = place.outgoing(headers)
         data = BytesBody(body) if isinstance(body, bytes) and body else body or None
         for pause in (*_CONNECT_PAUSES, None):
             try:
@@ -201,25 +201,35 @@ class DirectUpstream:
         return UpstreamUnreachable(target, "it closed the connection before it answered")
 
 
-def outgoing(target: Target, headers: Sequence[tuple[str, str]]) -> CIMultiDict[str]:
-    """The headers for *target*: the client's, with the target's own key and headers in the place of theirs."""
-    replaced = {name.lower() for name in target.headers}
-    if target.api_key is not None:
-        replaced |= CREDENTIALS
-        replaced.add(target.api_key_header.lower())
-    sent: CIMultiDict[str] = CIMultiDict()
-    spelled: dict[str, str] = {}
-    for name, value in headers:
-        lower = name.lower()
-        if lower not in replaced:
+class _Place:
+    """A target, made ready to be sent to."""
+
+    __slots__ = ("_fixed", "_replaced", "base", "proxy")
+
+    def __init__(self, target: Target) -> None:
+        self.base = Base(target.base_url)
+        self.proxy = target.proxy
+        self._fixed = dict(target.headers)
+        self._replaced = {name.lower() for name in target.headers}
+        if target.api_key is not None:
+            bearer = target.api_key_header.lower() == "authorization"
+            self._fixed[target.api_key_header] = f"Bearer {target.api_key}" if bearer else target.api_key
+            self._replaced |= CREDENTIALS | {target.api_key_header.lower()}
+
+    def outgoing(self, headers: Sequence[tuple[str, str]]) -> CIMultiDict[str]:
+        """The headers to send: the client's, with the target's own key and headers in the place of theirs."""
+        names = [name.lower() for name, _ in headers]
+        replaced = self._replaced
+        if len(set(names)) < len(names):
             # aiohttp lets a repetition in another spelling overwrite the first: repeat the first spelling instead.
-            sent.add(spelled.setdefault(lower, name), value)
-    for name, value in target.headers.items():
-        sent[name] = value
-    if target.api_key is not None:
-        bearer = target.api_key_header.lower() == "authorization"
-        sent[target.api_key_header] = f"Bearer {target.api_key}" if bearer else target.api_key
-    return sent
+            spelled: dict[str, str] = {}
+            headers = [(spelled.setdefault(name.lower(), name), value) for name, value in headers]
+        if replaced:
+            headers = [pair for pair, name in zip(headers, names, strict=True) if name not in replaced]
+        sent = CIMultiDict(headers)
+        if self._fixed:
+            sent.update(self._fixed)
+        return sent
 
 
 def _refused(error: aiohttp.ClientConnectorError) -> bool:
