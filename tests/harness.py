@@ -74,10 +74,7 @@ class Proxy:
         """Start the process and return once it says that it is ready; raises ``RuntimeError`` with the log's end."""
         environment = {**os.environ, "HOME": str(self.home), "XDG_DATA_HOME": f"{self.home}/share"}
         environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **self.environment}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command(), cwd=self.home, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
+        await asyncio.to_thread(self._spawn, environment)
         await self._ready()
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int | None:
@@ -134,6 +131,12 @@ class Proxy:
         if self.window is not None:
             command += ["--window", str(self.window)]
         return [*command, *self.arguments]
+
+    def _spawn(self, environment: Mapping[str, str]) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command(), cwd=self.home, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
 
     async def _ready(self) -> None:
         until = time.monotonic() + READY_WITHIN

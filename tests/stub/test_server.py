@@ -99,9 +99,9 @@ async def test_reports_an_overflow_inside_a_stream(stub: StartStub) -> None:
 
 async def test_refuses_broken_pairs(stub: StartStub) -> None:
     """Orphan results, unanswered calls and repeated ids are each a 400 that the client can read."""
-    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
-    result = {"role": "tool", "tool_call_id": "a", "content": "x"}
+    call: Any = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    asked: Any = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result: Any = {"role": "tool", "tool_call_id": "a", "content": "x"}
     server = await stub()
     broken = ([*HELLO, result], [*HELLO, asked], [*HELLO, asked, *HELLO, result], [*HELLO, asked, result, result])
     async with Client(server.url) as client:
