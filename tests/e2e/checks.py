@@ -55,7 +55,7 @@ def view_problems(raw_body: bytes, seen: Seen, *, clipped: bool = False) -> list
     problems += [f"messages[{i}]: a changed result for an unknown call" for i in new if _foreign(now[i], known)]
     everything = "\n".join(map(text_of, now))
     users = [text_of(message) for message in was if message["role"] == "user"]
-    for label, text in (("first task", users[0]), ("newest user text", users[-1])):
+    for label, text in zip(("first task", "newest user text"), (*users[:1], *users[-1:]), strict=False):
         wanted = (text[:ENDS], text[-ENDS:]) if clipped else (text,)
         if not all(piece in everything for piece in wanted):
             problems.append(f"the {label} is not in the view")

@@ -111,7 +111,7 @@ class Stub:
         except (asyncio.CancelledError, ConnectionResetError):
             if not (self._closing or fault.cut or fault.raw is not None):
                 seen.aborted_at = time.monotonic()
-            raise
+            raise asyncio.CancelledError from None
         seen.answered_at = time.monotonic()
         return response
 
