@@ -1,0 +1,90 @@
+"""Fixtures that every test may use: strict upstreams and real proxies, ended when the test ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.harness import Proxy
+from tests.stub import Rules, Stub
+
+settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+FAILED = pytest.StashKey[bool]()
+LOG_TAIL = 6000
+
+
+class StartProxy(Protocol):
+    """Starts a proxy in front of *upstream* and returns it ready."""
+
+    async def __call__(
+        self,
+        upstream: str,
+        *,
+        window: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        port: int = 0,
+        home: Path | None = None,
+    ) -> Proxy: ...
+
+
+StartStub = Callable[..., Awaitable[Stub]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember a failed call, so that the proxy's log can be shown beside it."""
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[StartStub]:
+    """Starts strict upstreams: ``await stub(window=8192, wording="vllm", …)`` takes the fields of ``Rules``."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**rules: Any) -> Stub:
+            return await stack.enter_async_context(Stub(Rules(**rules)))
+
+        yield start
+
+
+@pytest.fixture
+async def proxy(request: pytest.FixtureRequest) -> AsyncIterator[StartProxy]:
+    """Starts real proxy processes: ``await proxy(stub.url, window=8192)``; their logs are shown if the test fails."""
+    started: list[Proxy] = []
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            upstream: str,
+            *,
+            window: int | None = None,
+            config: Mapping[str, Any] | None = None,
+            arguments: Sequence[str] = (),
+            environment: Mapping[str, str] | None = None,
+            port: int = 0,
+            home: Path | None = None,
+        ) -> Proxy:
+            made = Proxy(upstream, window, config, arguments, environment or {}, port, home)
+            started.append(await stack.enter_async_context(made))
+            return made
+
+        yield start
+        if request.node.stash.get(FAILED, True):
+            for made in started:
+                print(f"--- log of the proxy on {made.url} ---")
+                print(made.log.read_text(errors="replace")[-LOG_TAIL:])

@@ -1,0 +1,1 @@
+"""Whole journeys: a real client, a real proxy process, a strict upstream."""

@@ -1,0 +1,247 @@
+"""The strict upstream: a real HTTP server on loopback that counts, judges, answers, misbehaves and remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+from tests.stub.answers import Answer, Frame, streamed, whole
+from tests.stub.faults import JSON, NO_FAULT, SSE, Fault, Headers
+from tests.stub.record import PromptCache, Seen
+from tests.stub.rules import Rules, Verdict, invalid_body, judge, overflow_error
+from tests.stub.tokens import count
+
+FOR_EVER = 3600.0
+Script = Callable[[Seen], Answer]
+
+
+def understood(_seen: Seen) -> Answer:
+    """The answer given when a test scripts nothing."""
+    return Answer()
+
+
+class Stub:
+    """A strict OpenAI-compatible upstream; use it as an async context manager.
+
+    ``seen`` holds every request in order. ``script`` makes the answers that ``queue`` does not hold; faults given to
+    ``fail`` hit the next requests. ``rules`` may be exchanged while it runs.
+    """
+
+    def __init__(self, rules: Rules | None = None, *, port: int = 0, host: str = "127.0.0.1") -> None:
+        self.rules = rules or Rules()
+        self.script: Script = understood
+        self.seen: list[Seen] = []
+        self.cache = PromptCache()
+        self.models: list[str] = []
+        self._answers: deque[Answer] = deque()
+        self._faults: deque[Fault] = deque()
+        self._host, self._port = host, port
+        self._count = 0
+        self._closing = False
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{tail:.*}", self._handle)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1, max_field_size=65536
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self._port).start()
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing = True
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @property
+    def root(self) -> str:
+        """The server's address without a path."""
+        return f"http://{self._host}:{self._port}"
+
+    @property
+    def url(self) -> str:
+        """The base URL a client or a proxy is given."""
+        return f"{self.root}/v1"
+
+    def queue(self, *answers: Answer) -> None:
+        """Give the next accepted chat requests these answers, in order."""
+        self._answers.extend(answers)
+
+    def fail(self, fault: Fault, times: int = 1) -> None:
+        """Let *fault* hit the next *times* requests, behind the faults already waiting."""
+        self._faults.extend([fault] * times)
+
+    def forget(self) -> None:
+        """Drop the recorded requests, waiting answers and faults; the played prompt cache stays warm."""
+        self.seen.clear()
+        self._answers.clear()
+        self._faults.clear()
+
+    def chats(self, verdict: str = "") -> list[Seen]:
+        """The chat requests seen, only those with *verdict* when one is given."""
+        chats = [seen for seen in self.seen if seen.path.endswith("/chat/completions")]
+        return [seen for seen in chats if seen.verdict == verdict] if verdict else chats
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self._count += 1
+        headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.raw_headers]
+        path, _, query = request.raw_path.partition("?")
+        seen = Seen(self._count, request.method, path, query, headers, await request.read(), time.monotonic())
+        self.seen.append(seen)
+        fault = self._faults.popleft() if self._faults else NO_FAULT
+        try:
+            await _disturb_head(request, fault)
+            response = await self._respond(request, seen, fault)
+        except (asyncio.CancelledError, ConnectionResetError):
+            if not (self._closing or fault.cut or fault.raw is not None):
+                seen.aborted_at = time.monotonic()
+            raise asyncio.CancelledError from None
+        seen.answered_at = time.monotonic()
+        return response
+
+    async def _respond(self, request: web.Request, seen: Seen, fault: Fault) -> web.StreamResponse:
+        if fault.replaces:
+            seen.verdict = "fault"
+            return await _send(request, fault.status or 200, fault.headers, [fault.body or b""], fault)
+        path = seen.path.rstrip("/").removeprefix("/v1")
+        if path == "/chat/completions" and seen.method == "POST":
+            status, headers, chunks = self._chat(seen)
+        else:
+            seen.verdict = "relay"
+            status, headers, chunks = 200, JSON, [self._relay(path, seen)]
+        if fault.no_done:
+            chunks = [chunk for chunk in chunks if b"[DONE]" not in chunk]
+        return await _send(request, status, headers, chunks, fault)
+
+    def _chat(self, seen: Seen) -> tuple[int, Headers, Iterable[bytes]]:
+        try:
+            body = json.loads(seen.body)
+        except ValueError:
+            body = None
+        verdict = judge(body, self.rules)
+        seen.verdict, seen.why = verdict.kind, verdict.message
+        seen.parsed = body if isinstance(body, dict) else {}
+        seen.tokens, seen.max_tokens, seen.window = verdict.tokens, verdict.max_tokens, verdict.window
+        seen.stream = bool(seen.parsed.get("stream"))
+        if verdict.kind == "invalid":
+            return 400, JSON, [invalid_body(verdict.message)]
+        if verdict.kind == "overflow":
+            return self._overflow(verdict, seen.stream)
+        seen.cached = self.cache.read(seen.parsed)
+        answer = self._answers.popleft() if self._answers else self.script(seen)
+        frame = Frame(seen.number, seen.model, self._usage(seen, answer))
+        if not seen.stream:
+            return 200, JSON, [whole(answer, frame)]
+        with_usage = bool((seen.parsed.get("stream_options") or {}).get("include_usage"))
+        return 200, SSE, streamed(answer, frame, with_usage)
+
+    def _overflow(self, verdict: Verdict, stream: bool) -> tuple[int, Headers, Iterable[bytes]]:
+        status, body = overflow_error(verdict, self.rules)
+        if stream and self.rules.overflow_in_stream:
+            event = b"event: error\n" if self.rules.wording == "anthropic" else b""
+            return 200, SSE, [event + b"data: " + body + b"\n\n"]
+        return status, JSON, [body]
+
+    def _usage(self, seen: Seen, answer: Answer) -> dict[str, Any]:
+        sent = min(seen.tokens, seen.window - seen.max_tokens) if self.rules.truncates else seen.tokens
+        told = math.ceil(sent * self.rules.usage_factor)
+        out = count(answer.text) + sum(count(call.arguments) for call in answer.calls)
+        cached = {"cached_tokens": min(seen.cached, told)}
+        return {
+            "prompt_tokens": told,
+            "completion_tokens": out,
+            "total_tokens": told + out,
+            "prompt_tokens_details": cached,
+        }
+
+    def _relay(self, path: str, seen: Seen) -> bytes:
+        match path:
+            case "/models":
+                names = self.models or sorted(self.rules.windows) or ["gpt-4o-mini"]
+                data = [{"id": name, "object": "model", "created": 1_760_000_000, "owned_by": "stub"} for name in names]
+                answer: dict[str, Any] = {"object": "list", "data": data}
+            case "/embeddings":
+                vector = {"object": "embedding", "index": 0, "embedding": [0.25, -0.5, 0.125]}
+                answer = {"object": "list", "data": [vector], "model": "stub", "usage": {"prompt_tokens": 1}}
+            case _:
+                digest = hashlib.sha256(seen.body).hexdigest()
+                answer = {"method": seen.method, "path": seen.path, "query": seen.query, "headers": seen.headers}
+                answer |= {"size": len(seen.body), "sha256": digest}
+        return json.dumps(answer).encode()
+
+
+async def _disturb_head(request: web.Request, fault: Fault) -> None:
+    if fault.delay or fault.hang:
+        await asyncio.sleep(FOR_EVER if fault.hang else fault.delay)
+    if fault.cut == "before_headers":
+        await _break_off(request)
+    if fault.raw is not None and request.transport is not None:
+        request.transport.write(fault.raw)
+        request.transport.close()
+        await asyncio.sleep(FOR_EVER)
+
+
+async def _send(
+    request: web.Request, status: int, headers: Headers, chunks: Iterable[bytes], fault: Fault
+) -> web.StreamResponse:
+    response = web.StreamResponse(status=status)
+    for name, value in headers:
+        response.headers.add(name, value)
+    response.headers.setdefault("x-request-id", f"stub-{id(response):x}")
+    if not any(name == "content-type" and "event-stream" in value for name, value in headers):
+        chunks = [b"".join(chunks)]
+        body = gzip.compress(chunks[0]) if fault.gzip else chunks[0]
+        chunks = [body]
+        response.content_length = len(body)
+    elif fault.gzip:
+        chunks = [gzip.compress(b"".join(chunks))]
+    if fault.gzip:
+        response.headers["content-encoding"] = "gzip"
+    await response.prepare(request)
+    if fault.cut == "after_headers":
+        await _break_off(request)
+    if request.method != "HEAD":
+        async for chunk in _paced(chunks, fault, request):
+            await response.write(chunk)
+    await response.write_eof()
+    return response
+
+
+async def _paced(chunks: Iterable[bytes], fault: Fault, request: web.Request) -> AsyncIterator[bytes]:
+    for number, chunk in enumerate(chunks):
+        if fault.cut == "mid_body" and number >= fault.after:
+            await _break_off(request)
+        if fault.gap and number:
+            await asyncio.sleep(fault.gap)
+        if not fault.trickle:
+            yield chunk
+            continue
+        for byte in chunk:
+            yield bytes([byte])
+            await asyncio.sleep(fault.trickle)
+    if fault.cut == "mid_body":
+        await _break_off(request)
+
+
+async def _break_off(request: web.Request) -> None:
+    """Reset the connection under the handler and wait to be cancelled."""
+    with suppress(RuntimeError):
+        if request.transport is not None:
+            request.transport.abort()
+    await asyncio.sleep(FOR_EVER)
