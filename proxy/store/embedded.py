@@ -28,7 +28,7 @@ Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
 START = 20.0  # seconds: reading a full append-only file back takes a few
 STOP = 10.0
-_GUEST_POLL, _OWNER_POLL = 1.0, 0.25
+_GUEST_POLL, _OWNER_POLL, _AFTER_FAILURE = 1.0, 0.25, 5.0
 _MAX_LOG = 1024 * 1024
 
 
@@ -128,8 +128,8 @@ class Embedded:
                 try:
                     await self._look_after()
                 except (EmbeddedUnavailable, OSError):
-                    # Counted and shown by the client in front, which gets no answer; tried again at the next look.
-                    continue
+                    # The client in front gets no answer and says so; here it is only tried again, unhurried.
+                    await asyncio.sleep(_AFTER_FAILURE)
 
     async def _look_after(self) -> None:
         if self._child is not None and self._child.poll() is not None:

@@ -43,6 +43,8 @@ _FORCED: dict[str, Any] = {
     "protocol": 2,  # the newer one adds a handshake and pushes that nothing here uses
     "driver_info": None,  # two more round trips on every new connection, to tell the server our name
 }
+# What the library stumbles over when a server does not speak the protocol.
+_NONSENSE = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, EOFError)
 # The first that matches names the failure.
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (errors.MaxConnectionsError, "pool"),
@@ -59,9 +61,12 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (TimeoutError, "slow"),
     (errors.ConnectionError, "down"),
     (OSError, "down"),
+    (errors.InvalidResponse, "protocol"),
+    *((cause, "protocol") for cause in _NONSENSE),
 )
 # What says that the server cannot serve. A full memory, a missing permission or a busy pool of ours do not.
-_BREAKING = frozenset({"slow", "down", "auth", "loading", "cluster"})
+_BREAKING = frozenset({"slow", "down", "auth", "loading", "cluster", "protocol"})
+_FAULTS = (errors.RedisError, OSError, TimeoutError, *_NONSENSE)
 
 
 class Servers:
@@ -108,7 +113,7 @@ class Servers:
                 info = await self._about()
         except errors.NoPermissionError:
             return  # a server that forbids the question is taken at its word
-        except (errors.RedisError, OSError, TimeoutError) as error:
+        except _FAULTS as error:
             raise Unavailable(_kind(error)) from error
         said = str(info.get("redis_version", ""))
         if said and _version(said) < OLDEST:
@@ -135,13 +140,15 @@ class Servers:
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """The values under *keys* (one hash slot), in order."""
         found = await self._ask(keys[0], lambda: self._client.mget(list(keys)))
-        return [value if isinstance(value, bytes) else None for value in found]
+        if not isinstance(found, list) or len(found) != len(keys):
+            raise Unavailable("protocol")
+        return [_value(value) for value in found]
 
     async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
         """Keep *value* unless *key* is taken: then what is there, else ``None``."""
         lifetime = None if seconds is None else int(seconds * 1000)
         held = await self._ask(key, lambda: self._client.set(key, value, nx=True, get=True, px=lifetime))
-        return held if isinstance(held, bytes) else None
+        return _value(held)
 
     async def refresh(self, key: str, seconds: float) -> None:
         """Let *key* live *seconds* from now."""
@@ -160,7 +167,7 @@ class Servers:
                 try:
                     async with asyncio.timeout(_BACKSTOP):
                         await client.aclose()
-                except (errors.RedisError, OSError, TimeoutError):
+                except _FAULTS:
                     continue  # the server is gone; so are its connections
 
     async def _ask(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -244,7 +251,7 @@ async def _perform(breaker: Breaker, call: Callable[[], Awaitable[T]]) -> T | Un
     except asyncio.CancelledError:
         breaker.failed()
         raise
-    except (errors.RedisError, OSError, TimeoutError) as error:
+    except _FAULTS as error:
         kind = _kind(error)
         if kind in _BREAKING:
             breaker.failed()
@@ -253,6 +260,12 @@ async def _perform(breaker: Breaker, call: Callable[[], Awaitable[T]]) -> T | Un
         return Unavailable(kind)
     breaker.succeeded()
     return reply
+
+
+def _value(answer: object) -> bytes | None:
+    if answer is None or isinstance(answer, bytes):
+        return answer
+    raise Unavailable("protocol")
 
 
 def _kind(error: BaseException) -> str:

@@ -170,6 +170,66 @@ async def test_a_full_server_still_reads(valkey: Valkey, opener: Opener) -> None
     assert opener.events.count("store.full") == 1
 
 
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"*x\r\n",
+        b"$x\r\n",
+        b":5\r\n",
+        b"*0\r\n",
+        b"*2\r\n$1\r\na\r\n$1\r\nb\r\n",
+        b"*1\r\n*1\r\n$1\r\na\r\n",
+        b"*1\r\n$99999999999\r\nabc",
+        b"*1\r\n$1\r\nz\r\n",
+        b"+OK\r\n+OK\r\n+OK\r\n",
+        b"\x00\xff\xfe" * 50 + b"\r\n",
+        b"-ERR something\r\n",
+        b"",
+    ],
+)
+async def test_a_lying_server_is_a_miss(nonsense: bytes, opener: Opener) -> None:
+    """Whatever a server answers, well-formed or not, a call returns in time with a miss or the given record."""
+
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        info = b"redis_version:7.4.0\r\n"
+        try:
+            while asked := await reader.read(65536):
+                writer.write(b"$%d\r\n%s\r\n" % (len(info), info) if b"INFO" in asked else nonsense)
+                if not nonsense:
+                    break
+        except ConnectionError:
+            pass  # the client hung up; so do we
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(lie, "127.0.0.1", 0)
+    store = await opener(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", key=b"k" * 32)
+    store.records.ready = True
+    for _ in range(10):
+        began = time.monotonic()
+        assert await store.newest(TENANT, ROOT, ROUTE, [A]) is None
+        assert await store.fix(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
+        assert time.monotonic() - began < 10 * OPERATION
+    assert store.state().errors
+    await store.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_crowd_on_a_hung_server_leaves_together(valkey: Valkey, opener: Opener) -> None:
+    """Five hundred calls at once on a frozen server all return a miss within a few deadlines."""
+    store = await opener(valkey.url)
+    valkey.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        found = await asyncio.gather(*(store.newest(TENANT, ROOT, ROUTE, [_place(n)]) for n in range(500)))
+        assert time.monotonic() - began < 20 * OPERATION
+        assert found == [None] * 500
+    finally:
+        valkey.signal(signal.SIGCONT)
+
+
 async def _old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     info = b"# Server\r\nredis_version:6.2.14\r\n"
     try:

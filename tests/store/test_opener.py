@@ -1,0 +1,132 @@
+"""Opening a store: which kind, which key, and what the operator is told."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.store import StoreMisconfigured, keys
+from proxy.store.opener import redacted
+from tests.store.conftest import Opener, Valkey, eventually
+
+TENANT, ROOT, ROUTE, A = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16
+
+
+@pytest.fixture
+def watchful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets stores look after themselves many times a second."""
+    monkeypatch.setattr("proxy.store.opener._LOOK", 0.05)
+    monkeypatch.setattr("proxy.store.opener._REREAD", 0.05)
+    return None
+
+
+async def test_the_embedded_key_is_made_once_and_kept(opener: Opener) -> None:
+    """The key file is made at the first start, for its owner's eyes only, and used ever after."""
+    first = await opener("embedded")
+    path = opener.directory / "master.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    secret = path.read_bytes()
+    await first.fix(TENANT, ROOT, ROUTE, A, b"x")
+    await first.close()
+    second = await opener("embedded")
+    assert path.read_bytes() == secret
+    assert second.chain_key(TENANT) == first.chain_key(TENANT)
+    assert await second.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    assert opener.events == []
+
+
+async def test_a_spoiled_key_file_is_memory_with_a_warning(opener: Opener) -> None:
+    """A key file of the wrong size is named in a warning, not replaced, and the store is memory."""
+    opener.directory.mkdir()
+    (opener.directory / "master.key").write_bytes(b"short")
+    store = await opener("embedded")
+    assert store.state().kind == "memory"
+    assert "master.key holds 5 bytes" in str(opener.warned[0][1]["cause"])
+    assert (opener.directory / "master.key").read_bytes() == b"short"
+
+
+async def test_a_given_key_is_used_everywhere_and_stored_nowhere(valkey: Valkey, opener: Opener) -> None:
+    """With a configured key every kind of store derives the same chain keys, and writes the key nowhere."""
+    stores = [await opener(url, key=b"k" * 32) for url in ("memory", "embedded", valkey.url)]
+    assert len({store.chain_key(TENANT) for store in stores}) == 1
+    assert valkey.say(f"EXISTS {keys.MASTER}").startswith(":0")
+    assert not (opener.directory / "master.key").exists()
+    assert opener.events == []
+
+
+async def test_a_short_key_is_refused(opener: Opener) -> None:
+    """A configured key that could be guessed is an error that names the setting and not the key."""
+    with pytest.raises(StoreMisconfigured, match=r"store\.key is 5 bytes") as refusal:
+        await opener("memory", key=b"guess")
+    assert "guess" not in str(refusal.value)
+
+
+async def test_a_key_in_the_store_is_warned_of(valkey: Valkey, opener: Opener) -> None:
+    """Without a configured key the operator is told who can read summaries."""
+    await opener(valkey.url)
+    assert opener.events == ["store.key_in_store"]
+
+
+async def test_a_key_that_vanished_is_put_back(valkey: Valkey, opener: Opener, watchful: None) -> None:
+    """When the store loses the master key it gets the same one back, and records stay readable."""
+    store = await opener(valkey.url)
+    await store.fix(TENANT, ROOT, ROUTE, A, b"x")
+    valkey.say(f"UNLINK {keys.MASTER}")
+    await eventually(lambda: valkey.say(f"EXISTS {keys.MASTER}").startswith(":1"))
+    await eventually(lambda: "store.key_restored" in opener.events)
+    assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    assert (await opener(valkey.url)).chain_key(TENANT) == store.chain_key(TENANT)
+
+
+async def test_a_key_that_changed_is_adopted_with_an_alarm(valkey: Valkey, opener: Opener, watchful: None) -> None:
+    """When somebody replaces the master key every replica adopts the new one and says so."""
+    stores = [await opener(valkey.url) for _ in range(2)]
+    old = stores[0].chain_key(TENANT)
+    valkey.say(f"SET {keys.MASTER} {'n' * 32}")
+    await eventually(lambda: all(store.chain_key(TENANT) != old for store in stores))
+    assert stores[0].chain_key(TENANT) == stores[1].chain_key(TENANT)
+    assert opener.events.count("store.key_changed") == 2
+
+
+async def test_a_key_of_the_wrong_size_is_not_adopted(valkey: Valkey, opener: Opener) -> None:
+    """What cannot be a master key keeps the store out of use instead of weakening it."""
+    valkey.say(f"SET {keys.MASTER} short")
+    store = await opener(valkey.url)
+    assert not store.state().up
+    assert opener.warned[0] == ("store.down", {"cause": "master_key"})
+    assert await store.fix(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+
+
+async def test_secrets_never_show(valkey: Valkey, opener: Opener) -> None:
+    """Neither warnings nor the state carry a key, a value, a tenant or a chain key."""
+    store = await opener(valkey.url, key=b"very secret master key material!")
+    await store.fix(TENANT, ROOT, ROUTE, A, b"very secret summary")
+    valkey.kill()
+    await store.fix(TENANT, ROOT, ROUTE, A, b"very secret summary")
+    shown = repr(opener.warned) + repr(store.state())
+    assert "secret" not in shown
+    assert repr(TENANT)[2:-1] not in shown
+    assert repr(store.chain_key(TENANT)) not in shown
+
+
+words = st.text("abc:@/?#%&=.-", max_size=12)
+
+
+@given(words, st.sampled_from(["redis", "rediss", "redis+sentinel", "redis+cluster"]), words)
+def test_no_url_shows_its_password(extra: str, scheme: str, tail: str) -> None:
+    """Whatever characters a password has, escaped or not, none of it is left in the URL that is shown."""
+    shown = redacted(f"{scheme}://user:PASS{extra}WORD@host:1/{tail}")
+    assert "PASS" not in shown
+    assert "WORD" not in shown
+    assert "PASS" not in redacted(f"unix:///s?password=PASS{extra}WORD")
+
+
+def test_a_url_without_secrets_stays_readable() -> None:
+    """What is no secret is shown as it is."""
+    assert redacted("redis://127.0.0.1:6379/0") == "redis://127.0.0.1:6379/0"
+    assert redacted("redis://u:p@h1:1,h2:2/main?ssl=1") == "redis://***@h1:1,h2:2/main"
+    assert [redacted(url) for url in ("memory", "embedded", "unix:///a/b")] == ["memory", "embedded", "unix:///a/b"]
