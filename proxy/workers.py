@@ -69,7 +69,6 @@ def reserve(host: str, port: int) -> socket.socket:
     if port:
         with socket.socket(family, kind, proto) as probe:
             _bind(probe, family, address, socket.SO_REUSEADDR)
-            probe.listen(1)
     held = socket.socket(family, kind, proto)
     try:
         _bind(held, family, address, socket.SO_REUSEPORT)

@@ -106,6 +106,7 @@ async def test_workers_get_their_argument_and_end_cleanly(folder):
     await run.until(lambda: len(run.started()) == 2)
     pids = run.started()
     assert pids == run.supervisor.pids
+    assert os.getsid(pids[0]) != os.getsid(0), "a terminal's Ctrl-C would reach the worker past the parent"
     assert (folder / f"0-{pids[0]}").read_text() == "2 red s3cret"
     ps = await asyncio.create_subprocess_exec("ps", "-o", "args=", "-p", str(pids[0]), stdout=subprocess.PIPE)
     shown = (await ps.communicate())[0].decode()
