@@ -87,8 +87,13 @@ class Recorder(Protocol):
         ``None`` when there is none or the store cannot say.
         """
 
-    async def fix(self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes) -> bytes:
-        """Store *record* unless the place has one already; returns the one that holds from now on."""
+    async def fix(
+        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, supersede: bool = False
+    ) -> bytes:
+        """Store *record* unless the place has one already; returns the one that holds from now on.
+
+        With *supersede* the record replaces what is there: a provider's overflow proved the earlier view too large.
+        """
 
 
 class Clock(Protocol):

@@ -1,1 +1,6 @@
 """HTTP in: routes, the LLM handler, auth, limits and deadlines, health, admin."""
+
+from proxy.server.config import Limits, ServerConfig
+from proxy.server.server import Server
+
+__all__ = ["Limits", "Server", "ServerConfig"]

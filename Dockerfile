@@ -1,0 +1,45 @@
+# syntax=docker/dockerfile:1
+ARG PYTHON=3.13
+
+FROM python:${PYTHON}-slim AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+WORKDIR /src
+RUN python -m venv /opt/ullage
+COPY pyproject.toml README.md LICENSE ./
+COPY config config
+COPY proxy proxy
+# Compiled here, since the running container may not write beside its code.
+RUN /opt/ullage/bin/pip install --compile . && /opt/ullage/bin/pip uninstall --yes pip
+RUN install -d -m 0700 -o 65532 -g 65532 /data
+
+FROM python:${PYTHON}-slim
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="ullage" \
+      org.opencontainers.image.description="An OpenAI-compatible reverse proxy that keeps every conversation inside the model's window." \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/ullage /opt/ullage
+COPY --from=build --chown=65532:65532 /data /data
+ENV PATH=/opt/ullage/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/data
+# Bodies of half a megabyte and more stay in the heap; by default glibc maps and unmaps each one, at 5.7 ms of CPU
+# instead of 2.1 for a body of 1.5 MB. Costs up to 6 MB of memory.
+ENV MALLOC_MMAP_THRESHOLD_=67108864 \
+    MALLOC_TRIM_THRESHOLD_=268435456 \
+    MALLOC_TOP_PAD_=16777216
+# A container is reached from outside or not at all. Nothing here sets server.open: with an upstream key and no
+# access_keys the proxy refuses to start, and whoever wants that anyway has to say so.
+# The store makes a directory of its own in the volume, since a mounted one may belong to somebody else.
+ENV ULLAGE_SERVER__HOST=0.0.0.0 \
+    ULLAGE_SERVER__PORT=8484 \
+    ULLAGE_STORE__PATH=/data/ullage
+USER 65532:65532
+WORKDIR /data
+VOLUME /data
+EXPOSE 8484
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["ullage", "health"]
+ENTRYPOINT ["ullage"]
+CMD ["serve"]

@@ -1,0 +1,174 @@
+"""The command line. Exit codes: 0 done, 1 refused or invalid, 2 the command was used wrongly.
+
+Every command imports what it needs itself: the settings take a quarter of a second to import and the server more, and
+`ullage --help`, completion and the container's health check, run every few seconds, need neither.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+if TYPE_CHECKING:
+    from proxy.settings import SettingsError
+
+REFUSED = 1
+MISUSED = 2
+HEALTH_SECONDS = 3.0
+
+app = typer.Typer(
+    name="ullage",
+    help="A reverse proxy that keeps every conversation inside the model's window.",
+    epilog="Exit codes: 0 done, 1 refused or invalid, 2 used wrongly.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,  # it shows local variables, keys among them
+    rich_markup_mode=None,  # rich takes as long to import as all the rest of the help
+)
+
+
+def main() -> None:
+    """Run the command that ``sys.argv`` names; ends the process."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        # Reading the package's metadata takes longer than showing the help.
+        from proxy.settings import version
+
+        typer.echo(f"ullage {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
+    upstream: Annotated[str | None, typer.Option(help="The only upstream: http(s)://host/v1.", metavar="URL")] = None,
+    window: Annotated[int | None, typer.Option(help="Context window of model *, in tokens.", min=1)] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on [default: 8484].", min=0, max=65535)] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes [default: 1].", min=1)] = None,
+    store: Annotated[str | None, typer.Option(help="embedded, memory or a redis:// URL.", metavar="URL")] = None,
+) -> None:
+    """Serve until told to stop."""
+    from proxy.settings import SettingsError, load, refuse_open
+
+    overrides: dict[tuple[str, ...], object] = {
+        ("models", "*", "context_window"): window,
+        ("server", "host"): host,
+        ("server", "port"): port,
+        ("server", "workers"): workers,
+        ("store", "url"): store,
+        # Replaces the file's list whole: a key configured for one server must never go to another.
+        ("upstreams",): None if upstream is None else [{"name": "upstream", "base_url": upstream}],
+    }
+    given = {path: value for path, value in overrides.items() if value is not None}
+    try:
+        settings = load(config, given, os.environ)
+    except SettingsError as error:
+        _complain(error)
+        raise typer.Exit(REFUSED) from error
+    if not settings.upstreams:
+        typer.echo("There is no upstream to serve. Try: ullage serve --upstream http://127.0.0.1:8000/v1", err=True)
+        raise typer.Exit(MISUSED)
+    if (reason := refuse_open(settings)) is not None:
+        typer.echo(f"Refusing to serve: {reason}", err=True)
+        raise typer.Exit(REFUSED)
+    # Only now: a refusal should come at once, and the server takes a second to import.
+    from proxy.app import run
+
+    raise typer.Exit(run(settings))
+
+
+@app.command()
+def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> None:
+    """Say what is wrong with a configuration file: file, line, key and remedy."""
+    from proxy.settings import SettingsError, load, refuse_open, summary
+
+    try:
+        settings = load(file, {}, os.environ)
+    except SettingsError as error:
+        _complain(error)
+        raise typer.Exit(REFUSED) from error
+    refusal = refuse_open(settings)
+    if not settings.upstreams:
+        refusal = "no upstream is configured. Add one under upstreams, with name and base_url."
+    if refusal is not None:
+        typer.echo(f"{file}: would not be served: {refusal}", err=True)
+        raise typer.Exit(REFUSED)
+    typer.echo(f"{file}: OK\n{summary(settings, {})}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the configuration file, for editors."""
+    from proxy.settings import Settings
+
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Settings.model_json_schema()}
+    typer.echo(json.dumps(document, indent=2))
+
+
+@app.command()
+def health(
+    url: Annotated[str | None, typer.Option(help="The proxy's address [default: the configured port].")] = None,
+) -> None:
+    """Ask a running proxy whether it is ready; exit 0 if so, else 1."""
+    address = url or _configured_address(os.environ)
+    try:
+        status = _ready(address)
+    except ValueError as error:
+        typer.echo(f"{address} is no http(s) URL: {error}", err=True)
+        raise typer.Exit(MISUSED) from error
+    except (OSError, http.client.HTTPException) as error:
+        typer.echo(f"{address} does not answer: {error}", err=True)
+        raise typer.Exit(REFUSED) from error
+    typer.echo("ready" if status == http.client.OK else f"not ready ({status})", err=status != http.client.OK)
+    raise typer.Exit(0 if status == http.client.OK else REFUSED)
+
+
+def _configured_address(environ: Mapping[str, str]) -> str:
+    host = environ.get("ULLAGE_SERVER__HOST", "127.0.0.1")
+    # What listens everywhere is asked on this machine's own address.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://{f'[{host}]' if ':' in host else host}:{environ.get('ULLAGE_SERVER__PORT', '8484')}"
+
+
+def _ready(address: str) -> int:
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("give scheme and host, such as http://127.0.0.1:8484")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname, parts.port, timeout=HEALTH_SECONDS)
+    try:
+        connection.request("GET", f"{parts.path.rstrip('/')}/health/ready")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def _complain(error: SettingsError) -> None:
+    for problem in error.problems:
+        typer.echo(str(problem), err=True)
+    count = len(error.problems)
+    typer.echo(f"{count} problem{'s' if count != 1 else ''}.", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Tokens of media parts, by what providers publish. Never by the length of the base64."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+TILE_BASE, TILE = 85, 170
+"""OpenAI's tile models: 85 for the image and 170 for each 512-pixel tile of the scaled image."""
+
+UNKNOWN_IMAGE = TILE_BASE + 8 * TILE
+"""An image whose size cannot be read counts as the largest the tile formula gives (2048 x 768: eight tiles)."""
+
+AUDIO_BYTES_PER_TOKEN = 1600
+"""About ten tokens a second of 16 kHz 16-bit mono audio; compressed formats count as more seconds than they hold."""
+
+FILE_BYTES_PER_TOKEN = 25
+"""A page of a PDF is some 1,500 tokens of text and image in about 40 KB."""
+
+_HEADER = 4096
+
+
+def image_tokens(url: str, detail: str = "auto") -> int:
+    """Tokens of an image given by (data) URL and detail, by the tile formula."""
+    if detail == "low":
+        return TILE_BASE
+    size = image_size(_head(url)) if url.startswith("data:") else None
+    if size is None:
+        return UNKNOWN_IMAGE
+    width, height = size
+    scale = min(1.0, 2048 / max(width, height, 1))
+    width, height = int(width * scale), int(height * scale)
+    scale = min(1.0, 768 / max(min(width, height), 1))
+    width, height = int(width * scale), int(height * scale)
+    tiles = max(1, -(-width // 512)) * max(1, -(-height // 512))
+    return TILE_BASE + TILE * tiles
+
+
+def part_tokens(part: Mapping[str, Any]) -> int | None:
+    """Tokens of a media part of a message; ``None`` when *part* is not media."""
+    kind = part.get("type")
+    value = part.get(kind) if isinstance(kind, str) else None
+    if kind in ("image_url", "input_image", "image"):
+        detail = _text(value, "detail") or _text(part, "detail") or "auto"
+        return image_tokens(_text(value, "url") or _text(part, "image_url"), detail)
+    if kind in ("input_audio", "audio"):
+        return 32 + len(_text(value, "data")) * 3 // 4 // AUDIO_BYTES_PER_TOKEN
+    if kind in ("file", "input_file", "document", "video", "video_url"):
+        data = _text(value, "file_data") or _text(part, "file_data") or _text(value, "url")
+        return UNKNOWN_IMAGE + len(data) * 3 // 4 // FILE_BYTES_PER_TOKEN
+    return None
+
+
+def image_size(head: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels from the first bytes of a PNG, GIF, WebP or JPEG file; ``None`` if unreadable."""
+    if head[:8] == b"\x89PNG\r\n\x1a\n" and len(head) >= 24:
+        width, height = struct.unpack(">II", head[16:24])
+        return width, height
+    if head[:4] == b"GIF8" and len(head) >= 10:
+        width, height = struct.unpack("<HH", head[6:10])
+        return width, height
+    if head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and len(head) >= 30:
+        return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
+    if head[:2] == b"\xff\xd8":
+        return _jpeg_size(head)
+    return None
+
+
+def _jpeg_size(head: bytes) -> tuple[int, int] | None:
+    at = 2
+    while at + 9 < len(head) and head[at] == 0xFF:
+        marker = head[at + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a start-of-frame segment holds the size
+            height, width = struct.unpack(">HH", head[at + 5 : at + 9])
+            return width, height
+        at += 2 + int.from_bytes(head[at + 2 : at + 4], "big")
+    return None
+
+
+def _head(url: str) -> bytes:
+    data = url.partition(",")[2][: _HEADER * 4]
+    data = "".join(data.split())
+    try:
+        return base64.b64decode(data[: len(data) // 4 * 4])
+    except ValueError:
+        return b""
+
+
+def _text(value: Any, key: str) -> str:
+    found = value.get(key) if isinstance(value, dict) else value if key in ("url", "image_url") else None
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,191 @@
+"""The literal digest of folded rounds: names, paths, figures and errors that later steps are likely to refer to.
+
+What the user or the model *wrote* ranks above what only a tool's output mentioned, and newer above older. Everything
+in a digest occurs in the rounds it stands for; nothing is paraphrased, so nothing can be invented.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from proxy.core.conversation.entry import Entry
+
+Count = Callable[[str], int]
+
+NUMBER_SHARE = 0.2
+COMMAND_SHARE = 0.1
+ERROR_SHARE = 0.15
+"""Shares of a digest that numbers, commands and error lines may take at most."""
+
+WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 0.5, "system": 0.0}
+CALLED = 2.0
+"""Weights of a mention: in written text by role, and in the arguments of a call."""
+
+LONGEST = 160
+"""Characters of a token, an error line or a command; what is longer is data, not a name."""
+
+_WINDOW = 65_536
+_SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*]+")
+_URL = re.compile(r"https?://\S{3,}")
+_PATH = re.compile(
+    r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]+)+/?|[\w@.-]+(?:/[\w.@+-]+)+/?|[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,5}"
+)
+_ERROR = re.compile(r"[A-Za-z_.]*(?:Error|Exception|Warning)|E[A-Z]{3,}|[EF]\d{3,4}")
+_NAME = re.compile(
+    r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+|[a-z]+[a-z0-9]*(?:[A-Z][a-z0-9]+)+"
+    r"|[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+|(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
+    r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
+)
+_NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}[:.]\d{2}|\d{4}-\d{2}-\d{2}")
+_QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
+_FAILURE = re.compile(
+    r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
+)
+_COMMAND_KEYS = ("command", "cmd", "code")
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Lines of a digest by heading, in the order they are shown."""
+
+    names: tuple[str, ...]
+    numbers: tuple[str, ...]
+    errors: tuple[str, ...]
+    commands: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The digest as text lines; headings without entries are left out."""
+        found = []
+        if self.names:
+            found.append("Names and places mentioned: " + ", ".join(self.names))
+        if self.numbers:
+            found.append("Figures mentioned: " + ", ".join(self.numbers))
+        found += [f"Error seen: {line}" for line in self.errors]
+        found += [f"Command run: {line}" for line in self.commands]
+        return found
+
+
+def digest_of(entries: Sequence[Entry], tokens: int, count: Count, known: str = "") -> Digest:
+    """The best digest of *entries* in at most about *tokens*; what *known* text already says is not said twice."""
+    scores: dict[str, float] = defaultdict(float)
+    numeric: set[str] = set()
+    total = max(1, len(entries))
+    for index, entry in enumerate(entries):
+        recency = 0.25 + 0.75 * (index + 1) / total
+        for text, weight in _texts(entry):
+            for name, is_number in set(_tokens(text)):
+                scores[name] += weight * recency
+                if is_number:
+                    numeric.add(name)
+    errors = _fill(_error_lines(entries), int(tokens * ERROR_SHARE), count)
+    commands = _fill(_commands(entries), int(tokens * COMMAND_SHARE), count)
+    room = tokens - sum(count(line) + 4 for line in (*errors, *commands))
+    ranked = sorted((name for name in scores if name not in known), key=lambda name: (-scores[name], name))
+    numbers = _fill((name for name in ranked if name in numeric), int(room * NUMBER_SHARE), count)
+    room -= sum(count(f"{name}, ") for name in numbers)
+    names = _fill((name for name in ranked if name not in numeric), room, count)
+    return Digest(tuple(names), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
+
+
+def _fill(candidates: Iterable[str], tokens: int, count: Count) -> list[str]:
+    """The first of *candidates* that together take at most *tokens*; a long one may be passed over for shorter ones."""
+    taken: list[str] = []
+    misses = 0
+    for candidate in candidates:
+        size = count(f"{candidate}, ")
+        if size <= tokens:
+            taken.append(candidate)
+            tokens -= size
+        else:
+            misses += 1
+        if tokens < 2 or misses > 20:
+            break
+    return taken
+
+
+def _texts(entry: Entry) -> Iterator[tuple[str, float]]:
+    yield entry.text, WRITTEN[entry.role]
+    for name, arguments in entry.calls:
+        yield name, CALLED
+        yield plain_arguments(arguments), CALLED
+
+
+def _tokens(text: str) -> Iterator[tuple[str, bool]]:
+    """Every token of *text* worth naming, and whether it is a figure."""
+    for start in range(0, len(text), _WINDOW):
+        window = text[start : start + _WINDOW]
+        for match in _SPLIT.finditer(window):
+            token = match.group().strip(".,:;!?…。，：；！？-")
+            if 2 < len(token) <= LONGEST:
+                yield from _named(token)
+        for match in _QUOTED.finditer(window):
+            yield match.group(1), False
+
+
+def _named(token: str) -> Iterator[tuple[str, bool]]:
+    if _URL.fullmatch(token) or _PATH.fullmatch(token) or _NAME.fullmatch(token) or _ERROR.fullmatch(token):
+        yield token, False
+    elif _NUMBER.fullmatch(token):
+        yield token, True
+    elif ":" in token:
+        for piece in token.split(":"):
+            if len(piece) > 2 and ":" not in piece:
+                yield from _named(piece)
+
+
+def _error_lines(entries: Sequence[Entry]) -> Iterator[str]:
+    """Distinct error lines of tool results, newest first."""
+    seen: set[str] = set()
+    for entry in reversed(entries):
+        if entry.role != "tool":
+            continue
+        for raw in entry.text[:_WINDOW].splitlines():
+            line = raw.strip()
+            if len(line) <= LONGEST and line not in seen and _FAILURE.search(line):
+                seen.add(line)
+                yield line
+                break
+
+
+def _commands(entries: Sequence[Entry]) -> Iterator[str]:
+    """Distinct shell commands, newest first."""
+    seen: set[str] = set()
+    for entry in reversed(entries):
+        for _, arguments in entry.calls:
+            command = command_of(arguments)
+            if command and len(command) <= LONGEST and command not in seen:
+                seen.add(command)
+                yield command
+
+
+def command_of(arguments: str) -> str:
+    """The shell command in a call's arguments, on one line; empty where there is none."""
+    try:
+        values = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return ""
+    found = next((values[key] for key in _COMMAND_KEYS if values.get(key)), "") if isinstance(values, dict) else ""
+    text = " ".join(map(str, found)) if isinstance(found, list) else str(found)
+    return " ".join(text.split())
+
+
+def plain_arguments(arguments: str) -> str:
+    """The string and number values of a call's JSON arguments, one a line; the text itself where it is no JSON."""
+    try:
+        stack = [json.loads(arguments)]
+    except (ValueError, RecursionError):
+        return arguments
+    found: list[str] = []
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            stack.extend(reversed(node.values()))
+        elif isinstance(node, list):
+            stack.extend(reversed(node))
+        elif isinstance(node, str | int | float) and not isinstance(node, bool):
+            found.append(str(node))
+    return "\n".join(found)

@@ -1,0 +1,41 @@
+"""An event that was sent, as a fact: its figures, its cut and the literal text of everything it put in."""
+
+from __future__ import annotations
+
+import msgspec
+
+from proxy.core.compression.schedule import Event
+
+VERSION = 1
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """What every replica needs to send the same view again.
+
+    ``block`` is the literal text that stands for the folded items (empty when nothing is folded); ``edits`` are the
+    literal bytes of clipped items by index. ``window``, ``reserve`` and ``fixed`` are the figures that were used.
+    """
+
+    version: int
+    event: Event
+    block: str
+    edits: dict[int, bytes]
+    window: int
+    reserve: int
+    fixed: int
+
+
+def dump(record: Record) -> bytes:
+    """The bytes of *record*."""
+    return msgspec.msgpack.encode(record)
+
+
+def load(value: bytes, count: int) -> Record | None:
+    """The record in *value*; ``None`` where it is of another version or does not fit *count* items."""
+    try:
+        record = msgspec.msgpack.decode(value, type=Record)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+    indexes = [*record.edits, *record.event.anchors, *(index for index, _ in record.event.clips)]
+    sound = 0 <= record.event.cut <= record.event.place <= count and all(0 <= i < count for i in indexes)
+    return record if record.version == VERSION and sound else None

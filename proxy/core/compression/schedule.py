@@ -1,0 +1,227 @@
+"""When a view is made smaller, and how far: a pure fold over places, continued from the newest event that was sent.
+
+The fold sees weights only, never text: what stands for folded rounds is charged at its cap, which the weights give.
+So a cut depends on no wording, a cold start costs one walk, and every replica finds the same cuts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from proxy.core.budget.figures import Figures, Marks, Shares
+from proxy.core.conversation.items import Item, Layout
+
+CLIP_MARK = 0.65
+"""A clip goes down to this share of the room: between the marks, so that more rounds fit before the next event."""
+
+CLIP_FLOOR = 48
+"""Tokens an item keeps at least when it is clipped: its frame, the marker, and a line of its text."""
+
+NOTE = 120
+"""Tokens of the headings and closing words of a block."""
+
+
+_TRAILING_USERS = 8
+"""User items in a row behind the newest round that are looked past when its start is searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A compaction at ``place`` (a length of the conversation); items before ``cut`` are folded.
+
+    ``anchors`` are the folded user items that stay verbatim all the same: the task and what was then the newest one.
+
+    ``block`` are the tokens charged for what stands for them, of which ``text`` are meant for digest and steps;
+    ``clips`` are the tokens clipped items may keep, by index; ``after`` is the weight of the view at the event
+    without the fixed part. ``stages`` names the rungs that were taken.
+    """
+
+    place: int
+    cut: int
+    block: int
+    text: int = 0
+    anchors: tuple[int, ...] = ()
+    clips: tuple[tuple[int, int], ...] = ()
+    after: int = 0
+    stages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the present request asks of the schedule beside its figures.
+
+    ``force`` compacts now whatever the pressure; ``limit`` replaces the budget by something smaller (an overflow told).
+    """
+
+    force: bool = False
+    limit: int | None = None
+
+
+class Schedule:
+    """Weights and structure of one conversation, ready to be asked for events."""
+
+    def __init__(self, items: Sequence[Item], layout: Layout, figures: Figures, marks: Marks, shares: Shares) -> None:
+        self._items = items
+        self._layout = layout
+        self._figures = figures
+        self._marks = marks
+        self._shares = shares
+        weights = [0 if item.role == "system" else item.tokens for item in items]
+        self._sum = [0, *accumulate(weights)]
+        users = [item.tokens if item.role == "user" else 0 for item in items]
+        self._users = [0, *accumulate(users)]
+
+    def weight(self, place: int, event: Event | None) -> int:
+        """Tokens of the view's items at *place*, the fixed part aside, when *event* was the last one."""
+        if event is None:
+            return self._sum[place]
+        return self._kept(place, event)
+
+    def above_low(self) -> bool:
+        """Whether the raw conversation is above the low mark: below it nothing can have happened."""
+        figures = self._figures
+        low = figures.mark(self._marks.low, min(figures.lasting, figures.budget))
+        return figures.fixed + self._sum[-1] > low
+
+    def run(self, since: Event | None, demand: Demand | None = None) -> Event | None:
+        """The newest event of the conversation: *since* when nothing happened after it, ``None`` when nothing did."""
+        figures, count, event = self._figures, self._layout.count, since
+        places = self._layout.places
+        for place in places[bisect_left(places, (since.place if since else 0) + 1) : bisect_left(places, count)]:
+            if self._over(place, event):
+                event = self._compact(place, event, figures.lasting) or event
+        budget = min(figures.lasting, figures.budget)
+        if demand is not None and demand.limit is not None:
+            budget = min(budget, demand.limit)
+        force = demand is not None and demand.force
+        lasting = self._compact(count, event, figures.lasting) if self._over(count, event) else None
+        if self.fits(lasting or event, budget) and not force:
+            return lasting or event
+        return self._compact(count, event, budget, forced=force) or lasting or event
+
+    def fits(self, event: Event | None, budget: int) -> bool:
+        """Whether the present view after *event* takes at most *budget*."""
+        return self._figures.stepped + self.weight(self._layout.count, event) <= budget
+
+    def _over(self, place: int, event: Event | None) -> bool:
+        high = self._figures.mark(self._marks.high, self._figures.lasting)
+        return self._figures.stepped + self.weight(place, event) > high
+
+    def _kept(self, place: int, event: Event) -> int:
+        total = self._sum[place] - self._sum[event.cut] + event.block
+        total += sum(self._items[i].tokens for i in event.anchors)
+        for index, tokens in event.clips:
+            if event.cut <= index < place or index in event.anchors:
+                total -= self._items[index].tokens - tokens
+        return total
+
+    def _event(self, place: int, cut: int, budget: int, clips: Mapping[int, int]) -> Event:
+        """The fold at *place* that keeps what stands from *cut* on, with its block at its cap."""
+        anchors = self._layout.anchors(place, cut)
+        kept = tuple(sorted((i, t) for i, t in clips.items() if i >= cut or i in anchors))
+        block, text = self._block(cut, anchors, budget)
+        event = Event(place, cut, block, text, anchors, kept, stages=("fold",))
+        return replace(event, after=self._kept(place, event))
+
+    def _block(self, cut: int, anchors: Sequence[int], budget: int) -> tuple[int, int]:
+        """The most a block for the items before *cut* can take, and how much of it is for digest and steps.
+
+        A function of the folded prefix's weights and the budget only.
+        """
+        shares = self._shares
+        room = max(0, budget - self._figures.stepped)
+        users = self._users[cut] - sum(self._items[i].tokens for i in anchors)
+        pins = min(int(shares.pins * budget), users + users // 16)
+        most = int(shares.block * room)
+        text = min(int((shares.digest + shares.steps) * budget), self._sum[cut] // 2, most)
+        return min(pins + text, most) + NOTE, text
+
+    def _compact(self, place: int, event: Event | None, budget: int, *, forced: bool = False) -> Event | None:
+        """The event at *place*: the first rung of the ladder that gets low enough, or the last one that helps."""
+        fixed = self._figures.stepped
+        levels = (
+            self._figures.mark(self._marks.low, budget) - fixed,
+            self._figures.mark(self._marks.high, budget) - fixed,
+        )
+        present = self.weight(place, event)
+        clips = dict(event.clips) if event else {}
+        folded = self._fold(place, event.cut if event else 0, budget, levels, clips)
+        if folded is not None and folded.after <= levels[1] and folded.after < present:
+            return folded
+        dropped = None if folded is None else self._smaller_block(place, folded, self._clip_target(levels))
+        if dropped is not None and dropped.after <= levels[1] and dropped.after < present:
+            return dropped
+        if dropped is not None and dropped.after >= present:
+            dropped = None
+        return self._clip(place, dropped or event, levels, forced=forced) or dropped
+
+    def _smaller_block(self, place: int, event: Event, target: int) -> Event:
+        """*event* with its block cut to what is left under *target*, at least to a quarter of it or a note."""
+        left = max(target - (event.after - event.block), target // 4, NOTE)
+        block = min(event.block, left)
+        text = event.text * max(0, block - NOTE) // max(1, event.block - NOTE)
+        smaller = replace(event, block=block, text=text, stages=("drop",))
+        return replace(smaller, after=self._kept(place, smaller))
+
+    def _clip_target(self, levels: tuple[int, int]) -> int:
+        share = (CLIP_MARK - self._marks.low) / (self._marks.high - self._marks.low)
+        return int(levels[0] + max(0.0, share) * (levels[1] - levels[0]))
+
+    def _fold(
+        self, place: int, before: int, budget: int, levels: tuple[int, int], clips: Mapping[int, int]
+    ) -> Event | None:
+        """A fold at the oldest cut that reaches the low mark, else at the newest one that keeps the newest round."""
+        cuts = self._layout.cuts
+        first, end = bisect_right(cuts, before), bisect_left(cuts, place)
+
+        def size(at: int) -> int:
+            return self._event(place, cuts[at], budget, clips).after
+
+        floor = end - 1
+        while floor > first and self._items[cuts[floor]].role == "user" and end - floor <= _TRAILING_USERS:
+            floor -= 1
+        if first <= floor < end - 1 and size(floor) > levels[1]:
+            floor = end - 1  # the newest round is too big to stay beside the user item that follows it
+        if first > floor:
+            return None
+        at = floor
+        if size(floor) <= levels[0]:
+            at = bisect_left(range(first, floor + 1), True, key=lambda i: size(i) <= levels[0]) + first
+        return self._event(place, cuts[at], budget, clips)
+
+    def _clip(self, place: int, event: Event | None, levels: tuple[int, int], *, forced: bool) -> Event | None:
+        """*event* with the largest kept items cut to one level, so that the view reaches the clip mark."""
+        event = event or Event(place, 0, 0)
+        clips = dict(event.clips)
+        total = self._kept(place, event)
+        target = self._clip_target(levels)
+        if total <= (target if forced else levels[1]):
+            return None
+        indexes = [*event.anchors]
+        indexes += [i for i in range(event.cut, place) if self._items[i].role != "system"]
+        sizes = {i: clips.get(i, self._items[i].tokens) for i in indexes}
+        floors = {i: min(sizes[i], self._items[i].media + CLIP_FLOOR) for i in indexes}
+        level = _level(sizes, floors, target - (total - sum(sizes.values())))
+        for index in indexes:
+            keep = max(floors[index], min(sizes[index], level))
+            if keep < self._items[index].tokens:
+                clips[index] = keep
+        stages = (*(event.stages if event.place == place else ()), "clip")
+        clipped = replace(event, place=place, clips=tuple(sorted(clips.items())), stages=stages)
+        after = self._kept(place, clipped)
+        return replace(clipped, after=after) if after < total else None
+
+
+def _level(sizes: Mapping[int, int], floors: Mapping[int, int], room: int) -> int:
+    """The largest common cap for *sizes*, none below its floor, that takes at most *room*; at least zero."""
+    low, high = 0, max(sizes.values(), default=0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(max(floors[i], min(size, middle)) for i, size in sizes.items()) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,71 @@
+"""An oversize ``tools`` array loses prose, in levels; never a name, a type or a required parameter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from proxy.core.compression.fold import shorten
+
+Count = Callable[[str], int]
+
+PROSE = ("description", "title", "$comment")
+EXAMPLES = ("examples", "example", "default")
+
+LEVELS = ((400, 200, True), (160, 60, False), (80, 0, False), (0, 0, False))
+"""Each level keeps so many characters of a tool's own description and of nested ones, and examples or not."""
+
+
+def shrink(tools: bytes, tokens: int, count: Count) -> bytes:
+    """The array *tools* (JSON) at the first level that takes at most *tokens*, else at the last one.
+
+    The same array and target give the same bytes on every call, so a provider's prompt cache keeps its prefix.
+    """
+    result = tools
+    for own, nested, examples in LEVELS:
+        value = [_tool(tool, own, nested, examples) for tool in json.loads(tools)]
+        result = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+        if count(result.decode()) <= tokens:
+            break
+    return result
+
+
+def _tool(tool: Any, own: int, nested: int, examples: bool) -> Any:
+    if not isinstance(tool, dict):
+        return tool
+    function = tool.get("function")
+    if isinstance(function, dict):
+        return {**tool, "function": _tool(function, own, nested, examples)}
+    kept: dict[str, Any] = {}
+    for key, value in tool.items():
+        if key == "description" and isinstance(value, str):
+            if own:
+                kept[key] = shorten(value, own)
+        elif key in ("parameters", "input_schema"):
+            kept[key] = _schema(value, nested, examples)
+        else:
+            kept[key] = value
+    return kept
+
+
+def _schema(schema: Any, nested: int, examples: bool) -> Any:
+    """A JSON Schema without its prose; names under ``properties`` are names, whatever they are called."""
+    if isinstance(schema, list):
+        return [_schema(part, nested, examples) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in PROSE and isinstance(value, str):
+            if nested and key == "description":
+                kept[key] = shorten(value, nested)
+        elif key in EXAMPLES and not examples:
+            continue
+        elif key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, dict):
+            kept[key] = {name: _schema(part, nested, examples) for name, part in value.items()}
+        elif key in ("enum", "const", "required"):
+            kept[key] = value
+        else:
+            kept[key] = _schema(value, nested, examples)
+    return kept

@@ -1,0 +1,105 @@
+"""From an event to the view: write its texts once, then splice the same bytes on every later request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.core.compression.clip import clip
+from proxy.core.compression.fold import Folded, render
+from proxy.core.compression.schedule import Event
+from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.items import Item, Layout
+from proxy.core.conversation.scan import Span
+
+Count = Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """The items of one request: their bytes in *body*, their numbers, their structure, and the API's dialect."""
+
+    body: bytes
+    spans: tuple[Span, ...]
+    items: Sequence[Item]
+    layout: Layout
+    dialect: Dialect
+
+    def item(self, index: int) -> bytes:
+        """The client's own bytes of one item."""
+        start, end = self.spans[index]
+        return self.body[start:end]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The items to send: the bytes between the list's brackets, and their weight in tokens (system items included)."""
+
+    content: bytes
+    tokens: int
+
+
+def write(raw: Raw, event: Event, count: Count) -> tuple[str, dict[int, bytes]]:
+    """The block's text and the clipped items of *event*: written once, then a matter of record."""
+    shorten: Callable[[str, int], str] = lambda text, tokens: clip(text, tokens, count)  # noqa: E731
+    edits = {i: raw.dialect.clipped(raw.item(i), shorten, count, tokens) for i, tokens in event.clips}
+    if event.cut == 0 or not event.block:
+        return "", edits
+    folded = [i for i in range(event.cut) if raw.items[i].role != "system"]
+    entries = {i: raw.dialect.read_entry(edits.get(i) or raw.item(i)) for i in folded}
+    anchors = [i for i in event.anchors if i != _carrier(raw, event)]
+    task = next((entries[i].text for i in anchors if i == raw.layout.task), "")
+    newest = next((entries[i].text for i in anchors if i != raw.layout.task), "")
+    carried = entries.get(_carrier(raw, event))
+    pins = tuple(entries[i].text for i in folded if raw.items[i].role == "user" and i not in event.anchors)
+    spoken = tuple(entries.values())
+    return render(
+        Folded(spoken, pins, task, newest, carried.text if carried else ""), event.block, event.text, count
+    ), edits
+
+
+def assemble(raw: Raw, event: Event, block: str, edits: Mapping[int, bytes], count: Count) -> View:
+    """The view after *event*: system items, the carrier with the block, then the client's own bytes from the cut on."""
+    pieces: list[bytes] = []
+    tokens = 0
+    for index in raw.layout.systems:
+        if index < event.cut:
+            pieces.append(raw.item(index))
+            tokens += raw.items[index].tokens
+    start = event.cut
+    if block:
+        carrier = _carrier(raw, event)
+        before = carrier == event.cut
+        own = edits.get(carrier) or raw.item(carrier) if carrier >= 0 else b""
+        media = [part for i in event.anchors if i != carrier for part in raw.dialect.media_parts(raw.item(i))]
+        message = (
+            raw.dialect.with_text(own, block, before=before, media=media) if own else raw.dialect.user_message(block)
+        )
+        pieces.append(message)
+        tokens += raw.dialect.read_item(message, count).tokens
+        start += before
+    tail = [i for i in edits if i >= start]
+    pieces += _slices(raw, start, sorted(tail), edits)
+    kept = sum(raw.items[i].tokens for i in range(start, len(raw.items)) if i not in edits)
+    changed = sum(raw.dialect.read_item(edits[i], count).tokens for i in tail)
+    return View(b",".join(pieces), tokens + kept + changed)
+
+
+def _slices(raw: Raw, start: int, edited: Sequence[int], edits: Mapping[int, bytes]) -> list[bytes]:
+    """The items from *start* on: runs of untouched ones as one slice of the body, edited ones on their own."""
+    found: list[bytes] = []
+    for index in (*edited, len(raw.spans)):
+        if start < index:
+            found.append(raw.body[raw.spans[start][0] : raw.spans[index - 1][1]])
+        if index < len(raw.spans):
+            found.append(edits[index])
+        start = index + 1
+    return found
+
+
+def _carrier(raw: Raw, event: Event) -> int:
+    """The user item that carries the block: the tail's first item, else the task; -1 where there is neither."""
+    if event.cut < len(raw.items) and raw.items[event.cut].role == "user":
+        return event.cut
+    task = raw.layout.task
+    return task if task is not None and task < event.cut else -1

@@ -1,0 +1,266 @@
+"""The dialect of ``/v1/chat/completions``: bytes to items, edits to bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from proxy.core.budget.media import part_tokens
+from proxy.core.conversation.chain import digest
+from proxy.core.conversation.entry import Entry
+from proxy.core.conversation.items import Item, Role
+from proxy.core.conversation.scan import decode, elements, members
+from proxy.core.errors import InvalidRequest
+
+Count = Callable[[str], int]
+
+API = "chat"
+
+LIST = "messages"
+"""The member of the body that holds the items."""
+
+OUTPUT_FIGURES: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
+"""The members that state the output allowance; the first that is set holds."""
+
+PER_MESSAGE = 4
+"""Role and separators of a message; OpenAI's guide to counting gives three plus the role."""
+
+PER_REPLY = 3
+"""What primes the assistant's answer, once a request."""
+
+PER_CALL = 4
+"""Separators of a tool call beside its name, arguments and id."""
+
+ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+_COUNTED_ELSEWHERE = frozenset({"role", "content", "tool_calls", "function_call", "cache_control"})
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def read_item(raw: bytes, count: Count) -> Item:
+    """The item of one message's bytes. Raises ``InvalidRequest`` where it is not a message at all."""
+    message = decode(raw)
+    if not isinstance(message, dict):
+        raise InvalidRequest("Every element of 'messages' must be an object.")
+    role = ROLES.get(str(message.get("role")), "user")
+    media = sum(tokens for part in _parts(message) if (tokens := part_tokens(part)) is not None)
+    text = sum(count(piece) for piece in _counted(message))
+    calls = tuple(name for call in _calls(message) if (name := _call_id(call)))
+    answered = _answered(message)
+    overhead = PER_MESSAGE + PER_CALL * len(_calls(message))
+    return Item(role, overhead + media + text, media, digest(message), calls, (answered,) if answered else ())
+
+
+def read_entry(raw: bytes) -> Entry:
+    """What one message says, for those who write about it."""
+    message = decode(raw)
+    role = ROLES.get(str(message.get("role")), "user")
+    media = tuple(str(part.get("type")) for part in _parts(message) if part_tokens(part) is not None)
+    return Entry(role, _content_text(message), tuple(_call_texts(_calls(message))), media)
+
+
+def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = ()) -> bytes:
+    """The message with *text* (and *media* parts) added before or after its own content.
+
+    The content it had stays one unchanged run of bytes.
+    """
+    source = raw.decode()
+    found = next((f for f in members(source) if f.key == "content"), None)
+    if found is None:
+        close = source.rindex("}")
+        return (source[:close] + ',"content":' + _joined("null", text, before, media) + source[close:]).encode()
+    value = _joined(source[found.start : found.end], text, before, media)
+    return (source[: found.start] + value + source[found.end :]).encode()
+
+
+def _joined(value: str, text: str, before: bool, media: Sequence[bytes]) -> str:
+    if value.startswith('"') and not media:
+        inner = _quoted(text + "\n\n" if before else "\n\n" + text)[1:-1]
+        return value[0] + inner + value[1:] if before else value[:-1] + inner + value[-1]
+    added = ",".join(['{"type":"text","text":' + _quoted(text) + "}", *(part.decode() for part in media)])
+    if value.startswith("["):
+        own = value[1:-1].strip()
+    else:
+        own = '{"type":"text","text":' + value + "}" if value.startswith('"') and value != '""' else ""
+    pieces = [added, own] if before else [own, added]
+    return "[" + ",".join(piece for piece in pieces if piece) + "]" if own or media else _quoted(text)
+
+
+def media_parts(raw: bytes) -> list[bytes]:
+    """The media parts of a message, each as its own bytes."""
+    source = raw.decode()
+    found = next((f for f in members(source) if f.key == "content"), None)
+    if found is None or source[found.start] != "[":
+        return []
+    parts = [source[start:end].encode() for start, end in elements(source, found.start)[0]]
+    values = [(part, decode(part)) for part in parts]
+    return [part for part, value in values if isinstance(value, dict) and part_tokens(value) is not None]
+
+
+def user_message(text: str) -> bytes:
+    """A user message of our own that holds *text*; for conversations that have no user item to carry it."""
+    return b'{"role":"user","content":' + _quoted(text).encode() + b"}"
+
+
+def clipped(raw: bytes, clip: Callable[[str, int], str], count: Count, tokens: int) -> bytes:
+    """The message cut to about *tokens* by clipping its longest texts; roles, names, ids and media stay.
+
+    *clip* shortens one text to so many tokens. String arguments of tool calls stay valid JSON.
+    """
+    room = tokens
+    for _ in range(3):  # what is written back as JSON may take a few tokens more than the texts it is made of
+        message = decode(raw)
+        slots = [(slot, count(slot.text)) for slot in _slots(message)]
+        fixed = read_item(raw, count).tokens - sum(size for _, size in slots)
+        cap = _level([size for _, size in slots], max(0, room - fixed))
+        for slot, size in slots:
+            if size > cap:
+                slot.write(clip(slot.text, cap))
+        result = _quoted(message).encode()
+        excess = read_item(result, count).tokens - tokens
+        if excess <= 0:
+            break
+        room -= excess
+    return result
+
+
+class _Slot:
+    """A place in a decoded message that holds clippable text."""
+
+    def __init__(self, owner: Any, key: Any) -> None:
+        self._owner = owner
+        self._key = key
+        self.text: str = owner[key]
+
+    def write(self, text: str) -> None:
+        self._owner[self._key] = text
+
+
+class _ArgumentSlot(_Slot):
+    """A string value inside the JSON arguments of a tool call: the call's text is written back as JSON."""
+
+    def __init__(self, call: Any, name: str, arguments: Any, path: Any, key: Any) -> None:
+        super().__init__(path, key)
+        self._call = call
+        self._name = name
+        self._arguments = arguments
+
+    def write(self, text: str) -> None:
+        super().write(text)
+        self._call[self._name] = json.dumps(self._arguments, ensure_ascii=False)
+
+
+def _slots(message: dict[str, Any]) -> Iterator[_Slot]:
+    if isinstance(message.get("content"), str):
+        yield _Slot(message, "content")
+    for part in _parts(message):
+        if isinstance(part.get("text"), str):
+            yield _Slot(part, "text")
+    for call in _calls(message):
+        function = call["function"] if isinstance(call.get("function"), dict) else call
+        for name in ("arguments", "input"):
+            if isinstance(function.get(name), str):
+                yield from _argument_slots(function, name)
+
+
+def _argument_slots(function: dict[str, Any], name: str) -> Iterator[_Slot]:
+    try:
+        arguments = json.loads(function[name])
+    except (ValueError, RecursionError):
+        yield _Slot(function, name)  # not JSON to begin with: clipping cannot make it less so
+        return
+    stack: list[Any] = [arguments]
+    while stack:
+        node = stack.pop()
+        pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        for key, value in list(pairs):
+            if isinstance(value, str):
+                yield _ArgumentSlot(function, name, arguments, node, key)
+            else:
+                stack.append(value)
+
+
+def _level(sizes: Sequence[int], room: int) -> int:
+    """The largest cap so that the sizes, each cut to it, take at most *room*."""
+    ordered = sorted(sizes)
+    left = room
+    for index, size in enumerate(ordered):
+        share = left // (len(ordered) - index)
+        if size > share:
+            return share
+        left -= size
+    return ordered[-1] if ordered else 0
+
+
+def _counted(message: Mapping[str, Any]) -> Iterator[str]:
+    """Every text of a message that a provider counts."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content
+    for part in _parts(message):
+        if part_tokens(part) is None:
+            text = part.get("text")
+            yield text if isinstance(text, str) else _quoted(part)
+    for call in _calls(message):
+        yield str(call.get("id") or "")
+    for name, arguments in _call_texts(_calls(message)):
+        yield name
+        yield arguments
+    for key, value in message.items():
+        if key not in _COUNTED_ELSEWHERE and value:
+            yield value if isinstance(value, str) else _quoted(value)
+
+
+def _content_text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in _parts(message) if isinstance(part.get("text"), str))
+
+
+def _call_texts(calls: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Name and argument text of each of *calls*."""
+    for call in calls:
+        function = call.get("function") or call.get("custom") or call
+        if isinstance(function, dict):
+            arguments = function.get("arguments", function.get("input", ""))
+            yield str(function.get("name", "")), arguments if isinstance(arguments, str) else _quoted(arguments)
+
+
+def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    content = message.get("content")
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+
+
+def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    calls = message.get("tool_calls")
+    found = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    legacy = message.get("function_call")
+    return [*found, {"function": legacy}] if isinstance(legacy, dict) else found
+
+
+def _call_id(call: Mapping[str, Any]) -> str:
+    if call.get("id"):
+        return str(call["id"])
+    return "function:" + "".join(name for name, _ in _call_texts([call]))
+
+
+def _answered(message: Mapping[str, Any]) -> str:
+    if message.get("role") == "function":
+        return f"function:{message.get('name', '')}"
+    return str(message["tool_call_id"]) if message.get("tool_call_id") else ""
+
+
+def _quoted(value: Any) -> str:
+    """*value* as JSON text that can be sent as UTF-8; lone surrogates, which cannot, stay escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":")) if _SURROGATE.search(text) else text

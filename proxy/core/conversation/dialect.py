@@ -1,0 +1,38 @@
+"""What every API's dialect offers: bytes to items, edits to bytes. A dialect is a module with these names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from proxy.core.conversation.entry import Entry
+from proxy.core.conversation.items import Item
+
+Count = Callable[[str], int]
+
+
+class Dialect(Protocol):
+    """One API. ``LIST`` names the member that holds the items, ``OUTPUT_FIGURES`` those that state the output."""
+
+    API: str
+    LIST: str
+    OUTPUT_FIGURES: tuple[str, ...]
+    PER_REPLY: int
+
+    def read_item(self, raw: bytes, count: Count) -> Item:
+        """The item of one element's bytes. Raises ``InvalidRequest`` where it is none."""
+
+    def read_entry(self, raw: bytes) -> Entry:
+        """What one element says."""
+
+    def with_text(self, raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = ()) -> bytes:
+        """The element with *text* added before or after its own content, which stays one unchanged run of bytes."""
+
+    def user_message(self, text: str) -> bytes:
+        """A user element of our own."""
+
+    def media_parts(self, raw: bytes) -> list[bytes]:
+        """The media parts of an element, each as its own bytes."""
+
+    def clipped(self, raw: bytes, clip: Callable[[str, int], str], count: Count, tokens: int) -> bytes:
+        """The element cut to about *tokens*."""

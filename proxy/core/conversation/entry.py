@@ -1,0 +1,17 @@
+"""What an item says, read from its bytes when an event has to write about it: the same for every API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.core.conversation.items import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The words of one item: its text, its tool calls as (name, arguments) and the kinds of its media parts."""
+
+    role: Role
+    text: str
+    calls: tuple[tuple[str, str], ...] = ()
+    media: tuple[str, ...] = ()

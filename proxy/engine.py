@@ -1,0 +1,260 @@
+"""The only conductor: fit a request, send it, and once the provider still says "too long", something smaller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, MutableMapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from proxy.core.budget.catalogue import Catalogue, Route
+from proxy.core.budget.figures import Marks, reserve
+from proxy.core.compression.schedule import Demand
+from proxy.core.errors import UllageError
+from proxy.core.overflow.classify import STATUSES, Overflow, classify
+from proxy.core.overflow.stream import Opening
+from proxy.core.report import Report
+from proxy.fitting import Fitter, Plan
+from proxy.ports import Clock, Mode, Reply, Request, Send
+
+RETRIES = 2
+"""How often an overflow is answered with something smaller; then the provider's first error goes to the client."""
+
+HOLD_SECONDS = 5.0
+"""How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
+
+ERROR_BYTES = 1_048_576
+"""An error answer larger than this is passed on without being looked at."""
+
+TOOLS_ALLOWANCE = 512
+"""Tokens that a provider's own rendering of tools may add to what their bytes bound."""
+
+MARKERS = (
+    b'"image', b'"input_', b'"file', b'"document', b'"audio', b'"video',
+    b'"previous_response_id', b'"conversation', b'"prompt',
+)  # fmt: skip
+"""What a body holds when its bytes do not bound its tokens: media, and history kept elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes to the client: the upstream's ``reply`` (``head`` first: bytes already taken from it), or ``error``."""
+
+    report: Report
+    reply: Reply | None = None
+    head: bytes = b""
+    error: UllageError | None = None
+
+
+class _Head(msgspec.Struct):
+    """The few members that decide where a request goes and whether it may need a closer look."""
+
+    model: str = ""
+    stream: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    tools: msgspec.Raw = msgspec.Raw()
+    functions: msgspec.Raw = msgspec.Raw()
+
+
+class Engine:
+    """Fits, sends, recovers. ``learned`` holds windows and count factors that overflows taught, by route and tenant."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        fitter: Fitter,
+        marks: Marks,
+        mode: Mode,
+        learned: MutableMapping[tuple[str, bytes], Learned],
+        clock: Clock,
+    ) -> None:
+        self._catalogue = catalogue
+        self._fitter = fitter
+        self._marks = marks
+        self._mode = mode
+        self._learned = learned
+        self._clock = clock
+
+    def upstream_of(self, model: str) -> str:
+        """The name of the upstream that serves *model*. Raises ``NotFound`` where none does."""
+        return self._catalogue.resolve(model).upstream
+
+    async def exchange(self, request: Request, send: Send) -> Answer:
+        """The answer to *request*: at most one generation is ever paid for.
+
+        Raises ``InvalidRequest`` for a body that cannot be read, and what *send* raises.
+        """
+        started = self._clock()
+        plan = await self.fit(request)
+        spent = self._clock() - started
+        first: tuple[Reply, bytes] | None = None
+        for attempt in range(RETRIES + 1):
+            report = replace(plan.report, retries=attempt, overflows=attempt, overhead_seconds=spent)
+            if plan.error is not None:
+                return Answer(replace(report, outcome="refused", reason=plan.error.code), error=plan.error)
+            assert plan.route is not None
+            reply = await send(plan.route.upstream, plan.body)
+            head, overflow = await self._look(reply, plan)
+            if overflow is None:
+                return Answer(report, reply, head)
+            started = self._clock()
+            first = first or (reply, head)
+            smaller = await self.recover(request, plan, overflow) if attempt < RETRIES else None
+            spent += self._clock() - started
+            if smaller is None:
+                break
+            plan = smaller
+        assert first is not None
+        report = replace(report, overflows=attempt + 1, outcome="degraded", reason="overflow", overhead_seconds=spent)
+        return Answer(report, *first)
+
+    async def fit(self, request: Request) -> Plan:
+        """What to send for *request*: the client's own bytes, or the smaller view of its conversation."""
+        head = _read_head(request.body)
+        if head is None:
+            reading = await self._fitter.outline(request)
+            head = _Head(reading.model, reading.stream, reading.requested)
+        route = self._catalogue.resolve(head.model)
+        stream = head.stream is True
+        report = Report(request.request_id, request.api, head.model, route.upstream, stream)
+        mode = self._mode if request.options.mode == "on" else request.options.mode
+        window, factor = self._window(route, request)
+        if mode == "off" or window is None:
+            reason = "off" if mode == "off" else "unknown-window"
+            return Plan(request.body, replace(report, reason=reason), route)
+        held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
+        if not request.options.compact_now and (bound := self._bound(request.body, head, window - held)):
+            report = replace(report, window=window, budget=window - held, tokens_before=bound, tokens_after=bound)
+            return Plan(request.body, replace(report, bounded=True), route)
+        subject = await self._fitter.measure(request, route, report, window, factor)
+        plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now))
+        if mode == "observe":
+            return Plan(request.body, replace(plan.report, observed=True, outcome="verbatim"), route)
+        return plan
+
+    async def recover(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
+        """Something strictly smaller than *plan*, by what *overflow* states; ``None`` where there is nothing."""
+        assert plan.route is not None
+        if request.options.mode != "on" or self._mode != "on":
+            return None
+        route = plan.route
+        window, factor = self._window(route, request)
+        if overflow.limit and overflow.kind != "payload_too_large":
+            window = min(window, overflow.limit) if window else overflow.limit
+        if window is None:
+            window = 2 * len(request.body)  # nothing is known but that this was too much: the demand below decides
+        subject = await self._fitter.measure(request, route, plan.report, window, factor)
+        sent = plan.tokens if plan.tokens is not None else self._fitter.total(subject)
+        if overflow.prompt and overflow.prompt > sent * factor:
+            factor = overflow.prompt / max(1, sent)
+            subject = await self._fitter.measure(request, route, plan.report, window, factor)
+        self._remember(route, request, overflow, factor)
+        for demand in (Demand(), Demand(force=True, limit=int(0.75 * sent))):
+            smaller = await self._fitter.decide(subject, demand, supersede=True)
+            if smaller.error is None and _is_smaller(smaller, plan, sent):
+                return smaller
+        return None
+
+    def _window(self, route: Route, request: Request) -> tuple[int | None, float]:
+        """The window that holds for this request, in the provider's tokens, and the factor between our counts."""
+        learned = self._learned.get((route.name, request.tenant))
+        stated = learned.window if learned else None
+        known = [figure for figure in (route.window, stated) if figure]
+        window = min(known) if known else None
+        if request.options.window is not None:
+            window = min(window or request.options.window, request.options.window)
+        return window, learned.factor if learned else 1.0
+
+    def _remember(self, route: Route, request: Request, overflow: Overflow, factor: float) -> None:
+        key = (route.name, request.tenant)
+        known = self._learned.get(key) or Learned(None, 1.0)
+        window = overflow.limit if overflow.kind != "payload_too_large" else None
+        if window and known.window:
+            window = min(window, known.window)
+        step = max(known.factor, min(4.0, -(-factor // 0.05) * 0.05))  # quantised: a count a little off moves nothing
+        self._learned[key] = Learned(window or known.window, step)
+
+    def _bound(self, body: bytes, head: _Head, budget: int) -> int:
+        """Tokens that bound the body's input if that alone shows it is under the low mark, else zero."""
+        bound = len(body) + (TOOLS_ALLOWANCE if bytes(head.tools) or bytes(head.functions) else 0)
+        if bound > self._marks.low * budget or any(marker in body for marker in MARKERS):
+            return 0
+        return 0 if body.count(b'"messages"') > 1 or body.count(b'"model"') > 1 else bound
+
+    async def _look(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
+        """The bytes taken from *reply* to find out, and the overflow if it is one."""
+        if reply.status in STATUSES:
+            body, complete = await _read(reply, ERROR_BYTES)
+            counted = plan.tokens if plan.tokens is not None else None
+            encoding = reply.header("content-encoding")
+            return body, classify(reply.status, body, counted, encoding) if complete else None
+        if reply.status != 200 or not plan.report.stream or not _may_overflow(plan):
+            return b"", None
+        if not reply.header("content-type").startswith("text/event-stream") or reply.header("content-encoding"):
+            return b"", None
+        return await _watch(reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What overflows taught about a route: a stated window, and provider tokens per token of our count."""
+
+    window: int | None
+    factor: float
+
+
+async def _watch(reply: Reply) -> tuple[bytes, Overflow | None]:
+    """Hold the opening of a stream until it is clear what it is; all of it, if it is an overflow."""
+    opening, taken = Opening(), [await reply.next_chunk()]
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + HOLD_SECONDS
+    while taken[-1] and opening.feed(taken[-1]) == "undecided":
+        chunk = await _before(deadline, reply.next_chunk())
+        if chunk is None:
+            return b"".join(taken), None
+        taken.append(chunk)
+    if opening.finish() != "overflow":
+        return b"".join(taken), None
+    rest, _ = await _read(reply, ERROR_BYTES, deadline)
+    return b"".join(taken) + rest, opening.overflow
+
+
+async def _read(reply: Reply, limit: int, deadline: float | None = None) -> tuple[bytes, bool]:
+    """The rest of a reply up to *limit* bytes, and whether that was all of it."""
+    taken: list[bytes] = []
+    size = 0
+    while size <= limit:
+        chunk = await (reply.next_chunk() if deadline is None else _before(deadline, reply.next_chunk()))
+        if not chunk:
+            return b"".join(taken), chunk is not None
+        taken.append(chunk)
+        size += len(chunk)
+    return b"".join(taken), False
+
+
+async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await chunk
+    except TimeoutError:
+        return None
+
+
+def _read_head(body: bytes) -> _Head | None:
+    """The head of *body*; ``None`` where it takes the exact scanner to say what it is."""
+    try:
+        return msgspec.json.decode(body, type=_Head)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+
+
+def _may_overflow(plan: Plan) -> bool:
+    budget, after = plan.report.budget, plan.report.tokens_after
+    return budget is None or after is None or after * 2 >= budget
+
+
+def _is_smaller(plan: Plan, than: Plan, sent: int) -> bool:
+    lowered = plan.output is not None and (than.output is None or plan.output < than.output)
+    return plan.body != than.body and ((plan.tokens or 0) < sent or ((plan.tokens or 0) <= sent and lowered))

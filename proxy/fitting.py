@@ -1,0 +1,297 @@
+"""From a request to what goes upstream: read, measure, look up the newest event, fold on, write, splice, verify."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from proxy.core.budget.catalogue import DEFAULT_ENCODING, Route
+from proxy.core.budget.figures import Figures, Marks, Shares, reserve, scaled
+from proxy.core.compression.record import VERSION, Record, dump, load
+from proxy.core.compression.schedule import Demand, Event, Schedule
+from proxy.core.compression.tools import shrink
+from proxy.core.compression.view import Raw, View, assemble, write
+from proxy.core.conversation import chat
+from proxy.core.conversation.chain import chain
+from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.items import Layout, lay_out
+from proxy.core.conversation.outline import TOOLS, Outline, splice
+from proxy.core.errors import ContextTooLong, UllageError
+from proxy.core.report import Report
+from proxy.ports import Recorder, Request
+from proxy.reading import Reader, Reading
+
+DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat})
+
+RENDER_INLINE = 65_536
+"""Bytes of folded items that are digested on the event loop; more goes to a thread."""
+
+MAX_PLACES = 512
+"""Places asked of the store at once; an event is never further back than the room between the marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How views are kept small: the marks, the caps of a block, and when an output figure may be lowered."""
+
+    marks: Marks
+    shares: Shares
+    lower_output: Literal["never", "last", "first"] = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One request under consideration, measured. ``factor``: provider tokens per token of our count."""
+
+    request: Request
+    route: Route
+    reading: Reading
+    layout: Layout
+    figures: Figures
+    factor: float
+    requested: int | None
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes upstream, or why nothing does. ``tokens`` is the view's weight in our own count, if counted."""
+
+    body: bytes
+    report: Report
+    route: Route | None = None
+    tokens: int | None = None
+    subject: Subject | None = None
+    output: int | None = None
+    error: UllageError | None = None
+
+
+class Fitter:
+    """Fits requests into their windows.
+
+    ``records`` is the in-process front of the store, ``tools`` remembers shrunk tool arrays: both bounded mappings.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        recorder: Recorder,
+        policy: Policy,
+        records: MutableMapping[tuple[str, bytes], Record],
+        tools: MutableMapping[tuple[str, int], tuple[str, int]],
+    ) -> None:
+        self._reader = reader
+        self._recorder = recorder
+        self._policy = policy
+        self._records = records
+        self._tools = tools
+
+    async def measure(self, request: Request, route: Route, report: Report, window: int, factor: float) -> Subject:
+        """The request, read and weighed against *window* (in the provider's tokens)."""
+        dialect = DIALECTS[request.api]
+        reading = await self._reader.read(dialect, route.encoding, request.tenant, request.body)
+        requested = reading.outline.requested
+        held = reserve(requested, route.max_output, window)
+        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed)
+        return Subject(request, route, reading, lay_out(reading.items), figures, factor, requested, report)
+
+    async def outline(self, request: Request) -> Outline:
+        """The outline of a request whose body only the exact scanner reads. Raises ``InvalidRequest``."""
+        dialect = DIALECTS[request.api]
+        return (await self._reader.read(dialect, DEFAULT_ENCODING, request.tenant, request.body)).outline
+
+    async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
+        """The plan for *subject*: its own bytes while they fit, else the view of its newest event, verified."""
+        subject, tools = self._shrink_tools(subject)
+        quiet = tools is None and not demand.force and demand.limit is None
+        if quiet and not self._schedule(subject).above_low() and subject.figures.reserve <= subject.figures.window // 2:
+            return self._verbatim(subject, b"")
+        links = self._links(subject)
+        record = await self._newest(subject, links)
+        since = record.event if record else None
+        event, output = self._events(subject, since, demand)
+        if event is None:
+            record = None
+        elif record is None or event != since:
+            supersede = supersede or demand.force or (since is not None and since.place == event.place)
+            record = await self._settle(subject, links, event, supersede=supersede)
+        root = self._root(subject, links)
+        if record is None and tools is None and output is None:
+            plan = self._verbatim(subject, root)
+        else:
+            plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
+        excess = (plan.tokens or 0) + (output or subject.figures.reserve) - subject.figures.window
+        if excess > 0 and tries and event is not None:
+            limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
+            return await self.decide(subject, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
+        if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
+            # The client asked for no room at all: better a short answer than none.
+            tight = replace(subject.figures, reserve=subject.figures.window // 32)
+            return await self.decide(replace(subject, figures=tight), demand, supersede=True)
+        return replace(plan, error=self._refusal(subject, plan.tokens or 0)) if excess > 0 else plan
+
+    def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:
+        items, marks, shares = subject.reading.items, self._policy.marks, self._policy.shares
+        return Schedule(items, subject.layout, figures or subject.figures, marks, shares)
+
+    def _events(self, subject: Subject, since: Event | None, demand: Demand) -> tuple[Event | None, int | None]:
+        """The newest event, and the output figure when it is lowered so that nothing has to be dropped or clipped."""
+        figures, mode = subject.figures, self._policy.lower_output
+        schedule = self._schedule(subject)
+        event = schedule.run(since, demand)
+        if subject.requested is None or mode == "never":
+            return event, None
+        half, fits = figures.window // 2, schedule.fits(event, figures.budget)
+        modest = mode == "last" and figures.reserve <= half
+        if fits and not _lossy(event, since) and (event == since or modest):
+            return event, None
+        for held in (half, min(1024, figures.window // 4)):
+            if held >= figures.reserve:
+                continue
+            relaxed = self._schedule(subject, replace(figures, reserve=held))
+            kinder = relaxed.run(since, demand)
+            if relaxed.fits(kinder, figures.window - held) and not (fits and _lossy(kinder, since)):
+                used = figures.stepped + relaxed.weight(subject.layout.count, kinder)
+                left = max(1, figures.window - used - figures.window // 64)
+                return kinder, left if left < figures.reserve else None
+        return event, None
+
+    def _shrink_tools(self, subject: Subject) -> tuple[Subject, str | None]:
+        """*subject* with a smaller tools array where the tools leave hardly any room; the same on every call."""
+        figures, outline = subject.figures, subject.reading.outline
+        name = next((key for key in TOOLS if key in outline.tokens), None)
+        if name is None or (figures.lasting - figures.fixed) * 4 >= figures.lasting:
+            return subject, None
+        field = outline.fields[name]
+        text = subject.reading.text[field.start : field.end]
+        others = figures.fixed - outline.tokens[name]
+        target = max(0, figures.lasting * 3 // 4 - others)
+        count = self._reader.count(subject.route.encoding)
+        if (text, target) not in self._tools:
+            smaller = shrink(text.encode(), target, count).decode()
+            self._tools[text, target] = (smaller, count(smaller))
+        smaller, tokens = self._tools[text, target]
+        if tokens >= outline.tokens[name]:
+            return subject, None
+        return replace(subject, figures=replace(figures, fixed=others + tokens)), smaller
+
+    def _links(self, subject: Subject) -> tuple[bytes, ...]:
+        request = subject.request
+        return chain(self._recorder.chain_key(request.tenant), request.options.conversation, subject.reading.items)
+
+    @staticmethod
+    def _root(subject: Subject, links: tuple[bytes, ...]) -> bytes:
+        task = subject.layout.task
+        return links[task if task is not None else 0] if links else b""
+
+    async def _newest(self, subject: Subject, links: tuple[bytes, ...]) -> Record | None:
+        """The newest event record on this chain: from memory, unless the store has a newer one."""
+        route, count = subject.route.name, len(links)
+        places = sorted({*subject.layout.places, count} - {0}, reverse=True)[:MAX_PLACES]
+        known = next((i for i, p in enumerate(places) if (route, links[p - 1]) in self._records), len(places))
+        newer = places[:known]
+        if newer:
+            root = self._root(subject, links)
+            found = await self._recorder.newest(subject.request.tenant, root, route, [links[p - 1] for p in newer])
+            record = load(found[1], count) if found else None
+            if found and record and record.event.place == newer[found[0]]:
+                self._records[route, links[record.event.place - 1]] = record
+                return record
+        return self._records[route, links[places[known] - 1]] if known < len(places) else None
+
+    async def _settle(self, subject: Subject, links: tuple[bytes, ...], event: Event, *, supersede: bool) -> Record:
+        """The record of *event*: written here, unless another replica was first; then theirs, if it fits too."""
+        figures, raw = subject.figures, self._raw(subject)
+        count = self._reader.count(subject.route.encoding)
+        folded = raw.spans[event.cut - 1][1] if event.cut else 0
+        if folded <= RENDER_INLINE:
+            block, edits = write(raw, event, count)
+        else:
+            block, edits = await asyncio.to_thread(write, raw, event, count)
+        record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed)
+        route, link, root = subject.route.name, links[event.place - 1], self._root(subject, links)
+        tenant = subject.request.tenant
+        held = await self._recorder.fix(tenant, root, route, link, dump(record), supersede=supersede)
+        theirs = load(held, len(links))
+        if theirs and theirs.event.place == event.place and self._schedule(subject).fits(theirs.event, figures.budget):
+            record = theirs
+        self._records[route, link] = record
+        return record
+
+    def _compacted(
+        self, subject: Subject, root: bytes, record: Record | None, tools: str | None, output: int | None, fresh: bool
+    ) -> Plan:
+        reading, count = subject.reading, self._reader.count(subject.route.encoding)
+        raw = self._raw(subject)
+        if record is None:
+            view = View(reading.body[reading.scan.start : reading.scan.end], sum(i.tokens for i in reading.items))
+        else:
+            view = assemble(raw, record.event, record.block, record.edits, count)
+        outline, edits = reading.outline, {}
+        if tools is not None:
+            edits[next(key for key in TOOLS if key in outline.tokens)] = tools
+        if output is not None:
+            figure = int(output * subject.factor)
+            names = raw.dialect.OUTPUT_FIGURES
+            edits.update({key: str(figure) for key in names if key in outline.fields})
+        at = len(reading.body[: reading.scan.start].decode())
+        body = splice(reading.text, at, view.content, outline, edits)
+        system = sum(reading.items[i].tokens for i in subject.layout.systems)
+        tokens = subject.figures.fixed - system + view.tokens
+        stages = (
+            (record.event.stages if record else ()) + (("tools",) if tools else ()) + (("output",) if output else ())
+        )
+        report = self._report(subject, tokens, root)
+        report = replace(report, outcome="compacted", stages=stages, event=fresh)
+        return Plan(body, report, subject.route, tokens, subject, output)
+
+    def _verbatim(self, subject: Subject, root: bytes) -> Plan:
+        tokens = self.total(subject)
+        return Plan(subject.request.body, self._report(subject, tokens, root), subject.route, tokens, subject)
+
+    def _report(self, subject: Subject, tokens: int, root: bytes) -> Report:
+        figures, factor = subject.figures, subject.factor
+        return replace(
+            subject.report,
+            window=int(figures.window * factor),
+            budget=int(figures.budget * factor),
+            tokens_before=int(self.total(subject) * factor),
+            tokens_after=int(tokens * factor),
+            conversation=base64.urlsafe_b64encode(root[:12]).decode(),
+        )
+
+    @staticmethod
+    def total(subject: Subject) -> int:
+        """Tokens of the request as the client sent it."""
+        reading = subject.reading
+        return reading.fixed + sum(item.tokens for item in reading.items if item.role != "system")
+
+    @staticmethod
+    def _raw(subject: Subject) -> Raw:
+        reading, dialect = subject.reading, DIALECTS[subject.request.api]
+        return Raw(reading.body, reading.scan.spans, reading.items, subject.layout, dialect)
+
+    @staticmethod
+    def _refusal(subject: Subject, tokens: int) -> ContextTooLong:
+        figures, factor = subject.figures, subject.factor
+        outline = subject.reading.outline.tokens
+        regions = {"tools": sum(outline.get(key, 0) for key in TOOLS)}
+        regions["system messages"] = sum(subject.reading.items[i].tokens for i in subject.layout.systems)
+        regions["newest messages"] = tokens - figures.fixed
+        largest = max(regions, key=lambda name: regions[name])
+        return ContextTooLong(
+            tokens=int(tokens * factor),
+            limit=int(figures.window * factor),
+            reserve=int(figures.reserve * factor),
+            largest=largest,
+            largest_tokens=int(regions[largest] * factor),
+        )
+
+
+def _lossy(event: Event | None, since: Event | None) -> bool:
+    """Whether a new event drops or clips."""
+    return event is not None and event != since and not {"drop", "clip"}.isdisjoint(event.stages)

@@ -1,0 +1,45 @@
+"""What the server needs to know, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one process: bytes, counts and seconds.
+
+    ``body`` bounds a managed body, as sent and inflated; ``peek`` a relayed JSON body read to learn its model;
+    ``held`` all request bodies in memory together. A body has ``body_seconds`` plus its size over ``body_rate``.
+    ``write`` is how long a client may take nothing of what waits for it, ``idle`` the pause allowed in an upload.
+    """
+
+    body: int = 64 * 2**20
+    peek: int = 2**20
+    held: int = 512 * 2**20
+    in_flight: int = 4096
+    body_seconds: float = 10.0
+    body_rate: int = 64 * 2**10
+    keep_alive: float = 15.0
+    header: int = 32 * 2**10
+    write: float = 60.0
+    idle: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Who may come in, where unnamed models go, and how much is taken.
+
+    ``keyed_upstreams`` are those with an API key of their own: behind ``access_keys`` only stateless routes reach
+    them, unless ``relay`` is ``all``. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
+    """
+
+    default_upstream: str
+    version: str = ""
+    access_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    keyed_upstreams: frozenset[str] = frozenset()
+    relay: Literal["stateless", "all"] = "stateless"
+    origins: frozenset[str] = frozenset()
+    limits: Limits = Limits()

@@ -1,0 +1,70 @@
+"""Client connections: aiohttp's parser and loop, with static errors and an end that loses no request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
+
+from aiohttp import web
+
+from proxy.core.errors import InvalidRequest, UllageError, error_body
+from proxy.server.config import Limits
+from proxy.server.outgoing import Outgoing
+
+Handler = Callable[[web.BaseRequest], Awaitable[Outgoing]]
+
+_UNREADABLE: Final = error_body(InvalidRequest("This is not a valid HTTP/1.1 request."), "chat")
+_BROKEN: Final = error_body(UllageError(), "chat")
+
+
+class Connection(web.RequestHandler):
+    """One client connection."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,  # noqa: ARG002
+        message: str | None = None,  # noqa: ARG002
+    ) -> web.StreamResponse:
+        """A closing answer that repeats nothing of what was sent."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun")
+        response = web.Response(
+            status=status, body=_UNREADABLE if status == 400 else _BROKEN, content_type="application/json"
+        )
+        response.force_close()
+        return response
+
+    def close_if_idle(self) -> None:
+        """Close the connection if no request is being read, waiting or answered on it."""
+        if self._current_request is None and not self._messages:
+            self.close()
+
+
+class Listener(web.Server):
+    """Makes connections; knows those that are open."""
+
+    def __init__(self, handler: Handler, limits: Limits) -> None:
+        super().__init__(
+            cast("Any", handler),
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=limits.keep_alive,
+            lingering_time=2.0,
+            max_line_size=limits.header,
+            max_field_size=limits.header,
+            max_headers=256,
+            auto_decompress=False,
+        )
+        self._options = dict(self._kwargs)
+
+    def __call__(self) -> Connection:
+        """A new connection."""
+        return Connection(self, loop=asyncio.get_running_loop(), **self._options)
+
+    def close_idle(self) -> None:
+        """Close the connections on which nothing is under way."""
+        for connection in self.connections:
+            cast("Connection", connection).close_if_idle()

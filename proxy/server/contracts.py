@@ -1,0 +1,57 @@
+"""What the server is handed, by shape."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol
+
+from proxy import ports
+from proxy.core.errors import UllageError
+from proxy.core.report import Report
+
+
+class Answer(Protocol):
+    """What the engine decided and got. ``head`` are body bytes it already took from ``reply``."""
+
+    @property
+    def report(self) -> Report:
+        """What is known so far."""
+
+    @property
+    def reply(self) -> ports.Reply | None:
+        """The upstream's answer; ``None`` when the request was refused."""
+
+    @property
+    def head(self) -> bytes:
+        """Bytes to send before the rest of the reply."""
+
+    @property
+    def error(self) -> UllageError | None:
+        """Why it was refused."""
+
+
+class Engine(Protocol):
+    """Handles managed requests."""
+
+    async def exchange(self, request: ports.Request, send: ports.Send) -> Answer:
+        """The answer to *request*. Raises ``UllageError``."""
+
+
+class Upstream(Protocol):
+    """Sends requests to named upstreams."""
+
+    async def send(
+        self,
+        target: str,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | AsyncIterator[bytes] | None,
+    ) -> ports.Reply:
+        """The answer once its head is here. Raises ``UllageError``."""
+
+
+Route = Callable[[str], str]
+Observe = Callable[[Report, float], None]
+Metrics = Callable[[], tuple[bytes, str]]
+Status = Callable[[], Mapping[str, object]]

@@ -1,0 +1,268 @@
+"""The walk of one request through the server: admitted, read, answered by the engine or relayed, reported once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import re
+import time
+import traceback
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from proxy import ports
+from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.report import Report, Usage
+from proxy.server import answers, cors
+from proxy.server.access import Access
+from proxy.server.body import BodyReader, Upload, inflated
+from proxy.server.config import ServerConfig
+from proxy.server.contracts import Engine, Observe, Route, Upstream
+from proxy.server.gate import Gate
+from proxy.server.intake import Intake, options, read_headers
+from proxy.server.local import Local
+from proxy.server.outgoing import ClientLeft, Outgoing
+from proxy.server.routes import MANAGED, api_path, is_local, is_stateless, wire
+from proxy.server.usage import UsageTap
+
+_LOG: Final = logging.getLogger(__name__)
+# What a client that did not wait is logged as, after a web server's custom.
+_LEFT: Final = 499
+_MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
+
+
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+_NAMED: Final = msgspec.json.Decoder(_Named)
+
+
+class Call:
+    """One request while it is under way."""
+
+    __slots__ = ("cors", "out", "report", "tap", "wire")
+
+    def __init__(self, out: Outgoing, report: Report, api: str) -> None:
+        self.out = out
+        self.report = report
+        self.wire = api
+        self.tap: UsageTap | None = None
+        self.cors: list[tuple[str, str]] = []
+
+    def note(self, reason: str, status: int = 0) -> None:
+        """Remember why the request did not end as it should have; the first reason stands."""
+        report = self.report
+        self.report = replace(report, reason=report.reason or reason, status=self.out.status or status)
+
+    def final(self) -> Report:
+        """The report with the status and usage that were seen."""
+        usage = self.tap.usage if self.tap is not None else Usage()
+        return replace(self.report, status=self.out.status or self.report.status, usage=usage)
+
+
+class Handler:
+    """Handles every request of one process."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: Engine,
+        upstream: Upstream,
+        route: Route,
+        observe: Observe,
+        access: Access,
+        gate: Gate,
+        local: Local,
+    ) -> None:
+        self._config = config
+        self._limits = config.limits
+        self._engine = engine
+        self._upstream = upstream
+        self._route = route
+        self._observe = observe
+        self._access = access
+        self._gate = gate
+        self._local = local
+        self._prefix = os.urandom(6).hex()
+        self._count = itertools.count(1)
+
+    async def __call__(self, request: web.BaseRequest) -> Outgoing:
+        """The answer, written."""
+        out = Outgoing(request, self._limits.write)
+        path_qs = answers.target(request.raw_path)
+        path = path_qs.partition("?")[0]
+        if is_local(path):
+            out.keep_alive = out.keep_alive and not self._gate.draining
+            await self._local.answer(request, path, out)
+            return out
+        began = time.perf_counter()
+        managed = request.method == "POST" and path in MANAGED
+        api = MANAGED[path] if managed else "relay"
+        call = Call(out, Report(f"{self._prefix}-{next(self._count):x}", api), wire(path))
+        task = self._gate.enter()
+        try:
+            await self._guarded(request, path_qs, call)
+        finally:
+            self._gate.leave(task)
+            if self._gate.draining:
+                out.keep_alive = False
+            self._observe(call.final(), time.perf_counter() - began)
+        return out
+
+    async def _guarded(self, request: web.BaseRequest, path_qs: str, call: Call) -> None:
+        try:
+            await self._serve(request, path_qs, call)
+        except asyncio.CancelledError:
+            if not self._gate.cutting or request.transport is None:
+                call.note("client_left", _LEFT)
+                raise
+            self._fail(request, call, answers.ShuttingDown())
+        except ClientLeft:
+            call.note("client_left", _LEFT)
+            call.out.abort()
+        except UllageError as error:
+            self._fail(request, call, error)
+        except Exception as error:  # noqa: BLE001 - the server's edge: a bug costs one request, never the process
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            # Not the message: it may quote the request.
+            _LOG.error("request failed: %s\n%s", type(error).__name__, frames)
+            self._fail(request, call, UllageError())
+
+    async def _serve(self, request: web.BaseRequest, path_qs: str, call: Call) -> None:
+        intake = read_headers(request.raw_headers)
+        origin = self._access.check_origin(intake)
+        if origin:
+            call.cors = cors.answer_headers(origin)
+            if cors.is_preflight(request):
+                answers.empty(call.out, 204, [*call.cors, *cors.preflight_headers(request)])
+                return
+        self._gate.check()
+        tenant = self._access.admit(intake)
+        path = path_qs.partition("?")[0]
+        if request.method == "CONNECT" or not path.startswith("/"):
+            raise InvalidRequest("This is a reverse proxy: send the path of an API route.")
+        if intake.seen.get("upgrade", "").lower() == "websocket" and api_path(path) == "responses":
+            raise answers.UpgradeRefused()
+        reader = BodyReader(request.content, request.content_length, self._limits, self._gate.held)
+        try:
+            if call.report.api == "relay":
+                await self._relay(request, path_qs, call, intake, reader)
+            else:
+                await self._managed(request, path_qs, call, intake, reader, tenant)
+        finally:
+            reader.release()
+
+    async def _managed(
+        self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake, reader: BodyReader, tenant: bytes
+    ) -> None:
+        wishes = options(intake.own)
+        reader.reserve()
+        answers.invite(request, intake)
+        body = await reader.whole()
+        encoding = intake.seen.get("content-encoding")
+        if encoding is not None:
+            body = await inflated(body, encoding, self._limits.body)
+            reader.take(max(0, len(body) - reader.taken))
+            intake.drop(("content-encoding",))
+        headers = intake.forward
+
+        async def send(upstream: str, data: bytes) -> ports.Reply:
+            return await self._upstream.send(upstream, "POST", path_qs, headers, data)
+
+        wanted = ports.Request(call.report.api, body, tenant, call.report.request_id, wishes)
+        answer = await self._engine.exchange(wanted, send)
+        call.report = answer.report
+        if answer.reply is None:
+            raise answer.error or UllageError()
+        await self._pass(call, answer.reply, answer.head)
+
+    async def _relay(
+        self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake, reader: BodyReader
+    ) -> None:
+        answers.invite(request, intake)
+        headers = intake.forward
+        body: bytes | AsyncIterator[bytes] | None = None
+        model = ""
+        if request.can_read_body:
+            first, complete = b"", False
+            if intake.seen.get("content-type", "").lower().startswith("application/json"):
+                first, complete = await reader.peek()
+                model = "" if "content-encoding" in intake.seen else named_model(first, complete=complete)
+            body = first
+            if not complete:
+                body = Upload(first, request.content, self._limits.idle)
+                if request.content_length is not None:
+                    headers.append(("Content-Length", str(request.content_length)))
+        upstream = self._route(model) if model else self._config.default_upstream
+        call.report = replace(call.report, model=model, upstream=upstream)
+        self._check_stateless(request.method, path_qs.partition("?")[0], upstream)
+        reply = await self._upstream.send(upstream, request.method, path_qs, headers, body)
+        await self._pass(call, reply, b"")
+
+    def _check_stateless(self, method: str, path: str, upstream: str) -> None:
+        config = self._config
+        if not config.access_keys or upstream not in config.keyed_upstreams or config.relay == "all":
+            return
+        if not is_stateless(method, path):
+            raise Forbidden(
+                "Behind shared access keys only stateless routes are relayed: what others keep under the upstream's "
+                "key could be read on this path (server.relay: all allows it)."
+            )
+
+    async def _pass(self, call: Call, reply: ports.Reply, first: bytes) -> None:
+        out = call.out
+        streamed = reply.header("content-type").startswith("text/event-stream")
+        if streamed and not call.report.stream:
+            call.report = replace(call.report, stream=True)
+        tap = call.tap = UsageTap(reply.header("content-encoding"))
+        try:
+            answers.start(call.out, reply, call.report, call.cors)
+            chunk = first or await reply.next_chunk()
+            while chunk:
+                out.write(chunk)
+                tap.feed(chunk)
+                if out.paused:
+                    await out.drain()
+                chunk = await reply.next_chunk()
+            out.finish()
+        except (UpstreamUnreachable, UpstreamTimeout):
+            call.note("upstream_stream_error")
+            event = streamed and not reply.header("content-encoding")
+            out.break_off(answers.last_event(answers.StreamBroken(), call.wire) if event else b"")
+        finally:
+            reply.close()
+
+    def _fail(self, request: web.BaseRequest, call: Call, error: UllageError) -> None:
+        out = call.out
+        if out.ended:
+            return
+        try:
+            if out.status:
+                call.note(error.code)
+                streamed = call.report.stream
+                out.break_off(answers.last_event(error, call.wire) if streamed else b"")
+                return
+            if not request.content.is_eof():
+                out.keep_alive = False
+            call.report = replace(call.report, outcome="refused", reason=call.report.reason or error.code)
+            answers.refuse(out, error, call.wire, call.report, call.cors)
+        except ClientLeft:
+            call.note("client_left", _LEFT)
+
+
+def named_model(body: bytes, *, complete: bool) -> str:
+    """The model a JSON body names, or an empty string; of a part of a body only a leading ``model`` is seen."""
+    if not complete:
+        found = _MODEL_FIRST.match(body)
+        return found[1].decode("utf-8", "replace") if found else ""
+    try:
+        return _NAMED.decode(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,138 @@
+"""One pass over a request's headers: what goes on, what is meant for the proxy, who is asking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final, cast
+
+from proxy.core.errors import InvalidRequest
+from proxy.ports import Mode, Options
+
+# "expect" is answered here, "host" and "content-length" are written anew, the rest belongs to one connection.
+STAYS: Final = frozenset(
+    {
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "http2-settings",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key"})
+_SINGLE: Final = CREDENTIALS | {
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "origin",
+    "sec-fetch-site",
+    "transfer-encoding",
+    "upgrade",
+}
+_PROXY: Final = "x-ullage-"
+_PLAIN: Final = frozenset({"", "keep-alive", "close"})
+_LABEL: Final = 256
+_CACHED: Final = 64
+_FORWARD, _SEEN, _OWN = 1, 2, 4
+
+
+@dataclass(slots=True)
+class Intake:
+    """A request's headers, sorted: ``own`` holds ``x-ullage-*`` by the rest of the name, ``seen`` the singles."""
+
+    forward: list[tuple[str, str]] = field(default_factory=list)
+    seen: dict[str, str] = field(default_factory=dict)
+    own: dict[str, str] = field(default_factory=dict)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Keep the headers called *names* (lower case) from being forwarded."""
+        gone = frozenset(names)
+        self.forward = [pair for pair in self.forward if pair[0].lower() not in gone]
+
+
+def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Intake:
+    """The sorted raw headers; a credential given twice is refused, because two readers could take different ones."""
+    intake = Intake()
+    forward, seen = intake.forward, intake.seen
+    for raw_name, raw_value in headers:
+        spelled, name, kind = _known(raw_name) if len(raw_name) <= _CACHED else _sort(raw_name)
+        value = raw_value.decode("utf-8", "surrogateescape")
+        if kind & _FORWARD:
+            forward.append((spelled, value))
+        if kind & _SEEN:
+            if name in seen:
+                if name in CREDENTIALS:
+                    raise InvalidRequest(f"The header {name} was sent more than once.")
+                value = f"{seen[name]}, {value}"
+            seen[name] = value
+        elif kind & _OWN:
+            intake.own[name[len(_PROXY) :]] = value
+    connection = seen.get("connection", "")
+    if connection.lower() not in _PLAIN:
+        # Never let a client use this to strip what decides who it is.
+        named = {token.strip().lower() for token in connection.split(",")} - CREDENTIALS
+        intake.drop(named)
+    return intake
+
+
+def options(own: Mapping[str, str]) -> Options:
+    """The caller's wishes. Raises ``InvalidRequest`` naming the header and what it may hold."""
+    if not own:
+        return _DEFAULT
+    return Options(
+        mode=cast("Mode", _one_of(own, "mode", ("on", "observe", "off"), "on")),
+        conversation=_label(own, "conversation"),
+        window=_window(own),
+        compact_now=_one_of(own, "compact", ("now",), "") == "now",
+        project=_label(own, "project"),
+        task_size=_one_of(own, "task-size", ("tiny", "small", "medium", "large"), ""),
+    )
+
+
+def _sort(raw: bytes) -> tuple[str, str, int]:
+    """A header name as spelled and in lower case, and what is done with it."""
+    spelled = raw.decode("ascii", "replace")
+    name = spelled.lower()
+    if name.startswith(_PROXY):
+        return spelled, name, _OWN
+    stays = name in STAYS or name.startswith("proxy-")
+    return spelled, name, (0 if stays else _FORWARD) | (_SEEN if name in _SINGLE else 0)
+
+
+# Clients send the same dozen names all day; long ones are not worth the memory.
+_known: Final = lru_cache(maxsize=1024)(_sort)
+_DEFAULT: Final = Options()
+
+
+def _one_of(own: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
+    value = own.get(name)
+    if value is None:
+        return default
+    if value not in allowed:
+        raise InvalidRequest(f"The header x-ullage-{name} must be one of: {', '.join(allowed)}.")
+    return value
+
+
+def _label(own: Mapping[str, str], name: str) -> str:
+    value = own.get(name, "")
+    if len(value) > _LABEL or not value.isprintable():
+        raise InvalidRequest(f"The header x-ullage-{name} must be at most {_LABEL} printable characters.")
+    return value
+
+
+def _window(own: Mapping[str, str]) -> int | None:
+    value = own.get("window")
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) <= 9 and int(value) > 0):
+        raise InvalidRequest("The header x-ullage-window must be a whole number of tokens between 1 and 999999999.")
+    return int(value)

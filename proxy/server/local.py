@@ -1,0 +1,70 @@
+"""The routes that are the proxy's own: health, metrics, status. Never counted, never relayed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Final
+
+from aiohttp import web
+
+from proxy.core.errors import NotFound, UllageError, error_body
+from proxy.server.access import Access
+from proxy.server.contracts import Metrics, Status
+from proxy.server.gate import Gate
+from proxy.server.intake import read_headers
+from proxy.server.outgoing import Outgoing
+from proxy.server.routes import LIVE, READY
+
+_STATUS: Final = "/ullage/api/status"
+
+
+class Local:
+    """Answers what ``routes.is_local`` names."""
+
+    def __init__(self, version: str, access: Access, gate: Gate, metrics: Metrics, status: Status) -> None:
+        self._version = version
+        self._access = access
+        self._gate = gate
+        self._metrics = metrics
+        self._status = status
+        self.loopback = False
+
+    async def answer(self, request: web.BaseRequest, path: str, out: Outgoing) -> None:
+        """Write the whole answer."""
+        try:
+            status, body, kind = await self._respond(request, path)
+        except UllageError as error:
+            status, body, kind = error.status, error_body(error, "chat"), "application/json"
+        headers = [("content-type", kind), ("content-length", str(len(body))), ("cache-control", "no-store")]
+        out.start(status, headers, sized=True)
+        out.write(body)
+        out.finish()
+
+    async def _respond(self, request: web.BaseRequest, path: str) -> tuple[int, bytes, str]:
+        if request.method not in ("GET", "HEAD"):
+            raise NotFound(f"There is no such route: {request.method} on this path.")
+        if path in LIVE:
+            return _json(200, {"status": "ok"})
+        if path in READY:
+            return self._ready()
+        if path == "/metrics":
+            body, kind = await asyncio.to_thread(self._metrics)
+            return 200, body, kind
+        if path == "/":
+            return _json(200, {"service": "ullage", "version": self._version, "health": "/health/ready"})
+        if path == _STATUS:
+            intake = read_headers(request.raw_headers)
+            self._access.check_origin(intake)
+            self._access.check_admin(intake, request.headers.keys(), loopback=self.loopback)
+            return _json(200, dict(self._status()))
+        raise NotFound("There is no such page.")
+
+    def _ready(self) -> tuple[int, bytes, str]:
+        if self._gate.draining:
+            return _json(503, {"status": "draining"})
+        return _json(200, {"status": "ready"}) if self._gate.ready else _json(503, {"status": "starting"})
+
+
+def _json(status: int, value: dict[str, object]) -> tuple[int, bytes, str]:
+    return status, json.dumps(value).encode(), "application/json"

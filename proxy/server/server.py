@@ -1,0 +1,84 @@
+"""The HTTP server of one process: construct, start, drain, close."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+
+from proxy.server.access import Access
+from proxy.server.config import ServerConfig
+from proxy.server.connection import Listener
+from proxy.server.contracts import Engine, Metrics, Observe, Route, Status, Upstream
+from proxy.server.gate import Gate
+from proxy.server.handler import Handler
+from proxy.server.local import Local
+
+
+class Server:
+    """Serves the API. ``route`` names a model's upstream; ``observe`` gets each request's report and seconds once.
+
+    ``metrics`` gives the exposition and its content type (called in a thread), ``status`` what the admin API shows.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: Engine,
+        upstream: Upstream,
+        route: Route,
+        observe: Observe,
+        metrics: Metrics,
+        status: Status,
+    ) -> None:
+        access = Access(config)
+        self._gate = Gate(config.limits)
+        self._local = Local(config.version, access, self._gate, metrics, status)
+        self._limits = config.limits
+        self._handler = Handler(config, engine, upstream, route, observe, access, self._gate, self._local)
+        self._listener: Listener | None = None
+        self._sockets: asyncio.Server | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are under way."""
+        return len(self._gate)
+
+    def set_ready(self, ready: bool) -> None:
+        """Say on ``/health/ready`` whether requests are welcome; ``start`` sets it."""
+        self._gate.ready = ready
+
+    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """The port that is listened on; *port* 0 takes a free one. Raises ``OSError`` when it is taken."""
+        self._listener = Listener(self._handler, self._limits)
+        self._local.loopback = _is_loopback(host)
+        self._sockets = await asyncio.get_running_loop().create_server(
+            self._listener, host, port, reuse_port=reuse_port, backlog=1024
+        )
+        self._gate.ready = True
+        actual: int = self._sockets.sockets[0].getsockname()[1]
+        return actual
+
+    async def drain(self, seconds: float) -> None:
+        """Say unready, refuse new requests, let running ones finish for *seconds*, then end them with a word.
+
+        The port stays open meanwhile, so that health checks get an answer and callers a readable 503.
+        """
+        self._gate.draining = True
+        if self._listener is not None:
+            self._listener.close_idle()
+        await self._gate.drain(seconds)
+
+    async def close(self) -> None:
+        """Stop listening and drop what is left, at once."""
+        if self._sockets is not None:
+            self._sockets.close()
+        await self.drain(0)
+        if self._listener is not None:
+            await self._listener.shutdown(0.5)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

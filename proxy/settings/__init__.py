@@ -1,0 +1,42 @@
+"""Configuration: read from YAML, environment and flags, here and nowhere else; errors name file, line, key, remedy."""
+
+from proxy.settings.data import ModelFacts, model_table, packaged, version
+from proxy.settings.load import Overrides, load
+from proxy.settings.model import (
+    Compression,
+    Limits,
+    Model,
+    Server,
+    Settings,
+    Store,
+    Telemetry,
+    Timeouts,
+    Upstream,
+    is_loopback,
+    refuse_open,
+)
+from proxy.settings.problems import Problem, SettingsError
+from proxy.settings.summary import summary
+
+__all__ = [
+    "Compression",
+    "Limits",
+    "Model",
+    "ModelFacts",
+    "Overrides",
+    "Problem",
+    "Server",
+    "Settings",
+    "SettingsError",
+    "Store",
+    "Telemetry",
+    "Timeouts",
+    "Upstream",
+    "is_loopback",
+    "load",
+    "model_table",
+    "packaged",
+    "refuse_open",
+    "summary",
+    "version",
+]

@@ -1,0 +1,127 @@
+"""Kinds of values: how each is read, what it refuses, and how a refusal is worded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, SecretStr, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+MIB = 1024 * 1024
+_SIZE = re.compile(r"^\s*(\d+)\s*(B|KiB|MiB|GiB)?\s*$", re.IGNORECASE)
+_UNITS = {"b": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB}
+
+Trouble = tuple[tuple[str | int, ...], str, str]
+"""Where (below the model that found it), what is wrong, and what to do."""
+
+
+def refuse(troubles: list[Trouble]) -> None:
+    """Raise pydantic's error for all of *troubles*, or do nothing when there are none."""
+    if troubles:
+        raise PydanticCustomError("trouble", "does not add up", {"troubles": troubles})
+
+
+def _fault(message: str, remedy: str) -> PydanticCustomError:
+    return PydanticCustomError("trouble", "is not usable", {"troubles": [((), message, remedy)]})
+
+
+def _size(value: Any) -> Any:
+    if isinstance(value, str) and (found := _SIZE.match(value)):
+        return int(found[1]) * _UNITS[(found[2] or "B").lower()]
+    return value
+
+
+def _words(value: Any) -> Any:
+    # An environment variable or a secret from a file has no list syntax of its own.
+    if isinstance(value, str):
+        return [word.strip() for word in re.split(r"[,\n]", value) if word.strip()]
+    return value
+
+
+def _switch(value: Any) -> Any:
+    # YAML 1.1 tools (Helm's toYaml among them) turn the words on and off into booleans on their way here.
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value
+
+
+def _secret(value: Any) -> Any:
+    if value == "":
+        return None
+    if isinstance(value, str) and not (value.isascii() and value.isprintable() and " " not in value):
+        raise _fault("holds a character that no HTTP header can carry", "Remove spaces, line ends and non-ASCII text.")
+    return value
+
+
+def _access_key(value: Any) -> Any:
+    if value in ("", None):
+        raise _fault("is an empty access key, which would let everybody in", "Give the key, or take the entry out.")
+    return _secret(value)
+
+
+def _url(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    remedy = "Write it like https://api.openai.com/v1 or http://127.0.0.1:8000/v1."
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError as error:
+        raise _fault(f"is no URL ({error})", remedy) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise _fault("is no http(s) URL", remedy)
+    if parts.query or parts.fragment or "?" in value or "#" in value:
+        raise _fault("has a query or fragment", "Leave out everything from the ? or # on.")
+    if "@" in parts.netloc:
+        raise _fault("has a user or password in it", "Put the key in api_key and leave the URL plain.")
+    if port == 0 or not value.isascii() or not value.isprintable() or " " in value:
+        raise _fault("has a port or character no connection can use", remedy)
+    return value.rstrip("/")
+
+
+def _store_url(value: Any) -> Any:
+    schemes = ("redis://", "rediss://", "unix://", "redis+sentinel://", "redis+cluster://")
+    if isinstance(value, str) and value not in ("embedded", "memory") and not value.startswith(schemes):
+        raise _fault("names no kind of store", f"Use embedded, memory, or a URL beginning with {', '.join(schemes)}.")
+    return value
+
+
+def _learn(value: Any) -> Any:
+    if value == "learn" or (isinstance(value, str) and value.isdecimal()):
+        return value if value == "learn" else int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _fault("is neither learn nor a number of tokens", "Write learn, or a window such as 131072.")
+    return value
+
+
+def _path(value: Any) -> Any:
+    return Path(value).expanduser() if isinstance(value, str) and value else value
+
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(_size),
+    Field(gt=0),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]+ *[KMG]iB$"}]}),
+]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Tokens = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Secret = Annotated[SecretStr, BeforeValidator(_secret)]
+OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_secret)]
+AccessKey = Annotated[SecretStr, BeforeValidator(_access_key)]
+FilePath = Annotated[Path, BeforeValidator(_path)]
+UnknownWindow = Annotated[
+    int | Literal["learn"],
+    BeforeValidator(_learn),
+    WithJsonSchema({"anyOf": [{"const": "learn"}, {"type": "integer", "minimum": 1}]}),
+]
+
+
+Words = BeforeValidator(_words)
+Switch = BeforeValidator(_switch)
+BaseUrl = Annotated[str, BeforeValidator(_url)]
+StoreUrl = Annotated[str, BeforeValidator(_store_url)]

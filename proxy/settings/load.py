@@ -1,0 +1,204 @@
+"""From file, environment and flags to settings. The only place that reads any of them."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from proxy.settings.model import Settings
+from proxy.settings.problems import Path, Problem, SettingsError, key_name
+from proxy.settings.source import LISTS, Origin, Source, lay_over, parse_inline, read_yaml, walk
+
+PREFIX = "ULLAGE_"
+SECRETS = ("api_key", "key", "admin_key", "access_keys")
+
+Overrides = Mapping[tuple[str, ...], object]
+"""Values from the command line by path; a list's entry is addressed by name or number: ``("models", "*", ...)``."""
+
+
+def load(path: str | FilePath | None, overrides: Overrides, environ: Mapping[str, str]) -> Settings:
+    """The settings in force: *overrides* over ``ULLAGE_SECTION__KEY`` in *environ* over the file over defaults.
+
+    Raises ``SettingsError`` with everything that is wrong.
+    """
+    source = Source() if path is None else read_yaml(FilePath(path), environ)
+    _overlay_environment(source, environ)
+    for key, value in overrides.items():
+        lay_over(source, key, value, Origin("the command line"))
+    folder = FilePath.cwd() if path is None else FilePath(path).parent
+    _read_secret_files(source, folder)
+    settings: Settings | None = None
+    try:
+        settings = Settings.model_validate(source.values)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False, include_input=False):
+            _translate(source, typing.cast("dict[str, Any]", detail))
+    if source.problems or settings is None:
+        raise SettingsError(sorted(source.problems, key=lambda problem: (problem.file, problem.line or 0)))
+    return settings
+
+
+def _overlay_environment(source: Source, environ: Mapping[str, str]) -> None:
+    for name in sorted(environ):
+        path = tuple(name.removeprefix(PREFIX).lower().split("__"))
+        # Kubernetes sets ULLAGE_PORT and its like for a service of that name: without a section they mean nothing here.
+        if not name.startswith(PREFIX) or (len(path) == 1 and path not in LISTS):
+            continue
+        if len(path) > 1 and path[-2] == "headers":
+            path = (*path[:-1], path[-1].replace("_", "-"))  # no variable's name can hold a dash
+        origin = Origin(f"environment variable {name}")
+        try:
+            value: object = parse_inline(environ[name]) if _is_container(path, environ[name]) else environ[name]
+            lay_over(source, path, value, origin)
+        except ValueError as error:
+            remedy = "Write it as in the file, on one line."
+            source.problems.append(Problem(origin.file, None, key_name(path), str(error), remedy))
+
+
+def _is_container(path: tuple[str, ...], text: str) -> bool:
+    """Whether the setting at *path* is a list or section and *text* is written as one."""
+    if not text.lstrip().startswith(("[", "{")):
+        return False
+    kinds = {str, SecretStr, FilePath}
+    return not any(inner in kinds for inner in _flat(_annotation(path))) or _is_list(_annotation(path))
+
+
+def _is_list(annotation: object) -> bool:
+    return any(typing.get_origin(inner) in (tuple, list, dict) for inner in _flat(annotation))
+
+
+def _flat(annotation: object) -> list[Any]:
+    """The plain types in *annotation*, looking through Annotated and unions."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _flat(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [inner for part in typing.get_args(annotation) for inner in _flat(part)]
+    return [annotation]
+
+
+def _annotation(path: Path) -> object:
+    """The declared type at *path*; ``None`` when there is no such setting."""
+    annotation: object = Settings
+    for step in path:
+        annotation = _below(annotation, step)
+    return annotation
+
+
+def _below(annotation: object, step: str | int) -> object:
+    for inner in _flat(annotation):
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found = inner.model_fields.get(str(step))
+            return found.annotation if found else None
+        if typing.get_origin(inner) is tuple:
+            return typing.get_args(inner)[0]
+        if typing.get_origin(inner) is dict:
+            return typing.get_args(inner)[1]
+    return None
+
+
+def _read_secret_files(source: Source, folder: FilePath) -> None:
+    for path, mapping in walk(source.values):
+        for name in SECRETS:
+            file = mapping.get(f"{name}_file")
+            if not isinstance(file, str) or not file or not _annotation((*path, f"{name}_file")):
+                continue
+            here = (*path, f"{name}_file")
+            if mapping.get(name):
+                source.trouble(here, f"{name} is set as well", f"Keep {name} or {name}_file.")
+                continue
+            try:
+                text = (folder / FilePath(file).expanduser()).read_text("utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+                remedy = "Give the path of a file that this user may read."
+                source.trouble(here, f"{file} cannot be read: {reason}", remedy)
+                continue
+            if not text:
+                source.trouble(here, f"{file} is empty", "Write the secret into it.")
+                continue
+            mapping[name] = text
+            source.origins[(*path, name)] = source.origin(here)
+
+
+def _translate(source: Source, detail: dict[str, Any]) -> None:
+    where: Path = _trim(detail["loc"])
+    context = detail.get("ctx", {})
+    if detail["type"] == "trouble":
+        for below, message, remedy in context["troubles"]:
+            source.trouble((*where, *below), message, remedy)
+    elif detail["type"] == "extra_forbidden":
+        source.trouble(where, "there is no such key", _hint(where))
+    elif detail["type"] == "missing":
+        source.trouble(where, "is required", f"Add `{where[-1]}: ...`.")
+    else:
+        source.trouble(where, _lower_first(str(detail["msg"])), _remedy(where, detail["type"], context))
+
+
+def _trim(loc: tuple[str | int, ...]) -> Path:
+    """*loc* without the parts pydantic adds for the branches of a union."""
+    path: Path = ()
+    for step in loc:
+        known = _annotation(path)
+        inner = [typing.get_origin(kind) for kind in _flat(known)]
+        is_section = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in _flat(known))
+        if not is_section and not any(kind in (tuple, dict) for kind in inner):
+            break
+        path = (*path, step)
+    return path
+
+
+def _hint(path: Path) -> str:
+    *parent, key = path
+    known = _keys(_annotation(tuple(parent)))
+    close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.6)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    elsewhere = [key_name(found) for found in _all_keys(Settings, ()) if found[-1] == key]
+    if elsewhere:
+        return f"Did you mean {elsewhere[0]!r}?"
+    return f"Known here: {', '.join(known)}."
+
+
+def _keys(annotation: object) -> list[str]:
+    for inner in _flat(annotation):
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            return list(inner.model_fields)
+    return []
+
+
+def _all_keys(annotation: object, path: Path) -> Iterator[Path]:
+    for key in _keys(annotation):
+        yield (*path, key)
+        yield from _all_keys(_below(annotation, key), (*path, key))
+
+
+def _remedy(path: Path, kind: str, context: Mapping[str, Any]) -> str:
+    section = _annotation(path[:-1])
+    if kind == "literal_error":
+        if path == ("summaries", "mode"):
+            return "Write off: summaries by a model are not available."
+        return f"Write {context['expected']}."
+    if kind in ("string_type", "string_sub_type") and path:
+        return "Put the value in quotes."
+    if kind.endswith("_type") and _keys(_annotation(path)):
+        return f"Write it as a section with: {', '.join(_keys(_annotation(path)))}."
+    for inner in _flat(section):
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and str(path[-1]) in inner.model_fields:
+            field = inner.model_fields[str(path[-1])]
+            default = field.get_default(call_default_factory=True, validated_data={})
+            shown = (
+                "" if isinstance(default, BaseModel | tuple) or field.is_required() else f" The default is {default}."
+            )
+            return f"{field.description or 'Give a value of the right kind.'}{shown}"
+    return "Give a value of the right kind."
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,335 @@
+"""The configuration's shape, defaults and rules. Values are frozen; secrets never show in a repr."""
+
+from __future__ import annotations
+
+import fnmatch
+import ipaddress
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from proxy.settings.fields import (
+    MIB,
+    AccessKey,
+    BaseUrl,
+    Bytes,
+    FilePath,
+    OptionalSecret,
+    Seconds,
+    Secret,
+    Share,
+    StoreUrl,
+    Switch,
+    Tokens,
+    Trouble,
+    UnknownWindow,
+    Words,
+    refuse,
+)
+
+_TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_HOP_BY_HOP = frozenset(
+    {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+
+Encoding = Literal["o200k_base", "cl100k_base"]
+
+
+class Section(BaseModel):
+    """Frozen values; a key that does not exist is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class Limits(Section):
+    """What one worker process accepts at most."""
+
+    body: Bytes = Field(default=64 * MIB, description="Bytes of a managed body; relayed ones stream without limit.")
+    in_flight: int = Field(default=512, gt=0, description="Requests under way at once; more are answered 503.")
+    in_flight_bytes: Bytes = Field(default=512 * MIB, description="Bytes of all managed bodies held at once.")
+    headers: Bytes = Field(default=32 * 1024, description="Bytes of one header field, in both directions.")
+
+
+class Server(Section):
+    """The listener and who may use it."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(default=8484, ge=0, le=65535, description="TCP port; 0 takes any free one.")
+    workers: int = Field(default=1, ge=1, le=256, description="Worker processes sharing the port.")
+    access_keys: Annotated[tuple[AccessKey, ...], Words] = Field(
+        default=(), description="Keys of which clients must send one; empty: no check."
+    )
+    access_keys_file: FilePath | None = Field(default=None, description="File with one access key per line.")
+    admin_key: OptionalSecret = Field(default=None, description="Key of the admin routes; none: loopback only.")
+    admin_key_file: FilePath | None = Field(default=None, description="File that holds admin_key.")
+    open: bool = Field(default=False, description="Allow upstream keys on a non-loopback address without access keys.")
+    origins: Annotated[tuple[str, ...], Words] = Field(
+        default=(), description="Browser origins that may call, such as https://chat.example.org."
+    )
+    default_upstream: str = Field(default="", description="Upstream of paths without a model; empty: the first.")
+    relay: Literal["stateless", "all"] = Field(
+        default="stateless", description="Routes relayed when access_keys guard a shared upstream key."
+    )
+    limits: Limits = Limits()
+    drain: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=300.0, description="Seconds that running requests get to end after SIGTERM."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        troubles: list[Trouble] = []
+        for index, origin in enumerate(self.origins):
+            parts = urlsplit(origin)
+            if parts.scheme not in ("http", "https") or f"{parts.scheme}://{parts.netloc}" != origin:
+                remedy = "Write scheme, host and port only: https://chat.example.org."
+                troubles.append((("origins", index), "is no origin", remedy))
+        if self.limits.body > self.limits.in_flight_bytes:
+            remedy = "Raise in_flight_bytes to at least limits.body."
+            troubles.append((("limits", "in_flight_bytes"), "is less than one body (server.limits.body)", remedy))
+        refuse(troubles)
+        return self
+
+
+class Store(Section):
+    """Where event records live."""
+
+    url: StoreUrl = Field(
+        default="embedded",
+        description="embedded, memory, redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://.",
+    )
+    path: FilePath = Field(
+        default_factory=lambda: Path("~/.local/share/ullage").expanduser(), description="Data directory of embedded."
+    )
+    key: OptionalSecret = Field(default=None, description="Master key that seals records; none: made once and kept.")
+    key_file: FilePath | None = Field(default=None, description="File that holds key.")
+
+
+class Timeouts(Section):
+    """Seconds to wait for an upstream."""
+
+    connect: Seconds = Field(default=10.0, description="For a connection, TLS included.")
+    first_byte: Seconds = Field(default=600.0, description="From the request's last byte to the answer's first.")
+    idle: Seconds = Field(default=300.0, description="Between two pieces of an answer.")
+
+
+class Upstream(Section):
+    """One server that answers."""
+
+    name: str = Field(description="How models and logs refer to it.")
+    base_url: BaseUrl = Field(description="http(s) URL, usually ending in /v1.")
+    api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
+    api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
+    headers: dict[str, Secret] = Field(default={}, description="Header fields added to every request.")
+    timeouts: Timeouts = Timeouts()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        troubles: list[Trouble] = []
+        if not _NAME.match(self.name):
+            remedy = "Use letters, digits, dots, dashes and underscores, beginning with a letter or digit."
+            troubles.append((("name",), f"{self.name!r} cannot be a name", remedy))
+        for name in self.headers:
+            if not _TOKEN.match(name):
+                troubles.append((("headers", name), "is no header name", "Use letters, digits and dashes."))
+            elif name.lower() in _HOP_BY_HOP or name.lower().startswith("x-ullage-"):
+                troubles.append((("headers", name), "is a header that Ullage sets itself", "Take it out."))
+        refuse(troubles)
+        return self
+
+
+class Model(Section):
+    """What is known of the models a name or glob matches; the first match in the list counts."""
+
+    name: str = Field(min_length=1, description="Model name or glob (*, ?, [abc]).")
+    upstream: str = Field(default="", description="Upstream that serves it; empty: the default one.")
+    context_window: Tokens | None = Field(
+        default=None, description="Input and output together, tokens; none: find out."
+    )
+    max_output_tokens: Tokens | None = Field(
+        default=None, description="Most tokens of an answer; none: from the table."
+    )
+    tokenizer: Encoding | None = Field(default=None, description="Encoding; none: by family.")
+    unknown_window: UnknownWindow = Field(
+        default="learn",
+        description="If not found: learn it from the first overflow, or assume a number.",
+    )
+
+    def matches(self, model: str) -> bool:
+        """Whether this rule is about *model* (case counts)."""
+        return self.name == model or fnmatch.fnmatchcase(model, self.name)
+
+
+class Stage(Section):
+    """One rung of the ladder."""
+
+    enabled: bool = True
+
+
+class Stages(Section):
+    """Which rungs may be used; the order is fixed."""
+
+    fold: Stage = Stage()
+    drop: Stage = Stage()
+    clip: Stage = Stage()
+    tools: Stage = Stage()
+
+
+class Shares(Section):
+    """Parts of the budget that a fold's block may take at most."""
+
+    pins: Share = Field(default=0.20, description="User instructions, verbatim.")
+    digest: Share = Field(default=0.10, description="Identifiers, paths, errors.")
+    steps: Share = Field(default=0.03, description="One line per folded round.")
+
+
+class Compression(Section):
+    """When a view is made smaller, and how."""
+
+    mode: Annotated[Literal["on", "observe", "off"], Switch] = Field(
+        default="on", description="on; observe: decide and report, change nothing; off: relay."
+    )
+    policy: Literal["fit"] = Field(default="fit", description="fit: compact only to fit the window.")
+    high_mark: Annotated[Share, Field(gt=0)] = Field(default=0.90, description="A compaction starts above this share.")
+    soft_mark: Annotated[Share, Field(gt=0)] = Field(default=0.60, description="Preparing may start above this share.")
+    low_mark: Annotated[Share, Field(gt=0)] = Field(default=0.40, description="A compaction goes down to this share.")
+    lower_output: Literal["last", "first", "never"] = Field(
+        default="last", description="When the request's own output figure may be lowered to make room."
+    )
+    stages: Stages = Stages()
+    shares: Shares = Shares()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        troubles: list[Trouble] = []
+        order = "Keep low_mark < soft_mark < high_mark; the defaults are 0.40, 0.60 and 0.90."
+        if self.low_mark >= self.high_mark:
+            message = f"{self.low_mark} is not below high_mark {self.high_mark}"
+            troubles.append((("low_mark",), message, order))
+        elif not self.low_mark < self.soft_mark < self.high_mark:
+            message = f"{self.soft_mark} is not between low_mark {self.low_mark} and high_mark {self.high_mark}"
+            troubles.append((("soft_mark",), message, order))
+        total = self.shares.pins + self.shares.digest + self.shares.steps
+        if total > 0.40 + 1e-9:
+            remedy = "Keep pins + digest + steps at 0.40 or less."
+            troubles.append((("shares",), f"the shares add up to {total:.2f} of the budget", remedy))
+        refuse(troubles)
+        return self
+
+
+class Summaries(Section):
+    """Summaries written by a model."""
+
+    mode: Annotated[Literal["off"], Switch] = Field(
+        default="off", description="off: blocks are written by rule, no model is asked."
+    )
+
+
+class Log(Section):
+    """What is written to standard output."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severe level.")
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="auto: console if a terminal, else json."
+    )
+
+
+class Telemetry(Section):
+    """What operators see."""
+
+    log: Log = Log()
+    metrics: bool = Field(default=True, description="Serve /metrics.")
+
+
+ANY = Model(name="*")
+
+
+class Settings(Section):
+    """Everything that can be configured."""
+
+    server: Server = Server()
+    store: Store = Field(default_factory=lambda: Store())
+    upstreams: tuple[Upstream, ...] = ()
+    models: tuple[Model, ...] = Field(default=(), description="First match wins; no match is as *.")
+    compression: Compression = Compression()
+    summaries: Summaries = Summaries()
+    telemetry: Telemetry = Telemetry()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse([*self._bad_names(), *self._bad_references(), *self._unreachable()])
+        return self
+
+    def default_upstream(self) -> Upstream:
+        """The upstream of paths without a model. Raises ``IndexError`` when none is configured."""
+        return self.upstream(self.server.default_upstream)
+
+    def upstream(self, name: str) -> Upstream:
+        """The upstream called *name*; an empty name means the default one. Raises ``KeyError``, ``IndexError``."""
+        name = name or self.server.default_upstream or self.upstreams[0].name
+        return {upstream.name: upstream for upstream in self.upstreams}[name]
+
+    def model(self, name: str) -> Model:
+        """The first rule that matches *name*; a rule without figures when none does."""
+        return next((rule for rule in self.models if rule.matches(name)), ANY)
+
+    def _bad_names(self) -> Iterator[Trouble]:
+        seen: set[str] = set()
+        for index, upstream in enumerate(self.upstreams):
+            if upstream.name in seen:
+                yield ("upstreams", index, "name"), f"a second upstream {upstream.name!r}", "Give each its own name."
+            seen.add(upstream.name)
+
+    def _bad_references(self) -> Iterator[Trouble]:
+        names = [upstream.name for upstream in self.upstreams]
+        remedy = f"Use one of: {', '.join(names)}." if names else "Add it under upstreams."
+        if self.server.default_upstream and self.server.default_upstream not in names:
+            message = f"there is no upstream {self.server.default_upstream!r}"
+            yield ("server", "default_upstream"), message, remedy
+        for index, rule in enumerate(self.models):
+            if rule.upstream and rule.upstream not in names:
+                yield ("models", index, "upstream"), f"there is no upstream {rule.upstream!r}", remedy
+
+    def _unreachable(self) -> Iterator[Trouble]:
+        for index, rule in enumerate(self.models):
+            # A glob is matched as text: whatever a rule's own text matches before it hides it.
+            hider = next((earlier for earlier in self.models[:index] if earlier.matches(rule.name)), None)
+            if hider is not None:
+                message = f"{rule.name!r} is never reached: {hider.name!r} stands before it and matches the same models"
+                yield ("models", index, "name"), message, "The first match wins: move it up, or take it out."
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on *host*."""
+    name = host.strip("[]").partition("%")[0]
+    if name.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def refuse_open(settings: Settings) -> str | None:
+    """Why serving would hand the upstream keys to strangers, and what to do; ``None`` when it would not."""
+    server = settings.server
+    if server.open or server.access_keys or is_loopback(server.host):
+        return None
+    keyed = [upstream.name for upstream in settings.upstreams if upstream.api_key or _carries_key(upstream)]
+    if not keyed:
+        return None
+    return (
+        f"{server.host} can be reached by other machines, and anybody there could use the key of {', '.join(keyed)}. "
+        "Set server.access_keys, listen on 127.0.0.1, or set server.open: true to insist."
+    )
+
+
+def _carries_key(upstream: Upstream) -> bool:
+    names = {name.lower() for name in upstream.headers}
+    return bool(names & {"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie"})

@@ -1,0 +1,39 @@
+"""What is wrong with a configuration, said so that it can be put right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to put right: where it is (*line* counts from 1), what is wrong and what to do about it."""
+
+    file: str
+    line: int | None
+    key: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}: {self.key + ': ' if self.key else ''}{self.message}\n    {self.remedy}"
+
+
+class SettingsError(Exception):
+    """The configuration cannot be used; ``problems`` holds everything that was found, in file order."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def key_name(path: Path) -> str:
+    """The key as a reader writes it: ``upstreams[0].base_url``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text

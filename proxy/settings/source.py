@@ -1,0 +1,270 @@
+"""YAML with line numbers, and the layers laid over it: every value knows which file, variable or flag it came from."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+
+from proxy.settings.problems import Path, Problem, SettingsError, key_name
+
+# Aliases can make a few lines unfold into billions of values; real files have some hundred.
+MOST_VALUES = 20_000
+DEEPEST = 32
+# Sections whose entries have names.
+LISTS: frozenset[Path] = frozenset({("upstreams",), ("models",)})
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}\\\n]|\\.)*))?\}")
+_REFERENCE = re.compile(r"\$\$\{|" + _VARIABLE.pattern)
+# Braces end a plain scalar inside {...}, so `{key: ${NAME}}` is no YAML. Stand-ins of equal width keep the columns.
+_OPEN, _CLOSE = "\uf8f0", "\uf8f1"
+_UNSHIELD = str.maketrans({_OPEN: "{", _CLOSE: "}"})
+
+
+class _Loader(yaml.CSafeLoader):
+    """YAML 1.2's core scalars: `on` and `off` are words and 010 is ten, unlike in PyYAML's YAML 1.1."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own way to replace them
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), None)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), None)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), None)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?$"), None
+)
+
+_TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from: a file with its line, an environment variable or a flag."""
+
+    file: str
+    line: int | None = None
+
+
+@dataclass(slots=True)
+class Source:
+    """Plain values and, by path, where each came from."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Path, Origin] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    file: str = "the configuration"
+
+    def origin(self, path: Path) -> Origin:
+        """Where the value at *path*, or its nearest known parent, came from."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.origins:
+                return self.origins[path[:end]]
+        return Origin(self.file)
+
+    def trouble(self, path: Path, message: str, remedy: str) -> None:
+        """Note a problem with the value at *path*."""
+        at = self.origin(path)
+        self.problems.append(Problem(at.file, at.line, key_name(path), message, remedy))
+
+
+def read_yaml(file: FilePath, environ: Mapping[str, str]) -> Source:
+    """The values of *file* with ``${NAME}`` filled in from *environ*; problems are noted, not raised.
+
+    Raises ``SettingsError`` when the file cannot be read or is no YAML at all.
+    """
+    source = Source(file=str(file))
+    try:
+        text = file.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        problem = Problem(str(file), None, "", f"cannot be read: {reason}", "Give the path of a readable YAML file.")
+        raise SettingsError([problem]) from error
+    node = _compose(text, str(file))
+    if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null"):
+        return source
+    if not isinstance(node, yaml.MappingNode):
+        line = node.start_mark.line + 1
+        problem = Problem(str(file), line, "", "the file is not a mapping", "Write sections such as `server:`.")
+        raise SettingsError([problem])
+    source.values = _Builder(source, environ).build(node, ())
+    return source
+
+
+def parse_inline(text: str) -> Any:
+    """The value of a YAML flow such as ``[a, b]``, as found in an environment variable.
+
+    Raises ``ValueError`` when *text* is no YAML.
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(getattr(error, "problem", None) or "it is not YAML") from error
+    source = Source()
+    value = _Builder(source, None).build(node, ()) if node is not None else None
+    if source.problems:
+        raise ValueError(source.problems[0].message)
+    return value
+
+
+def _compose(text: str, file: str) -> yaml.Node | None:
+    shielded = _VARIABLE.sub(lambda found: found[0].replace("{", _OPEN).replace("}", _CLOSE), text)
+    try:
+        return yaml.compose(shielded, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        message = getattr(error, "problem", None) or str(error).splitlines()[0]
+        remedy = "Check the indentation, the quotes and the brackets around this line."
+        if "alphabetic or numeric" in message:  # the parser's words for a * or & with no name behind it
+            remedy = 'Put a glob that begins with * or & in quotes: "*".'
+        elif "tab" in message or "start any token" in message:
+            remedy = "Indent with spaces, not tabs, and quote values that begin with @, ` or %."
+        line = mark.line + 1 if mark is not None else None
+        raise SettingsError([Problem(file, line, "", f"not valid YAML: {message}", remedy)]) from error
+
+
+class _Builder:
+    """Turns nodes into plain values and notes their lines. *environ* of ``None`` leaves ``${NAME}`` as it is."""
+
+    def __init__(self, source: Source, environ: Mapping[str, str] | None) -> None:
+        self._source = source
+        self._environ = environ
+        self._left = MOST_VALUES
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        self._left -= 1
+        if self._left < 0 or len(path) > DEEPEST:
+            if self._left != -1:  # said once
+                self._source.trouble(path, "too many or too deeply nested values", "Write it without aliases (*name).")
+            self._left = -1
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            items = []
+            for index, child in enumerate(node.value):
+                self._note((*path, index), child)
+                items.append(self.build(child, (*path, index)))
+            return items
+        return self._scalar(node, path)
+
+    def _note(self, path: Path, node: yaml.Node) -> None:
+        self._source.origins[path] = Origin(self._source.file, node.start_mark.line + 1)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key_node, child in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._note((*path, "?"), key_node)
+                self._source.trouble((*path, "?"), "a key must be a word", "Write `name: value`.")
+                continue
+            key = key_node.value.translate(_UNSHIELD)
+            here = (*path, key)
+            first = self._source.origins.get(here)
+            self._note(here, key_node)
+            if key in values and first is not None:
+                self._source.trouble(here, f"set twice, first in line {first.line}", "Keep one of the two.")
+                continue
+            values[key] = self.build(child, here)
+        return values
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+        kind = node.tag.removeprefix(_TAG)
+        text = str(node.value).translate(_UNSHIELD)
+        if kind == "null":
+            return None
+        if kind == "bool":
+            return text.lower() == "true"
+        try:
+            if kind == "int":
+                return int(text)
+            if kind == "float":
+                return float(text)
+        except ValueError:
+            self._source.trouble(path, f"is no {kind}", "Write a plain number, or leave the tag out.")
+            return None
+        if kind != "str":
+            self._source.trouble(path, f"has the tag {node.tag!r}, which is not supported", "Leave the tag out.")
+            return None
+        return text if self._environ is None else self._expand(text, path, self._environ)
+
+    def _expand(self, text: str, path: Path, environ: Mapping[str, str]) -> str:
+        def fill(found: re.Match[str]) -> str:
+            name, default = found[1], found[2]
+            if name is None:
+                return "${"
+            if value := environ.get(name):
+                return value
+            if default is not None:
+                return default
+            state = "is empty" if name in environ else "is not set"
+            close = difflib.get_close_matches(name, environ, n=1, cutoff=0.75)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            remedy = f"Set it, or give a default: ${{{name}:-}} for none."
+            self._source.trouble(path, f"the environment variable {name} {state}{hint}", remedy)
+            return ""
+
+        return _REFERENCE.sub(fill, text)
+
+
+def lay_over(source: Source, path: tuple[str, ...], value: Any, origin: Origin) -> None:
+    """Set *value* at *path* in *source*.
+
+    A list's entry is addressed by its number or by its ``name`` (case and ``-`` / ``_`` alike); an unknown name
+    adds an entry.
+    """
+    spot: Any = source.values
+    real: Path = ()
+    for step, after in zip(path, (*path[1:], None), strict=True):
+        at = _enter(spot, step)
+        if at is None:
+            raise ValueError(f"{key_name(real)} is no list or section")
+        real = (*real, at)
+        source.origins[real] = origin if after is None else source.origins.get(real, origin)
+        if after is None:
+            spot[at] = value
+            _forget_below(source, real)
+            return
+        if isinstance(spot, dict) and not isinstance(spot.get(at), dict | list):
+            spot[at] = [] if real in LISTS else {}
+        spot = spot[at]
+
+
+def _enter(spot: Any, step: str) -> str | int | None:
+    if isinstance(spot, dict):
+        return step
+    if not isinstance(spot, list):
+        return None
+    for index, entry in enumerate(spot):
+        if isinstance(entry, dict) and _alike(entry.get("name")) == _alike(step):
+            return index
+    if step.isdecimal() and int(step) <= len(spot):
+        if int(step) == len(spot):
+            spot.append({})
+        return int(step)
+    spot.append({"name": step})
+    return len(spot) - 1
+
+
+def _alike(name: object) -> str:
+    return str(name).casefold().replace("-", "_")
+
+
+def _forget_below(source: Source, path: Path) -> None:
+    for known in [known for known in source.origins if len(known) > len(path) and known[: len(path)] == path]:
+        del source.origins[known]
+
+
+def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every mapping in *value* with its path, outermost first."""
+    if isinstance(value, dict):
+        yield path, value
+        for key, child in list(value.items()):
+            yield from walk(child, (*path, key))
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from walk(child, (*path, index))

@@ -1,0 +1,65 @@
+"""What the operator reads when the proxy starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from proxy.settings.model import Model, Settings, is_loopback
+
+
+def summary(settings: Settings, facts: Mapping[str, str]) -> str:
+    """A few lines of text: address, upstreams, windows, store, access and marks, without a secret.
+
+    *facts* is what only a running proxy knows and takes the place of what is configured: ``address``, ``store``, and
+    ``window <rule>`` for a rule whose window was found out.
+    """
+    server, marks = settings.server, settings.compression
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    address = facts.get("address") or f"http://{host}:{server.port}"
+    processes = f"  ({server.workers} workers)" if server.workers > 1 else ""
+    lines = [("listening", f"{address}/v1{processes}")]
+    for upstream in settings.upstreams:
+        key = "its own key" if upstream.api_key else "the client's key"
+        default = ", default" if upstream == settings.default_upstream() else ""
+        lines.append(("upstream", f"{upstream.name}  {upstream.base_url}  ({key}{default})"))
+    lines.extend(("model", _rule(rule, facts)) for rule in settings.models or (Model(name="*"),))
+    lines.append(("store", facts.get("store") or _store(settings)))
+    lines.append(("access", _access(settings)))
+    if marks.mode == "off":
+        lines.append(("compression", "off"))
+    else:
+        compaction = f"above {marks.high_mark:.0%} of the room, down to {marks.low_mark:.0%}"
+        lines.append(("compression", f"{marks.mode}: {compaction}"))
+    return "\n".join(f"  {name:<12} {text}" for name, text in lines)
+
+
+def _rule(rule: Model, facts: Mapping[str, str]) -> str:
+    window = facts.get(f"window {rule.name}")
+    if window is None and rule.context_window is not None:
+        window = f"{rule.context_window:,} tokens"
+    if window is None:
+        assumed = rule.unknown_window
+        window = "found out" if assumed == "learn" else f"found out, else {assumed:,} tokens"
+    target = f"  -> {rule.upstream}" if rule.upstream else ""
+    return f"{rule.name}  window: {window}{target}"
+
+
+def _store(settings: Settings) -> str:
+    url = settings.store.url
+    if url == "embedded":
+        return f"embedded  ({settings.store.path})"
+    if "://" not in url:
+        return url
+    # The URL may hold a password, in its user part or its query.
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _access(settings: Settings) -> str:
+    count = len(settings.server.access_keys)
+    if count:
+        return f"{count} access key{'s' if count > 1 else ''}"
+    if is_loopback(settings.server.host):
+        return "this machine only, no key"
+    return "anybody who reaches the address"

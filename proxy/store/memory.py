@@ -1,0 +1,66 @@
+"""A store inside this process: the same contract, bounded by bytes, gone with the process."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+MAX_BYTES = 64 * 1024 * 1024
+_ENTRY = 200  # what a name, a deadline and the table's own slots take beside the value, roughly
+
+
+class Memory:
+    """Keeps at most *max_bytes* of values, the least recently used going first. Never raises ``Unavailable``."""
+
+    breaker = "closed"
+
+    def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._entries: OrderedDict[str, tuple[bytes, float | None]] = OrderedDict()
+        self._bytes = 0
+
+    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """The values under *keys*, in order; ``None`` where there is none."""
+        return [self._get(key) for key in keys]
+
+    async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
+        """Keep *value* unless *key* is taken: then what is there, else ``None``."""
+        if (held := self._get(key)) is not None:
+            return held
+        self._entries[key] = (value, None if seconds is None else self._clock() + seconds)
+        self._bytes += _ENTRY + len(value)
+        while self._bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+        return None
+
+    async def refresh(self, key: str, seconds: float) -> None:
+        """Let *key* live *seconds* from now."""
+        if (value := self._get(key)) is not None:
+            self._entries[key] = (value, self._clock() + seconds)
+
+    async def remove(self, key: str) -> None:
+        """Forget *key*."""
+        if key in self._entries:
+            self._drop(key)
+
+    async def close(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._bytes = 0
+
+    def _get(self, key: str) -> bytes | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        value, until = entry
+        if until is not None and until <= self._clock():
+            self._drop(key)
+            return None
+        self._entries.move_to_end(key)
+        return value
+
+    def _drop(self, key: str) -> None:
+        value, _ = self._entries.pop(key)
+        self._bytes -= _ENTRY + len(value)

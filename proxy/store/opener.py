@@ -1,0 +1,222 @@
+"""Opens the configured store and keeps it open: the one place that knows every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxy.store import keys, master
+from proxy.store.backend import Backend
+from proxy.store.embedded import Embedded
+from proxy.store.errors import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable
+from proxy.store.memory import Memory
+from proxy.store.notices import Notices, Warn
+from proxy.store.records import Records, StoreState
+from proxy.store.redis import Servers
+from proxy.store.sealed import Sealer
+
+Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+
+SHORTEST_KEY = 16
+_LOOK, _REREAD = 1.0, 60.0
+
+
+class Store:
+    """An open store: the ``Recorder`` of the engine, its state for operators, and its end. Made by ``open_store``."""
+
+    def __init__(self, kind: str, url: str, backend: Backend, sealer: Sealer, spawn: Spawn, notices: Notices) -> None:
+        self._kind = kind
+        self._url = url
+        self._backend = backend
+        self._spawn = spawn
+        self._notices = notices
+        self._records = Records(backend, sealer, spawn=spawn, notices=notices)
+        self._embedded: Embedded | None = None
+        self._watch: asyncio.Task[Any] | None = None
+
+    def chain_key(self, tenant: bytes) -> bytes:
+        """The secret (32 bytes) that keys this tenant's chains."""
+        return self._records.chain_key(tenant)
+
+    async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
+        """The record under the first of *chains* that has one, as ``(index into chains, record)``; never raises."""
+        return await self._records.newest(tenant, root, route, chains)
+
+    async def fix(self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes) -> bytes:
+        """Store *record* unless the place has one already; returns the one that holds from now on; never raises."""
+        return await self._records.fix(tenant, root, route, chain, record)
+
+    def state(self) -> StoreState:
+        """How the store is, right now."""
+        records, breaker = self._records, self._backend.breaker
+        return StoreState(
+            kind=self._kind,
+            url_redacted=redacted(self._url),
+            up=records.ready and breaker == "closed",
+            breaker=breaker,
+            owner=self._embedded.owner if self._embedded is not None else None,
+            errors=self._notices.snapshot(),
+            hits=records.hits,
+            misses=records.misses,
+            operations=records.operations,
+            seconds=records.seconds,
+            latency=records.latency,
+        )
+
+    async def close(self) -> None:
+        """Close connections; stop the private server unless somebody else uses it."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait({self._watch})
+            self._watch = None
+        await self._backend.close()
+        if self._embedded is not None:
+            await self._embedded.close()
+
+    def keep(self, keeper: Keeper, embedded: Embedded | None) -> None:
+        """Tend the store in the background from now on."""
+        self._embedded = embedded
+        self._watch = self._spawn(keeper.run(), "store keeper")
+
+    @property
+    def records(self) -> Records:
+        """The records, for whoever tends the store."""
+        return self._records
+
+
+class Keeper:
+    """Brings a server that was down at start into use when it comes, and keeps replicas on one master key."""
+
+    def __init__(self, servers: Servers, records: Records, notices: Notices, key: bytes | None) -> None:
+        self._servers = servers
+        self._records = records
+        self._notices = notices
+        self._given = key is not None
+        self._master = key or master.fresh()
+        self._agreed = False
+        records.ready = False
+
+    async def first(self) -> None:
+        """Try once, at start. Raises ``StoreUnsupported`` when the server is too old; nothing when it is down."""
+        try:
+            await self._servers.introduce()
+            await self._share_key()
+        except Unavailable as error:
+            self._down(error)
+            return
+        self._records.ready = True
+
+    async def run(self) -> None:
+        """Look after the store until cancelled."""
+        rested = 0.0
+        while True:
+            await asyncio.sleep(_LOOK)
+            rested += _LOOK
+            if rested >= _REREAD or not self._settled:
+                rested = 0.0
+                await self._tend()
+
+    @property
+    def _settled(self) -> bool:
+        return self._records.ready and self._servers.breaker == "closed"
+
+    async def _tend(self) -> None:
+        try:
+            if not self._settled:
+                await self._servers.introduce()
+                await self._servers.probe()
+            await self._share_key()
+            self._records.ready = True
+        except Unavailable as error:
+            self._down(error)
+        except StoreUnsupported as error:
+            self._notices.count("unsupported", "store.unsupported", cause=str(error))
+        self._records.note_state()
+
+    def _down(self, error: Unavailable) -> None:
+        if not self._records.ready:
+            self._notices.count(error.kind)
+            self._notices.change("store", False, "store.down", cause=error.kind)
+
+    async def _share_key(self) -> None:
+        if self._given:
+            await self._servers.read([keys.MASTER])  # tells whether the server answers within our deadline
+            return
+        held, put = await master.agree(self._servers, self._master)
+        if put and self._agreed:
+            self._notices.say("store.key_restored")
+        if not self._agreed:
+            self._notices.say(
+                "store.key_in_store", advice="whoever can read the store can read summaries; set store.key"
+            )
+        elif held != self._master:
+            self._notices.say("store.key_changed", advice="somebody replaced the master key in the store")
+        if held != self._master or not self._agreed:
+            self._records.sealer = Sealer(held)
+        self._master = held
+        self._agreed = True
+
+
+async def open_store(
+    url: str,
+    *,
+    directory: Path,
+    key: bytes | None,
+    spawn: Spawn,
+    warn: Warn,
+    clock: Callable[[], float] = time.monotonic,
+) -> Store:
+    """The store at *url* (``embedded``, ``memory``, or a server's URL), open; one that is down is used when it comes.
+
+    *key* is the master key, at least 16 bytes; without one it is kept in *directory* (``embedded``) or in the store.
+    *spawn* starts named background tasks, *warn* takes ``(event, facts)`` for the log: never a key, value or password.
+    Raises ``StoreMisconfigured`` and ``StoreUnsupported``, both worded for the operator.
+    """
+    notices = Notices(warn, clock)
+    if key is not None and len(key) < SHORTEST_KEY:
+        raise StoreMisconfigured(f"store.key is {len(key)} bytes long; it must be at least {SHORTEST_KEY}.")
+    embedded: Embedded | None = None
+    if url == "embedded":
+        try:
+            embedded = await Embedded.start(directory, spawn)
+            if key is None:
+                key = master.from_directory(directory)
+        except (EmbeddedUnavailable, OSError, ValueError) as error:
+            if embedded is not None:
+                await embedded.close()
+            notices.say("store.memory_instead", cause=str(error))
+            url = "memory"
+    if url == "memory":
+        return Store("memory", url, Memory(), Sealer(key or master.fresh()), spawn, notices)
+    return await _open_servers(url, embedded, key, spawn, notices)
+
+
+async def _open_servers(
+    url: str, embedded: Embedded | None, key: bytes | None, spawn: Spawn, notices: Notices
+) -> Store:
+    kind = "embedded" if embedded is not None else url.partition("://")[0]
+    servers = Servers(embedded.url if embedded is not None else url, spawn=spawn)
+    store = Store(kind, url, servers, Sealer(key or master.fresh()), spawn, notices)
+    keeper = Keeper(servers, store.records, notices, key)
+    try:
+        await keeper.first()
+    except BaseException:
+        await servers.close()
+        if embedded is not None:
+            await embedded.close()
+        raise
+    store.keep(keeper, embedded)
+    return store
+
+
+def redacted(url: str) -> str:
+    """*url* without credentials and options, fit for a log."""
+    scheme, separator, rest = url.partition("://")
+    bare, _, options = rest.partition("?")
+    if "@" in options:
+        return f"{scheme}://***"  # a question mark inside a password: nothing after it can be told apart
+    _, at, hosts = bare.rpartition("@")
+    return f"{scheme}{separator}***@{hosts}" if at else f"{scheme}{separator}{bare}"

@@ -1,0 +1,188 @@
+"""``Store``: the event records the engine asks for, sealed, over whichever backend is configured.
+
+Nothing here raises to the engine. What fails is counted, reported once per change of state, and answered as a miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from cachetools import TTLCache
+
+from proxy.store import keys
+from proxy.store.backend import Backend
+from proxy.store.errors import Unavailable
+from proxy.store.notices import Notices
+from proxy.store.sealed import MAX_PLAIN, Sealer
+
+LIFETIME = 7 * 24 * 3600.0
+REQUEST = 0.150  # seconds one call of the engine may take, however many operations it needs
+MAX_PLACES = 512
+_RENEW = 3600.0
+_RENEWED = 8192
+T = TypeVar("T")
+Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """The store as health, metrics and the dashboard show it. ``owner`` is ``None`` unless the store is embedded.
+
+    ``errors`` counts by kind; ``latency`` is the mean of recent operations in seconds, ``seconds`` their sum so far.
+    """
+
+    kind: str
+    url_redacted: str
+    up: bool
+    breaker: str
+    owner: bool | None
+    errors: Mapping[str, int]
+    hits: int
+    misses: int
+    operations: int
+    seconds: float
+    latency: float
+
+
+class Records:
+    """Implements ``Recorder`` over *backend*; ``ready`` says whether the backend may be asked at all."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        sealer: Sealer,
+        *,
+        spawn: Spawn,
+        notices: Notices,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.sealer = sealer
+        self.ready = True
+        self._backend = backend
+        self._spawn = spawn
+        self._notices = notices
+        self._clock = clock
+        self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW, timer=clock)
+        self.hits = self.misses = self.operations = 0
+        self.seconds = self.latency = 0.0
+
+    def chain_key(self, tenant: bytes) -> bytes:
+        """The secret (32 bytes) that keys this tenant's chains."""
+        return self.sealer.chain_key(tenant)
+
+    async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
+        """The record under the first of *chains* (the first 512 are looked at) that has one, with its index."""
+        names = [keys.event(root, route, chain) for chain in chains[:MAX_PLACES]]
+        if not names:
+            return None
+        try:
+            values = await self._timed(self._backend.read(names))
+        except Unavailable as error:
+            self.misses += 1
+            self._failed(error)
+            return None
+        found = self._first(tenant, names, values)
+        if found is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+            self._renew(names[found[0]])
+        return found
+
+    async def fix(self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes) -> bytes:
+        """Store *record* unless the place has one already; returns the one that holds from now on."""
+        name = keys.event(root, route, chain)
+        if len(record) > MAX_PLAIN:
+            self._notices.count("too_big", "store.record_too_big", bytes=len(record))
+            return record
+        sealer = self.sealer
+        sealed = sealer.seal(tenant, name, record)
+        try:
+            async with asyncio.timeout(REQUEST):
+                held = await self._claim(name, sealed)
+                if held is None:
+                    return record
+                winner = sealer.open(tenant, name, held)
+                if winner is None:
+                    self._spoiled()
+                    await self._timed(self._backend.remove(name))
+                    held = await self._claim(name, sealed)
+                    winner = None if held is None else sealer.open(tenant, name, held)
+        except Unavailable as error:
+            self._failed(error)
+            return record
+        except TimeoutError:
+            self._failed(Unavailable("slow"))
+            return record
+        if winner is None:
+            return record
+        self._renew(name)
+        return winner
+
+    async def _claim(self, name: str, sealed: bytes) -> bytes | None:
+        self._renewed[name] = True
+        try:
+            return await self._timed(self._backend.claim(name, sealed, LIFETIME))
+        except Unavailable as error:
+            if error.kind != "wrongtype":
+                raise
+            # Something else under our name: cleared once, and if it comes back at once it is left alone.
+            self._notices.count("wrongtype", "store.foreign_value")
+            await self._timed(self._backend.remove(name))
+            return await self._timed(self._backend.claim(name, sealed, LIFETIME))
+
+    def _first(self, tenant: bytes, names: Sequence[str], values: Sequence[bytes | None]) -> tuple[int, bytes] | None:
+        for index, value in enumerate(values):
+            if value is None:
+                continue
+            plain = self.sealer.open(tenant, names[index], value)
+            if plain is not None:
+                return index, plain
+            self._spoiled()
+            self._behind(self._backend.remove(names[index]), "store removal")
+        return None
+
+    def _renew(self, name: str) -> None:
+        if name not in self._renewed:
+            self._renewed[name] = True
+            self._behind(self._backend.refresh(name, LIFETIME), "store renewal")
+
+    def _behind(self, operation: Coroutine[Any, Any, None], name: str) -> None:
+        self._spawn(self._quietly(operation), name)
+
+    async def _quietly(self, operation: Coroutine[Any, Any, None]) -> None:
+        try:
+            await operation
+        except Unavailable as error:
+            self._failed(error)
+
+    async def _timed(self, operation: Coroutine[Any, Any, T]) -> T:
+        if not self.ready:
+            operation.close()
+            raise Unavailable("down")
+        began = self._clock()
+        try:
+            return await operation
+        finally:
+            took = self._clock() - began
+            self.operations += 1
+            self.seconds += took
+            self.latency += (took - self.latency) * (1.0 if self.operations == 1 else 0.05)
+            self.note_state()
+
+    def note_state(self) -> None:
+        """Report the store as up or down if that changed."""
+        state = self._backend.breaker
+        up = self.ready and state == "closed"
+        if up or state == "open" or not self.ready:
+            self._notices.change("store", up, "store.up" if up else "store.down", breaker=state)
+
+    def _failed(self, error: Unavailable) -> None:
+        self._notices.count(error.kind, "store.full" if error.kind == "oom" else "")
+
+    def _spoiled(self) -> None:
+        self._notices.count("integrity", "store.integrity")

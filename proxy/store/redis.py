@@ -1,0 +1,332 @@
+"""Speaks to Redis and Valkey servers: one deadline per operation, no retries, a bounded pool, a breaker per node.
+
+The client's own retries and generous timeouts stay off: a frozen server would hold a request for many seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from cachetools import LRUCache
+from redis import exceptions as errors
+from redis.asyncio import Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import ConnectionPool, SSLConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+
+from proxy.store.breaker import Breaker
+from proxy.store.errors import StoreMisconfigured, StoreUnsupported, Unavailable
+
+T = TypeVar("T")
+Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+
+OPERATION = 0.060  # seconds a caller waits for one operation, and at most as long again for its turn
+# At once, per process. More only adds connections to open in a burst: 200 writers of one moment take 36 ms with 64
+# and 26 ms with 32, because one event loop feeds them all.
+POOL = 32
+OLDEST = (7, 0)  # the first with SET … NX GET
+_BACKSTOP = 1.0  # socket timeouts: end what nobody waits for any more
+_INTRODUCTION = 2.0
+_FORCED: dict[str, Any] = {
+    "socket_timeout": _BACKSTOP,
+    "socket_connect_timeout": _BACKSTOP,
+    "health_check_interval": 0,
+    "decode_responses": False,
+    "protocol": 2,  # the newer one adds a handshake and pushes that nothing here uses
+    "driver_info": None,  # two more round trips on every new connection, to tell the server our name
+}
+# The first that matches names the failure.
+_KINDS: tuple[tuple[type[BaseException], str], ...] = (
+    (errors.MaxConnectionsError, "pool"),
+    (errors.OutOfMemoryError, "oom"),
+    (errors.AuthenticationError, "auth"),
+    (errors.AuthorizationError, "auth"),
+    (errors.NoPermissionError, "permission"),
+    (errors.BusyLoadingError, "loading"),
+    (errors.ReadOnlyError, "readonly"),
+    (errors.ClusterError, "cluster"),
+    (errors.RedisClusterException, "cluster"),
+    (errors.SlotNotCoveredError, "cluster"),
+    (errors.TimeoutError, "slow"),
+    (TimeoutError, "slow"),
+    (errors.ConnectionError, "down"),
+    (OSError, "down"),
+)
+# What says that the server cannot serve. A full memory, a missing permission or a busy pool of ours do not.
+_BREAKING = frozenset({"slow", "down", "auth", "loading", "cluster"})
+
+
+class Servers:
+    """The ``Backend`` behind a URL: one server, the master a Sentinel names, or a cluster.
+
+    *spawn* starts a named background task; *clock* gives monotonic seconds, *dice* numbers in [0, 1).
+    Raises ``StoreMisconfigured`` for a URL that cannot be used; does not connect.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        spawn: Spawn,
+        clock: Callable[[], float] = time.monotonic,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        self._sentinel: Sentinel | None = None
+        try:
+            self._client = self._build(url)
+        except (ValueError, TypeError, errors.RedisError) as error:
+            raise StoreMisconfigured(f"store.url cannot be used: {_harmless(error)}.") from None
+        self._spawn = spawn
+        self._clock = clock
+        self._dice = dice
+        self._breakers: LRUCache[str, Breaker] = LRUCache(256)
+        self._slots = asyncio.Semaphore(POOL)
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    @property
+    def breaker(self) -> str:
+        """``open``, ``half-open`` or ``closed``: the worst over all nodes."""
+        states = {breaker.state for breaker in self._breakers.values()}
+        return next((state for state in ("open", "half-open") if state in states), "closed")
+
+    async def introduce(self) -> None:
+        """Connect, unhurried, and check the server's version.
+
+        Raises ``Unavailable`` when there is no answer, ``StoreUnsupported`` when the server is too old.
+        """
+        try:
+            async with asyncio.timeout(_INTRODUCTION):
+                await self._client.initialize()
+                info = await self._about()
+        except errors.NoPermissionError:
+            return  # a server that forbids the question is taken at its word
+        except (errors.RedisError, OSError, TimeoutError) as error:
+            raise Unavailable(_kind(error)) from error
+        said = str(info.get("redis_version", ""))
+        if said and _version(said) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            raise StoreUnsupported(
+                f"The server behind store.url is version {said}; Redis {oldest} or newer, or any Valkey, is needed "
+                "(older ones have no SET with NX and GET together)."
+            )
+
+    async def probe(self) -> None:
+        """Ask every node whose breaker is due for a probe, so that no request has to."""
+        for node, breaker in list(self._breakers.items()):
+            if breaker.state == "closed":
+                continue
+            if self._left(node):
+                del self._breakers[node]
+            elif breaker.admit():
+                try:
+                    async with asyncio.timeout(OPERATION):
+                        await _perform(breaker, partial(self._ping, node))
+                except TimeoutError:
+                    continue  # the breaker has been told
+
+    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """The values under *keys* (one hash slot), in order."""
+        found = await self._ask(keys[0], lambda: self._client.mget(list(keys)))
+        return [value if isinstance(value, bytes) else None for value in found]
+
+    async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
+        """Keep *value* unless *key* is taken: then what is there, else ``None``."""
+        lifetime = None if seconds is None else int(seconds * 1000)
+        held = await self._ask(key, lambda: self._client.set(key, value, nx=True, get=True, px=lifetime))
+        return held if isinstance(held, bytes) else None
+
+    async def refresh(self, key: str, seconds: float) -> None:
+        """Let *key* live *seconds* from now."""
+        await self._ask(key, lambda: self._client.pexpire(key, int(seconds * 1000)))
+
+    async def remove(self, key: str) -> None:
+        """Forget *key*, whatever it holds."""
+        await self._ask(key, lambda: self._client.unlink(key))
+
+    async def close(self) -> None:
+        """Let operations under way end, then close every connection."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=2 * OPERATION)
+        for client in (self._client, self._sentinel):
+            if client is not None:
+                try:
+                    async with asyncio.timeout(_BACKSTOP):
+                        await client.aclose()
+                except (errors.RedisError, OSError, TimeoutError):
+                    continue  # the server is gone; so are its connections
+
+    async def _ask(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
+        breaker = self._breaker_of(key)
+        try:
+            async with asyncio.timeout(OPERATION):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise Unavailable("pool") from None
+        if not breaker.admit():
+            self._slots.release()
+            raise Unavailable("open")
+        # A task of its own: a caller that is cancelled leaves it to read its reply, so no connection goes back to
+        # the pool with an answer meant for somebody else.
+        task = self._spawn(_perform(breaker, call), "store operation")
+        self._under_way.add(task)
+        task.add_done_callback(self._done)
+        done, _ = await asyncio.wait({task}, timeout=OPERATION)
+        if not done:
+            task.cancel()
+            raise Unavailable("slow")
+        result = task.result()
+        if isinstance(result, Unavailable):
+            raise result
+        reply: T = result
+        return reply
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        self._slots.release()
+
+    def _breaker_of(self, key: str) -> Breaker:
+        node = self._node_of(key)
+        breaker = self._breakers.get(node)
+        if breaker is None:
+            breaker = self._breakers[node] = Breaker(self._clock, self._dice)
+        return breaker
+
+    def _node_of(self, key: str) -> str:
+        if not isinstance(self._client, RedisCluster):
+            return ""
+        try:
+            node = self._client.get_node_from_key(key)
+        except errors.RedisError:
+            return ""  # the slot map is not known yet
+        return node.name if node is not None else ""
+
+    def _left(self, node: str) -> bool:
+        return isinstance(self._client, RedisCluster) and self._client.get_node(node_name=node) is None
+
+    async def _ping(self, node: str) -> object:
+        if isinstance(self._client, RedisCluster):
+            return await self._client.ping(target_nodes=self._client.get_node(node_name=node))
+        return await self._client.ping()
+
+    async def _about(self) -> dict[str, Any]:
+        if isinstance(self._client, RedisCluster):
+            info = await self._client.info("server", target_nodes=self._client.get_default_node())
+        else:
+            info = await self._client.info("server")
+        return dict(info)
+
+    def _build(self, url: str) -> Redis | RedisCluster:
+        scheme, _, rest = url.partition("://")
+        match scheme:
+            case "redis" | "rediss" | "unix":
+                return _single(url)
+            case "redis+sentinel" | "rediss+sentinel":
+                self._sentinel, client = _through_sentinel(scheme.removesuffix("+sentinel"), rest)
+                return client
+            case "redis+cluster" | "rediss+cluster":
+                return _cluster(scheme.removesuffix("+cluster"), rest)
+        raise ValueError(
+            "its scheme is none of embedded, memory, redis://, rediss://, unix://, redis+sentinel://, redis+cluster://"
+        )
+
+
+async def _perform(breaker: Breaker, call: Callable[[], Awaitable[T]]) -> T | Unavailable:
+    try:
+        reply = await call()
+    except asyncio.CancelledError:
+        breaker.failed()
+        raise
+    except (errors.RedisError, OSError, TimeoutError) as error:
+        kind = _kind(error)
+        if kind in _BREAKING:
+            breaker.failed()
+        elif kind != "pool" or breaker.state == "half-open":
+            breaker.succeeded()
+        return Unavailable(kind)
+    breaker.succeeded()
+    return reply
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, errors.ResponseError) and str(error).startswith("WRONGTYPE"):
+        return "wrongtype"
+    return next((kind for cause, kind in _KINDS if isinstance(error, cause)), "error")
+
+
+def _version(said: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdigit() else 0 for part in said.split(".")[:2])
+
+
+def _no_retry() -> Retry:
+    return Retry(NoBackoff(), 0)
+
+
+def _options(url: str) -> dict[str, Any]:
+    # What this module decides comes last: a URL may not bring back a timeout of seconds.
+    return {**parse_url(url), "retry_on_timeout": False, "retry": _no_retry(), **_FORCED}
+
+
+def _single(url: str) -> Redis:
+    pool = ConnectionPool(**{**_options(url), "max_connections": POOL})
+    # Opens nothing, but refuses options it does not know now and not at the first request.
+    pool.connection_class(**pool.connection_kwargs)
+    return Redis.from_pool(pool)
+
+
+def _hosts(rest: str) -> tuple[str, list[tuple[str, int | None]], str]:
+    """``user:secret@a:1,b:2/tail`` as the part before the hosts, the hosts, and the part after them."""
+    authority, slash, tail = rest.partition("/")
+    credentials, at, names = authority.rpartition("@")
+    hosts = [urlsplit(f"//{name}") for name in names.split(",") if name]
+    if not hosts or not all(host.hostname for host in hosts):
+        raise ValueError("it names no host")
+    return credentials + at, [(str(host.hostname), host.port) for host in hosts], slash + tail
+
+
+def _through_sentinel(scheme: str, rest: str) -> tuple[Sentinel, Redis]:
+    credentials, hosts, tail = _hosts(rest)
+    path, _, query = tail.partition("?")
+    service, _, database = path.strip("/").partition("/")
+    if not service:
+        raise ValueError("it names no Sentinel service: redis+sentinel://host:port,host:port/service")
+    asked = {name: values[0] for name, values in parse_qs(query).items()}
+    own = {name: asked.pop(f"sentinel_{name}") for name in ("username", "password") if f"sentinel_{name}" in asked}
+    if asked:
+        raise ValueError(f"it has options that are not known: {', '.join(sorted(asked))}")
+    options = _options(f"{scheme}://{credentials}localhost/{database}")
+    encrypted = options.pop("connection_class", None) is SSLConnection
+    options.pop("host")
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]  # the library left it unannotated
+        [(host, port or 26379) for host, port in hosts],
+        sentinel_kwargs={**_FORCED, **own, "retry": _no_retry(), "ssl": encrypted},
+    )
+    client = sentinel.master_for(unquote(service), ssl=encrypted, max_connections=POOL, **options)
+    return sentinel, client
+
+
+def _cluster(scheme: str, rest: str) -> RedisCluster:
+    credentials, hosts, tail = _hosts(rest)
+    options = _options(f"{scheme}://{credentials}localhost{tail}")
+    encrypted = options.pop("connection_class", None) is SSLConnection
+    for unknown_to_clusters in ("host", "retry_on_timeout"):
+        options.pop(unknown_to_clusters)
+    return RedisCluster(
+        startup_nodes=[ClusterNode(host, port or 6379) for host, port in hosts],
+        max_connections=POOL,
+        require_full_coverage=False,
+        ssl=encrypted,
+        **options,
+    )
+
+
+def _harmless(error: BaseException) -> str:
+    # The library's texts may quote a part of the URL; ours never do.
+    return str(error) if isinstance(error, ValueError) and str(error).startswith("it") else "it is not a valid URL"

@@ -1,0 +1,218 @@
+"""Structured logs that cannot carry content: fields by allow-list, exceptions by type and place, never by message."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping, MutableMapping
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+import structlog
+
+from proxy.core.report import Report
+from proxy.telemetry.lines import LineWriter
+
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["auto", "json", "console"]
+Fields = MutableMapping[str, Any]
+
+LONGEST_TEXT = 200
+DEEPEST_STACK = 8
+
+FIELDS = frozenset(
+    {
+        # set by structlog and by this module
+        "event", "level", "timestamp", "error", "frames", "dropped_fields", "logger", "where", "template",
+        # one request
+        "request_id", "api", "model", "upstream", "conversation", "stream", "status", "stages", "tokens_before",
+        "tokens_after", "tokens_removed", "bounded", "window", "budget", "pressure", "retries", "overflows", "outcome",
+        "reason", "compaction", "observed", "input_tokens", "output_tokens", "cached_tokens", "overhead_ms",
+        "duration_ms",
+        # the process
+        "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
+        "kind", "state", "task", "store", "file", "line", "key", "remedy", "problem", "code", "attempt", "in_flight",
+        "observed_window", "operation",
+    }
+)  # fmt: skip
+
+
+class Logs:
+    """A logger for the whole process and the means to end it. Build one, hand it in, close it last.
+
+    Lines go to *fd* (standard output); *colors* of ``None`` means: if that is a terminal.
+    """
+
+    def __init__(
+        self, level: Level = "info", style: Format = "auto", fd: int = 1, *, colors: bool | None = None
+    ) -> None:
+        self.writer = LineWriter(fd)
+        console = style == "console" or (style == "auto" and os.isatty(fd))
+        render = _Console(colors=os.isatty(fd) if colors is None else colors) if console else _json
+        self._level = logging.getLevelNamesMapping()[level.upper()]
+        self.log: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+            _Sink(self.writer),
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                only_facts,
+                render,
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(self._level),
+            cache_logger_on_first_use=True,
+        )
+        self._handler: _Library | None = None
+
+    def request_done(self, report: Report, duration: float) -> None:
+        """Write the one line of a finished request; *duration* in seconds."""
+        usage = report.usage
+        pressure = report.pressure
+        self.log.info(
+            "proxy.request_done",
+            request_id=report.request_id,
+            api=report.api,
+            model=report.model,
+            upstream=report.upstream,
+            conversation=report.conversation,
+            status=report.status,
+            outcome=report.outcome,
+            reason=report.reason,
+            stream=report.stream,
+            stages=report.stages,
+            tokens_before=report.tokens_before,
+            tokens_after=report.tokens_after,
+            bounded=report.bounded,
+            window=report.window,
+            pressure=None if pressure is None else round(pressure, 3),
+            compaction=report.event,
+            observed=report.observed,
+            retries=report.retries,
+            overflows=report.overflows,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cached_tokens=usage.cached_tokens,
+            overhead_ms=round(report.overhead_seconds * 1000, 3),
+            duration_ms=round(duration * 1000, 1),
+        )
+
+    def task_failed(self, name: str, error: BaseException) -> None:
+        """Write that the background task *name* failed."""
+        self.log.error("proxy.task_failed", task=name, exc_info=error)
+
+    def loop_failed(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        """An event loop's exception handler that repeats nothing an exception or a request says."""
+        del loop
+        error = context.get("exception")
+        # The message is a fixed text of asyncio's; the rest of the context holds objects whose repr quotes data.
+        self.log.error("proxy.loop_error", problem=str(context.get("message", "")), exc_info=error)
+
+    def adopt_libraries(self) -> None:
+        """Send what libraries log (warnings and worse) through this logger, without their texts' data."""
+        if self._handler is None:
+            self._handler = _Library(self.log)
+            logging.getLogger().addHandler(self._handler)
+            logging.getLogger().setLevel(logging.WARNING)
+            # A logger with a level of its own would let debug records pass, and those quote requests.
+            for name in ("aiohttp", "aiohttp.server", "aiohttp.client", "aiohttp.access", "asyncio"):
+                logging.getLogger(name).setLevel(logging.WARNING)
+
+    def close(self) -> None:
+        """Let the libraries go and write out what waits, for a second at most."""
+        if self._handler is not None:
+            logging.getLogger().removeHandler(self._handler)
+            self._handler = None
+        if self.writer.dropped:
+            self.log.warning("log.lines_dropped", count=self.writer.dropped)
+        self.writer.close()
+
+
+def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
+    """Drop every field that is not on the list, shorten texts, and reduce an exception to its type and place."""
+    error = fields.pop("exc_info", None)
+    strangers = fields.keys() - FIELDS
+    if strangers:
+        for name in strangers:
+            del fields[name]
+        fields["dropped_fields"] = sorted(strangers)
+    if error:
+        found = error if isinstance(error, BaseException) else sys.exc_info()[1]
+        if found is not None:
+            fields["error"] = type(found).__name__
+            fields["frames"] = frames(found.__traceback__)
+    for name, value in fields.items():
+        kind = type(value)
+        if kind is str:
+            if len(value) > LONGEST_TEXT or not value.isprintable():
+                fields[name] = _plain(value)
+        elif kind is tuple or kind is list:
+            fields[name] = [_plain(str(item)) for item in value]
+        elif value is not None and kind is not int and kind is not float and kind is not bool:
+            fields[name] = kind.__name__
+    return fields
+
+
+def frames(trace: TracebackType | None) -> list[str]:
+    """The innermost frames of *trace* as ``file:line function``: no source text, no values."""
+    summary = traceback.StackSummary.extract(traceback.walk_tb(trace), lookup_lines=False)
+    return [
+        f"{'/'.join(frame.filename.split('/')[-3:])}:{frame.lineno} {frame.name}" for frame in summary[-DEEPEST_STACK:]
+    ]
+
+
+def _plain(text: str) -> str:
+    """*text* on one line, short, without control characters: model names come from clients."""
+    short = text[:LONGEST_TEXT]
+    return short if short.isprintable() else short.encode("unicode_escape").decode("ascii")[: 2 * LONGEST_TEXT]
+
+
+def _json(_logger: object, _method: str, fields: Fields) -> bytes:
+    try:
+        return msgspec.json.encode(fields)
+    except (UnicodeEncodeError, OverflowError):
+        # Lone surrogates and integers above 64 bits, which only the standard library can write.
+        return json.dumps(dict(fields)).encode()
+
+
+class _Console:
+    def __init__(self, *, colors: bool) -> None:
+        self._render = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=24)
+
+    def __call__(self, logger: object, method: str, fields: Fields) -> bytes:
+        shown = {name: value for name, value in fields.items() if value not in (None, "", [], False)}
+        return str(self._render(logger, method, shown)).encode("utf-8", "replace")
+
+
+class _Sink:
+    """What structlog calls with a rendered line, whatever the level."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._write = writer.write
+
+    def msg(self, line: bytes) -> None:
+        self._write(line + b"\n")
+
+    debug = info = warning = warn = error = critical = exception = fatal = log = msg
+
+
+class _Library(logging.Handler):
+    """Turns a library's record into facts: who, where, what type of error.
+
+    aiohttp puts header lines and parts of URLs into its messages, asyncio the repr of a failed task. So a message is
+    only given as its template, and only when it has arguments: without any, the data is already in the text.
+    """
+
+    def __init__(self, log: structlog.typing.FilteringBoundLogger) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        template = record.msg if record.args and isinstance(record.msg, str) else None
+        error = record.exc_info[1] if record.exc_info else None
+        write = self._log.error if record.levelno >= logging.ERROR else self._log.warning
+        where = f"{record.filename}:{record.lineno} {record.funcName}"
+        write("library.log", logger=record.name, where=where, template=template, exc_info=error)

@@ -1,0 +1,179 @@
+"""Prometheus metrics, all derived from a frozen report; with several workers one answer covers them all."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from proxy.core.report import Report
+
+# Label values live as long as the process, and model names come from clients.
+MOST_MODELS = 100
+LONGEST_MODEL = 100
+OTHER = "other"
+
+Breaker = Literal["closed", "half_open", "open"]
+_BREAKER = {"closed": 0, "half_open": 1, "open": 2}
+_OVERHEAD = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_DURATION = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_FILL = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+class Telemetry:
+    """Counts what requests and the store did.
+
+    *directory* is where worker processes keep their figures; ``PROMETHEUS_MULTIPROC_DIR`` must have named it before
+    this module was imported. ``None``: this process is the only one.
+    """
+
+    def __init__(self, version: str, directory: Path | None = None) -> None:
+        shared = bool(getattr(values.ValueClass, "_multiprocess", False))
+        if shared != (directory is not None):
+            raise ValueError("PROMETHEUS_MULTIPROC_DIR must be set before the import exactly when a directory is given")
+        self._registry = CollectorRegistry()
+        self._shown = self._registry
+        if directory is not None:
+            self._shown = CollectorRegistry()
+            MultiProcessCollector(self._shown, path=str(directory))  # type: ignore[no-untyped-call]
+        self._models: set[str] = set()
+        self._routes: dict[tuple[str, str, str, int, str], _Route] = {}
+        self._families = _Families(self._registry)
+        self._families.build_info.labels(version).set(1)
+
+    def observe(self, report: Report, duration: float) -> None:
+        """Count one finished request; *duration* in seconds."""
+        model = self._model(report.model)
+        key = (report.api, model, report.upstream, report.status, report.outcome)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = _Route(self._families, key)
+        route.requests.inc()
+        route.overhead.observe(report.overhead_seconds)
+        route.seconds.observe(duration)
+        if report.tokens_before is not None:
+            route.before.inc(report.tokens_before)
+        if report.tokens_after is not None:
+            route.after.inc(report.tokens_after)
+        if report.window and report.tokens_after is not None:
+            route.fill.observe(report.tokens_after / report.window)
+        if report.outcome != "verbatim" or report.retries or report.overflows or report.status >= 400:
+            self._observe_rare(report, route)
+
+    def entered(self) -> None:
+        """A request began."""
+        self._families.in_flight.inc()
+
+    def left(self) -> None:
+        """A request that began is over."""
+        self._families.in_flight.dec()
+
+    def store_state(self, *, up: bool, breaker: Breaker = "closed") -> None:
+        """Say how the store is. Call it on every change: several workers cannot be asked when metrics are read."""
+        self._families.store_up.set(1 if up else 0)
+        self._families.breaker.set(_BREAKER[breaker])
+
+    def store_error(self, kind: str) -> None:
+        """Count a store error; *kind* is a fixed word such as ``timeout``."""
+        self._families.store_errors.labels(kind).inc()
+
+    def lines_dropped(self, count: int) -> None:
+        """Say how many log lines this process has dropped so far."""
+        self._families.lines_dropped.set(count)
+
+    def exposition(self) -> tuple[bytes, str]:
+        """The metrics as text and its content type. Reads files when there are several workers: call it in a thread."""
+        return generate_latest(self._shown), CONTENT_TYPE_PLAIN_0_0_4
+
+    def _observe_rare(self, report: Report, route: _Route) -> None:
+        families = self._families
+        if not report.observed:
+            route.removed.inc(report.tokens_removed)
+            for stage in report.stages:
+                families.stages.labels(stage).inc()
+            if report.event:
+                families.compactions.labels(route.model).inc()
+        if report.retries:
+            families.retries.labels(report.upstream).inc(report.retries)
+        retried = min(report.overflows, report.retries)
+        if retried:
+            families.overflows.labels("retried").inc(retried)
+        if report.overflows > retried:
+            families.overflows.labels("returned").inc(report.overflows - retried)
+        if report.status >= 400 and report.outcome != "refused":
+            families.upstream_errors.labels(report.upstream, _class(report)).inc()
+
+    def _model(self, name: str) -> str:
+        if name in self._models:
+            return name
+        if len(self._models) >= MOST_MODELS or len(name) > LONGEST_MODEL or not name.isprintable():
+            return OTHER
+        self._models.add(name)
+        return name
+
+
+def _class(report: Report) -> str:
+    if report.reason.startswith("upstream_"):
+        return report.reason.removeprefix("upstream_")
+    if report.status == 429:
+        return "rate_limited"
+    return "server" if report.status >= 500 else "client"
+
+
+class _Families:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        route = ("api", "model", "upstream", "status", "outcome")
+        model = ("model",)
+        self.requests = counter("ullage_requests_total", "Finished requests.", route)
+        self.overhead = histogram(
+            "ullage_overhead_seconds", "Time spent in the proxy itself.", ("api",), buckets=_OVERHEAD
+        )
+        self.seconds = histogram(
+            "ullage_request_seconds", "From a request's head to its answer's last byte.", ("api",), buckets=_DURATION
+        )
+        self.tokens = counter(
+            "ullage_context_tokens_total",
+            "Input tokens, as the client sent them (before) and as they went upstream (after).",
+            ("model", "region"),
+        )
+        self.removed = counter("ullage_tokens_removed_total", "Input tokens that did not go upstream.", model)
+        self.stages = counter("ullage_stages_total", "Compression stages used.", ("stage",))
+        self.compactions = counter("ullage_compactions_total", "Compactions sent for the first time.", model)
+        self.fill = histogram(
+            "ullage_context_fill_ratio", "Input sent upstream over the model's window.", model, buckets=_FILL
+        )
+        self.retries = counter("ullage_retries_total", "Requests sent again.", ("upstream",))
+        self.overflows = counter("ullage_overflow_errors_total", "Overflows that upstreams reported.", ("stage",))
+        self.upstream_errors = counter("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream", "class"))
+        self.store_errors = counter("ullage_store_errors_total", "Errors of the store.", ("kind",))
+        # Over several workers: requests add up, and the store is as bad as the worst of them sees it.
+        self.in_flight = gauge("ullage_in_flight", "Requests under way.", multiprocess_mode="livesum")
+        self.store_up = gauge("ullage_store_up", "1 if the store answers.", multiprocess_mode="livemin")
+        self.breaker = gauge(
+            "ullage_store_breaker_state", "0 closed, 1 half open, 2 open.", multiprocess_mode="livemax"
+        )
+        self.lines_dropped = gauge(
+            "ullage_log_lines_dropped", "Log lines nobody read in time.", multiprocess_mode="livesum"
+        )
+        self.build_info = gauge("ullage_build_info", "The version.", ("version",), multiprocess_mode="livemax")
+
+
+class _Route:
+    """The label children of one kind of request, looked up once: ``labels()`` costs more than the count itself."""
+
+    def __init__(self, families: _Families, key: tuple[str, str, str, int, str]) -> None:
+        api, self.model, upstream, status, outcome = key
+        self.requests = families.requests.labels(api, self.model, upstream, str(status), outcome)
+        self.overhead = families.overhead.labels(api)
+        self.seconds = families.seconds.labels(api)
+        self.before = families.tokens.labels(self.model, "before")
+        self.after = families.tokens.labels(self.model, "after")
+        self.removed = families.removed.labels(self.model)
+        self.fill = families.fill.labels(self.model)

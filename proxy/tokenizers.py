@@ -1,0 +1,97 @@
+"""The only importer of tiktoken: encodings from vocabularies that an installed package brings, loaded once, offline."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import tiktoken
+
+CHUNK = 262_144
+"""Characters encoded at once; longer texts are cut into such pieces, which can raise the count by a token each."""
+
+VOCABULARIES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "o200k_base": (
+            "fb374d419588a4632f3f557e76b4b70aebbca790",
+            "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+        ),
+        "cl100k_base": (
+            "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+            "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        ),
+    }
+)
+"""Per encoding: the name tiktoken gives the file in a cache folder, and the file's SHA-256."""
+
+_WIDE = 0x2E80
+"""From here on (CJK and what follows) a character is about a token, not a fraction of one."""
+
+
+class Tokenizers:
+    """Counts tokens by encoding; safe to use from many threads. Nothing is ever downloaded.
+
+    An encoding whose vocabulary is not there, or is not the file it should be, is estimated from the text's scripts
+    with a margin; ``estimated`` names those.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder if folder is not None else packaged_vocabularies()
+        self._lock = threading.Lock()
+        self._counts: dict[str, Callable[[str], int]] = {}
+        self.estimated: set[str] = set()
+
+    def count(self, encoding: str, text: str) -> int:
+        """Tokens of *text* in *encoding*; text that spells a special token counts as text."""
+        return (self._counts.get(encoding) or self.counter(encoding))(text)
+
+    def counter(self, encoding: str) -> Callable[[str], int]:
+        """The counting function of *encoding*; loads its vocabulary the first time (about half a second)."""
+        with self._lock:
+            if encoding not in self._counts:
+                self._counts[encoding] = self._load(encoding)
+            return self._counts[encoding]
+
+    def _load(self, encoding: str) -> Callable[[str], int]:
+        name, expected = VOCABULARIES.get(encoding, ("", ""))
+        file = self._folder / name if self._folder and name else None
+        if file is None or not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != expected:
+            self.estimated.add(encoding)
+            return estimate
+        before = os.environ.get("TIKTOKEN_CACHE_DIR")
+        os.environ["TIKTOKEN_CACHE_DIR"] = str(file.parent)  # the hash was just checked, so tiktoken finds the file
+        try:
+            loaded = tiktoken.get_encoding(encoding)
+        finally:
+            if before is None:
+                del os.environ["TIKTOKEN_CACHE_DIR"]
+            else:
+                os.environ["TIKTOKEN_CACHE_DIR"] = before
+        return lambda text: _encode(loaded, text)
+
+
+def _encode(encoding: tiktoken.Encoding, text: str) -> int:
+    if len(text) <= CHUNK:
+        return len(encoding.encode_ordinary(text))
+    return sum(len(encoding.encode_ordinary(text[at : at + CHUNK])) for at in range(0, len(text), CHUNK))
+
+
+def estimate(text: str) -> int:
+    """Tokens of *text* without a vocabulary: bytes / 3 plus 15 per cent, and a token and a quarter a CJK character."""
+    wide = sum(1 for character in text if ord(character) >= _WIDE)
+    narrow = len(text.encode("utf-8", "replace")) - 3 * wide
+    return int(max(0, narrow) / 3 * 1.15 + wide * 1.25) + (1 if text else 0)
+
+
+def packaged_vocabularies() -> Path | None:
+    """The folder of vocabulary files inside the litellm package, found without importing it; ``None`` without one."""
+    spec = importlib.util.find_spec("litellm")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations))) / "litellm_core_utils" / "tokenizers"
+    return folder if folder.is_dir() else None

@@ -1,0 +1,245 @@
+"""HTTP out: bytes in, bytes out, on one pooled session per process that shares nothing between callers but sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.upstream.paths import Base
+from proxy.upstream.wire import AbortingResponse, BytesBody, VerbatimRequest
+
+CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key"})
+
+HOP_BY_HOP: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+
+# A connection that was never established carried nothing: trying again cannot bill anybody twice.
+_CONNECT_PAUSES: Final = (0.05, 0.2)
+
+Body = bytes | AsyncIterator[bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One upstream. ``api_key`` replaces the client's credentials; without one the client's own go through.
+
+    ``headers`` are added to every request and win over the client's; ``proxy`` is the URL of a forward proxy.
+    """
+
+    name: str
+    base_url: str
+    api_key: str | None = field(default=None, repr=False)
+    api_key_header: str = "authorization"
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    proxy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds to connect, to the answer's head once the request is sent, and between two bytes of its body."""
+
+    connect: float = 5.0
+    first_byte: float = 600.0
+    idle: float = 300.0
+
+
+class DirectReply:
+    """An answer whose head has arrived: ``ports.Reply`` over an aiohttp response."""
+
+    __slots__ = ("_idle", "_response", "_upstream", "headers", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse, upstream: str, idle: float) -> None:
+        self._response = response
+        self._upstream = upstream
+        self._idle = idle
+        self.status = response.status
+        self.headers: Sequence[tuple[str, str]] = end_to_end(response)
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return self._response.headers.get(name, "")
+
+    async def next_chunk(self) -> bytes:
+        """The next bytes as they arrived; empty at the end.
+
+        Raises ``UpstreamUnreachable`` when the connection breaks, ``UpstreamTimeout`` when it goes silent; every byte
+        that came before is handed out first.
+        """
+        content = self._response.content
+        if content.exception() is not None and (rest := arrived(content)):
+            return rest
+        try:
+            return await content.readany()
+        except aiohttp.SocketTimeoutError as error:
+            raise UpstreamTimeout(self._upstream, self._idle) from error
+        except (aiohttp.ClientError, OSError) as error:
+            if rest := arrived(content):
+                return rest
+            raise UpstreamUnreachable(self._upstream, "the connection broke before the answer was complete") from error
+
+    def close(self) -> None:
+        """Abort what is still under way; harmless when the body was read to its end."""
+        self._response.abort_unfinished() if isinstance(self._response, AbortingResponse) else self._response.close()
+
+
+def arrived(content: aiohttp.StreamReader) -> bytes:
+    """What a failed stream still holds. The public readers raise the failure before handing these bytes out."""
+    parts = list(content._buffer)
+    if parts and content._buffer_offset:
+        parts[0] = parts[0][content._buffer_offset :]
+    content._buffer.clear()
+    content._buffer_offset = 0
+    return b"".join(parts)
+
+
+def end_to_end(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
+    """The response's headers in order and spelling, without those meant for this connection only."""
+    named = named_by_connection(response.headers.getall("Connection", ()))
+    # The raw ones: the parser gives well-known names its own spelling.
+    return [
+        (name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape"))
+        for name, value in response.raw_headers
+        if (lower := name.lower()) not in HOP_BY_HOP and lower not in named
+    ]
+
+
+def named_by_connection(values: Sequence[str]) -> frozenset[bytes]:
+    """Lower-case names of the headers that ``Connection`` makes hop-by-hop."""
+    if not values:
+        return frozenset()
+    return frozenset(token.strip().lower().encode() for value in values for token in value.split(","))
+
+
+class DirectUpstream:
+    """Sends requests to named targets. Build it inside a running loop; ``close`` it at the end."""
+
+    def __init__(self, targets: Sequence[Target], timeouts: Timeouts = Timeouts()) -> None:
+        self._places = {target.name: _Place(target) for target in targets}
+        self._timeouts = timeouts
+        # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
+        # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=10, ttl_dns_cache=30),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            request_class=VerbatimRequest,
+            response_class=AbortingResponse,
+            auto_decompress=False,
+            trust_env=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect, sock_read=timeouts.first_byte),
+            read_bufsize=2**17,
+            max_line_size=2**15,
+            max_field_size=2**15,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The targets' names, in the order they were given."""
+        return tuple(self._places)
+
+    async def send(
+        self, target: str, method: str, path_qs: str, headers: Sequence[tuple[str, str]], body: Body
+    ) -> DirectReply:
+        """The upstream's answer as soon as its head is here.
+
+        *path_qs* is the client's path and query as they came; *headers* are end-to-end ones. A streamed *body* goes
+        chunked unless *headers* hold a ``content-length``. Redirects are answers like any other. Raises
+        ``UpstreamUnreachable`` or ``UpstreamTimeout``, or the ``UllageError`` that ended a streamed body.
+        """
+        place = self._places[target]
+        url = URL(place.base.join(path_qs), encoded=True)
+        sent = place.outgoing(headers)
+        data = BytesBody(body) if isinstance(body, bytes) and body else body or None
+        for pause in (*_CONNECT_PAUSES, None):
+            try:
+                response = await self._session.request(
+                    method, url, headers=sent, data=data, allow_redirects=False, proxy=place.proxy
+                )
+            except aiohttp.ClientConnectorError as error:
+                if pause is None or not _refused(error):
+                    raise UpstreamUnreachable(target, _connect_cause(error)) from error
+                await asyncio.sleep(pause)
+                continue
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                raise self._translate(target, error) from error
+            self._watch_idle(response)
+            return DirectReply(response, target, self._timeouts.idle)
+        raise AssertionError("the last attempt either returns or raises")
+
+    async def close(self) -> None:
+        """Close the pool; requests under way break."""
+        await self._session.close()
+
+    def _watch_idle(self, response: aiohttp.ClientResponse) -> None:
+        # aiohttp has one read timeout for head and body; reasoning models think long before the head, not inside.
+        connection = response.connection
+        if connection is not None and connection.protocol is not None:
+            connection.protocol.read_timeout = self._timeouts.idle
+            connection.protocol.start_timeout()
+
+    def _translate(self, target: str, error: Exception) -> UllageError:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, UllageError):
+                return cause
+            cause = cause.__cause__
+        if isinstance(error, aiohttp.SocketTimeoutError):
+            return UpstreamTimeout(target, self._timeouts.first_byte)
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return UpstreamUnreachable(target, f"no connection within {self._timeouts.connect:g} s")
+        if isinstance(error, aiohttp.ClientResponseError):
+            return UpstreamUnreachable(target, "its answer is not valid HTTP")
+        return UpstreamUnreachable(target, "it closed the connection before it answered")
+
+
+class _Place:
+    """A target, made ready to be sent to."""
+
+    __slots__ = ("_fixed", "_replaced", "base", "proxy")
+
+    def __init__(self, target: Target) -> None:
+        self.base = Base(target.base_url)
+        self.proxy = target.proxy
+        self._fixed = dict(target.headers)
+        self._replaced = {name.lower() for name in target.headers}
+        if target.api_key is not None:
+            bearer = target.api_key_header.lower() == "authorization"
+            self._fixed[target.api_key_header] = f"Bearer {target.api_key}" if bearer else target.api_key
+            self._replaced |= CREDENTIALS | {target.api_key_header.lower()}
+
+    def outgoing(self, headers: Sequence[tuple[str, str]]) -> CIMultiDict[str]:
+        """The headers to send: the client's, with the target's own key and headers in the place of theirs."""
+        names = [name.lower() for name, _ in headers]
+        replaced = self._replaced
+        if len(set(names)) < len(names):
+            # aiohttp lets a repetition in another spelling overwrite the first: repeat the first spelling instead.
+            spelled: dict[str, str] = {}
+            headers = [(spelled.setdefault(name.lower(), name), value) for name, value in headers]
+        if replaced:
+            headers = [pair for pair, name in zip(headers, names, strict=True) if name not in replaced]
+        sent = CIMultiDict(headers)
+        if self._fixed:
+            sent.update(self._fixed)
+        return sent
+
+
+def _refused(error: aiohttp.ClientConnectorError) -> bool:
+    permanent = (aiohttp.ClientConnectorDNSError, aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError)
+    return not isinstance(error, permanent)
+
+
+def _connect_cause(error: aiohttp.ClientConnectorError) -> str:
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"its host name {error.host!r} does not resolve"
+    if isinstance(error.os_error, ssl.SSLError) or isinstance(error, aiohttp.ClientSSLError):
+        return "the TLS connection could not be made"
+    return f"connecting to {error.host}:{error.port} failed ({error.os_error.strerror or 'refused'})"

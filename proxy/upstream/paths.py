@@ -1,0 +1,81 @@
+"""Where a client's path belongs on an upstream: base URLs come with and without ``/v1``, and so do client paths."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import urlsplit
+
+# First segments of the OpenAI and Anthropic APIs: without a version they still mean the versioned route.
+API: Final = frozenset(
+    {
+        "assistants",
+        "audio",
+        "batches",
+        "chat",
+        "completions",
+        "containers",
+        "conversations",
+        "embeddings",
+        "evals",
+        "files",
+        "fine_tuning",
+        "images",
+        "messages",
+        "models",
+        "moderations",
+        "organization",
+        "realtime",
+        "rerank",
+        "responses",
+        "threads",
+        "uploads",
+        "vector_stores",
+        "videos",
+    }
+)
+
+_VERSION = re.compile(r"v\d+\w*")
+_AZURE = "/openai"
+
+
+class Base:
+    """A configured base URL, ready to be joined. Raises ``ValueError`` when it is not a plain http(s) URL."""
+
+    __slots__ = ("_origin", "_path", "_root", "_versioned")
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"base_url must be an http:// or https:// URL with a host, not {url!r}")
+        if parts.query or parts.fragment or "@" in parts.netloc:
+            raise ValueError("base_url must not carry credentials, a query or a fragment")
+        self._origin = f"{parts.scheme}://{parts.netloc}"
+        self._path = parts.path.rstrip("/")
+        segments = self._path.split("/")
+        self._versioned = any(_VERSION.fullmatch(segment) for segment in segments)
+        self._root = "/".join(segments[:-1]) if _VERSION.fullmatch(segments[-1]) else self._path
+
+    def join(self, path_qs: str) -> str:
+        """The absolute URL for a client's path and query, which are kept byte for byte beyond the joint."""
+        if self._path and path_qs.startswith(self._path) and _ends(path_qs, len(self._path)):
+            return self._origin + path_qs
+        if self._path and path_qs.startswith("/openai/v1/"):
+            path_qs = path_qs[len(_AZURE) :]
+        rest = ""
+        if path_qs.startswith("/v1") and _ends(path_qs, 3):
+            rest = path_qs[3:]
+        elif first_segment(path_qs) in API:
+            rest = path_qs
+        else:
+            return self._origin + self._root + path_qs
+        return self._origin + self._path + ("" if self._versioned else "/v1") + rest
+
+
+def first_segment(path_qs: str) -> str:
+    """The text between the path's first slash and its next ``/`` or ``?``."""
+    return path_qs[1:].partition("?")[0].partition("/")[0]
+
+
+def _ends(path_qs: str, at: int) -> bool:
+    return len(path_qs) == at or path_qs[at] in "/?"

@@ -1,0 +1,230 @@
+"""The chart, linted and rendered by Helm's own code without a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+CHART = Path(__file__).parents[2] / "helm" / "ullage"
+
+needs_helm = pytest.mark.skipif(
+    find_spec("helm_python") is None, reason="helm-python-sdk has no wheel for this platform, so nothing can render"
+)
+
+# In a process of its own: the library brings Go's runtime with its threads and signal handlers along.
+HELM = """
+import json, sys
+import helm_python as helm
+
+asked = json.load(sys.stdin)
+if asked["do"] == "lint":
+    answer = helm.lint(asked["chart"], asked["values"], strict=True)
+else:
+    with helm.Chart.load(asked["chart"]) as chart:
+        try:
+            chart.validate_schema(asked["values"])
+            answer = {"rendered": chart.render(asked["values"], name="demo", namespace="prod")}
+        except helm.HelmError as error:
+            answer = {"refused": str(error)}
+json.dump(answer, sys.stdout)
+"""
+
+EVERYTHING: dict[str, Any] = {
+    "replicaCount": 3,
+    "existingSecret": "ullage-keys",
+    "env": [{"name": "LOCAL_KEY", "valueFrom": {"secretKeyRef": {"name": "local", "key": "key"}}}],
+    "autoscaling": {"enabled": True},
+    "podDisruptionBudget": {"enabled": True},
+    "ingress": {"enabled": True, "className": "nginx", "tls": [{"hosts": ["ullage.example.com"], "secretName": "tls"}]},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+    "podLabels": {"team": "models"},
+    "podAnnotations": {"note": "yes"},
+    "nodeSelector": {"kubernetes.io/os": "linux"},
+    "tolerations": [{"operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "topologySpreadConstraints": [{"maxSkew": 1}],
+    "imagePullSecrets": [{"name": "pull"}],
+    "config": {
+        "server": {"access_keys": "${ULLAGE_ACCESS_KEYS}"},
+        "store": {"url": "${ULLAGE_STORE_URL}"},
+        "upstreams": [{"name": "local", "base_url": "http://vllm:8000/v1", "api_key": "${LOCAL_KEY}"}],
+        "models": [{"name": "*", "upstream": "local", "context_window": 1048576}],
+    },
+}
+
+
+def helm(do: str, values: dict[str, Any] | None = None) -> dict[str, Any]:
+    asked = json.dumps({"do": do, "chart": str(CHART), "values": values or {}})
+    done = subprocess.run([sys.executable, "-c", HELM], input=asked, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def documents(values: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+    """Every rendered manifest by its kind; the connection test is ``Pod``."""
+    rendered = helm("render", values)["rendered"]
+    manifests = [yaml.safe_load(text) for path, text in rendered.items() if path.endswith(".yaml")]
+    return {manifest["kind"]: manifest for manifest in manifests if manifest}
+
+
+def config_of(manifests: dict[str, dict[str, Any]]) -> Any:
+    return yaml.safe_load(manifests["ConfigMap"]["data"]["ullage.yaml"])
+
+
+@needs_helm
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_chart_has_no_lint_findings(values: dict[str, Any]) -> None:
+    """Helm's strict lint finds nothing worse than the missing icon."""
+    report = helm("lint", values)
+    assert [message for message in report["messages"] if message["error"] != "icon is recommended"] == []
+    assert report["errors"] == []
+
+
+@needs_helm
+def test_defaults_render_the_small_set() -> None:
+    """Without any value set there is a Deployment with Service, configuration and account, and nothing optional."""
+    assert set(documents()) == {"ConfigMap", "Deployment", "Pod", "Service", "ServiceAccount"}
+
+
+@needs_helm
+def test_everything_renders_every_kind() -> None:
+    """With every switch on, each optional object is there and the replica count is left to the autoscaler."""
+    manifests = documents(EVERYTHING)
+    optional = {"HorizontalPodAutoscaler", "PodDisruptionBudget", "Ingress", "ServiceMonitor", "NetworkPolicy"}
+    assert optional <= set(manifests)
+    assert "replicas" not in manifests["Deployment"]["spec"]
+    assert config_of(manifests)["models"][0]["context_window"] == 1048576
+
+
+@needs_helm
+def test_values_of_the_operating_guide_render() -> None:
+    """The values that docs/operating.md shows are accepted, and its store and keys stay references."""
+    guide = (CHART.parents[1] / "docs" / "operating.md").read_text()
+    (sample,) = re.findall(r"^```yaml\n# values.yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    manifests = documents(yaml.safe_load(sample))
+    assert "PodDisruptionBudget" in manifests
+    assert config_of(manifests)["store"]["url"].startswith("${")
+
+
+@needs_helm
+def test_pod_is_locked_down() -> None:
+    """The pod runs as nobody, without capabilities, token or a writable root; it can write to /data and /tmp only."""
+    pod = documents(EVERYTHING)["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 65532
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert writable == {"/data", "/tmp"}
+
+
+@needs_helm
+def test_rollouts_drop_no_request() -> None:
+    """An old pod goes only after its successor is ready, and has longer to end than the proxy's drain takes."""
+    manifests = documents()
+    spec = manifests["Deployment"]["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > pause + 300
+    assert container["startupProbe"]["httpGet"]["path"] == "/health/live"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+
+
+@needs_helm
+def test_service_reaches_the_pods_and_only_them() -> None:
+    """The Service's selector and port meet the Deployment's pods, and not the connection test's."""
+    manifests = documents(EVERYTHING)
+    selector = manifests["Service"]["spec"]["selector"]
+    template = manifests["Deployment"]["spec"]["template"]
+    assert selector.items() <= template["metadata"]["labels"].items()
+    assert not selector.items() <= manifests["Pod"]["metadata"]["labels"].items()
+    (port,) = manifests["Service"]["spec"]["ports"]
+    assert port["targetPort"] in {named["name"] for named in template["spec"]["containers"][0]["ports"]}
+
+
+@needs_helm
+def test_a_new_configuration_rolls_the_pods() -> None:
+    """Changing one value in ``config`` changes the pod template."""
+    checksums = {
+        documents({"config": {"compression": {"high_mark": mark}}})["Deployment"]["spec"]["template"]["metadata"][
+            "annotations"
+        ]["checksum/config"]
+        for mark in (0.9, 0.8)
+    }
+    assert len(checksums) == 2
+
+
+@needs_helm
+def test_secrets_come_by_reference() -> None:
+    """The Secret reaches the proxy as environment, and the ConfigMap holds the reference as it was written."""
+    manifests = documents(EVERYTHING)
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "ullage-keys"}}]
+    assert container["env"] == EVERYTHING["env"]
+    assert config_of(manifests)["upstreams"][0]["api_key"] == "${LOCAL_KEY}"
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"replicas": 2}, "replicas"),
+        ({"image": {"tagg": "1"}}, "tagg"),
+        ({"config": {"upstreams": [{"name": "a", "api_key": "sk-plain"}]}}, "api_key"),
+        ({"config": {"upstreams": [{"name": "a", "headers": {"Authorization": "Bearer x"}}]}}, "Authorization"),
+        ({"config": {"server": {"access_keys": ["plain"]}}}, "access_keys"),
+        ({"config": {"server": {"admin_key": "plain"}}}, "admin_key"),
+        ({"config": {"store": {"key": "plain"}}}, "key"),
+        ({"config": {"store": {"url": "redis://user:plain@redis:6379"}}}, "url"),
+        ({"config": {"store": {"path": "/var/lib/ullage"}}}, "path"),
+        ({"config": {"server": {"host": "127.0.0.1"}}}, "host"),
+        ({"env": [{"name": "A"}]}, "env"),
+        ({"terminationGracePeriodSeconds": 300}, "terminationGracePeriodSeconds"),
+    ],
+)
+def test_wrong_values_are_refused(values: dict[str, Any], word: str) -> None:
+    """A key the chart does not know, a secret written out, or a pod killed while it drains is refused by name."""
+    answer = helm("render", values)
+    assert word in answer["refused"]
+
+
+def test_values_follow_their_schema() -> None:
+    """The chart's own values are valid, and every one of them is described."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    jsonschema.validate(values, schema, cls=jsonschema.Draft7Validator)
+    assert set(values) == set(schema["properties"]) - {"global"}
+
+
+@needs_helm
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_rendered_configuration_is_accepted_by_the_proxy(values: dict[str, Any], tmp_path: Path) -> None:
+    """`ullage check` finds nothing wrong with what the ConfigMap holds."""
+    file = tmp_path / "ullage.yaml"
+    file.write_text(documents(values)["ConfigMap"]["data"]["ullage.yaml"])
+    command = [sys.executable, "-c", "from proxy.cli import main; main()", "check", str(file)]
+    secrets = {"LOCAL_KEY": "sk-local", "ULLAGE_ACCESS_KEYS": "one,two", "ULLAGE_STORE_URL": "redis://redis:6379"}
+    done = subprocess.run(command, env=os.environ | secrets, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.store import keys
+
+digests = st.binary(min_size=16, max_size=16)
+
+
+@given(digests, st.text(max_size=80), digests)
+def test_an_event_is_named_by_root_route_and_place(root: bytes, route: str, chain: bytes) -> None:
+    """Every name is printable ASCII of one fixed shape, with the root alone as the cluster's hash tag."""
+    assert re.fullmatch(r"ullage1:\{[\w-]{22}\}:e:[\w-]{11}:[\w-]{22}", keys.event(root, route, chain), re.ASCII)
+
+
+@given(st.lists(st.tuples(digests, st.text(max_size=20), digests), min_size=2, max_size=2, unique=True))
+def test_different_places_have_different_names(places: list[tuple[bytes, str, bytes]]) -> None:
+    """Two events share a name only if root, route and place are the same."""
+    first, second = (keys.event(*place) for place in places)
+    assert first != second
+
+
+def test_all_names_of_a_conversation_share_a_slot() -> None:
+    """What stands between the braces depends on the root only."""
+    names = [keys.event(b"r" * 16, route, chain * 16) for route in ("a,m", "b,n") for chain in (b"c", b"d")]
+    assert len({re.search(r"\{(.*)\}", name)[1] for name in names if re.search(r"\{(.*)\}", name)}) == 1  # type: ignore[index]
+
+
+def test_a_name_is_what_other_versions_wrote() -> None:
+    """The name of a given event never changes, or a deployment would forget every conversation."""
+    assert keys.event(bytes(16), "openai,gpt-5", b"\xff" * 16) == (
+        "ullage1:{AAAAAAAAAAAAAAAAAAAAAA}:e:mUc4ItsxUug:_____________________w"
+    )

@@ -1,0 +1,280 @@
+"""Servers that hang, die, fill up, are too old or come late."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from proxy.store import Store, StoreMisconfigured, StoreUnsupported, keys
+from proxy.store.redis import OPERATION, POOL, Servers
+from tests.store.conftest import Opener, Valkey, eventually, free_port
+
+TENANT, ROOT, ROUTE, A = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16
+
+
+def _place(n: int) -> bytes:
+    return n.to_bytes(16, "big")
+
+
+async def _slowest(store: Store, calls: int) -> float:
+    slowest = 0.0
+    for n in range(calls):
+        began = time.monotonic()
+        await store.newest(TENANT, ROOT, ROUTE, [_place(n)])
+        slowest = max(slowest, time.monotonic() - began)
+    return slowest
+
+
+async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey: Valkey, opener: Opener) -> None:
+    """A frozen server delays each call by its deadline only, opens the breaker, and is back in use after it wakes."""
+    store = await opener(valkey.url)
+    await store.fix(TENANT, ROOT, ROUTE, A, b"x")
+    valkey.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert await _slowest(store, 50) < 10 * OPERATION
+        assert time.monotonic() - began < 3, "after five failures nothing waits any more"
+        assert store.state().breaker == "open"
+        assert not store.state().up
+        assert await store.fix(TENANT, ROOT, ROUTE, A, b"mine meanwhile") == b"mine meanwhile"
+        assert opener.events.count("store.down") == 1
+    finally:
+        valkey.signal(signal.SIGCONT)
+
+    await eventually(lambda: store.state().up, 20)
+    assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    assert opener.events.count("store.up") == 1
+
+
+async def test_a_killed_server_is_a_miss_and_its_data_is_back_after_restart(valkey: Valkey, opener: Opener) -> None:
+    """Calls go on without a server that was killed, and find its records when it is back."""
+    store = await opener(valkey.url)
+    await store.fix(TENANT, ROOT, ROUTE, A, b"x")
+    await asyncio.sleep(1.2)  # the append-only file is written once a second
+    valkey.kill()
+    assert await _slowest(store, 20) < 10 * OPERATION
+    assert await store.newest(TENANT, ROOT, ROUTE, [A]) is None
+    assert set(store.state().errors) <= {"down", "open"}
+    valkey.start()
+    await eventually(lambda: store.state().up, 20)
+    assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+
+
+async def test_a_server_that_is_down_at_start_is_used_when_it_comes(short_path: Path, opener: Opener) -> None:
+    """The store opens without its server, answers misses, and agrees on the key and works once the server is there."""
+    server = Valkey(short_path)
+    early, late = await opener(server.url), await opener(server.url)
+    assert not early.state().up
+    assert await early.newest(TENANT, ROOT, ROUTE, [A]) is None
+    assert await early.fix(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
+    assert early.chain_key(TENANT) != late.chain_key(TENANT)
+    assert "store.down" in opener.events
+    server.start()
+    try:
+        await eventually(lambda: early.state().up and late.state().up)
+        assert early.chain_key(TENANT) == late.chain_key(TENANT)
+        assert await early.fix(TENANT, ROOT, ROUTE, A, b"x") == await late.fix(TENANT, ROOT, ROUTE, A, b"y") == b"x"
+    finally:
+        server.kill()
+
+
+@asynccontextmanager
+async def _slow_line(port: int) -> AsyncIterator[int]:
+    """A loopback port that passes bytes to and from *port*, each read up to 8 ms late."""
+    dice, pumps = random.Random(3), []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                await asyncio.sleep(dice.random() * 0.008)
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass  # one side hung up; the other learns it below
+        finally:
+            writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, onward = await asyncio.open_connection("127.0.0.1", port)
+        pumps.extend(asyncio.ensure_future(way) for way in (pump(there, writer), pump(reader, onward)))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def test_cancelled_calls_never_get_each_others_answers(valkey_on_tcp: Valkey, opener: Opener) -> None:
+    """However many callers leave midway on a slow line, every answer belongs to the place that was asked for."""
+    async with _slow_line(valkey_on_tcp.port) as port:
+        store = await opener(f"redis://127.0.0.1:{port}")
+        await _storm(store)
+        await store.close()
+
+
+async def test_a_caller_that_leaves_says_nothing_about_the_server(valkey: Valkey, opener: Opener) -> None:
+    """However many callers leave midway, the breaker stays closed, and no connection and no turn is lost."""
+    store = await opener(valkey.url)
+    await _storm(store)
+    assert store.state().breaker == "closed"
+    for n in range(2 * POOL):
+        assert await store.newest(TENANT, ROOT, ROUTE, [_place(n % 50)]) == (0, b"record %d" % (n % 50))
+
+
+async def _storm(store: Store) -> None:
+    for n in range(50):
+        await store.fix(TENANT, ROOT, ROUTE, _place(n), b"record %d" % n)
+    dice, wrong, answered, cancelled = random.Random(7), [], 0, 0
+
+    async def ask(n: int) -> None:
+        nonlocal answered
+        found = await store.newest(TENANT, ROOT, ROUTE, [_place(n)])
+        answered += found is not None
+        if found not in (None, (0, b"record %d" % n)):
+            wrong.append(found)
+
+    for _ in range(40):
+        calls = [asyncio.ensure_future(ask(dice.randrange(50))) for _ in range(20)]
+        await asyncio.sleep(dice.random() * 0.012)
+        for call in calls:
+            if dice.random() < 0.5:
+                cancelled += call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert not wrong
+    assert answered > 100
+    assert cancelled > 100
+
+
+async def test_a_full_server_still_reads(valkey: Valkey, opener: Opener) -> None:
+    """When the server has no memory left, records are read on, writes return the given record, nothing opens."""
+    store = await opener(valkey.url)
+    await store.fix(TENANT, ROOT, ROUTE, A, b"x")
+    valkey.say("CONFIG SET maxmemory-policy noeviction")
+    valkey.say("CONFIG SET maxmemory 1")
+    for n in range(20):
+        assert await store.fix(TENANT, ROOT, ROUTE, _place(n), b"y") == b"y"
+        assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    assert store.state().breaker == "closed"
+    assert store.state().errors == {"oom": 20}
+    assert opener.events.count("store.full") == 1
+
+
+async def _old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    info = b"# Server\r\nredis_version:6.2.14\r\n"
+    try:
+        while line := await reader.readline():
+            if line.strip().upper() == b"AUTH":
+                writer.write(b"+OK\r\n")
+            elif line.strip().upper() == b"INFO":
+                writer.write(b"$%d\r\n%s\r\n" % (len(info), info))
+                await writer.drain()
+    except ConnectionError:
+        pass  # the client hung up; so do we
+    finally:
+        writer.close()
+
+
+async def test_a_server_that_is_too_old_is_refused_with_its_version(opener: Opener) -> None:
+    """Opening a store on Redis 6.2 fails and says which version it found and which it needs."""
+    server = await asyncio.start_server(_old_server, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(StoreUnsupported, match=r"6\.2\.14.*7\.0"):
+        await opener(f"redis://:hush@127.0.0.1:{port}/0")
+    server.close()
+
+
+async def test_a_wrong_password_is_told_apart_and_never_shown(valkey_on_tcp: Valkey, opener: Opener) -> None:
+    """A refused password is reported as such, without the password, and the store goes on without its server."""
+    valkey_on_tcp.say("CONFIG SET requirepass right")
+    store = await opener(f"redis://:wrong-secret@127.0.0.1:{valkey_on_tcp.port}")
+    assert await store.fix(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+    assert store.state().url_redacted == f"redis://***@127.0.0.1:{valkey_on_tcp.port}"
+    assert opener.warned[0] == ("store.down", {"cause": "auth"})
+    assert "secret" not in repr(opener.warned) + repr(store.state())
+    right = await opener(f"redis://:right@127.0.0.1:{valkey_on_tcp.port}")
+    assert right.state().up
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://:hush@h",
+        "redis://:hush@h:notaport",
+        "redis://:hush@h?what=is-this",
+        "redis+sentinel://:hush@h:1",
+        "redis+sentinel://:hush@h:1/m?what=x",
+        "redis+cluster://",
+        "nonsense",
+    ],
+)
+async def test_a_url_that_cannot_be_used_is_refused_without_its_secret(url: str, opener: Opener) -> None:
+    """A bad URL fails at start with the setting's name and none of its secrets."""
+    with pytest.raises(StoreMisconfigured, match=r"store\.url") as refusal:
+        await opener(url)
+    assert "hush" not in str(refusal.value)
+    assert refusal.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h?socket_timeout=30&retry_on_timeout=yes&protocol=3", "unix:///s?socket_timeout=30"]
+)
+async def test_a_url_cannot_bring_back_slow_defaults(url: str, opener: Opener) -> None:
+    """Timeouts and retries are ours whatever the URL says: the connections really have them."""
+    servers = Servers(url, spawn=opener.tasks.spawn)
+    connection = servers._client.connection_pool.make_connection()
+    assert (connection.socket_timeout, connection.socket_connect_timeout) == (1.0, 1.0)
+    assert connection.retry.get_retries() == 0
+    assert connection.retry_on_error == []
+    await servers.close()
+
+
+async def test_a_cluster_keeps_conversations_and_its_breaker_is_per_node(short_path: Path, opener: Opener) -> None:
+    """On a cluster records are fixed and found, hung nodes open their own breaker, and it recovers."""
+    server = Valkey(short_path, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", port=free_port())
+    server.start()
+    try:
+        server.say("CLUSTER ADDSLOTSRANGE 0 16383")
+        await eventually(lambda: "cluster_state:ok" in server.say("CLUSTER INFO"))
+        store = await opener(f"redis+cluster://127.0.0.1:{server.port}")
+        assert store.state().up
+        assert await store.fix(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+        assert await store.fix(TENANT, ROOT, ROUTE, A, b"y") == b"x"
+        assert await store.newest(TENANT, ROOT, ROUTE, [_place(1), A]) == (1, b"x")
+        server.signal(signal.SIGSTOP)
+        assert await _slowest(store, 20) < 10 * OPERATION
+        assert store.state().breaker == "open"
+        server.signal(signal.SIGCONT)
+        await eventually(lambda: store.state().up, 20)
+        assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+        await store.close()
+    finally:
+        server.kill()
+
+
+async def test_the_master_a_sentinel_names_is_used(short_path: Path, valkey_on_tcp: Valkey, opener: Opener) -> None:
+    """A store opened through Sentinels finds the master, one dead Sentinel notwithstanding."""
+    home = short_path / "sentinel"
+    home.mkdir()
+    settings = home / "sentinel.conf"
+    settings.write_text(f"sentinel monitor main 127.0.0.1 {valkey_on_tcp.port} 1\n")
+    sentinel = Valkey(home, port=free_port())
+    sentinel.start_as(str(settings), "--sentinel", "--port", str(sentinel.port), "--unixsocket", str(sentinel.socket))
+    try:
+        store = await opener(f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/main/0")
+        assert store.state().up
+        assert await store.fix(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+        assert valkey_on_tcp.say(f"EXISTS {keys.event(ROOT, ROUTE, A)}").startswith(":1")
+        await store.close()
+    finally:
+        sentinel.kill()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import zlib
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.store.sealed import MAX_PLAIN, Sealer
+
+MASTER, TENANT, NAME = b"m" * 32, b"t" * 32, "ullage1:{r}:e:x:y"
+
+
+@given(st.binary(max_size=4000))
+def test_what_is_sealed_opens_to_itself(plain: bytes) -> None:
+    """The same tenant reads back under the same name exactly what was sealed."""
+    sealer = Sealer(MASTER)
+    assert sealer.open(TENANT, NAME, sealer.seal(TENANT, NAME, plain)) == plain
+
+
+def test_any_flipped_bit_is_a_miss() -> None:
+    """No single changed bit anywhere in a value goes unnoticed."""
+    sealer = Sealer(MASTER)
+    value = sealer.seal(TENANT, NAME, b"a fact that must not change")
+    for position in range(len(value) * 8):
+        spoiled = bytearray(value)
+        spoiled[position // 8] ^= 1 << position % 8
+        assert sealer.open(TENANT, NAME, bytes(spoiled)) is None, position
+
+
+@given(st.binary(max_size=200), st.data())
+def test_a_truncated_or_extended_value_is_a_miss(plain: bytes, data: st.DataObject) -> None:
+    """A value that lost or gained bytes is not an answer."""
+    sealer = Sealer(MASTER)
+    value = sealer.seal(TENANT, NAME, plain)
+    assert sealer.open(TENANT, NAME, value[: data.draw(st.integers(0, len(value) - 1))]) is None
+    assert sealer.open(TENANT, NAME, value + data.draw(st.binary(min_size=1, max_size=9))) is None
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_a_miss(value: bytes) -> None:
+    """Bytes nobody sealed open to nothing, and raise nothing."""
+    assert Sealer(MASTER).open(TENANT, NAME, value) is None
+
+
+def test_a_value_belongs_to_its_name_tenant_and_master() -> None:
+    """A value moved to another name, read by another tenant or under another master key is a miss."""
+    sealer = Sealer(MASTER)
+    value = sealer.seal(TENANT, NAME, b"mine")
+    assert sealer.open(TENANT, NAME + "z", value) is None
+    assert sealer.open(b"u" * 32, NAME, value) is None
+    assert Sealer(b"n" * 32).open(TENANT, NAME, value) is None
+    # Also when the key ids of the two masters happen to be the same.
+    twin = next(other for n in range(100_000) if (other := Sealer(n.to_bytes(32, "big")))._head == value[:2])
+    assert twin.open(TENANT, NAME, value) is None
+
+
+def _sealed_by_hand(packed: bytes) -> bytes:
+    sealer, nonce = Sealer(MASTER), os.urandom(12)
+    head = sealer.seal(TENANT, NAME, b"")[:2]
+    key = sealer._derive(b"seal", TENANT)
+    return head + nonce + AESGCM(key).encrypt(nonce, packed, head + NAME.encode())
+
+
+def test_a_decompression_bomb_is_a_miss() -> None:
+    """A well-sealed value that inflates beyond the limit, or is no compressed data at all, is refused."""
+    assert Sealer(MASTER).open(TENANT, NAME, _sealed_by_hand(zlib.compress(bytes(MAX_PLAIN + 1)))) is None
+    assert Sealer(MASTER).open(TENANT, NAME, _sealed_by_hand(b"not compressed")) is None
+    assert Sealer(MASTER).open(TENANT, NAME, _sealed_by_hand(zlib.compress(b"cut short")[:-3])) is None
+    assert Sealer(MASTER).open(TENANT, NAME, _sealed_by_hand(zlib.compress(bytes(MAX_PLAIN)))) == bytes(MAX_PLAIN)
+
+
+def test_a_record_over_the_limit_is_not_sealed() -> None:
+    """What could not be opened again is refused when it is sealed."""
+    with pytest.raises(ValueError, match="over the limit"):
+        Sealer(MASTER).seal(TENANT, NAME, bytes(MAX_PLAIN + 1))
+
+
+def test_the_same_record_is_never_sealed_to_the_same_bytes() -> None:
+    """A reader of the store cannot tell that two values are equal."""
+    sealer = Sealer(MASTER)
+    assert len({sealer.seal(TENANT, NAME, b"same") for _ in range(100)}) == 100
+
+
+@settings(max_examples=30)
+@given(st.lists(st.binary(min_size=32, max_size=32), min_size=2, max_size=20, unique=True))
+def test_chain_keys_differ_by_tenant_and_agree_between_replicas(tenants: list[bytes]) -> None:
+    """Each tenant has its own 32-byte chain key, the same wherever the master key is the same."""
+    here, there = Sealer(MASTER), Sealer(MASTER)
+    found = [here.chain_key(tenant) for tenant in tenants]
+    assert found == [there.chain_key(tenant) for tenant in tenants] == [here.chain_key(tenant) for tenant in tenants]
+    assert len(set(found)) == len(tenants)
+    assert {len(key) for key in found} == {32}
+    assert set(found).isdisjoint(Sealer(b"n" * 32).chain_key(tenant) for tenant in tenants)

@@ -1,0 +1,169 @@
+"""Metrics: what a report counts as, and one answer for all worker processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.core.report import Report
+from proxy.telemetry.metrics import MOST_MODELS, OTHER, Telemetry
+from proxy.telemetry.shared import VARIABLE, forget_worker, make_directory, remove_directory
+
+ROOT = Path(__file__).parents[2]
+
+
+def samples(text):
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def shown(telemetry):
+    text, kind = telemetry.exposition()
+    assert kind.startswith("text/plain")
+    return samples(text.decode())
+
+
+def value(found, name, **labels):
+    return found[name, tuple(sorted(labels.items()))]
+
+
+def test_a_compaction_is_counted_in_full():
+    """A report's figures arrive under the documented names, with a route's labels."""
+    telemetry = Telemetry("1.2.3")
+    report = Report(
+        "r", "chat", model="m", upstream="u", outcome="compacted", window=8000, budget=7000, tokens_before=9000,
+        tokens_after=4000, stages=("fold", "clip"), event=True, retries=2, overflows=3, overhead_seconds=0.003,
+        status=400,
+    )  # fmt: skip
+    telemetry.observe(report, 2.0)
+    found = shown(telemetry)
+    labels = {"api": "chat", "model": "m", "upstream": "u", "status": "400", "outcome": "compacted"}
+    assert value(found, "ullage_requests_total", **labels) == 1
+    assert value(found, "ullage_context_tokens_total", model="m", region="before") == 9000
+    assert value(found, "ullage_context_tokens_total", model="m", region="after") == 4000
+    assert value(found, "ullage_tokens_removed_total", model="m") == 5000
+    assert value(found, "ullage_stages_total", stage="clip") == 1
+    assert value(found, "ullage_compactions_total", model="m") == 1
+    assert value(found, "ullage_context_fill_ratio_sum", model="m") == 0.5
+    assert value(found, "ullage_retries_total", upstream="u") == 2
+    assert value(found, "ullage_overflow_errors_total", stage="retried") == 2
+    assert value(found, "ullage_overflow_errors_total", stage="returned") == 1
+    assert value(found, "ullage_upstream_errors_total", upstream="u", **{"class": "client"}) == 1
+    assert value(found, "ullage_overhead_seconds_sum", api="chat") == pytest.approx(0.003)
+    assert value(found, "ullage_request_seconds_count", api="chat") == 1
+    assert value(found, "ullage_build_info", version="1.2.3") == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "reason", "kind"),
+    [
+        (429, "verbatim", "", "rate_limited"),
+        (500, "verbatim", "", "server"),
+        (404, "verbatim", "", "client"),
+        (502, "verbatim", "upstream_unreachable", "unreachable"),
+        (400, "refused", "", None),
+        (200, "verbatim", "", None),
+    ],
+)
+def test_upstream_errors_have_a_class_and_refusals_are_none(status, outcome, reason, kind):
+    """Errors of an upstream are told apart; what Ullage itself refuses is no upstream's error."""
+    telemetry = Telemetry("0")
+    telemetry.observe(Report("r", "chat", upstream="u", status=status, outcome=outcome, reason=reason), 0.1)
+    counted = {
+        labels: count for (name, labels), count in shown(telemetry).items() if name == "ullage_upstream_errors_total"
+    }
+    assert counted == ({} if kind is None else {(("class", kind), ("upstream", "u")): 1})
+
+
+def test_observing_counts_no_compaction():
+    """What was only considered (mode observe) is not counted as done."""
+    telemetry = Telemetry("0")
+    report = Report(
+        "r", "chat", outcome="compacted", stages=("fold",), event=True, observed=True, tokens_before=9, tokens_after=1
+    )
+    telemetry.observe(report, 0.1)
+    found = shown(telemetry)
+    assert found.get(("ullage_tokens_removed_total", (("model", ""),)), 0) == 0
+    assert not any(name in ("ullage_stages_total", "ullage_compactions_total") for name, _ in found)
+
+
+def test_model_labels_are_bounded():
+    """However many model names clients invent, no more than the cap become labels."""
+    telemetry = Telemetry("0")
+    for number in range(MOST_MODELS + 50):
+        telemetry.observe(Report("r", "chat", model=f"m{number}"), 0.1)
+    telemetry.observe(Report("r", "chat", model="x" * 5000), 0.1)
+    telemetry.observe(Report("r", "chat", model="m0"), 0.1)
+    counts = {
+        dict(labels)["model"]: count
+        for (name, labels), count in shown(telemetry).items()
+        if name == "ullage_requests_total"
+    }
+    assert len(counts) == MOST_MODELS + 1
+    assert counts[OTHER] == 51
+    assert counts["m0"] == 2
+
+
+def test_gauges_follow_what_they_are_told():
+    """Requests under way, the store's state and its errors are shown as last said."""
+    telemetry = Telemetry("0")
+    telemetry.entered()
+    telemetry.entered()
+    telemetry.left()
+    telemetry.store_state(up=False, breaker="open")
+    telemetry.store_error("timeout")
+    telemetry.lines_dropped(4)
+    found = shown(telemetry)
+    assert value(found, "ullage_in_flight") == 1
+    assert value(found, "ullage_store_up") == 0
+    assert value(found, "ullage_store_breaker_state") == 2
+    assert value(found, "ullage_store_errors_total", kind="timeout") == 1
+    assert value(found, "ullage_log_lines_dropped") == 4
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from proxy.core.report import Report
+from proxy.telemetry.metrics import Telemetry
+telemetry = Telemetry("1", Path(sys.argv[1]))
+telemetry.observe(Report("r", "chat", model="m", upstream="u", status=200, tokens_before=10, tokens_after=10), 0.1)
+telemetry.entered()
+telemetry.store_state(up=sys.argv[2] == "up")
+print("ready", flush=True)
+sys.stdin.readline()
+print(telemetry.exposition()[0].decode(), flush=True)
+"""
+
+
+def test_one_answer_covers_all_worker_processes():
+    """Any worker shows the sum of all; a dead worker's gauges leave the sum, its counters stay."""
+    directory = make_directory()
+    command = [sys.executable, "-c", WORKER, str(directory)]
+    environ = {**os.environ, VARIABLE: str(directory), "PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environ}
+    with subprocess.Popen([*command, "up"], **pipes) as first, subprocess.Popen([*command, "down"], **pipes) as second:
+        assert first.stdout.readline() == second.stdout.readline() == "ready\n"
+        both = samples(first.communicate("\n", timeout=60)[0])
+        forget_worker(directory, first.pid)
+        after = samples(second.communicate("\n", timeout=60)[0])
+    labels = {"api": "chat", "model": "m", "upstream": "u", "status": "200", "outcome": "verbatim"}
+    assert value(both, "ullage_requests_total", **labels) == value(after, "ullage_requests_total", **labels) == 2
+    assert value(both, "ullage_request_seconds_count", api="chat") == 2
+    assert (value(both, "ullage_in_flight"), value(after, "ullage_in_flight")) == (2, 1)
+    assert value(both, "ullage_store_up") == 0
+    assert value(both, "ullage_build_info", version="1") == 1
+    remove_directory(directory)
+    assert not directory.exists()
+
+
+def test_a_directory_without_the_variable_is_an_error(tmp_path):
+    """Figures that would silently stay in one process are refused."""
+    with pytest.raises(ValueError, match=VARIABLE):
+        Telemetry("0", tmp_path)

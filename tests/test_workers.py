@@ -1,0 +1,239 @@
+"""Worker processes: real ones, started, shared, crashed, drained and killed."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy import workers
+from proxy.workers import Supervisor, listen, reserve
+
+ROOT = Path(__file__).parents[1]
+
+# What the workers run: it writes who it is to a file and obeys what the file `order` says.
+MAIN = """
+import asyncio, os, signal, socket
+from pathlib import Path
+from proxy.workers import listen
+
+async def main(argument, worker):
+    folder = Path(argument["folder"])
+    if worker.index in argument.get("broken", ()):
+        return 3
+    told = asyncio.Event()
+    if argument.get("deaf"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    server = None
+    if "port" in argument:
+        async def answer(reader, writer):
+            await reader.readline()
+            writer.write(str(worker.index).encode())
+            await writer.drain()
+            writer.close()
+        server = await asyncio.start_server(answer, sock=listen("127.0.0.1", argument["port"]))
+    (folder / f"{worker.index}-{os.getpid()}").write_text(f"{worker.count} {os.environ['COLOUR']} {argument['secret']}")
+    await told.wait()
+    await asyncio.sleep(argument.get("linger", 0))
+    (folder / f"ended-{worker.index}").touch()
+    return 0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "worker_main.py").write_text(MAIN)
+    return tmp_path
+
+
+async def until(holds):
+    for _ in range(3000):
+        if holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never came to hold")
+
+
+class Run:
+    """A supervisor under test, its events and its files."""
+
+    def __init__(self, folder, count=2, drain=5.0, on_exit=None, **argument):
+        self.folder = folder
+        self.events = []
+        environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "COLOUR": "red"}
+        self.supervisor = Supervisor(
+            "worker_main:main",
+            {"folder": str(folder), "secret": "s3cret", **argument},
+            count,
+            environ=environ,
+            drain=drain,
+            events=lambda event, **facts: self.events.append((event, facts)),
+            on_exit=on_exit,
+        )
+        self.task = asyncio.get_running_loop().create_task(self.supervisor.run())
+
+    def started(self):
+        """The pid of every worker that has said it runs, by index (newest start wins)."""
+        files = sorted(self.folder.glob("[0-9]-*"), key=lambda file: file.stat().st_mtime_ns)
+        return {int(file.name[0]): int(file.name[2:]) for file in files}
+
+    async def until(self, holds):
+        await until(lambda: holds() or self.task.done())
+        assert not self.task.done(), self.events
+
+    def names(self):
+        return [event for event, _ in self.events]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_workers_get_their_argument_and_end_cleanly(folder):
+    """Every worker gets argument, environment and index; after a signal all end by themselves with exit code 0."""
+    exits = []
+    run = Run(folder, count=2, on_exit=exits.append)
+    await run.until(lambda: len(run.started()) == 2)
+    pids = run.started()
+    assert pids == run.supervisor.pids
+    assert (folder / f"0-{pids[0]}").read_text() == "2 red s3cret"
+    ps = await asyncio.create_subprocess_exec("ps", "-o", "args=", "-p", str(pids[0]), stdout=subprocess.PIPE)
+    shown = (await ps.communicate())[0].decode()
+    assert "worker_main:main" in shown
+    assert "s3cret" not in shown
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await run.task == 0
+    assert (folder / "ended-0").exists()
+    assert (folder / "ended-1").exists()
+    assert sorted(exits) == sorted(pids.values())
+    assert "worker.killed" not in run.names()
+
+
+async def test_a_crashed_worker_is_replaced(folder):
+    """A killed worker is started again under its index, the others go on, and it is reported with its exit code."""
+    run = Run(folder, count=2)
+    await run.until(lambda: len(run.started()) == 2)
+    before = run.started()
+    os.kill(before[1], signal.SIGKILL)
+    await run.until(lambda: run.started()[1] != before[1])
+    assert run.started()[0] == before[0]
+    assert alive(before[0])
+    ended = [facts for event, facts in run.events if event == "worker.ended"]
+    assert [(facts["worker"], facts["exit_code"]) for facts in ended] == [(1, -signal.SIGKILL)]
+    run.supervisor.stop()
+    assert await run.task == 0
+
+
+async def test_a_drain_is_waited_for_and_a_second_signal_ends_it(folder):
+    """Workers get their time to drain; a second signal ends them at once, so that nothing is left over."""
+    run = Run(folder, count=1, drain=60, deaf=True)
+    await run.until(lambda: len(run.started()) == 1)
+    (pid,) = run.started().values()
+    run.supervisor.stop()
+    await asyncio.sleep(0.3)
+    assert alive(pid)
+    run.supervisor.stop()
+    assert await asyncio.wait_for(run.task, 30) == 1
+    assert not alive(pid)
+    assert "worker.killed" in run.names()
+
+
+async def test_a_slow_end_within_the_drain_is_clean(folder):
+    """A worker that needs part of its drain to end is waited for, not killed."""
+    run = Run(folder, count=1, drain=30, linger=0.5)
+    await run.until(lambda: len(run.started()) == 1)
+    run.supervisor.stop()
+    assert await run.task == 0
+    assert (folder / "ended-0").exists()
+
+
+async def test_workers_that_ignore_the_drain_are_killed(folder, monkeypatch):
+    """After drain and grace a worker that did not end is killed, and the exit code says so."""
+    monkeypatch.setattr(workers, "KILL_GRACE", 0.2)
+    run = Run(folder, count=1, drain=0.2, deaf=True)
+    await run.until(lambda: len(run.started()) == 1)
+    (pid,) = run.started().values()
+    run.supervisor.stop()
+    assert await asyncio.wait_for(run.task, 30) == 1
+    assert not alive(pid)
+
+
+async def test_workers_that_never_start_are_given_up(folder):
+    """When no worker ever gets going the parent ends with code 1 instead of restarting for ever."""
+    run = Run(folder, count=2, broken=[0, 1])
+    assert await asyncio.wait_for(run.task, 100) == 1
+    assert "worker.given_up" in run.names()
+    assert {facts["exit_code"] for event, facts in run.events if event == "worker.ended"} == {3}
+
+
+async def test_one_that_never_starts_does_not_end_the_others(folder):
+    """A worker that fails at every start is tried again and again, while the healthy one goes on serving."""
+    run = Run(folder, count=2, broken=[1])
+    await run.until(lambda: run.names().count("worker.ended") > workers.MOST_FALSE_STARTS)
+    assert alive(run.started()[0])
+    run.supervisor.stop()
+    assert await run.task == 0
+
+
+async def test_workers_share_a_port(folder):
+    """All workers answer on the reserved port, and on nothing else's: a second reservation of a served port fails."""
+    held = reserve("127.0.0.1", 0)
+    port = held.getsockname()[1]
+    run = Run(folder, count=2, port=port)
+    await run.until(lambda: len(run.started()) == 2)
+
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"who\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    answers = [await ask() for _ in range(60)]
+    assert set(answers) == {b"0", b"1"}
+    with pytest.raises(OSError, match="in use"):
+        reserve("127.0.0.1", port)
+    run.supervisor.stop()
+    assert await run.task == 0
+    held.close()
+
+
+PARENT = """
+import asyncio, os, sys
+from proxy.workers import Supervisor
+supervisor = Supervisor("worker_main:main", {"folder": sys.argv[1], "secret": "x"}, 1, environ=os.environ, drain=5,
+                        events=lambda event, **facts: print(event, flush=True))
+asyncio.run(supervisor.run())
+"""
+
+
+async def test_a_killed_parent_leaves_no_orphans(folder):
+    """Workers notice that their parent is gone, and end as if they had been told to."""
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "COLOUR": "red"}
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, str(folder), env=environ)
+    await until(lambda: list(folder.glob("0-*")))
+    parent.kill()
+    await parent.wait()
+    await until((folder / "ended-0").exists)
+
+
+def test_an_ipv6_address_can_be_shared():
+    """reserve and listen take IPv6 addresses too."""
+    if not socket.has_ipv6:
+        pytest.skip("needs IPv6")
+    try:
+        held = reserve("::1", 0)
+    except OSError:
+        pytest.skip("needs an IPv6 loopback address")
+    with held, listen("::1", held.getsockname()[1]) as listener:
+        assert listener.getsockname()[1] == held.getsockname()[1]
