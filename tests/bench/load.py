@@ -1,7 +1,7 @@
 """The load generator: bounded, in its own process, over raw connections.
 
 Prints ``ready`` when its sessions are warm and starts at the next line on its standard input. Prints a line of JSON
-when its busy part is done (requests and events), and another with the latencies of a connection that has the proxy alone.
+when its busy part is done (requests and events), and another with the latencies of a connection that is alone.
 """
 
 from __future__ import annotations
