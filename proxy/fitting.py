@@ -131,7 +131,9 @@ class Fitter:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(subject.figures, reserve=subject.figures.window // 32)
             return await self.decide(replace(subject, figures=tight), demand, supersede=True)
-        return replace(plan, error=self._refusal(subject, plan.tokens or 0)) if excess > 0 else plan
+        if excess > sum(item.media for item in subject.reading.items):  # media are estimates: the provider judges
+            return replace(plan, error=self._refusal(subject, plan.tokens or 0))
+        return plan
 
     def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:
         return Schedule(subject.reading.items, subject.layout, figures or subject.figures, self._policy.rules)

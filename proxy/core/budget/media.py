@@ -16,8 +16,11 @@ UNKNOWN_IMAGE = TILE_BASE + 8 * TILE
 AUDIO_BYTES_PER_TOKEN = 1600
 """About ten tokens a second of 16 kHz 16-bit mono audio; compressed formats count as more seconds than they hold."""
 
-FILE_BYTES_PER_TOKEN = 25
+PDF_BYTES_PER_TOKEN = 25
 """A page of a PDF is some 1,500 tokens of text and image in about 40 KB."""
+
+TEXT_BYTES_PER_TOKEN = 3
+"""Any other file is read as text."""
 
 _HEADER = 4096
 
@@ -48,9 +51,17 @@ def part_tokens(part: Mapping[str, Any]) -> int | None:
     if kind in ("input_audio", "audio"):
         return 32 + len(_text(value, "data")) * 3 // 4 // AUDIO_BYTES_PER_TOKEN
     if kind in ("file", "input_file", "document", "video", "video_url"):
-        data = _text(value, "file_data") or _text(part, "file_data") or _text(value, "url")
-        return UNKNOWN_IMAGE + len(data) * 3 // 4 // FILE_BYTES_PER_TOKEN
+        return file_tokens(_text(value, "file_data") or _text(part, "file_data") or _text(value, "url"))
     return None
+
+
+def file_tokens(url: str) -> int:
+    """Tokens of a file given as a data URL; one given by name or address counts as an image of unknown size."""
+    if not url.startswith("data:"):
+        return UNKNOWN_IMAGE
+    size = (len(url) - url.find(",")) * 3 // 4
+    per = PDF_BYTES_PER_TOKEN if url.startswith("data:application/pdf") else TEXT_BYTES_PER_TOKEN
+    return 16 + size // per
 
 
 def image_size(head: bytes) -> tuple[int, int] | None:

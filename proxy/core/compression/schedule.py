@@ -79,6 +79,15 @@ class Rules:
     rungs: Rungs
 
 
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """The marks and the budget of one place, without the fixed part."""
+
+    low: int
+    high: int
+    budget: int
+
+
 class Schedule:
     """Weights and structure of one conversation, ready to be asked for events."""
 
@@ -160,25 +169,27 @@ class Schedule:
         return min(pins + text, most) + NOTE, text
 
     def _compact(self, place: int, event: Event | None, budget: int, *, forced: bool = False) -> Event | None:
-        """The event at *place*: the first rung of the ladder that gets low enough, or the last one that helps."""
+        """The event at *place*: the first rung of the ladder that gets low enough, or the last one that helps.
+
+        Nothing is clipped while what the client sent fits the budget: above the high mark only folding pays.
+        """
         fixed = self._figures.stepped
-        levels = (
+        levels = _Levels(
             self._figures.mark(self._marks.low, budget) - fixed,
             self._figures.mark(self._marks.high, budget) - fixed,
+            budget - fixed,
         )
         present = self.weight(place, event)
         clips = dict(event.clips) if event else {}
         folded = self._fold(place, event.cut if event else 0, budget, levels, clips)
-        if folded is not None and folded.after <= levels[1] and folded.after < present:
+        if folded is not None and folded.after > levels.high and self._rungs.drop:
+            folded = self._smaller_block(place, folded, self._clip_target(levels))
+        if folded is not None and folded.after >= present:
+            folded = None
+        kept = folded.after if folded else present
+        if kept <= levels.budget and not (forced and folded is None):
             return folded
-        if folded is not None and not self._rungs.drop:
-            return folded if folded.after < present else self._clip(place, event, levels, forced=forced)
-        dropped = None if folded is None else self._smaller_block(place, folded, self._clip_target(levels))
-        if dropped is not None and dropped.after <= levels[1] and dropped.after < present:
-            return dropped
-        if dropped is not None and dropped.after >= present:
-            dropped = None
-        return self._clip(place, dropped or event, levels, forced=forced) or dropped
+        return self._clip(place, folded or event, self._clip_target(levels)) or folded
 
     def _smaller_block(self, place: int, event: Event, target: int) -> Event:
         """*event* with its block cut to what is left under *target*, at least to a quarter of it or a note."""
@@ -188,13 +199,11 @@ class Schedule:
         smaller = replace(event, block=block, text=text, stages=("drop",))
         return replace(smaller, after=self._kept(place, smaller))
 
-    def _clip_target(self, levels: tuple[int, int]) -> int:
+    def _clip_target(self, levels: _Levels) -> int:
         share = (CLIP_MARK - self._marks.low) / (self._marks.high - self._marks.low)
-        return int(levels[0] + max(0.0, share) * (levels[1] - levels[0]))
+        return int(levels.low + max(0.0, share) * (levels.high - levels.low))
 
-    def _fold(
-        self, place: int, before: int, budget: int, levels: tuple[int, int], clips: Mapping[int, int]
-    ) -> Event | None:
+    def _fold(self, place: int, before: int, budget: int, levels: _Levels, clips: Mapping[int, int]) -> Event | None:
         """A fold at the oldest cut that reaches the low mark, else at the newest one that keeps the newest round."""
         if not self._rungs.fold:
             return None
@@ -207,24 +216,23 @@ class Schedule:
         floor = end - 1
         while floor > first and self._items[cuts[floor]].role == "user" and end - floor <= _TRAILING_USERS:
             floor -= 1
-        if first <= floor < end - 1 and size(floor) > levels[1]:
+        if first <= floor < end - 1 and size(floor) > levels.high:
             floor = end - 1  # the newest round is too big to stay beside the user item that follows it
         if first > floor:
             return None
         at = floor
-        if size(floor) <= levels[0]:
-            at = bisect_left(range(first, floor + 1), True, key=lambda i: size(i) <= levels[0]) + first
+        if size(floor) <= levels.low:
+            at = bisect_left(range(first, floor + 1), True, key=lambda i: size(i) <= levels.low) + first
         return self._event(place, cuts[at], budget, clips)
 
-    def _clip(self, place: int, event: Event | None, levels: tuple[int, int], *, forced: bool) -> Event | None:
-        """*event* with the largest kept items cut to one level, so that the view reaches the clip mark."""
+    def _clip(self, place: int, event: Event | None, target: int) -> Event | None:
+        """*event* with the largest kept items cut to one level, so that the view reaches *target*."""
         if not self._rungs.clip:
             return None
         event = event or Event(place, 0, 0)
         clips = dict(event.clips)
         total = self._kept(place, event)
-        target = self._clip_target(levels)
-        if total <= (target if forced else levels[1]):
+        if total <= target:
             return None
         indexes = [*event.anchors]
         indexes += [i for i in range(event.cut, place) if self._items[i].role != "system"]
