@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -200,17 +201,16 @@ async def _open_servers(
     url: str, embedded: Embedded | None, key: bytes | None, spawn: Spawn, notices: Notices
 ) -> Store:
     kind = "embedded" if embedded is not None else url.partition("://")[0]
-    servers = Servers(embedded.url if embedded is not None else url, spawn=spawn)
-    store = Store(kind, url, servers, Sealer(key or master.fresh()), spawn, notices)
-    keeper = Keeper(servers, store.records, notices, key)
-    try:
-        await keeper.first()
-    except BaseException:
-        await servers.close()
+    async with AsyncExitStack() as opened:
         if embedded is not None:
-            await embedded.close()
-        raise
-    store.keep(keeper, embedded)
+            opened.push_async_callback(embedded.close)
+        servers = Servers(embedded.url if embedded is not None else url, spawn=spawn)
+        opened.push_async_callback(servers.close)
+        store = Store(kind, url, servers, Sealer(key or master.fresh()), spawn, notices)
+        keeper = Keeper(servers, store.records, notices, key)
+        await keeper.first()
+        store.keep(keeper, embedded)
+        opened.pop_all()  # from here on the store closes them
     return store
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store import StoreMisconfigured, keys
+from proxy.store import StoreMisconfigured, StoreUnsupported, keys
+from proxy.store.locks import FileLock
 from proxy.store.opener import redacted
 from tests.store.conftest import Opener, Valkey, eventually
 
@@ -56,6 +57,20 @@ async def test_a_given_key_is_used_everywhere_and_stored_nowhere(valkey: Valkey,
     assert valkey.say(f"EXISTS {keys.MASTER}").startswith(":0")
     assert not (opener.directory / "master.key").exists()
     assert opener.events == []
+
+
+async def test_a_start_that_fails_leaves_no_server(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When opening fails after the private server came up, that server is stopped again."""
+    monkeypatch.setattr("proxy.store.redis.OLDEST", (999, 0))
+    with pytest.raises(StoreUnsupported):
+        await opener("embedded")
+    monkeypatch.undo()
+    monkeypatch.setattr("proxy.store.redis._FORCED", {"no_such_option": 1})
+    with pytest.raises(StoreMisconfigured):
+        await opener("embedded")
+    lock = FileLock(opener.directory / "server.lock")
+    assert lock.take(), "a server is still running"
+    lock.close()
 
 
 async def test_a_short_key_is_refused(opener: Opener) -> None:

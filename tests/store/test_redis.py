@@ -119,20 +119,20 @@ async def test_cancelled_calls_never_get_each_others_answers(valkey_on_tcp: Valk
     """However many callers leave midway on a slow line, every answer belongs to the place that was asked for."""
     async with _slow_line(valkey_on_tcp.port) as port:
         store = await opener(f"redis://127.0.0.1:{port}")
-        await _storm(store)
+        await _storm(store, 0.012)
         await store.close()
 
 
 async def test_a_caller_that_leaves_says_nothing_about_the_server(valkey: Valkey, opener: Opener) -> None:
     """However many callers leave midway, the breaker stays closed, and no connection and no turn is lost."""
     store = await opener(valkey.url)
-    await _storm(store)
+    await _storm(store, 0.003)
     assert store.state().breaker == "closed"
     for n in range(2 * POOL):
         assert await store.newest(TENANT, ROOT, ROUTE, [_place(n % 50)]) == (0, b"record %d" % (n % 50))
 
 
-async def _storm(store: Store) -> None:
+async def _storm(store: Store, patience: float) -> None:
     for n in range(50):
         await store.fix(TENANT, ROOT, ROUTE, _place(n), b"record %d" % n)
     dice, wrong, answered, cancelled = random.Random(7), [], 0, 0
@@ -146,14 +146,14 @@ async def _storm(store: Store) -> None:
 
     for _ in range(40):
         calls = [asyncio.ensure_future(ask(dice.randrange(50))) for _ in range(20)]
-        await asyncio.sleep(dice.random() * 0.012)
+        await asyncio.sleep(dice.random() * patience)
         for call in calls:
             if dice.random() < 0.5:
                 cancelled += call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
     assert not wrong
     assert answered > 100
-    assert cancelled > 100
+    assert cancelled > 50
 
 
 async def test_a_full_server_still_reads(valkey: Valkey, opener: Opener) -> None:
@@ -301,7 +301,9 @@ async def test_a_url_cannot_bring_back_slow_defaults(url: str, opener: Opener) -
 
 async def test_a_cluster_keeps_conversations_and_its_breaker_is_per_node(short_path: Path, opener: Opener) -> None:
     """On a cluster records are fixed and found, hung nodes open their own breaker, and it recovers."""
-    server = Valkey(short_path, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", port=free_port())
+    bus = ("--cluster-port", str(free_port()))  # by default 10,000 above the port, which may not exist
+    settings = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", *bus)
+    server = Valkey(short_path, *settings, port=free_port())
     server.start()
     try:
         server.say("CLUSTER ADDSLOTSRANGE 0 16383")
