@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections.abc import AsyncIterator
 from typing import Final
@@ -116,29 +117,49 @@ class BodyReader:
 
 
 class Upload:
-    """The rest of a client's body as a stream: what was already read, then every chunk as it arrives."""
+    """The rest of a client's body as a stream: what was already read, then every chunk as it arrives.
+
+    Use it inside ``moving``: neither the sender nor the receiver may pause for more than *idle* seconds.
+    """
 
     def __init__(self, first: bytes, content: StreamReader, idle: float) -> None:
         self._first = first
         self._content = content
         self._idle = idle
+        self._deadline: asyncio.Timeout | None = None
+
+    @contextlib.asynccontextmanager
+    async def moving(self) -> AsyncIterator[None]:
+        """A context that raises ``TimeoutError`` when nobody takes the next chunk."""
+        async with asyncio.timeout(self._idle) as deadline:
+            self._deadline = deadline
+            try:
+                yield
+            finally:
+                self._deadline = None
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
     async def __anext__(self) -> bytes:
         """The next chunk. Raises ``RequestTimeout`` when the client pauses for too long."""
-        if self._first:
-            first, self._first = self._first, b""
-            return first
-        try:
-            async with asyncio.timeout(self._idle):
-                chunk = await _next(self._content)
-        except TimeoutError as error:
-            raise RequestTimeout("The request body stopped coming.") from error
+        self._allow(None)
+        chunk, self._first = self._first, b""
         if not chunk:
-            raise StopAsyncIteration
+            try:
+                async with asyncio.timeout(self._idle):
+                    chunk = await _next(self._content)
+            except TimeoutError as error:
+                raise RequestTimeout("The request body stopped coming.") from error
+            if not chunk:
+                raise StopAsyncIteration
+        self._allow(asyncio.get_running_loop().time() + self._idle)
         return chunk
+
+    def _allow(self, until: float | None) -> None:
+        # An answer may come before the upload has ended: then nobody watches any more.
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(until)
 
 
 async def inflated(body: bytes, encoding: str, limit: int) -> bytes:

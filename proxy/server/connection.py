@@ -40,7 +40,7 @@ class Connection(web.RequestHandler):
     def close_if_idle(self) -> None:
         """Close the connection if no request is being read, waiting or answered on it."""
         if self._current_request is None and not self._messages:
-            self.close()
+            self.force_close()
 
 
 class Listener(web.Server):

@@ -96,10 +96,10 @@ class Handler:
     async def __call__(self, request: web.BaseRequest) -> Outgoing:
         """The answer, written."""
         out = Outgoing(request, self._limits.write)
+        out.keep_alive = out.keep_alive and not self._gate.draining
         path_qs = answers.target(request.raw_path)
         path = path_qs.partition("?")[0]
         if is_local(path):
-            out.keep_alive = out.keep_alive and not self._gate.draining
             await self._local.answer(request, path, out)
             return out
         began = time.perf_counter()
@@ -203,7 +203,15 @@ class Handler:
         upstream = self._route(model) if model else self._config.default_upstream
         call.report = replace(call.report, model=model, upstream=upstream)
         self._check_stateless(request.method, path_qs.partition("?")[0], upstream)
-        reply = await self._upstream.send(upstream, request.method, path_qs, headers, body)
+        sending = self._upstream.send(upstream, request.method, path_qs, headers, body)
+        if isinstance(body, Upload):
+            try:
+                async with body.moving():
+                    reply = await sending
+            except TimeoutError as error:
+                raise UpstreamTimeout(upstream, self._limits.idle) from error
+        else:
+            reply = await sending
         await self._pass(call, reply, b"")
 
     def _check_stateless(self, method: str, path: str, upstream: str) -> None:

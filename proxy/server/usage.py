@@ -13,6 +13,7 @@ from proxy.core.report import Usage
 _KEY: Final = b'"usage"'
 _TAIL: Final = len(_KEY) - 1
 _LONGEST: Final = 16 * 2**10
+_BRACES: Final = 256
 _SPACE: Final = b" \t\r\n"
 _INFLATED: Final = 4 * 2**20
 _MORE: Final = -1
@@ -135,13 +136,17 @@ def _skip(data: bytes, at: int) -> int:
 def _parse(data: bytes, start: int, limit: int) -> tuple[int, _Figures | None]:
     """The shortest JSON object from *start* on, if it ends before *limit*."""
     end = start
-    while end := data.find(b"}", end, limit) + 1:
+    for _ in range(_BRACES):
+        end = data.find(b"}", end, limit) + 1
+        if not end:
+            return (0 if len(data) >= limit else _MORE), None
         text = data[start:end]
-        if text.count(b"{") == text.count(b"}"):
+        # Braces inside strings may unbalance the count; then the parser decides.
+        if text.count(b"{") <= text.count(b"}"):
             try:
                 return end, _DECODER.decode(text)
             except msgspec.ValidationError:
                 return end, None
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-    return (0 if len(data) >= limit else _MORE), None
+    return 0, None

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 import aiohttp
 from multidict import CIMultiDict
@@ -15,7 +15,7 @@ from yarl import URL
 
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.paths import Base
-from proxy.upstream.wire import AbortingResponse, BytesBody, VerbatimRequest
+from proxy.upstream.wire import AbortingResponse, BytesBody, Connector, VerbatimRequest
 
 CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key"})
 
@@ -58,12 +58,17 @@ class DirectReply:
 
     __slots__ = ("_idle", "_response", "_upstream", "headers", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse, upstream: str, idle: float) -> None:
+    def __init__(self, response: AbortingResponse, upstream: str, idle: float) -> None:
         self._response = response
         self._upstream = upstream
         self._idle = idle
         self.status = response.status
         self.headers: Sequence[tuple[str, str]] = end_to_end(response)
+        connection = response.connection
+        if connection is not None and connection.protocol is not None:
+            # aiohttp has one read timeout for head and body; models think long before the head, not inside the body.
+            connection.protocol.read_timeout = idle
+            connection.protocol.start_timeout()
 
     def header(self, name: str) -> str:
         """The first header called *name* (any case), or an empty string."""
@@ -89,7 +94,7 @@ class DirectReply:
 
     def close(self) -> None:
         """Abort what is still under way; harmless when the body was read to its end."""
-        self._response.abort_unfinished() if isinstance(self._response, AbortingResponse) else self._response.close()
+        self._response.abort_unfinished()
 
 
 def arrived(content: aiohttp.StreamReader) -> bytes:
@@ -129,7 +134,7 @@ class DirectUpstream:
         # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
         # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=10, ttl_dns_cache=30),
+            connector=Connector(limit=0, keepalive_timeout=10, ttl_dns_cache=30),
             cookie_jar=aiohttp.DummyCookieJar(),
             request_class=VerbatimRequest,
             response_class=AbortingResponse,
@@ -171,20 +176,12 @@ class DirectUpstream:
                 continue
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise self._translate(target, error) from error
-            self._watch_idle(response)
-            return DirectReply(response, target, self._timeouts.idle)
+            return DirectReply(cast("AbortingResponse", response), target, self._timeouts.idle)
         raise AssertionError("the last attempt either returns or raises")
 
     async def close(self) -> None:
         """Close the pool; requests under way break."""
         await self._session.close()
-
-    def _watch_idle(self, response: aiohttp.ClientResponse) -> None:
-        # aiohttp has one read timeout for head and body; reasoning models think long before the head, not inside.
-        connection = response.connection
-        if connection is not None and connection.protocol is not None:
-            connection.protocol.read_timeout = self._timeouts.idle
-            connection.protocol.start_timeout()
 
     def _translate(self, target: str, error: Exception) -> UllageError:
         cause: BaseException | None = error

@@ -1,13 +1,15 @@
-"""The three places where aiohttp's client would add, copy or linger, and this proxy must not."""
+"""The places where aiohttp's client would add, copy or linger, and this proxy must not."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 from aiohttp import payload
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from multidict import CIMultiDict
 
@@ -44,6 +46,26 @@ class AbortingResponse(aiohttp.ClientResponse):
         if self._connection is not None:
             _reset(self._connection)
         self.close()
+
+
+class FailingProtocol(ResponseHandler):
+    """A connection whose failure reaches the body's reader too: broken framing would leave that one waiting."""
+
+    def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
+        """Fail the connection and the body that is being read from it."""
+        body = self._payload
+        super().set_exception(exc, exc_cause or exc)
+        if body is not None and not body.is_eof() and body.exception() is None:
+            silent = isinstance(exc, aiohttp.SocketTimeoutError)
+            body.set_exception(exc if silent else aiohttp.ClientPayloadError("the body's framing is broken"))
+
+
+class Connector(aiohttp.TCPConnector):
+    """A pool of such connections."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = cast("functools.partial[ResponseHandler]", functools.partial(FailingProtocol, loop=self._loop))
 
 
 class BytesBody(payload.Payload):

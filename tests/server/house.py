@@ -112,9 +112,12 @@ class House:
     upstream: DirectUpstream
     port: int
     reports: list[Report]
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        return reader, writer
 
     async def raw(self, request: bytes) -> Heard:
         """The answer to raw bytes; the connection is closed afterwards."""
@@ -140,12 +143,16 @@ class House:
 async def listening(stage: Stage) -> AsyncIterator[int]:
     """The stage's port while it listens."""
     tasks: set[asyncio.Task[Any]] = set()
+    writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        await stage.serve(reader, writer)
+        writers.append(writer)
+        # A cancelled handler is logged as an error by the streams of Python 3.11.
+        with contextlib.suppress(asyncio.CancelledError):
+            await stage.serve(reader, writer)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**24)
     stage.port = server.sockets[0].getsockname()[1]
@@ -156,6 +163,9 @@ async def listening(stage: Stage) -> AsyncIterator[int]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager
@@ -164,7 +174,7 @@ async def house(
     *,
     base: str = "/v1",
     api_key: str | None = None,
-    timeouts: Timeouts = Timeouts(),
+    timeouts: Timeouts | None = None,
     host: str = "127.0.0.1",
     **target: Any,
 ) -> AsyncIterator[House]:
@@ -174,7 +184,9 @@ async def house(
     if api_key is not None:
         config = replace(config, keyed_upstreams=frozenset({"up"}))
     async with listening(stage) as port:
-        upstream = DirectUpstream([Target("up", f"http://127.0.0.1:{port}{base}", api_key, **target)], timeouts)
+        upstream = DirectUpstream(
+            [Target("up", f"http://127.0.0.1:{port}{base}", api_key, **target)], timeouts or Timeouts()
+        )
         engine = PassThrough("up")
         reports: list[Report] = []
         server = Server(
@@ -188,8 +200,11 @@ async def house(
         )
         at = await server.start(host, 0)
         try:
-            yield House(server, stage, engine, upstream, at, reports)
+            built = House(server, stage, engine, upstream, at, reports)
+            yield built
         finally:
+            for writer in built.writers:
+                writer.transport.abort()
             await server.close()
             await upstream.close()
 

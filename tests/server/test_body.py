@@ -1,0 +1,217 @@
+import asyncio
+import gzip
+import zlib
+
+import pytest
+
+from proxy.server import Limits, ServerConfig
+from tests.server.house import eventually, house
+
+SMALL = ServerConfig("up", limits=Limits(body=100_000, peek=10_000, held=300_000))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed"),
+    [
+        ("gzip", gzip.compress(b'{"a": 1}')),
+        ("x-gzip", gzip.compress(b'{"a"') + gzip.compress(b": 1}")),
+        ("deflate", zlib.compress(b'{"a": 1}')),
+        ("deflate", zlib.compress(b'{"a": 1}', wbits=-15)),
+        ("identity", b'{"a": 1}'),
+    ],
+)
+async def test_a_compressed_body_is_read_and_sent_on_inflated(encoding, packed):
+    """The engine and the upstream get the plain body, and no header claims otherwise."""
+    async with house() as at:
+        assert (await at.chat(packed, f"Content-Encoding: {encoding}")).line == "HTTP/1.1 200 OK"
+        assert at.engine.seen[0].body == b'{"a": 1}'
+        heard = at.stage.heard[0]
+        assert (heard.body, heard.all("content-encoding")) == (b'{"a": 1}', [])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed", "status"),
+    [
+        ("br", b"x", 415),
+        ("zstd", b"x", 415),
+        ("gzip, gzip", gzip.compress(b"{}"), 415),
+        ("gzip", b"not gzip", 400),
+        ("gzip", gzip.compress(b"{}" * 100)[:-9], 400),
+        ("deflate", b"\xff\xff\xff", 400),
+        ("gzip", gzip.compress(bytes(100_001)), 413),
+        ("gzip", gzip.compress(bytes(50_000_000)), 413),
+        ("deflate", zlib.compress(bytes(50_000_000)), 413),
+    ],
+)
+async def test_bodies_that_cannot_be_inflated_are_refused_readably(encoding, packed, status):
+    """Unknown codings, broken data and bombs each get their status, and the upstream hears nothing."""
+    async with house(SMALL) as at:
+        got = await at.chat(packed, f"Content-Encoding: {encoding}")
+        assert got.line.split()[1] == str(status)
+        assert got.body.startswith(b'{"error"')
+        assert at.stage.heard == []
+
+
+async def test_a_declared_body_that_is_too_large_is_refused_before_it_is_sent():
+    """413 comes at once, even for a client that waits for permission to send."""
+    async with house(SMALL) as at:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100001\r\n%b\r\n"
+        for extra in (b"", b"Expect: 100-continue\r\n"):
+            got = await asyncio.wait_for(at.raw(head % extra), 5)
+            assert got.line.split()[1] == "413"
+            assert got.all("connection") == ["close"]
+
+
+async def test_a_flood_of_chunks_is_refused():
+    """A body of unknown length is read up to the limit and no further."""
+    async with house(SMALL) as at:
+        chunks = b"2710\r\n" + b"x" * 10_000 + b"\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        assert (await at.raw(head + chunks * 11)).line.split()[1] == "413"
+        assert (await at.raw(head + chunks * 9 + b"0\r\n\r\n")).line.split()[1] == "200"
+        assert len(at.engine.seen[0].body) == 90_000
+
+
+async def test_a_body_that_trickles_is_given_up():
+    """A body slower than the floor speed is a 408."""
+    async with house(ServerConfig("up", limits=Limits(body_seconds=0.3))) as at:
+        got = await at.raw(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        assert got.line.split()[1] == "408"
+        assert b"request_timeout" in got.body
+
+
+async def test_a_slow_body_within_its_allowance_is_read():
+    """A body that comes in pieces, but fast enough, is served."""
+    async with house() as at:
+        reader, writer = await at.connect()
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
+        for byte in (b"{", b" ", b" ", b"}"):
+            await asyncio.sleep(0.05)
+            writer.write(byte)
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)) == b"HTTP/1.1 200 OK\r\n"
+        assert at.engine.seen[0].body == b"{  }"
+        writer.close()
+
+
+async def test_expect_is_answered_here():
+    """A client that waits for permission gets it from the proxy, and the upstream is not asked."""
+    async with house() as at:
+        reader, writer = await at.connect()
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+        )
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"{}")
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)) == b"HTTP/1.1 200 OK\r\n"
+        assert at.stage.heard[0].all("expect") == []
+        writer.close()
+
+
+async def test_too_many_bytes_in_memory_are_refused_before_the_body_is_read():
+    """Bodies of all requests together stay under one limit; the refused one may come back later."""
+    async with house(SMALL) as at:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+        waiting = []
+        for _ in range(3):
+            waiting.append(await at.connect())
+            waiting[-1][1].write(head)
+        assert await eventually(lambda: at.server.in_flight == 3)
+        got = await asyncio.wait_for(at.raw(head), 5)
+        assert got.line.split()[1] == "503"
+        assert got.all("retry-after") == ["1"]
+        for _, writer in waiting:
+            writer.close()
+        assert await eventually(lambda: at.server.in_flight == 0)
+        assert (await at.chat()).line.split()[1] == "200"
+
+
+async def test_too_many_requests_at_once_are_refused():
+    """Beyond the limit a request is told to come back, before its body is read."""
+    async with house(ServerConfig("up", limits=Limits(in_flight=2))) as at:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+        waiting = [await at.connect() for _ in range(2)]
+        for _, writer in waiting:
+            writer.write(head)
+        assert await eventually(lambda: at.server.in_flight == 2)
+        got = await asyncio.wait_for(at.raw(head), 5)
+        assert (got.line.split()[1], got.all("retry-after")) == ("503", ["1"])
+        assert (await at.ask("GET", "/health/live")).line.split()[1] == "200"
+        for _, writer in waiting:
+            writer.close()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_upload_passes_while_it_arrives(chunked):
+    """A relayed body reaches the upstream piece by piece, before the client has sent all of it."""
+    async with house() as at:
+        pieces: asyncio.Queue = asyncio.Queue()
+
+        async def serve(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            while data := await reader.read(2**20):
+                pieces.put_nowait(data)
+                if data.endswith((b"LAST", b"0\r\n\r\n")):
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        at.stage.serve = serve
+        reader, writer = await at.connect()
+        framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 8"
+        kind = b"Content-Type: multipart/form-data; boundary=x"
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: x\r\n" + kind + b"\r\n" + framing + b"\r\n\r\n")
+        writer.write(b"4\r\nHALF\r\n" if chunked else b"HALF")
+        assert b"HALF" in await asyncio.wait_for(pieces.get(), 5)
+        writer.write(b"4\r\nLAST\r\n0\r\n\r\n" if chunked else b"LAST")
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)) == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+
+
+async def test_a_large_upload_arrives_whole_whatever_the_body_limit():
+    """Relayed bodies have no limit: 5 MB arrive byte for byte through a proxy that manages at most 100 KB."""
+    body = bytes(range(256)) * 20_000
+    async with house(SMALL) as at:
+        got = await at.ask("POST", "/v1/files", body, "Content-Type: application/octet-stream")
+        assert got.line.split()[1] == "200"
+        assert at.stage.heard[0].body == body
+        got = await at.ask("POST", "/v1/batches", b'{"x": "' + body[:50_000] + b'"}', "Content-Type: application/json")
+        assert at.stage.heard[1].body == b'{"x": "' + body[:50_000] + b'"}'
+
+
+async def test_a_body_that_is_not_http_is_a_400():
+    """A broken chunk is the client's mistake, and its bytes are not repeated to it."""
+    async with house() as at:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        got = await at.raw(head + b"SECRET\r\n")
+        assert got.line.split()[1] == "400"
+        assert b"SECRET" not in got.body
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-SECRET : 1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n",
+        b"SECRET\r\n\r\n",
+    ],
+)
+async def test_requests_that_could_be_read_in_two_ways_are_refused(request_bytes):
+    """Ambiguous or malformed requests get a fixed 400 and the connection ends."""
+    async with house() as at:
+        reader, writer = await at.connect()
+        writer.write(request_bytes)
+        got = await asyncio.wait_for(reader.read(), 5)
+        assert got.split(b"\r\n")[0] in (b"HTTP/1.0 400 Bad Request", b"HTTP/1.1 400 Bad Request")
+        assert b"SECRET" not in got
+        writer.close()
+        assert at.stage.heard == []
+
+
+async def test_long_headers_up_to_the_limit_pass():
+    """A header field of 30 KB goes through, both ways."""
+    async with house() as at:
+        at.stage.reply = b"HTTP/1.1 200 OK\r\nX-Long: " + b"b" * 30_000 + b"\r\nContent-Length: 0\r\n\r\n"
+        got = await at.chat(b"{}", "X-Long: " + "a" * 30_000)
+        assert got.all("x-long") == ["b" * 30_000]
+        assert at.stage.heard[0].all("x-long") == ["a" * 30_000]

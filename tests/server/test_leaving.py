@@ -1,0 +1,233 @@
+"""Clients that leave, upstreams that break, readers that are slow."""
+
+import asyncio
+import socket
+
+import pytest
+
+from proxy.server import Limits, ServerConfig
+from proxy.upstream import Timeouts
+from tests.server.house import eventually, house
+
+POST = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunk(data):
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def gone(reader):
+    """Returns when the peer of *reader* has closed or reset the connection."""
+    try:
+        while await reader.read(65536):
+            pass
+    except ConnectionError:
+        pass
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/responses"])
+@pytest.mark.parametrize("moment", ["waiting", "after the head", "mid-stream"])
+async def test_a_client_that_leaves_aborts_the_upstream_call(path, moment):
+    """Whenever the client closes, the upstream sees its connection end within a second."""
+    async with house() as at:
+        reached, ended = asyncio.Event(), asyncio.Event()
+
+        async def script(heard, reader, writer):
+            if moment != "waiting":
+                writer.write(SSE + (chunk(b"data: 1\n\n") if moment == "mid-stream" else b""))
+            reached.set()
+            await gone(reader)
+            ended.set()
+
+        at.stage.script = script
+        reader, writer = await at.connect()
+        writer.write(POST % path)
+        await asyncio.wait_for(reached.wait(), 5)
+        if moment != "waiting":
+            await asyncio.wait_for(reader.readuntil(b"\n\n" if moment == "mid-stream" else b"\r\n\r\n"), 5)
+        writer.close()
+        await asyncio.wait_for(ended.wait(), 1)
+        assert await eventually(lambda: at.reports)
+        report = at.reports[0]
+        assert (report.status, report.reason) == (499 if moment == "waiting" else 200, "client_left")
+        assert at.server.in_flight == 0
+
+
+async def test_an_upload_that_nobody_takes_is_given_up():
+    """An upload that the upstream does not read ends on both sides after the pause allowed."""
+    async with house(ServerConfig("up", limits=Limits(idle=0.4))) as at:
+        ended = asyncio.Event()
+
+        async def serve(reader, writer):
+            reader._transport.pause_reading()
+            await asyncio.wait_for(over.wait(), 5)
+            reader._transport.resume_reading()
+            await gone(reader)
+            ended.set()
+
+        over = asyncio.Event()
+        at.stage.serve = serve
+        reader, writer = await at.connect()
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 90000000\r\n\r\n" + b"x" * 40_000_000)
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)) == b"HTTP/1.1 504 Gateway Timeout\r\n"
+        writer.transport.abort()
+        over.set()
+        await asyncio.wait_for(ended.wait(), 5)
+        assert await eventually(lambda: at.server.in_flight == 0)
+
+
+@pytest.mark.parametrize("how", ["reset", "cut chunk", "bad chunk"])
+async def test_a_broken_stream_ends_with_an_error_event(how):
+    """All bytes so far arrive, then one error event, then an abnormal end; never ``[DONE]``."""
+    seen = asyncio.Event()
+    async with house() as at:
+
+        async def script(heard, reader, writer):
+            writer.write(SSE + chunk(b"data: 1\n\n"))
+            await asyncio.wait_for(seen.wait(), 5)
+            if how == "reset":
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            else:
+                writer.write(b"ff\r\ndata: par" if how == "cut chunk" else b"zz\r\n")
+            writer.close()
+
+        at.stage.script = script
+        reader, writer = await at.connect()
+        writer.write(POST % b"/v1/chat/completions")
+        await asyncio.wait_for(reader.readuntil(b"data: 1\n\n"), 5)
+        seen.set()
+        text = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        assert (b"data: par" in text) == (how == "cut chunk")
+        assert text.count(b"upstream_stream_error") == 1
+        assert b"[DONE]" not in text
+        assert not text.endswith(b"0\r\n\r\n")
+        assert at.reports[0].reason == "upstream_stream_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (b"/v1/messages", b'event: error\ndata: {"type": "error", "error": {'),
+        (b"/v1/responses", b'event: error\ndata: {"type": "error", "code": "upstream_stream_error"'),
+        (b"/v1/chat/completions", b'\n\ndata: {"error": {'),
+    ],
+)
+async def test_the_error_event_speaks_the_streams_api(path, words):
+    """Each API's clients get the error event they know."""
+    async with house() as at:
+
+        async def script(heard, reader, writer):
+            writer.write(SSE + chunk(b"data: 1"))
+            await writer.drain()
+            writer.close()
+
+        at.stage.script = script
+        reader, writer = await at.connect()
+        writer.write(POST % path)
+        assert words in await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+
+async def test_a_broken_body_of_known_length_is_short():
+    """A JSON answer that breaks is passed as far as it came, and the connection ends."""
+    async with house() as at:
+
+        async def script(heard, reader, writer):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{123")
+            await writer.drain()
+            writer.close()
+
+        at.stage.script = script
+        reader, writer = await at.connect()
+        writer.write(POST % b"/v1/chat/completions")
+        assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"\r\n\r\n{123")
+        writer.close()
+
+
+async def test_a_stream_that_simply_ends_is_passed_as_it_is():
+    """A clean end without ``[DONE]`` is the upstream's own; nothing is invented."""
+    async with house() as at:
+
+        async def script(heard, reader, writer):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
+            await writer.drain()
+            writer.close()
+
+        at.stage.script = script
+        reader, writer = await at.connect()
+        writer.write(POST % b"/v1/chat/completions")
+        assert await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+        writer.close()
+        assert at.reports[0].reason == ""
+
+
+async def test_an_upstream_that_hangs_up_is_asked_once():
+    """After the body was sent a lost connection is a 502; the request is not repeated."""
+    async with house() as at:
+
+        async def script(heard, reader, writer):
+            writer.close()
+
+        at.stage.script = script
+        got = await at.chat()
+        assert got.line == "HTTP/1.1 502 Bad Gateway"
+        assert b"upstream_unreachable" in got.body
+        assert len(at.stage.heard) == 1
+
+
+async def test_an_upstream_that_stays_silent_is_a_504():
+    """No first byte in time is a gateway timeout, and the call is aborted."""
+    async with house(timeouts=Timeouts(first_byte=0.2)) as at:
+
+        async def script(heard, reader, writer):
+            await gone(reader)
+
+        at.stage.script = script
+        got = await at.chat()
+        assert got.line == "HTTP/1.1 504 Gateway Timeout"
+        assert b"upstream_timeout" in got.body
+        assert await eventually(at.stage.ended.is_set)
+
+
+async def test_a_silent_stream_ends_with_an_error_event():
+    """A stream that goes quiet for longer than allowed is ended with a word."""
+    async with house(timeouts=Timeouts(idle=0.2)) as at:
+
+        async def script(heard, reader, writer):
+            writer.write(SSE + chunk(b"data: 1\n\n"))
+            await gone(reader)
+
+        at.stage.script = script
+        reader, writer = await at.connect()
+        writer.write(POST % b"/v1/chat/completions")
+        assert b"upstream_stream_error" in await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+
+async def test_a_slow_reader_holds_the_upstream_back_and_is_dropped_in_the_end():
+    """What a client does not read stays with the upstream, not in memory; a reader that never reads is cut."""
+    sent = 0
+    async with house(ServerConfig("up", limits=Limits(write=0.7))) as at:
+
+        async def script(heard, reader, writer):
+            nonlocal sent
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+            piece = chunk(b"x" * 65536)
+            for _ in range(2000):
+                writer.write(piece)
+                await writer.drain()
+                sent += 65536
+
+        at.stage.script = script
+        _, writer = await at.connect()
+        writer.transport.pause_reading()
+        writer.write(POST % b"/v1/chat/completions")
+        assert await eventually(lambda: sent, 5)
+        await asyncio.sleep(0.3)
+        assert sent < 40 * 2**20
+        assert await eventually(lambda: at.reports, 5)
+        assert at.reports[0].reason == "client_left"
+        writer.transport.abort()

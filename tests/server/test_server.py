@@ -1,0 +1,141 @@
+"""Health, metrics, and how a process goes away."""
+
+import asyncio
+import json
+
+import pytest
+from openai import AsyncOpenAI
+
+from tests.server.house import answer, eventually, house
+
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/health/live", {"status": "ok"}),
+        ("/healthz", {"status": "ok"}),
+        ("/health/liveliness", {"status": "ok"}),
+        ("/health/ready", {"status": "ready"}),
+        ("/readyz", {"status": "ready"}),
+        ("/health/readiness", {"status": "ready"}),
+        ("/ullage/api/status", {"version": "test"}),
+    ],
+)
+async def test_the_proxys_own_routes(path, body):
+    """Health and status are answered here, uncounted."""
+    async with house() as at:
+        got = await at.ask("GET", path + "?x=1")
+        assert (got.line, json.loads(got.body)) == ("HTTP/1.1 200 OK", body)
+        assert (at.stage.heard, at.reports) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/"), ("GET", "/ullage/"), ("GET", "/ullage/api/x"), ("GET", "/health/x"), ("POST", "/metrics")],
+)
+async def test_our_own_paths_are_never_relayed(method, path):
+    """What is not there under our own prefixes is a 404 of ours."""
+    async with house() as at:
+        assert (await at.ask(method, path)).line == "HTTP/1.1 404 Not Found"
+        assert at.stage.heard == []
+
+
+async def test_the_root_and_metrics():
+    """The root says who answers, to HEAD as well; metrics are what the callable gives."""
+    async with house() as at:
+        assert json.loads((await at.ask("GET", "/")).body)["service"] == "ullage"
+        reader, writer = await at.connect()
+        writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"\r\n\r\n")
+        writer.close()
+        got = await at.ask("GET", "/metrics")
+        assert (got.body, got.all("content-type")) == (b"ullage_up 1\n", ["text/plain; version=0.0.4"])
+
+
+async def test_readiness_can_be_taken_back():
+    """While the process says so, ``/health/ready`` is a 503 and liveness is not."""
+    async with house() as at:
+        at.server.set_ready(False)
+        assert (await at.ask("GET", "/health/ready")).line.split()[1] == "503"
+        assert (await at.ask("GET", "/health/live")).line.split()[1] == "200"
+
+
+async def test_draining_lets_running_requests_finish_and_refuses_new_ones():
+    """Once draining: unready, idle connections closed, new requests told to retry, the running one completes."""
+    async with house() as at:
+        go = asyncio.Event()
+
+        async def script(heard, reader, writer):
+            writer.write(SSE + b"3\r\none\r\n")
+            await go.wait()
+            writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
+
+        idle_reader, idle = await at.connect()
+        idle.write(POST)
+        await asyncio.wait_for(idle_reader.readuntil(b"{}"), 5)
+        at.stage.script = script
+        reader, writer = await at.connect()
+        writer.write(POST)
+        await asyncio.wait_for(reader.readuntil(b"one\r\n"), 5)
+        drained = asyncio.ensure_future(at.server.drain(5))
+        assert await asyncio.wait_for(idle_reader.read(), 2) == b""
+        got = await at.ask("GET", "/health/ready")
+        assert (got.line.split()[1], json.loads(got.body)) == ("503", {"status": "draining"})
+        got = await at.chat()
+        assert (got.line.split()[1], got.all("connection"), got.all("retry-after")) == ("503", ["close"], ["1"])
+        assert not drained.done()
+        go.set()
+        assert await asyncio.wait_for(reader.read(), 2) == b"3\r\ntwo\r\n0\r\n\r\n"
+        await asyncio.wait_for(drained, 2)
+        assert at.server.in_flight == 0
+
+
+async def test_what_outlives_the_drain_is_cut_with_a_word():
+    """A stream gets an error event and no end, a request without an answer a 503; both upstream calls end."""
+    async with house() as at:
+
+        async def script(heard, reader, writer):
+            if b"stream" in heard.body:
+                writer.write(SSE + b"9\r\ndata: 1\n\n\r\n")
+            await reader.read()
+
+        at.stage.script = script
+        reader, writer = await at.connect()
+        writer.write(POST.replace(b"h: 2", b"h: 8").replace(b"{}", b'"stream"'))
+        await asyncio.wait_for(reader.readuntil(b"data: 1\n\n\r\n"), 5)
+        waiting, other = await at.connect()
+        other.write(POST)
+        assert await eventually(lambda: len(at.stage.heard) == 2)
+        await asyncio.wait_for(at.server.drain(0.1), 5)
+        text = await asyncio.wait_for(reader.read(), 2)
+        assert b"server_shutting_down" in text
+        assert not text.endswith(b"0\r\n\r\n")
+        text = await asyncio.wait_for(waiting.read(), 2)
+        assert text.startswith(b"HTTP/1.1 503")
+        assert await eventually(at.stage.ended.is_set)
+        writer.close()
+        other.close()
+        assert [report.reason for report in at.reports] == ["server_shutting_down"] * 2
+
+
+async def test_the_openai_client_streams_through():
+    """The real client reads a stream to its end, and its usage is noted."""
+    events = [b'{"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"hi"}}]}']
+    events.append(b'{"id":"1","object":"chat.completion.chunk","choices":[],"usage":{"prompt_tokens":5,')
+    events[-1] += b'"completion_tokens":1,"total_tokens":6,"prompt_tokens_details":{"cached_tokens":4}}}'
+    body = b"".join(b"data: " + event + b"\n\n" for event in [*events, b"[DONE]"])
+    async with house(base="") as at:
+        at.stage.reply = answer(body, "Content-Type: text/event-stream")
+        async with AsyncOpenAI(api_key="k", base_url=f"http://127.0.0.1:{at.port}", max_retries=0) as client:
+            stream = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "x"}], stream=True
+            )
+            chunks = [chunk async for chunk in stream]
+        assert chunks[0].choices[0].delta.content == "hi"
+        assert at.stage.heard[0].line == "POST /v1/chat/completions HTTP/1.1"
+        assert await eventually(lambda: at.reports)
+        usage = at.reports[0].usage
+        assert (usage.input_tokens, usage.output_tokens, usage.cached_tokens) == (5, 1, 4)

@@ -1,0 +1,100 @@
+import gzip
+import itertools
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.report import Usage
+from proxy.server.usage import UsageTap
+
+STREAMS = {
+    b'data: {"choices":[{"delta":{"content":"\\"usage\\":{\\"prompt_tokens\\":9}"}}],"usage":null}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"x":"}"}}\n\ndata: [DONE]\n\n': Usage(7, 2),
+    b'event: message_start\ndata: {"message":{"usage":{"input_tokens":3,"cache_read_input_tokens":10,'
+    b'"cache_creation_input_tokens":2,"output_tokens":1}}}\n\n'
+    b'event: message_delta\ndata: {"delta":{},"usage":{"output_tokens":40}}\n\n': Usage(15, 40, 10),
+    b'data: {"type":"response.created","response":{"usage":null}}\n\ndata: {"type":"response.completed","response":'
+    b'{"usage" : {"input_tokens":5,"input_tokens_details":{"cached_tokens":4},"output_tokens":6}}}\n\n': Usage(5, 6, 4),
+    b'{"usage":{"prompt_tokens":true}} {"usage":{"prompt_tokens":-1}} {"usage":"x"} "usage" {"usage":{': Usage(),
+    b'{"usage":{"prompt_tokens":1' + b" " * 20_000 + b'}, "usage": {"completion_tokens": 3}}': Usage(None, 3),
+}
+
+
+def whole(data):
+    tap = UsageTap()
+    tap.feed(data)
+    return tap.usage
+
+
+def chunked(data, cuts):
+    tap = UsageTap()
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    for start, end in itertools.pairwise(edges):
+        tap.feed(data[start:end])
+    return tap.usage
+
+
+def test_the_figures_of_each_api_are_found():
+    """Chat, Messages and Responses usage is read; text that only looks like it is not."""
+    for data, usage in STREAMS.items():
+        assert whole(data) == usage
+
+
+def test_any_cut_gives_the_same_figures():
+    """Every single cut, and bytes one by one, give what the whole gives."""
+    for data, usage in STREAMS.items():
+        assert chunked(data, range(len(data))) == usage
+        for cut in range(0, len(data), max(1, len(data) // 400)):
+            assert chunked(data, [cut]) == usage
+
+
+PIECES = st.sampled_from(
+    [
+        b'"usage"',
+        b'"usage":',
+        b"{",
+        b"}",
+        b":",
+        b" ",
+        b'"',
+        b"\\",
+        b'"prompt_tokens":12',
+        b",",
+        b"null",
+        b'"usa',
+        b"\xff",
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=40), st.lists(st.integers(0, 400), max_size=12))
+def test_any_bytes_in_any_chunks_are_read_alike(pieces, cuts):
+    """Whatever the bytes are, how they are cut changes nothing, and nothing raises."""
+    data = b"".join(pieces)
+    assert chunked(data, cuts) == whole(data)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["prompt_tokens", "completion_tokens"]), st.integers(0, 10**9)),
+    st.text(max_size=30),
+    st.lists(st.integers(0, 200), max_size=8),
+)
+def test_real_objects_are_read_exactly(figures, content, cuts):
+    """Beside any content, the figures are those that were written."""
+    data = json.dumps({"content": content, "usage": figures, "tail": content}).encode()
+    assert chunked(data, cuts) == Usage(figures.get("prompt_tokens"), figures.get("completion_tokens"))
+
+
+def test_compressed_answers_are_read_and_bombs_are_not():
+    """A gzip answer's usage is found; one that inflates too far, or is broken, is let pass unread."""
+    tap = UsageTap("gzip")
+    data = gzip.compress(b'{"usage":{"prompt_tokens":1}}')
+    for byte in data:
+        tap.feed(bytes([byte]))
+    assert tap.usage.input_tokens == 1
+    for bad in (gzip.compress(bytes(50_000_000)), b"nonsense"):
+        tap = UsageTap("gzip")
+        tap.feed(bad)
+        tap.feed(bad)
+        assert tap.usage == Usage()
