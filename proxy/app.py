@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,22 @@ from cachetools import LRUCache
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue, Facts, Rule
 from proxy.core.budget.figures import Marks, Shares
-from proxy.core.compression.schedule import Rungs
+from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.report import Report
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
 from proxy.reading import Reader
 from proxy.server import Limits, Server, ServerConfig
 from proxy.settings import Settings
-from proxy.store import Embedded, EmbeddedUnavailable, Store, StoreMisconfigured, StoreUnsupported, open_store
-from proxy.store import master as master_key
+from proxy.store import (
+    Embedded,
+    EmbeddedUnavailable,
+    Store,
+    StoreMisconfigured,
+    StoreUnsupported,
+    master_key,
+    open_store,
+)
 from proxy.tasks import Tasks
 from proxy.telemetry import shared
 from proxy.telemetry.logs import Logs
@@ -37,7 +44,7 @@ from proxy.upstream import DirectUpstream, Target, Timeouts
 from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 
 ITEMS, OUTLINES, PREFIXES, RECORD_BYTES, TOOL_ARRAYS, LEARNED = 300_000, 2_000, 4_000, 64 * 2**20, 64, 10_000
-"""Bounds of a process's memories: items (some 250 bytes each), outlines, prefixes, record bytes, tool arrays, routes."""
+"""Bounds of a process's memories: items (about 250 bytes each), outlines, prefixes, record bytes, tools, routes."""
 
 HOUSEKEEPING_SECONDS = 1.0
 
@@ -49,11 +56,20 @@ def run(settings: Settings) -> int:
     if settings.server.workers > 1:
         return _run_many(settings)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(serve(settings, Worker(0, 1)))
+        return runner.run(serve(Start(settings), Worker(0, 1)))
 
 
-async def serve(settings: Settings, worker: Worker) -> int:
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a process starts with; ``key`` is the master key where the parent knows it."""
+
+    settings: Settings
+    key: bytes | None = field(default=None, repr=False)
+
+
+async def serve(start: Start, worker: Worker) -> int:
     """One process's life: build, listen, work, drain, close; the exit code."""
+    settings = start.settings
     _keep_large_blocks()
     logs = Logs(settings.telemetry.log.level, settings.telemetry.log.format)
     logs.adopt_libraries()
@@ -61,7 +77,7 @@ async def serve(settings: Settings, worker: Worker) -> int:
     tasks = Tasks(logs.task_failed)
     stopping = _on_signals()
     try:
-        house = await House.build(settings, worker, logs, tasks)
+        house = await House.build(start, worker, logs, tasks)
     except (StoreMisconfigured, StoreUnsupported, OSError) as error:
         print(f"ullage: cannot start: {error}", file=sys.stderr)  # noqa: T201 - the operator's terminal
         logs.close()
@@ -88,14 +104,15 @@ class House:
         self._store_errors: Counter[str] = Counter()
 
     @classmethod
-    async def build(cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks) -> House:
+    async def build(cls, start: Start, worker: Worker, logs: Logs, tasks: Tasks) -> House:
         """A process that serves. Raises ``OSError`` where the port is taken, and what ``open_store`` raises."""
         # Only here: in a worker the metrics' folder must be in the environment before their client is imported.
         from proxy.telemetry.metrics import Telemetry
 
+        settings = start.settings
         folder = os.environ.get(shared.VARIABLE)
         telemetry = Telemetry(configuration.version(), Path(folder) if folder else None)
-        store = await _open_store(settings, logs, tasks)
+        store = await _open_store(start, logs, tasks)
         tokenizers = Tokenizers()
         catalogue = await asyncio.to_thread(_catalogue, settings)
         engine = _engine(settings, catalogue, tokenizers, store)
@@ -125,7 +142,7 @@ class House:
             raise
         if not many:
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            _announce(settings, catalogue, address, _describe(store))
+            _announce(settings, catalogue, address, _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
         return cls(server, upstream, store, telemetry, logs)
 
@@ -168,7 +185,7 @@ async def _supervise(settings: Settings) -> int:
     server = settings.server.model_copy(update={"port": port})
     settings = settings.model_copy(update={"server": server})
     kind = settings.store.url
-    given = settings
+    given = Start(settings)
     if settings.store.url == "embedded":
         try:
             embedded = await Embedded.start(settings.store.path, tasks.spawn)
@@ -178,7 +195,7 @@ async def _supervise(settings: Settings) -> int:
             kind = "memory"
     if kind == "memory":
         logs.log.warning("store.memory_per_worker", advice="workers may word the same event differently")
-        given = settings.model_copy(update={"store": settings.store.model_copy(update={"url": "memory"})})
+        given = Start(_with_store(settings, "memory"))
     folder = shared.make_directory()
     host = settings.server.host
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -204,21 +221,22 @@ async def _supervise(settings: Settings) -> int:
         logs.close()
 
 
-def _shared_store(settings: Settings, embedded: Embedded) -> Settings:
-    """The workers' settings: the parent's server by its socket, and the master key that lies beside it."""
-    update: dict[str, object] = {"url": embedded.url}
-    if settings.store.key is None:
-        key = master_key.from_directory(settings.store.path)
-        update["key"] = type(settings.store).model_fields["key"].annotation and configuration.secret(key.hex())
-    return settings.model_copy(update={"store": settings.store.model_copy(update=update)})
+def _shared_store(settings: Settings, embedded: Embedded) -> Start:
+    """What workers start with: the parent's server by its socket, and the master key that lies beside it."""
+    key = None if settings.store.key else master_key(settings.store.path)
+    return Start(_with_store(settings, embedded.url), key)
 
 
-async def _open_store(settings: Settings, logs: Logs, tasks: Tasks) -> Store:
-    key = settings.store.key
+def _with_store(settings: Settings, url: str) -> Settings:
+    return settings.model_copy(update={"store": settings.store.model_copy(update={"url": url})})
+
+
+async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
+    store = start.settings.store
     return await open_store(
-        settings.store.url,
-        directory=settings.store.path,
-        key=key.get_secret_value().encode() if key else None,
+        store.url,
+        directory=store.path,
+        key=store.key.get_secret_value().encode() if store.key else start.key,
         spawn=tasks.spawn,
         warn=lambda event, facts: logs.log.warning(event, **facts),
     )
@@ -252,7 +270,9 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
-    fitter = Fitter(reader, store, Policy(marks, shares, wanted.lower_output, rungs), records, LRUCache(TOOL_ARRAYS))
+    fitter = Fitter(
+        reader, store, Policy(Rules(marks, shares, rungs), wanted.lower_output), records, LRUCache(TOOL_ARRAYS)
+    )
     return Engine(catalogue, fitter, marks, wanted.mode, LRUCache(LEARNED), time.perf_counter)
 
 
@@ -267,11 +287,11 @@ def _upstream(settings: Settings) -> DirectUpstream:
             upstream.base_url,
             upstream.api_key.get_secret_value() if upstream.api_key else None,
             headers={name: value.get_secret_value() for name, value in upstream.headers.items()},
-            timeouts=Timeouts(upstream.timeouts.connect, upstream.timeouts.first_byte, upstream.timeouts.idle),
         )
         for upstream in settings.upstreams
     ]
-    return DirectUpstream(targets)
+    timeouts = settings.default_upstream().timeouts
+    return DirectUpstream(targets, Timeouts(timeouts.connect, timeouts.first_byte, timeouts.idle))
 
 
 def _server_config(settings: Settings) -> ServerConfig:
@@ -307,10 +327,11 @@ def _announce(settings: Settings, catalogue: Catalogue, address: str, store: str
     print(f"ullage {configuration.version()}\n{text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _describe(store: Store) -> str:
+def _describe(store: Store, settings: Settings) -> str:
     state = store.state()
-    up = "" if state.up else ", not reachable: serving without it"
-    return f"{state.kind}  ({state.url_redacted}{up})"
+    where = {"embedded": str(settings.store.path), "memory": "this process only"}.get(state.kind, state.url_redacted)
+    guest = "" if state.owner is not False else ", shared with the process that started it"
+    return f"{state.kind}  ({where}{guest}{'' if state.up else ', not reachable: serving without it'})"
 
 
 def _store_status(store: Store) -> dict[str, object]:

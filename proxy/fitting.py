@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from proxy.core.budget.catalogue import DEFAULT_ENCODING, Route
-from proxy.core.budget.figures import Figures, Marks, Shares, reserve, scaled
+from proxy.core.budget.figures import Figures, reserve, scaled
 from proxy.core.compression.record import VERSION, Record, dump, load
-from proxy.core.compression.schedule import Demand, Event, Schedule
+from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
 from proxy.core.compression.view import Raw, View, assemble, write
 from proxy.core.conversation import chat
@@ -36,10 +36,9 @@ MAX_PLACES = 512
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How views are kept small: the marks, the caps of a block, and when an output figure may be lowered."""
+    """How views are kept small: the schedule's rules, and when an output figure may be lowered."""
 
-    marks: Marks
-    shares: Shares
+    rules: Rules
     lower_output: Literal["never", "last", "first"] = "last"
 
 
@@ -135,8 +134,7 @@ class Fitter:
         return replace(plan, error=self._refusal(subject, plan.tokens or 0)) if excess > 0 else plan
 
     def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:
-        items, marks, shares = subject.reading.items, self._policy.marks, self._policy.shares
-        return Schedule(items, subject.layout, figures or subject.figures, marks, shares)
+        return Schedule(subject.reading.items, subject.layout, figures or subject.figures, self._policy.rules)
 
     def _events(self, subject: Subject, since: Event | None, demand: Demand) -> tuple[Event | None, int | None]:
         """The newest event, and the output figure when it is lowered so that nothing has to be dropped or clipped."""
@@ -164,7 +162,11 @@ class Fitter:
         """*subject* with a smaller tools array where the tools leave hardly any room; the same on every call."""
         figures, outline = subject.figures, subject.reading.outline
         name = next((key for key in TOOLS if key in outline.tokens), None)
-        if name is None or (figures.lasting - figures.fixed) * 4 >= figures.lasting:
+        if (
+            not self._policy.rules.rungs.tools
+            or name is None
+            or (figures.lasting - figures.fixed) * 4 >= figures.lasting
+        ):
             return subject, None
         field = outline.fields[name]
         text = subject.reading.text[field.start : field.end]

@@ -1,7 +1,19 @@
 """The store: Redis protocol, embedded Valkey, key names, sealed records, memory."""
 
-from proxy.store.errors import StoreError, StoreMisconfigured, StoreUnsupported
+from proxy.store.embedded import Embedded
+from proxy.store.errors import EmbeddedUnavailable, StoreError, StoreMisconfigured, StoreUnsupported
+from proxy.store.master import from_directory as master_key
 from proxy.store.opener import Store, open_store
 from proxy.store.records import StoreState
 
-__all__ = ["Store", "StoreError", "StoreMisconfigured", "StoreState", "StoreUnsupported", "open_store"]
+__all__ = [
+    "Embedded",
+    "EmbeddedUnavailable",
+    "Store",
+    "StoreError",
+    "StoreMisconfigured",
+    "StoreState",
+    "StoreUnsupported",
+    "master_key",
+    "open_store",
+]

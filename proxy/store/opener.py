@@ -45,9 +45,11 @@ class Store:
         """The record under the first of *chains* that has one, as ``(index into chains, record)``; never raises."""
         return await self._records.newest(tenant, root, route, chains)
 
-    async def fix(self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes) -> bytes:
-        """Store *record* unless the place has one already; returns the one that holds from now on; never raises."""
-        return await self._records.fix(tenant, root, route, chain, record)
+    async def fix(
+        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, supersede: bool = False
+    ) -> bytes:
+        """Store *record* unless the place has one already, or *supersede*; returns the one that holds; never raises."""
+        return await self._records.fix(tenant, root, route, chain, record, supersede=supersede)
 
     def state(self) -> StoreState:
         """How the store is, right now."""

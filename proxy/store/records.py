@@ -93,8 +93,10 @@ class Records:
             self._renew(names[found[0]])
         return found
 
-    async def fix(self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes) -> bytes:
-        """Store *record* unless the place has one already; returns the one that holds from now on."""
+    async def fix(
+        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, supersede: bool = False
+    ) -> bytes:
+        """Store *record* unless the place has one already, or *supersede*; returns the one that holds from now on."""
         name = keys.event(root, route, chain)
         if len(record) > MAX_PLAIN:
             self._notices.count("too_big", "store.record_too_big", bytes=len(record))
@@ -103,6 +105,8 @@ class Records:
         sealed = sealer.seal(tenant, name, record)
         try:
             async with asyncio.timeout(REQUEST):
+                if supersede:
+                    await self._timed(self._backend.remove(name))
                 held = await self._claim(name, sealed)
                 if held is None:
                     return record

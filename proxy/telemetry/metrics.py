@@ -64,13 +64,9 @@ class Telemetry:
         if report.outcome != "verbatim" or report.retries or report.overflows or report.status >= 400:
             self._observe_rare(report, route)
 
-    def entered(self) -> None:
-        """A request began."""
-        self._families.in_flight.inc()
-
-    def left(self) -> None:
-        """A request that began is over."""
-        self._families.in_flight.dec()
+    def in_flight(self, count: int) -> None:
+        """Say how many requests this process has under way."""
+        self._families.in_flight.set(count)
 
     def store_state(self, *, up: bool, breaker: Breaker = "closed") -> None:
         """Say how the store is. Call it on every change: several workers cannot be asked when metrics are read."""

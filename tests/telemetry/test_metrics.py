@@ -113,9 +113,8 @@ def test_model_labels_are_bounded():
 def test_gauges_follow_what_they_are_told():
     """Requests under way, the store's state and its errors are shown as last said."""
     telemetry = Telemetry("0")
-    telemetry.entered()
-    telemetry.entered()
-    telemetry.left()
+    telemetry.in_flight(2)
+    telemetry.in_flight(1)
     telemetry.store_state(up=False, breaker="open")
     telemetry.store_error("timeout")
     telemetry.lines_dropped(4)
@@ -134,7 +133,7 @@ from proxy.core.report import Report
 from proxy.telemetry.metrics import Telemetry
 telemetry = Telemetry("1", Path(sys.argv[1]))
 telemetry.observe(Report("r", "chat", model="m", upstream="u", status=200, tokens_before=10, tokens_after=10), 0.1)
-telemetry.entered()
+telemetry.in_flight(1)
 telemetry.store_state(up=sys.argv[2] == "up")
 print("ready", flush=True)
 sys.stdin.readline()

@@ -60,15 +60,35 @@ class Demand:
     limit: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Rungs:
+    """Which rungs of the ladder may be taken."""
+
+    fold: bool = True
+    drop: bool = True
+    clip: bool = True
+    tools: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the schedule goes by beside a request's own figures: the marks, the caps of a block, the rungs."""
+
+    marks: Marks
+    shares: Shares
+    rungs: Rungs
+
+
 class Schedule:
     """Weights and structure of one conversation, ready to be asked for events."""
 
-    def __init__(self, items: Sequence[Item], layout: Layout, figures: Figures, marks: Marks, shares: Shares) -> None:
+    def __init__(self, items: Sequence[Item], layout: Layout, figures: Figures, rules: Rules) -> None:
         self._items = items
         self._layout = layout
         self._figures = figures
-        self._marks = marks
-        self._shares = shares
+        self._marks = rules.marks
+        self._shares = rules.shares
+        self._rungs = rules.rungs
         weights = [0 if item.role == "system" else item.tokens for item in items]
         self._sum = [0, *accumulate(weights)]
         users = [item.tokens if item.role == "user" else 0 for item in items]
@@ -151,6 +171,8 @@ class Schedule:
         folded = self._fold(place, event.cut if event else 0, budget, levels, clips)
         if folded is not None and folded.after <= levels[1] and folded.after < present:
             return folded
+        if folded is not None and not self._rungs.drop:
+            return folded if folded.after < present else self._clip(place, event, levels, forced=forced)
         dropped = None if folded is None else self._smaller_block(place, folded, self._clip_target(levels))
         if dropped is not None and dropped.after <= levels[1] and dropped.after < present:
             return dropped
@@ -174,6 +196,8 @@ class Schedule:
         self, place: int, before: int, budget: int, levels: tuple[int, int], clips: Mapping[int, int]
     ) -> Event | None:
         """A fold at the oldest cut that reaches the low mark, else at the newest one that keeps the newest round."""
+        if not self._rungs.fold:
+            return None
         cuts = self._layout.cuts
         first, end = bisect_right(cuts, before), bisect_left(cuts, place)
 
@@ -194,6 +218,8 @@ class Schedule:
 
     def _clip(self, place: int, event: Event | None, levels: tuple[int, int], *, forced: bool) -> Event | None:
         """*event* with the largest kept items cut to one level, so that the view reaches the clip mark."""
+        if not self._rungs.clip:
+            return None
         event = event or Event(place, 0, 0)
         clips = dict(event.clips)
         total = self._kept(place, event)
