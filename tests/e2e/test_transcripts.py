@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.checks import Ledger, view_problems
-from tests.e2e.transcripts import FOLDER, MIN_WINDOW, Transcript, read_all
+from tests.e2e.transcripts import FOLDER, Transcript, read_all
 from tests.stub import Seen, Stub
 from tests.stub.tokens import encoding
 
@@ -125,8 +125,7 @@ async def test_every_conversation_is_answered(
     jobs = []
     for recording in recordings:
         ends = recording.places()
-        floor = max(MIN_WINDOW, recording.must_fit(len(recording.messages)) + 1024)
-        window = max(floor, int(share * recording.size))
+        window = max(recording.floor(), int(share * recording.size))
         jobs.append((recording, window, sample(ends, window < recording.size * 1.1)))
     replay = await replayed(stub, proxy, jobs, may_refuse=False)
     print(f"\nwindows of {share:.0%}: {replay.ledger}, {replay.overflows} overflows recovered")
@@ -141,9 +140,8 @@ async def test_impossible_windows_are_refused_before_the_upstream(
     """Below the floor a request is answered or refused with the error of a full window, never by the upstream."""
     jobs = []
     for recording in recordings:
-        floor = max(MIN_WINDOW, recording.must_fit(len(recording.messages)) + 1024)
         window = max(512, recording.size // 4)
-        if window < min(floor, recording.size):
+        if window < min(recording.floor(), recording.size):
             jobs.append((recording, window, recording.places()[-SHORT:]))
     replay = await replayed(stub, proxy, jobs, may_refuse=True)
     print(f"\nbelow the floor: {replay.ledger}, {replay.refused} refused, {replay.overflows} overflows")

@@ -37,6 +37,10 @@ class Transcript:
                 ends.append(index + 1)
         return ends
 
+    def floor(self) -> int:
+        """The smallest window into which every place's request must be brought without an excuse."""
+        return max(MIN_WINDOW, 1024 + max(map(self.must_fit, self.places())))
+
     def must_fit(self, end: int) -> int:
         """Tokens that even the smallest faithful view of the first *end* messages holds."""
         users = [w for m, w in zip(self.messages[:end], self.weights, strict=False) if m["role"] == "user"]

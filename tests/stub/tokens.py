@@ -16,7 +16,7 @@ import tiktoken
 PER_MESSAGE = 3
 PER_REPLY = 3
 IMAGE_LOW, IMAGE_HIGH = 85, 765
-AUDIO, FILE = 200, 1000
+AUDIO, FILE = 200, 1600
 REASONING_KEYS = ("reasoning_content", "reasoning", "refusal", "thinking")
 
 # The published splitting rule of o200k_base, as its two parts for words and one each for the rest.
