@@ -105,7 +105,8 @@ class Fitter:
 
     async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
         """The plan for *subject*: its own bytes while they fit, else the view of its newest event, verified."""
-        subject, tools = self._shrink_tools(subject)
+        whole = subject
+        subject, tools = self._shrink_tools(whole)
         quiet = tools is None and not demand.force and demand.limit is None
         if quiet and not self._schedule(subject).above_low() and subject.figures.reserve <= subject.figures.window // 2:
             return self._verbatim(subject, b"")
@@ -126,11 +127,11 @@ class Fitter:
         excess = (plan.tokens or 0) + (output or subject.figures.reserve) - subject.figures.window
         if excess > 0 and tries and event is not None:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
-            return await self.decide(subject, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
+            return await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
             # The client asked for no room at all: better a short answer than none.
-            tight = replace(subject.figures, reserve=subject.figures.window // 32)
-            return await self.decide(replace(subject, figures=tight), demand, supersede=True)
+            tight = replace(whole.figures, reserve=whole.figures.window // 32)
+            return await self.decide(replace(whole, figures=tight), demand, supersede=True)
         if excess > sum(item.media for item in subject.reading.items):  # media are estimates: the provider judges
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
