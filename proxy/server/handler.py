@@ -176,8 +176,11 @@ class Handler:
         async def send(upstream: str, data: bytes) -> ports.Reply:
             return await self._upstream.send(upstream, "POST", path_qs, headers, data)
 
-        wanted = ports.Request(call.report.api, body, tenant, call.report.request_id, wishes)
-        answer = await self._engine.exchange(wanted, send)
+        api, request_id = call.report.api, call.report.request_id
+        answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes), send)
+        # A stream may last for minutes and needs nothing of its request any more.
+        del body
+        reader.release()
         call.report = answer.report
         if answer.reply is None:
             raise answer.error or UllageError()
@@ -189,9 +192,8 @@ class Handler:
         answers.invite(request, intake)
         headers = intake.forward
         body: bytes | AsyncIterator[bytes] | None = None
-        model = ""
+        model, first, complete = "", b"", False
         if request.can_read_body:
-            first, complete = b"", False
             if intake.seen.get("content-type", "").lower().startswith("application/json"):
                 first, complete = await reader.peek()
                 model = "" if "content-encoding" in intake.seen else named_model(first, complete=complete)
@@ -212,6 +214,9 @@ class Handler:
                 raise UpstreamTimeout(upstream, self._limits.idle) from error
         else:
             reply = await sending
+            del first
+            reader.release()
+        del body, sending
         await self._pass(call, reply, b"")
 
     def _check_stateless(self, method: str, path: str, upstream: str) -> None:

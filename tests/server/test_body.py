@@ -125,6 +125,23 @@ async def test_too_many_bytes_in_memory_are_refused_before_the_body_is_read():
         assert (await at.chat()).line.split()[1] == "200"
 
 
+async def test_a_stream_under_way_no_longer_holds_its_request():
+    """Once an answer has begun its request's bytes are free for others, however long the stream lasts."""
+    async with house(SMALL) as at:
+
+        async def script(heard, reader, writer):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
+            await reader.read()
+
+        at.stage.script = script
+        body = b"x" * 100_000
+        for _ in range(5):
+            reader, writer = await at.connect()
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + body)
+            assert (await asyncio.wait_for(reader.readuntil(b"data: 1"), 5)).startswith(b"HTTP/1.1 200")
+        assert at.server.in_flight == 5
+
+
 async def test_too_many_requests_at_once_are_refused():
     """Beyond the limit a request is told to come back, before its body is read."""
     async with house(ServerConfig("up", limits=Limits(in_flight=2))) as at:
@@ -206,6 +223,18 @@ async def test_requests_that_could_be_read_in_two_ways_are_refused(request_bytes
         assert b"SECRET" not in got
         writer.close()
         assert at.stage.heard == []
+
+
+@pytest.mark.parametrize(
+    "start", [b"", b"GET /v1/models HTTP/1.1\r\nHos", b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"]
+)
+async def test_idle_connections_and_trickled_headers_are_cut(start):
+    """A connection on which no whole request arrives in time is closed, whether fresh, half sent or used before."""
+    async with house(ServerConfig("up", limits=Limits(keep_alive=0.3))) as at:
+        reader, writer = await at.connect()
+        writer.write(start)
+        got = await asyncio.wait_for(reader.read(), 5)
+        assert (got != b"") == start.endswith(b"\r\n\r\n")
 
 
 async def test_long_headers_up_to_the_limit_pass():
