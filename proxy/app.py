@@ -287,11 +287,11 @@ def _upstream(settings: Settings) -> DirectUpstream:
             upstream.base_url,
             upstream.api_key.get_secret_value() if upstream.api_key else None,
             headers={name: value.get_secret_value() for name, value in upstream.headers.items()},
+            timeouts=Timeouts(upstream.timeouts.connect, upstream.timeouts.first_byte, upstream.timeouts.idle),
         )
         for upstream in settings.upstreams
     ]
-    timeouts = settings.default_upstream().timeouts
-    return DirectUpstream(targets, Timeouts(timeouts.connect, timeouts.first_byte, timeouts.idle))
+    return DirectUpstream(targets)
 
 
 def _server_config(settings: Settings) -> ServerConfig:

@@ -132,7 +132,7 @@ class Fitter:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
             return await self.decide(replace(whole, figures=tight), demand, supersede=True)
-        if excess > sum(item.media for item in subject.reading.items):  # media are estimates: the provider judges
+        if excess > sum(item.guess for item in subject.reading.items):  # where only guesses are too big, it may judge
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
 

@@ -30,6 +30,15 @@ Body = bytes | AsyncIterator[bytes] | None
 
 
 @dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds to connect, to the answer's head once the request is sent, and between two bytes of its body."""
+
+    connect: float = 5.0
+    first_byte: float = 600.0
+    idle: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """One upstream. ``api_key`` replaces the client's credentials; without one the client's own go through.
 
@@ -42,15 +51,7 @@ class Target:
     api_key_header: str = "authorization"
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     proxy: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds to connect, to the answer's head once the request is sent, and between two bytes of its body."""
-
-    connect: float = 5.0
-    first_byte: float = 600.0
-    idle: float = 300.0
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
 
 class DirectReply:
@@ -128,9 +129,8 @@ def named_by_connection(values: Sequence[str]) -> frozenset[bytes]:
 class DirectUpstream:
     """Sends requests to named targets. Build it inside a running loop; ``close`` it at the end."""
 
-    def __init__(self, targets: Sequence[Target], timeouts: Timeouts = Timeouts()) -> None:
+    def __init__(self, targets: Sequence[Target]) -> None:
         self._places = {target.name: _Place(target) for target in targets}
-        self._timeouts = timeouts
         # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
         # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
         self._session = aiohttp.ClientSession(
@@ -140,7 +140,6 @@ class DirectUpstream:
             response_class=AbortingResponse,
             auto_decompress=False,
             trust_env=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect, sock_read=timeouts.first_byte),
             read_bufsize=2**17,
             max_line_size=2**15,
             max_field_size=2**15,
@@ -167,7 +166,13 @@ class DirectUpstream:
         for pause in (*_CONNECT_PAUSES, None):
             try:
                 response = await self._session.request(
-                    method, url, headers=sent, data=data, allow_redirects=False, proxy=place.proxy
+                    method,
+                    url,
+                    headers=sent,
+                    data=data,
+                    allow_redirects=False,
+                    proxy=place.proxy,
+                    timeout=place.client_timeout,
                 )
             except aiohttp.ClientConnectorError as error:
                 if pause is None or not _refused(error):
@@ -175,37 +180,27 @@ class DirectUpstream:
                 await asyncio.sleep(pause)
                 continue
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise self._translate(target, error) from error
-            return DirectReply(cast("AbortingResponse", response), target, self._timeouts.idle)
+                raise _translate(target, place.timeouts, error) from error
+            return DirectReply(cast("AbortingResponse", response), target, place.timeouts.idle)
         raise AssertionError("the last attempt either returns or raises")
 
     async def close(self) -> None:
         """Close the pool; requests under way break."""
         await self._session.close()
 
-    def _translate(self, target: str, error: Exception) -> UllageError:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, UllageError):
-                return cause
-            cause = cause.__cause__
-        if isinstance(error, aiohttp.SocketTimeoutError):
-            return UpstreamTimeout(target, self._timeouts.first_byte)
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
-            return UpstreamUnreachable(target, f"no connection within {self._timeouts.connect:g} s")
-        if isinstance(error, aiohttp.ClientResponseError):
-            return UpstreamUnreachable(target, "its answer is not valid HTTP")
-        return UpstreamUnreachable(target, "it closed the connection before it answered")
-
 
 class _Place:
     """A target, made ready to be sent to."""
 
-    __slots__ = ("_fixed", "_replaced", "base", "proxy")
+    __slots__ = ("_fixed", "_replaced", "base", "client_timeout", "proxy", "timeouts")
 
     def __init__(self, target: Target) -> None:
         self.base = Base(target.base_url)
         self.proxy = target.proxy
+        self.timeouts = target.timeouts
+        self.client_timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=target.timeouts.connect, sock_read=target.timeouts.first_byte
+        )
         self._fixed = dict(target.headers)
         self._replaced = {name.lower() for name in target.headers}
         if target.api_key is not None:
@@ -227,6 +222,21 @@ class _Place:
         if self._fixed:
             sent.update(self._fixed)
         return sent
+
+
+def _translate(target: str, timeouts: Timeouts, error: Exception) -> UllageError:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UllageError):
+            return cause
+        cause = cause.__cause__
+    if isinstance(error, aiohttp.SocketTimeoutError):
+        return UpstreamTimeout(target, timeouts.first_byte)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return UpstreamUnreachable(target, f"no connection within {timeouts.connect:g} s")
+    if isinstance(error, aiohttp.ClientResponseError):
+        return UpstreamUnreachable(target, "its answer is not valid HTTP")
+    return UpstreamUnreachable(target, "it closed the connection before it answered")
 
 
 def _refused(error: aiohttp.ClientConnectorError) -> bool:

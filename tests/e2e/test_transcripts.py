@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.checks import Ledger, view_problems
 from tests.e2e.transcripts import FOLDER, Transcript, read_all
+from tests.pairs import pair_violations
 from tests.stub import Seen, Stub
 from tests.stub.tokens import encoding
 
@@ -75,6 +76,8 @@ class Replay:
         self.ledger.note(body, attempts[-1])
         tight = recording.must_fit(end) > 0.75 * window
         late = [] if len(attempts) <= 1 + RETRIES else [f"{len(attempts)} attempts"]
+        if may_refuse:  # so little room leaves no choice what to clip; what is sent must still be sound
+            return late + pair_violations(attempts[-1].messages)
         return late + view_problems(body, attempts[-1], clipped=tight)
 
 
@@ -140,6 +143,8 @@ async def test_impossible_windows_are_refused_before_the_upstream(
     """Below the floor a request is answered or refused with the error of a full window, never by the upstream."""
     jobs = []
     for recording in recordings:
+        if '"file_data"' in json.dumps(recording.messages):
+            continue  # a file's size is only a guess, and then the provider is asked
         window = max(512, recording.size // 4)
         if window < min(recording.floor(), recording.size):
             jobs.append((recording, window, recording.places()[-SHORT:]))

@@ -184,9 +184,8 @@ async def house(
     if api_key is not None:
         config = replace(config, keyed_upstreams=frozenset({"up"}))
     async with listening(stage) as port:
-        upstream = DirectUpstream(
-            [Target("up", f"http://127.0.0.1:{port}{base}", api_key, **target)], timeouts or Timeouts()
-        )
+        place = Target("up", f"http://127.0.0.1:{port}{base}", api_key, timeouts=timeouts or Timeouts(), **target)
+        upstream = DirectUpstream([place])
         engine = PassThrough("up")
         reports: list[Report] = []
         server = Server(

@@ -18,13 +18,12 @@ class Wire:
 
     def __init__(self, timeouts=None, **target):
         self.stage = Stage()
-        self.timeouts = timeouts or Timeouts()
-        self.target = target
+        self.target = {"timeouts": timeouts or Timeouts(), **target}
 
     async def __aenter__(self):
         self.listening = listening(self.stage)
         port = await self.listening.__aenter__()
-        self.upstream = DirectUpstream([Target("up", f"http://127.0.0.1:{port}", **self.target)], self.timeouts)
+        self.upstream = DirectUpstream([Target("up", f"http://127.0.0.1:{port}", **self.target)])
         return self
 
     async def __aexit__(self, *failure):

@@ -55,6 +55,14 @@ def part_tokens(part: Mapping[str, Any]) -> int | None:
     return None
 
 
+def is_guess(part: Mapping[str, Any]) -> bool:
+    """Whether a media part's tokens are no more than a guess: everything but an image whose size could be read."""
+    value = part.get("image_url")
+    url = _text(value, "url") or _text(part, "image_url")
+    detail = _text(value, "detail") or _text(part, "detail")
+    return detail != "low" and (not url.startswith("data:") or image_size(_head(url)) is None)
+
+
 def file_tokens(url: str) -> int:
     """Tokens of a file given as a data URL; one given by name or address counts as an image of unknown size."""
     if not url.startswith("data:"):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 Count = Callable[[str], int]
 
-MARKER = "\n[... the middle of this text was left out to save room; ask for a narrower part if it is needed ...]\n"
+MARKER = "\n[... middle left out to save room; ask for a narrower part if needed ...]\n"
 
 HEAD_SHARE = 0.6
 """Share kept from the beginning: questions and headings stand there, results and errors at the end."""

@@ -17,6 +17,9 @@ from proxy.core.conversation.items import Item, Layout
 CLIP_MARK = 0.65
 """A clip goes down to this share of the room: between the marks, so that more rounds fit before the next event."""
 
+USER_FIRST = 0.1
+"""What the user wrote stays whole while that leaves other items this share of the target each."""
+
 CLIP_FLOOR = 48
 """Tokens an item keeps at least when it is clipped: its frame, the marker, and a line of its text."""
 
@@ -238,9 +241,14 @@ class Schedule:
         indexes += [i for i in range(event.cut, place) if self._items[i].role != "system"]
         sizes = {i: clips.get(i, self._items[i].tokens) for i in indexes}
         floors = {i: min(sizes[i], self._items[i].media + CLIP_FLOOR) for i in indexes}
-        level = _level(sizes, floors, target - (total - sum(sizes.values())))
+        room = target - (total - sum(sizes.values()))
+        spared = {i for i in indexes if self._items[i].role == "user"}
+        others = {i: size for i, size in sizes.items() if i not in spared}
+        level = _level(others, floors, room - sum(sizes[i] for i in spared))
+        if level < target * USER_FIRST:
+            spared, level = set(), _level(sizes, floors, room)
         for index in indexes:
-            keep = max(floors[index], min(sizes[index], level))
+            keep = sizes[index] if index in spared else max(floors[index], min(sizes[index], level))
             if keep < self._items[index].tokens:
                 clips[index] = keep
         stages = (*(event.stages if event.place == place else ()), "clip")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.core.budget.media import part_tokens
+from proxy.core.budget.media import is_guess, part_tokens
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item, Role
@@ -52,12 +52,13 @@ def read_item(raw: bytes, count: Count) -> Item:
     if not isinstance(message, dict):
         raise InvalidRequest("Every element of 'messages' must be an object.")
     role = ROLES.get(str(message.get("role")), "user")
-    media = sum(tokens for part in _parts(message) if (tokens := part_tokens(part)) is not None)
+    sizes = [(part, tokens) for part in _parts(message) if (tokens := part_tokens(part)) is not None]
+    media, guess = sum(tokens for _, tokens in sizes), sum(tokens for part, tokens in sizes if is_guess(part))
     text = sum(count(piece) for piece in _counted(message))
     calls = tuple(name for call in _calls(message) if (name := _call_id(call)))
     answered = _answered(message)
     overhead = PER_MESSAGE + PER_CALL * len(_calls(message))
-    return Item(role, overhead + media + text, media, digest(message), calls, (answered,) if answered else ())
+    return Item(role, overhead + media + text, media, digest(message), calls, (answered,) if answered else (), guess)
 
 
 def read_entry(raw: bytes) -> Entry:

@@ -18,8 +18,9 @@ Role = Literal["system", "user", "assistant", "tool"]
 class Item:
     """Numbers and names of one item; never its text, because a slice of a body keeps the whole body alive.
 
-    ``tokens`` is its weight in the model's encoding, of which ``media`` cannot be clipped. ``digest`` (16 bytes) is
-    equal for items that mean the same however a client serialises them. ``calls`` and ``answers`` are tool call ids.
+    ``tokens`` is its weight in the model's encoding, of which ``media`` cannot be clipped and ``guess`` is a guess
+    (files, audio, images elsewhere). ``digest`` (16 bytes) is equal for items that mean the same however a client
+    serialises them. ``calls`` and ``answers`` are tool call ids.
     """
 
     role: Role
@@ -28,6 +29,7 @@ class Item:
     digest: bytes
     calls: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
+    guess: int = 0
 
 
 @dataclass(frozen=True, slots=True)
