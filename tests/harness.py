@@ -62,7 +62,11 @@ class Proxy:
         self._own_home = self.home is None
         self.home = self.home or Path(tempfile.mkdtemp(prefix="ulg-"))
         self.port = self.port or free_port()
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

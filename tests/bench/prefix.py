@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -22,23 +21,22 @@ from tests.stub import Rules, Stub
 
 ROUNDS = 60
 ENDLESS = 10**9
-LOADS: Mapping[int, int] = {8_192: 450, 32_768: 1_600}
-"""Window to tokens of one tool result: sixty rounds are about four windows."""
+WINDOWS = (8_192, 32_768)
+RESULT = 700
+"""Tokens of one tool result: sixty rounds are about six of the small windows, or one and a half of the large."""
 
 
-async def replay(window: int, result_tokens: int, *, through_proxy: bool) -> list[str]:
-    """One row of figures."""
-    rules = Rules(window=window if through_proxy else ENDLESS)
-    async with Stub(rules) as stub:
-        if through_proxy:
+async def replay(window: int | None, result_tokens: int) -> list[str]:
+    """One row of figures; without a *window* there is no proxy and nothing ends."""
+    async with Stub(Rules(window=window or ENDLESS)) as stub:
+        if window:
             async with Proxy(stub.url, window) as proxy:
                 talk = await _drive(proxy.url, stub, result_tokens)
         else:
             talk = await _drive(stub.url, stub, result_tokens)
     events = sum(_breaks(before.slices, after.slices) for before, after in pairwise(talk.views))
-    label = f"{window}" if through_proxy else f"{window} (never compacted)"
-    fill = f"{talk.ledger.fill:.2f}" if through_proxy else ""
-    return [label, f"{talk.ledger.share:.3f}", str(events), fill, str(talk.ledger.sent), str(talk.overflows)]
+    figures = [f"{talk.ledger.share:.3f}", str(events), f"{talk.ledger.fill:.2f}"]
+    return [str(window or "none"), *figures, str(talk.ledger.sent), str(talk.overflows)]
 
 
 async def _drive(url: str, stub: Stub, result_tokens: int) -> Talk:
@@ -56,19 +54,21 @@ def _breaks(before: list[bytes], after: list[bytes]) -> bool:
     return after[: len(before)] != before
 
 
-async def rows() -> list[list[str]]:
+async def rows(result_tokens: int) -> list[list[str]]:
     """A row for each window, and one for a client that never compacts."""
-    found = [await replay(window, size, through_proxy=True) for window, size in LOADS.items()]
-    return found + [await replay(window, size, through_proxy=False) for window, size in LOADS.items()]
+    found = [await replay(window, result_tokens) for window in WINDOWS]
+    return [*found, await replay(None, result_tokens)]
 
 
 def main() -> None:
     """Print the table."""
-    argparse.ArgumentParser(prog="python -m tests.bench.prefix", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.prefix", description=__doc__)
+    parser.add_argument("--result-tokens", type=int, default=RESULT, help="size of one tool result")
+    given = parser.parse_args()
     grid = Table(title=f"Agent loop of {ROUNDS} rounds")
     for column in ("window", "repeated prefix", "compactions", "mean fill", "tokens sent", "overflows"):
         grid.add_column(column, justify="right")
-    for row in asyncio.run(rows()):
+    for row in asyncio.run(rows(given.result_tokens)):
         grid.add_row(*row)
     Console(width=120).print(grid)
 
