@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, MutableMapping
+from collections.abc import Awaitable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -49,6 +49,34 @@ class Answer:
     reply: Reply | None = None
     head: bytes = b""
     error: UllageError | None = None
+
+
+class Told:
+    """What is left of a reply whose body was read to its end: its head, to be given back verbatim."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self._reply.status
+
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """The end-to-end headers as they came."""
+        return self._reply.headers
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return self._reply.header(name)
+
+    async def next_chunk(self) -> bytes:
+        """Nothing: the body was taken."""
+        return b""
+
+    def close(self) -> None:
+        """Nothing is under way any more."""
 
 
 class _Message(msgspec.Struct):
@@ -106,26 +134,25 @@ class Engine:
         started = self._clock()
         plan = await self.fit(request)
         spent = self._clock() - started
-        first: tuple[Reply, bytes] | None = None
+        first: Answer | None = None
         for attempt in range(RETRIES + 1):
             report = replace(plan.report, retries=attempt, overflows=attempt, overhead_seconds=spent)
-            if plan.error is not None:
-                return Answer(replace(report, outcome="refused", reason=plan.error.code), error=plan.error)
-            assert plan.route is not None
+            if plan.error is not None or plan.route is None:
+                return Answer(replace(report, outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply = await send(plan.route.upstream, plan.body)
             head, overflow = await self._look(reply, plan)
             if overflow is None:
                 return Answer(report, reply, head)
+            first = first or Answer(report, Told(reply), head)
+            reply.close()
             started = self._clock()
-            first = first or (reply, head)
             smaller = await self.recover(request, plan, overflow) if attempt < RETRIES else None
             spent += self._clock() - started
             if smaller is None:
-                break
+                report = replace(report, overflows=attempt + 1, outcome="degraded", reason="overflow")
+                return replace(first, report=replace(report, overhead_seconds=spent))
             plan = smaller
-        assert first is not None
-        report = replace(report, overflows=attempt + 1, outcome="degraded", reason="overflow", overhead_seconds=spent)
-        return Answer(report, *first)
+        raise AssertionError("the last attempt always returns")
 
     async def fit(self, request: Request) -> Plan:
         """What to send for *request*: the client's own bytes, or the smaller view of its conversation."""
@@ -208,7 +235,14 @@ class Engine:
         self._learned[key] = Learned(window or known.window, step)
 
     async def _look(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
-        """The bytes taken from *reply* to find out, and the overflow if it is one."""
+        """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is."""
+        try:
+            return await self._judge(reply, plan)
+        except BaseException:
+            reply.close()  # whoever waited is gone or the connection broke: nobody else would end the call
+            raise
+
+    async def _judge(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
         if reply.status in STATUSES:
             body, complete = await _read(reply, ERROR_BYTES)
             counted = plan.tokens if plan.tokens is not None else None
@@ -241,8 +275,8 @@ async def _watch(reply: Reply) -> tuple[bytes, Overflow | None]:
         taken.append(chunk)
     if opening.finish() != "overflow":
         return b"".join(taken), None
-    rest, _ = await _read(reply, ERROR_BYTES, deadline)
-    return b"".join(taken) + rest, opening.overflow
+    rest, complete = await _read(reply, ERROR_BYTES, deadline)
+    return b"".join(taken) + rest, opening.overflow if complete else None
 
 
 async def _read(reply: Reply, limit: int, deadline: float | None = None) -> tuple[bytes, bool]:
