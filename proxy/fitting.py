@@ -100,7 +100,8 @@ class Fitter:
         reading = await self._reader.read(dialect, route.encoding, request.tenant, located)
         requested = reading.outline.requested
         held = reserve(requested, route.max_output, window)
-        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed)
+        usual = scaled(reserve(None, route.max_output, window), factor)
+        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed, usual)
         return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
 
     async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
