@@ -9,7 +9,6 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, MutableMapping
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal
 
@@ -70,7 +69,11 @@ class Logs:
         # One line a request, all of it built below from a report: nothing there is left for the allow-list to judge.
         self._requests: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
             _Sink(self.writer),
-            processors=[_stamp, render],
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                render,
+            ],
             wrapper_class=structlog.make_filtering_bound_logger(self._level),
             cache_logger_on_first_use=True,
         )
@@ -137,12 +140,6 @@ class Logs:
         if self.writer.dropped:
             self.log.warning("log.lines_dropped", count=self.writer.dropped)
         self.writer.close()
-
-
-def _stamp(_logger: object, method: str, fields: Fields) -> Fields:
-    fields["level"] = method
-    fields["timestamp"] = datetime.now(UTC).isoformat(timespec="microseconds")
-    return fields
 
 
 def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
