@@ -14,13 +14,13 @@ FIGURES = {"limit", "prompt", "output", "total"}
 # A sentence for each wording, in the order of the table, with (limit, prompt, output).
 SAID: list[tuple[str, tuple[int | None, int | None, int | None]]] = [
     (
-        "'max_tokens' or 'max_completion_tokens' is too large: 9000. This model's maximum context length is 8192 tokens "
-        "and your request has 100 input tokens (9000 > 8192 - 100).",
+        "'max_tokens' or 'max_completion_tokens' is too large: 9000. This model's maximum context length is 8192 "
+        "tokens and your request has 100 input tokens (9000 > 8192 - 100).",
         (8192, 100, 9000),
     ),
     (
-        "You passed 8001 input tokens and requested 200 output tokens. However, the model's context length is only 8192 "
-        "tokens, resulting in a maximum input length of 7992 tokens.",
+        "You passed 8001 input tokens and requested 200 output tokens. However, the model's context length is only "
+        "8192 tokens, resulting in a maximum input length of 7992 tokens.",
         (8192, 8001, 200),
     ),
     (

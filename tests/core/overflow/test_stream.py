@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -48,7 +49,7 @@ def judged(*chunks: bytes) -> tuple[Verdict, object]:
 
 def cut(raw: bytes, points: list[int]) -> list[bytes]:
     edges = sorted({0, len(raw), *(point % (len(raw) + 1) for point in points)})
-    return [raw[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [raw[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @pytest.mark.parametrize("name", EVENTS)
@@ -92,9 +93,10 @@ def test_recorded_streams_in_any_chunks(data: st.DataObject) -> None:
 
 pieces = st.one_of(
     st.builds(wire, st.sampled_from(list(EVENTS.values())), st.sampled_from(["\n", "\r\n", "\r"])),
-    st.sampled_from([b": comment\n\n", b"event: error\n", b"\n", b"\r", b"data: [DONE]\n\n", b"data:\n\n", b"x", b"id: 1\n"]),
+    st.sampled_from([b": comment\n\n", b"event: error\n", b"\n", b"\r"]),
+    st.sampled_from([b"data: [DONE]\n\n", b"data:\n\n", b"x", b"id: 1\n"]),
     st.binary(max_size=12),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=300)
