@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -80,7 +81,9 @@ def response_headers(report: Report) -> list[tuple[str, str]]:
     if report.window is not None:
         headers.append(("x-ullage-window", str(report.window)))
     if report.pressure is not None:
-        headers.append(("x-ullage-pressure", f"{bound}{max(report.pressure, 0.01):.2f}"))
+        # A bound never rounds down.
+        shown = math.ceil(100 * report.pressure) / 100 if report.bounded else report.pressure
+        headers.append(("x-ullage-pressure", f"{bound}{max(shown, 0.01):.2f}"))
     if report.stages:
         headers.append(("x-ullage-stages", ",".join(report.stages)))
     if report.tokens_removed:
