@@ -136,14 +136,15 @@ class Fitter:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
             return await self.decide(replace(whole, figures=tight), demand, supersede=True)
-        if excess > sum(item.guess for item in subject.reading.items):  # where only guesses are too big, it may judge
+        if excess > _guess(subject, record):  # where only guesses are too big, the provider may judge
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
 
     def _under_low(self, subject: Subject) -> bool:
         """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
         figures = subject.figures
-        low = figures.mark(self._policy.rules.marks.low, min(figures.lasting, figures.budget))
+        budget = min(figures.lasting, figures.budget)
+        low = min(figures.mark(self._policy.rules.marks.low, budget), budget)
         return figures.fixed + subject.reading.history <= low and figures.reserve <= figures.window // 2
 
     def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:
@@ -309,6 +310,13 @@ class Fitter:
             largest=largest,
             largest_tokens=int(regions[largest] * factor),
         )
+
+
+def _guess(subject: Subject, record: Record | None) -> int:
+    """Tokens of the view that are no more than a guess."""
+    items = subject.reading.items
+    kept = {*record.event.anchors, *range(record.event.cut, len(items))} if record else range(len(items))
+    return sum(items[index].guess for index in kept)
 
 
 def _lossy(event: Event | None, since: Event | None) -> bool:
