@@ -305,7 +305,7 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
     stages = wanted.stages
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
-    reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(PREFIXES))
+    reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     fitter = Fitter(
         reader, store, Policy(Rules(marks, shares, rungs), wanted.lower_output), records, LRUCache(TOOL_ARRAYS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, MutableMapping
+import re
+from collections.abc import Awaitable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -30,11 +31,14 @@ ERROR_BYTES = 1_048_576
 TOOLS_ALLOWANCE = 512
 """Tokens that a provider's own rendering of tools may add to what their bytes bound."""
 
-MARKERS = (
-    b'"image', b'"input_', b'"file', b'"document', b'"audio', b'"video',
-    b'"previous_response_id', b'"conversation', b'"prompt',
-)  # fmt: skip
-"""What a body holds when its bytes do not bound its tokens: media, and history kept elsewhere."""
+HEAD_BYTES = 262_144
+"""Bodies up to this size are first tried by their bytes alone; larger ones are soon known by their prefix anyway."""
+
+MEDIA = re.compile(rb'"(?:image|input_|file"|document"|audio|video)')
+"""What parts of a message hold whose bytes do not bound their tokens."""
+
+DECIDING = re.compile(rb'"m(?:odel|essages)"')
+"""Members that must not occur twice. Where these words occur more often, the exact scanner tells where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +51,56 @@ class Answer:
     error: UllageError | None = None
 
 
-class _Head(msgspec.Struct):
-    """The few members that decide where a request goes and whether it may need a closer look."""
+class Told:
+    """What is left of a reply whose body was read to its end: its head, to be given back verbatim."""
 
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self._reply.status
+
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """The end-to-end headers as they came."""
+        return self._reply.headers
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return self._reply.header(name)
+
+    async def next_chunk(self) -> bytes:
+        """Nothing: the body was taken."""
+        return b""
+
+    def close(self) -> None:
+        """Nothing is under way any more."""
+
+
+class _Message(msgspec.Struct):
+    content: msgspec.Raw = msgspec.Raw()
+
+
+class _Head(msgspec.Struct):
+    """The members that decide where a request goes and whether it may need a closer look."""
+
+    messages: list[_Message]
     model: str = ""
     stream: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     tools: msgspec.Raw = msgspec.Raw()
     functions: msgspec.Raw = msgspec.Raw()
+    audio: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    conversation: msgspec.Raw = msgspec.Raw()
+    previous_response_id: msgspec.Raw = msgspec.Raw()
+
+
+_HEADS = msgspec.json.Decoder(_Head)
+_LIST = ord("[")
 
 
 class Engine:
@@ -89,46 +134,58 @@ class Engine:
         started = self._clock()
         plan = await self.fit(request)
         spent = self._clock() - started
-        first: tuple[Reply, bytes] | None = None
+        first: Answer | None = None
         for attempt in range(RETRIES + 1):
             report = replace(plan.report, retries=attempt, overflows=attempt, overhead_seconds=spent)
-            if plan.error is not None:
-                return Answer(replace(report, outcome="refused", reason=plan.error.code), error=plan.error)
-            assert plan.route is not None
+            if plan.error is not None or plan.route is None:
+                return Answer(replace(report, outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply = await send(plan.route.upstream, plan.body)
             head, overflow = await self._look(reply, plan)
             if overflow is None:
                 return Answer(report, reply, head)
+            first = first or Answer(report, Told(reply), head)
+            reply.close()
             started = self._clock()
-            first = first or (reply, head)
             smaller = await self.recover(request, plan, overflow) if attempt < RETRIES else None
             spent += self._clock() - started
             if smaller is None:
-                break
+                report = replace(report, overflows=attempt + 1, outcome="degraded", reason="overflow")
+                return replace(first, report=replace(report, overhead_seconds=spent))
             plan = smaller
-        assert first is not None
-        report = replace(report, overflows=attempt + 1, outcome="degraded", reason="overflow", overhead_seconds=spent)
-        return Answer(report, *first)
+        raise AssertionError("the last attempt always returns")
 
     async def fit(self, request: Request) -> Plan:
         """What to send for *request*: the client's own bytes, or the smaller view of its conversation."""
         head = _read_head(request.body)
-        if head is None:
-            reading = await self._fitter.outline(request)
-            head = _Head(reading.model, reading.stream, reading.requested)
-        route = self._catalogue.resolve(head.model)
-        stream = head.stream is True
-        report = Report(request.request_id, request.api, head.model, route.upstream, stream)
+        located = None if head else self._fitter.locate(request)
+        about = located.outline if located else head
+        model, stream = (about.model, about.stream is True) if about else ("", False)
+        route = self._catalogue.resolve(model)
         mode = self._mode if request.options.mode == "on" else request.options.mode
         window, factor = self._window(route, request)
         if mode == "off" or window is None:
             reason = "off" if mode == "off" else "unknown-window"
-            return Plan(request.body, replace(report, reason=reason), route)
-        held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
-        if not request.options.compact_now and (bound := self._bound(request.body, head, window - held)):
-            report = replace(report, window=window, budget=window - held, tokens_before=bound, tokens_after=bound)
-            return Plan(request.body, replace(report, bounded=True), route)
-        subject = await self._fitter.measure(request, route, report, window, factor)
+            report = Report(request.request_id, request.api, model, route.upstream, stream, reason=reason)
+            return Plan(request.body, report, route)
+        if head is not None and not request.options.compact_now:
+            held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
+            if bound := _bound(request.body, head, int(self._marks.low * (window - held) / factor)):
+                report = Report(
+                    request.request_id,
+                    request.api,
+                    model,
+                    route.upstream,
+                    stream,
+                    window=window,
+                    budget=window - held,
+                    tokens_before=bound,
+                    tokens_after=bound,
+                    bounded=True,
+                )
+                return Plan(request.body, report, route)
+        located = located or self._fitter.locate(request)
+        report = Report(request.request_id, request.api, model, route.upstream, stream)
+        subject = await self._fitter.measure(request, located, route, report, window, factor)
         plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now))
         if mode == "observe":
             return Plan(request.body, replace(plan.report, observed=True, outcome="verbatim"), route)
@@ -145,11 +202,12 @@ class Engine:
             window = min(window, overflow.limit) if window else overflow.limit
         if window is None:
             window = 2 * len(request.body)  # nothing is known but that this was too much: the demand below decides
-        subject = await self._fitter.measure(request, route, plan.report, window, factor)
+        located = self._fitter.locate(request)
+        subject = await self._fitter.measure(request, located, route, plan.report, window, factor)
         sent = plan.tokens if plan.tokens is not None else self._fitter.total(subject)
         if overflow.prompt and overflow.prompt > sent * factor:
             factor = overflow.prompt / max(1, sent)
-            subject = await self._fitter.measure(request, route, plan.report, window, factor)
+            subject = await self._fitter.measure(request, located, route, plan.report, window, factor)
         self._remember(route, request, overflow, factor)
         for demand in (Demand(), Demand(force=True, limit=int(0.75 * sent))):
             smaller = await self._fitter.decide(subject, demand, supersede=True)
@@ -176,15 +234,15 @@ class Engine:
         step = max(known.factor, min(4.0, -(-factor // 0.05) * 0.05))  # quantised: a count a little off moves nothing
         self._learned[key] = Learned(window or known.window, step)
 
-    def _bound(self, body: bytes, head: _Head, budget: int) -> int:
-        """Tokens that bound the body's input if that alone shows it is under the low mark, else zero."""
-        bound = len(body) + (TOOLS_ALLOWANCE if bytes(head.tools) or bytes(head.functions) else 0)
-        if bound > self._marks.low * budget or any(marker in body for marker in MARKERS):
-            return 0
-        return 0 if body.count(b'"messages"') > 1 or body.count(b'"model"') > 1 else bound
-
     async def _look(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
-        """The bytes taken from *reply* to find out, and the overflow if it is one."""
+        """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is."""
+        try:
+            return await self._judge(reply, plan)
+        except BaseException:
+            reply.close()  # whoever waited is gone or the connection broke: nobody else would end the call
+            raise
+
+    async def _judge(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
         if reply.status in STATUSES:
             body, complete = await _read(reply, ERROR_BYTES)
             counted = plan.tokens if plan.tokens is not None else None
@@ -217,8 +275,8 @@ async def _watch(reply: Reply) -> tuple[bytes, Overflow | None]:
         taken.append(chunk)
     if opening.finish() != "overflow":
         return b"".join(taken), None
-    rest, _ = await _read(reply, ERROR_BYTES, deadline)
-    return b"".join(taken) + rest, opening.overflow
+    rest, complete = await _read(reply, ERROR_BYTES, deadline)
+    return b"".join(taken) + rest, opening.overflow if complete else None
 
 
 async def _read(reply: Reply, limit: int, deadline: float | None = None) -> tuple[bytes, bool]:
@@ -243,11 +301,34 @@ async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
 
 
 def _read_head(body: bytes) -> _Head | None:
-    """The head of *body*; ``None`` where it takes the exact scanner to say what it is."""
+    """The head of *body*; ``None`` where it is large, or takes the exact scanner to say what it is."""
+    if len(body) > HEAD_BYTES:
+        return None
     try:
-        return msgspec.json.decode(body, type=_Head)
+        head = _HEADS.decode(body)
     except (msgspec.DecodeError, UnicodeError):
         return None
+    return head if len(DECIDING.findall(body)) <= 2 else None
+
+
+def _bound(body: bytes, head: _Head, low: int) -> int:
+    """Tokens that bound the body's input, if that alone shows it is under the *low* mark; else zero.
+
+    A token is at least one byte of text, and JSON is never shorter than the text it stands for.
+    """
+    bound = len(body) + (TOOLS_ALLOWANCE if _given(head.tools) or _given(head.functions) else 0)
+    elsewhere = (head.audio, head.prompt, head.conversation, head.previous_response_id)
+    if bound > low or any(map(_given, elsewhere)):
+        return 0
+    for message in head.messages:
+        content = memoryview(message.content)
+        if content.nbytes and content[0] == _LIST and MEDIA.search(content):
+            return 0
+    return bound
+
+
+def _given(raw: msgspec.Raw) -> bool:
+    return memoryview(raw).nbytes > 0
 
 
 def _may_overflow(plan: Plan) -> bool:

@@ -9,21 +9,20 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from proxy.core.budget.catalogue import DEFAULT_ENCODING, Route
+from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Figures, reserve, scaled
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
 from proxy.core.compression.view import Raw, View, assemble, write
 from proxy.core.conversation import chat
-from proxy.core.conversation.chain import chain
 from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.items import Layout, lay_out
-from proxy.core.conversation.outline import TOOLS, Outline, splice
+from proxy.core.conversation.items import EMPTY, Layout
+from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.errors import ContextTooLong, UllageError
 from proxy.core.report import Report
 from proxy.ports import Recorder, Request
-from proxy.reading import Reader, Reading
+from proxy.reading import Located, Reader, Reading
 
 DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat})
 
@@ -89,27 +88,29 @@ class Fitter:
         self._records = records
         self._tools = tools
 
-    async def measure(self, request: Request, route: Route, report: Report, window: int, factor: float) -> Subject:
+    def locate(self, request: Request) -> Located:
+        """Where things stand in the body. Raises ``InvalidRequest`` where it cannot be read."""
+        return self._reader.locate(DIALECTS[request.api], request.tenant, request.body)
+
+    async def measure(
+        self, request: Request, located: Located, route: Route, report: Report, window: int, factor: float
+    ) -> Subject:
         """The request, read and weighed against *window* (in the provider's tokens)."""
         dialect = DIALECTS[request.api]
-        reading = await self._reader.read(dialect, route.encoding, request.tenant, request.body)
+        reading = await self._reader.read(dialect, route.encoding, request.tenant, located)
         requested = reading.outline.requested
         held = reserve(requested, route.max_output, window)
         figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed)
-        return Subject(request, route, reading, lay_out(reading.items), figures, factor, requested, report)
-
-    async def outline(self, request: Request) -> Outline:
-        """The outline of a request whose body only the exact scanner reads. Raises ``InvalidRequest``."""
-        dialect = DIALECTS[request.api]
-        return (await self._reader.read(dialect, DEFAULT_ENCODING, request.tenant, request.body)).outline
+        return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
 
     async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
         """The plan for *subject*: its own bytes while they fit, else the view of its newest event, verified."""
         whole = subject
         subject, tools = self._shrink_tools(whole)
         quiet = tools is None and not demand.force and demand.limit is None
-        if quiet and not self._schedule(subject).above_low() and subject.figures.reserve <= subject.figures.window // 2:
+        if quiet and self._under_low(subject):
             return self._verbatim(subject, b"")
+        subject = replace(subject, layout=subject.reading.layout())
         links = self._links(subject)
         record = await self._newest(subject, links)
         since = record.event if record else None
@@ -135,6 +136,12 @@ class Fitter:
         if excess > sum(item.guess for item in subject.reading.items):  # where only guesses are too big, it may judge
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
+
+    def _under_low(self, subject: Subject) -> bool:
+        """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
+        figures = subject.figures
+        low = figures.mark(self._policy.rules.marks.low, min(figures.lasting, figures.budget))
+        return figures.fixed + subject.reading.history <= low and figures.reserve <= figures.window // 2
 
     def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:
         return Schedule(subject.reading.items, subject.layout, figures or subject.figures, self._policy.rules)
@@ -163,30 +170,29 @@ class Fitter:
 
     def _shrink_tools(self, subject: Subject) -> tuple[Subject, str | None]:
         """*subject* with a smaller tools array where the tools leave hardly any room; the same on every call."""
-        figures, outline = subject.figures, subject.reading.outline
-        name = next((key for key in TOOLS if key in outline.tokens), None)
+        figures, sizes = subject.figures, subject.reading.sizes
+        name = next((key for key in TOOLS if key in sizes), None)
         if (
             not self._policy.rules.rungs.tools
             or name is None
             or (figures.lasting - figures.fixed) * 4 >= figures.lasting
         ):
             return subject, None
-        field = outline.fields[name]
-        text = subject.reading.text[field.start : field.end]
-        others = figures.fixed - outline.tokens[name]
+        text = subject.reading.outline.value(name)
+        others = figures.fixed - sizes[name]
         target = max(0, figures.lasting * 3 // 4 - others)
         count = self._reader.count(subject.route.encoding)
         if (text, target) not in self._tools:
             smaller = shrink(text.encode(), target, count).decode()
             self._tools[text, target] = (smaller, count(smaller))
         smaller, tokens = self._tools[text, target]
-        if tokens >= outline.tokens[name]:
+        if tokens >= sizes[name]:
             return subject, None
         return replace(subject, figures=replace(figures, fixed=others + tokens)), smaller
 
     def _links(self, subject: Subject) -> tuple[bytes, ...]:
         request = subject.request
-        return chain(self._recorder.chain_key(request.tenant), request.options.conversation, subject.reading.items)
+        return subject.reading.links(self._recorder.chain_key(request.tenant), request.options.conversation)
 
     @staticmethod
     def _root(subject: Subject, links: tuple[bytes, ...]) -> bytes:
@@ -238,13 +244,13 @@ class Fitter:
             view = assemble(raw, record.event, record.block, record.edits, count)
         outline, edits = reading.outline, {}
         if tools is not None:
-            edits[next(key for key in TOOLS if key in outline.tokens)] = tools
+            edits[next(key for key in TOOLS if key in reading.sizes)] = tools
         if output is not None:
             figure = int(output * subject.factor)
             names = raw.dialect.OUTPUT_FIGURES
             edits.update({key: str(figure) for key in names if key in outline.fields})
         at = len(reading.body[: reading.scan.start].decode())
-        body = splice(reading.text, at, view.content, outline, edits)
+        body = splice(outline, at, view.content, edits)
         system = sum(reading.items[i].tokens for i in subject.layout.systems)
         tokens = subject.figures.fixed - system + view.tokens
         stages = (
@@ -272,8 +278,7 @@ class Fitter:
     @staticmethod
     def total(subject: Subject) -> int:
         """Tokens of the request as the client sent it."""
-        reading = subject.reading
-        return reading.fixed + sum(item.tokens for item in reading.items if item.role != "system")
+        return subject.reading.fixed + subject.reading.history
 
     @staticmethod
     def _raw(subject: Subject) -> Raw:
@@ -283,8 +288,7 @@ class Fitter:
     @staticmethod
     def _refusal(subject: Subject, tokens: int) -> ContextTooLong:
         figures, factor = subject.figures, subject.factor
-        outline = subject.reading.outline.tokens
-        regions = {"tools": sum(outline.get(key, 0) for key in TOOLS)}
+        regions = {"tools": sum(subject.reading.sizes.get(key, 0) for key in TOOLS)}
         regions["system messages"] = sum(subject.reading.items[i].tokens for i in subject.layout.systems)
         regions["newest messages"] = tokens - figures.fixed
         largest = max(regions, key=lambda name: regions[name])

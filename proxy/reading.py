@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from proxy.core.conversation.chain import chain
 from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.items import Item
+from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
 from proxy.core.conversation.outline import Outline, read_outline
-from proxy.core.conversation.scan import Scan, extend, scan
+from proxy.core.conversation.scan import Scan, Span, extend, scan
 from proxy.ports import Counter
 
 INLINE = 16_384
@@ -22,31 +24,72 @@ PREFIX_FROM = 8_192
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One request, read: where its items are, what they weigh, and what stands around them."""
+    """One request, read: where its items are, what they weigh, and what stands around them.
+
+    ``sizes`` are the tokens of each counted member of the outline, ``fixed`` those of everything but the history;
+    ``history`` is the weight of all items that are not system items.
+    """
 
     body: bytes
     scan: Scan
     items: tuple[Item, ...]
-    text: str
     outline: Outline
+    sizes: dict[str, int]
     fixed: int
+    history: int
+    known: Known | None
+
+    def layout(self) -> Layout:
+        """The structure of the items, continued from that of a prefix of this body."""
+        layout = lay_out(self.items, self.known.layout if self.known else EMPTY)
+        if self.known is not None:
+            self.known.layout = layout
+        return layout
+
+    def links(self, key: bytes, label: str) -> tuple[bytes, ...]:
+        """The chain's links after each item, continued from those computed for a prefix of this body."""
+        name = (key, label)
+        before = self.known.links if self.known and self.known.named == name else ()
+        links = chain(key, label, self.items, before)
+        if self.known is not None:
+            self.known.named, self.known.links = name, links
+        return links
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Known:
-    """A body seen before up to ``border``: equal bytes up to there (``digest``) mean an equal scan and equal items."""
+    """A body seen before up to ``border``: equal bytes up to there (``digest``) mean an equal scan and equal items.
+
+    ``layout`` and ``links`` (for the chain key and label in ``named``) are filled in when they are first needed; they
+    may be those of a shorter prefix.
+    """
 
     border: int
     digest: bytes
     scan: Scan
-    items: tuple[Item, ...]
+    encoding: str = ""
+    items: tuple[Item, ...] = ()
+    named: tuple[bytes, str] = (b"", "")
+    links: tuple[bytes, ...] = ()
+    layout: Layout = EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A body whose items were found but not yet counted."""
+
+    body: bytes
+    scan: Scan
+    outline: Outline
+    known: Known | None
+    memo: Memo | None
 
 
 class Reader:
-    """Reads bodies with three memories handed in (bounded mappings): items, outlines and whole prefixes.
+    """Reads bodies with four memories handed in (bounded mappings): items, outlines, their sizes, whole prefixes.
 
-    Every key is a digest over tenant, encoding and content, so nothing of one tenant can be timed by another, and no
-    memory keeps a body alive.
+    Every key is a digest over tenant and content, so nothing of one tenant can be timed by another, and no memory
+    keeps a body alive.
     """
 
     def __init__(
@@ -54,34 +97,54 @@ class Reader:
         counter: Counter,
         items: MutableMapping[bytes, Item],
         outlines: MutableMapping[bytes, Outline],
+        sizes: MutableMapping[tuple[str, str], int],
         prefixes: MutableMapping[bytes, Known],
     ) -> None:
         self._counter = counter
         self._items = items
         self._outlines = outlines
+        self._sizes = sizes
         self._prefixes = prefixes
 
-    async def read(self, dialect: Dialect, encoding: str, tenant: bytes, body: bytes) -> Reading:
-        """The reading of *body*. Raises ``InvalidRequest`` where it is no valid body of *dialect*."""
-        scope = hashlib.sha256(tenant + f"{dialect.API}\0{encoding}\0".encode())
-        memo = _Memo(scope.copy(), body) if len(body) >= PREFIX_FROM else None
+    def locate(self, dialect: Dialect, tenant: bytes, body: bytes) -> Located:
+        """Where things stand in *body*. Raises ``InvalidRequest`` where it is no valid body of *dialect*."""
+        scope = hashlib.sha256(tenant + dialect.API.encode())
+        memo = Memo(scope.copy(), body) if len(body) >= PREFIX_FROM else None
         known = memo.find(self._prefixes) if memo else None
         where = (extend(body, dialect.LIST, known.scan) if known else None) or scan(body, dialect.LIST)
-        seen = known.items if known and where.spans[: len(known.items)] == known.scan.spans else ()
-        items = seen + await self._read_items(dialect, encoding, scope, body, where.spans[len(seen) :])
-        if memo and where.spans:
-            memo.keep(self._prefixes, where, items)
-        text, outline = self._read_outline(dialect, encoding, scope, where.outline(body))
-        system = sum(item.tokens for item in items if item.role == "system")
-        return Reading(body, where, items, text, outline, dialect.PER_REPLY + system + outline.fixed)
+        raw = where.outline(body)
+        name = _key(scope, raw)
+        outline = self._outlines.get(name)
+        if outline is None:
+            outline = self._outlines[name] = read_outline(raw.decode(), dialect.OUTPUT_FIGURES)
+        return Located(body, where, outline, known, memo)
+
+    async def read(self, dialect: Dialect, encoding: str, tenant: bytes, found: Located) -> Reading:
+        """The reading of a located body, counted in *encoding*. Raises ``InvalidRequest`` where an item is none."""
+        known, spans = found.known, found.scan.spans
+        seen = (
+            known.items
+            if known and known.encoding == encoding and spans[: len(known.items)] == known.scan.spans
+            else ()
+        )
+        items = seen + await self._read_items(dialect, encoding, tenant, found.body, spans[len(seen) :])
+        kept = found.memo.keep(self._prefixes, found.scan, encoding, items) if found.memo and spans else None
+        if kept and known:
+            kept.named, kept.links, kept.layout = known.named, known.links, known.layout
+        sizes = {key: self._size(encoding, text) for key, text in found.outline.counted().items()}
+        system = sum([item.tokens for item in items if item.role == "system"])
+        history = sum([item.tokens for item in items]) - system
+        fixed = dialect.PER_REPLY + system + sum(sizes.values())
+        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, history, kept)
 
     def count(self, encoding: str) -> Callable[[str], int]:
         """Counts text in *encoding*."""
         return lambda text: self._counter.count(encoding, text)
 
     async def _read_items(
-        self, dialect: Dialect, encoding: str, scope: hashlib._Hash, body: bytes, spans: tuple[tuple[int, int], ...]
+        self, dialect: Dialect, encoding: str, tenant: bytes, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
+        scope = hashlib.sha256(tenant + f"{dialect.API}\0{encoding}\0".encode())
         keys = [_key(scope, body[start:end]) for start, end in spans]
         unseen = [index for index, key in enumerate(keys) if key not in self._items]
         if unseen:
@@ -99,26 +162,23 @@ class Reader:
             return tuple(fresh.get(key) or self._items[key] for key in keys)
         return tuple(self._items[key] for key in keys)
 
-    def _read_outline(self, dialect: Dialect, encoding: str, scope: hashlib._Hash, raw: bytes) -> tuple[str, Outline]:
-        key = _key(scope, raw)
-        text = raw.decode()
-        outline = self._outlines.get(key)
-        if outline is None:
-            outline = read_outline(text, dialect.OUTPUT_FIGURES, self.count(encoding))
-            self._outlines[key] = outline
-        return text, outline
+    def _size(self, encoding: str, text: str) -> int:
+        size = self._sizes.get((encoding, text))
+        if size is None:
+            size = self._sizes[encoding, text] = self._counter.count(encoding, text)
+        return size
 
 
-class _Memo:
+class Memo:
     """One pass of a hash over a body, which finds the longest known prefix and names the new one.
 
     A prefix is filed under the digest of its first 2^k bytes, 2^k being at least half of it: conversations that begin
     alike differ there, and a longer body of the same conversation looks at no more than two such names.
     """
 
-    def __init__(self, scope: hashlib._Hash, body: bytes) -> None:
+    def __init__(self, scope: Any, body: bytes) -> None:
         self._body = memoryview(body)
-        self._marks = [(0, scope.copy())]
+        self._marks = [(0, scope)]
 
     def find(self, prefixes: MutableMapping[bytes, Known]) -> Known | None:
         """The longest known prefix whose bytes the body begins with."""
@@ -131,11 +191,14 @@ class _Memo:
                 found = candidate
         return found
 
-    def keep(self, prefixes: MutableMapping[bytes, Known], where: Scan, items: tuple[Item, ...]) -> None:
+    def keep(
+        self, prefixes: MutableMapping[bytes, Known], where: Scan, encoding: str, items: tuple[Item, ...]
+    ) -> Known:
         """File the body up to its last item."""
         border = where.spans[-1][1]
         name = self._digest(1 << (border.bit_length() - 1))
-        prefixes[name] = Known(border, self._digest(border), where, items)
+        known = prefixes[name] = Known(border, self._digest(border), where, encoding, items)
+        return known
 
     def _digest(self, end: int) -> bytes:
         """The digest of the first *end* bytes, computed from the nearest point reached before."""
@@ -144,10 +207,12 @@ class _Memo:
             mark = mark.copy()
             mark.update(self._body[start:end])
             self._marks.append((end, mark))
-        return mark.digest()
+        digest: bytes = mark.digest()
+        return digest
 
 
-def _key(scope: hashlib._Hash, raw: bytes) -> bytes:
+def _key(scope: Any, raw: bytes) -> bytes:
     named = scope.copy()
     named.update(raw)
-    return named.digest()
+    digest: bytes = named.digest()
+    return digest

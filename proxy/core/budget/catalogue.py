@@ -21,6 +21,10 @@ OPENAI_ENCODINGS = (
 DEFAULT_ENCODING = "o200k_base"
 
 
+REMEMBERED = 1_000
+"""Model names whose route is remembered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One line of the configuration: models matching the glob *pattern* go to *upstream* with these limits."""
@@ -65,9 +69,18 @@ class Catalogue:
         self._rules = tuple(rules)
         self._table = table
         self._default = default_upstream
+        self._routes: dict[str, Route] = {}
 
     def resolve(self, model: str) -> Route:
         """The route of *model*. Raises ``NotFound`` where no rule matches and there is no default upstream."""
+        route = self._routes.get(model)
+        if route is None:
+            if len(self._routes) >= REMEMBERED:  # names come from clients: never let them fill the memory
+                self._routes.clear()
+            route = self._routes[model] = self._resolve(model)
+        return route
+
+    def _resolve(self, model: str) -> Route:
         rule = next((rule for rule in self._rules if fnmatchcase(model, rule.pattern)), None)
         if rule is None:
             if not self._default:

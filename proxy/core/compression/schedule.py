@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from proxy.core.budget.figures import Figures, Marks, Shares
 from proxy.core.conversation.items import Item, Layout
@@ -101,10 +100,10 @@ class Schedule:
         self._marks = rules.marks
         self._shares = rules.shares
         self._rungs = rules.rungs
-        weights = [0 if item.role == "system" else item.tokens for item in items]
-        self._sum = [0, *accumulate(weights)]
-        users = [item.tokens if item.role == "user" else 0 for item in items]
-        self._users = [0, *accumulate(users)]
+        self._sum = layout.sums
+        self._users = layout.user_sums
+        self._fixed = figures.stepped
+        self._high = figures.mark(self._marks.high, figures.lasting)
 
     def weight(self, place: int, event: Event | None) -> int:
         """Tokens of the view's items at *place*, the fixed part aside, when *event* was the last one."""
@@ -112,19 +111,17 @@ class Schedule:
             return self._sum[place]
         return self._kept(place, event)
 
-    def above_low(self) -> bool:
-        """Whether the raw conversation is above the low mark: below it nothing can have happened."""
-        figures = self._figures
-        low = figures.mark(self._marks.low, min(figures.lasting, figures.budget))
-        return figures.fixed + self._sum[-1] > low
-
     def run(self, since: Event | None, demand: Demand | None = None) -> Event | None:
         """The newest event of the conversation: *since* when nothing happened after it, ``None`` when nothing did."""
         figures, count, event = self._figures, self._layout.count, since
         places = self._layout.places
-        for place in places[bisect_left(places, (since.place if since else 0) + 1) : bisect_left(places, count)]:
-            if self._over(place, event):
-                event = self._compact(place, event, figures.lasting) or event
+        at, end = bisect_left(places, (since.place if since else 0) + 1), bisect_left(places, count)
+        while at < end:
+            # A view only grows from place to place until the next event: the first place above the mark by halving.
+            at = bisect_left(places, True, at, end, key=lambda place: self._over(place, event))
+            if at < end:
+                event = self._compact(places[at], event, figures.lasting) or event
+                at += 1
         budget = min(figures.lasting, figures.budget)
         if demand is not None and demand.limit is not None:
             budget = min(budget, demand.limit)
@@ -136,11 +133,10 @@ class Schedule:
 
     def fits(self, event: Event | None, budget: int) -> bool:
         """Whether the present view after *event* takes at most *budget*."""
-        return self._figures.stepped + self.weight(self._layout.count, event) <= budget
+        return self._fixed + self.weight(self._layout.count, event) <= budget
 
     def _over(self, place: int, event: Event | None) -> bool:
-        high = self._figures.mark(self._marks.high, self._figures.lasting)
-        return self._figures.stepped + self.weight(place, event) > high
+        return self._fixed + self.weight(place, event) > self._high
 
     def _kept(self, place: int, event: Event) -> int:
         total = self._sum[place] - self._sum[event.cut] + event.block
@@ -164,7 +160,7 @@ class Schedule:
         A function of the folded prefix's weights and the budget only.
         """
         shares = self._shares
-        room = max(0, budget - self._figures.stepped)
+        room = max(0, budget - self._fixed)
         users = self._users[cut] - sum(self._items[i].tokens for i in anchors)
         pins = min(int(shares.pins * budget), users + users // 16)
         most = int(shares.block * room)
@@ -176,7 +172,7 @@ class Schedule:
 
         Nothing is clipped while what the client sent fits the budget: above the high mark only folding pays.
         """
-        fixed = self._figures.stepped
+        fixed = self._fixed
         levels = _Levels(
             self._figures.mark(self._marks.low, budget) - fixed,
             self._figures.mark(self._marks.high, budget) - fixed,

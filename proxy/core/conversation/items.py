@@ -37,14 +37,20 @@ class Layout:
     """The structure of a conversation; all figures are item indexes.
 
     ``cuts`` are the starts of rounds and of user items at which a conversation may be cut without splitting a pair;
-    ``places`` are lengths at which a request could have ended.
+    ``places`` are lengths at which a request could have ended. ``sums`` and ``user_sums`` are the tokens before each
+    index, of all items but system ones and of user items. ``waiting`` are unanswered calls by id, ``last`` the role
+    of the last item that is no system item.
     """
 
-    count: int
-    systems: tuple[int, ...]
-    users: tuple[int, ...]
-    cuts: tuple[int, ...]
-    places: tuple[int, ...]
+    count: int = 0
+    systems: tuple[int, ...] = ()
+    users: tuple[int, ...] = ()
+    cuts: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
+    sums: tuple[int, ...] = (0,)
+    user_sums: tuple[int, ...] = (0,)
+    waiting: tuple[tuple[str, int], ...] = ()
+    last: Role | None = None
 
     @property
     def task(self) -> int | None:
@@ -60,34 +66,52 @@ class Layout:
         return (self.users[0], self.users[newest]) if 0 < newest < folded else self.users[:1]
 
 
-def lay_out(items: Sequence[Item]) -> Layout:
-    """The structure of *items*, in one walk."""
-    cuts: list[int] = []
-    places: list[int] = []
-    users: list[int] = []
-    waiting: dict[str, int] = {}
-    previous: Item | None = None
-    for index, item in enumerate(items):
+EMPTY = Layout()
+"""The structure of no items at all."""
+
+
+def lay_out(items: Sequence[Item], known: Layout = EMPTY) -> Layout:
+    """The structure of *items*, continued from that of a prefix of them; costs O(new)."""
+    systems, users, cuts = list(known.systems), list(known.users), list(known.cuts)
+    sums, user_sums = list(known.sums), list(known.user_sums)
+    places = [place for place in known.places[-1:] if place < known.count]
+    places = [*known.places[:-1], *places]  # whether the prefix's end is a place depends on what follows it
+    waiting, last = dict(known.waiting), known.last
+    for index in range(known.count, len(items)):
+        item = items[index]
+        user = item.role == "user"
+        sums.append(sums[-1] + (item.tokens if item.role != "system" else 0))
+        user_sums.append(user_sums[-1] + (item.tokens if user else 0))
         if item.role == "system":
+            systems.append(index)
             continue
-        if item.role == "assistant" and previous is not None and previous.role != "assistant":
-            places.append(index)
-        if item.role == "user":
-            users.append(index)
-            cuts.append(index)
-        elif item.role == "assistant":
-            if previous is None or previous.role != "assistant":
+        if item.role == "assistant":
+            if last not in (None, "assistant"):
+                places.append(index)
+            if last != "assistant":
                 cuts.append(index)
             waiting.update(dict.fromkeys(item.calls, index))
-        elif previous is None:
+        elif user:
+            users.append(index)
+            cuts.append(index)
+        elif last is None:
             cuts.append(index)
         else:
             _join(cuts, item, waiting)
-        previous = item
-    if previous is not None and previous.role != "assistant":
+        last = item.role
+    if last not in (None, "assistant"):
         places.append(len(items))
-    systems = tuple(index for index, item in enumerate(items) if item.role == "system")
-    return Layout(len(items), systems, tuple(users), tuple(cuts), tuple(places))
+    return Layout(
+        len(items),
+        tuple(systems),
+        tuple(users),
+        tuple(cuts),
+        tuple(places),
+        tuple(sums),
+        tuple(user_sums),
+        tuple(waiting.items()),
+        last,
+    )
 
 
 def _join(cuts: list[int], result: Item, waiting: dict[str, int]) -> None:

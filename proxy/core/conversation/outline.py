@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from proxy.core.conversation.scan import Field, members, reject_duplicates
 from proxy.core.errors import InvalidRequest
-
-Count = Callable[[str], int]
 
 TOOLS = ("tools", "functions")
 COUNTED = (*TOOLS, "response_format", "instructions")
@@ -19,21 +17,26 @@ COUNTED = (*TOOLS, "response_format", "instructions")
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Facts of an outline. ``fields`` are the spans of its members, ``tokens`` the weight of each counted one."""
+    """Facts of an outline. ``text`` is its JSON, ``fields`` the spans of its members in that text."""
 
+    text: str
     model: str
     stream: bool
     requested: int | None
     fields: Mapping[str, Field]
-    tokens: Mapping[str, int]
 
-    @property
-    def fixed(self) -> int:
-        """Tokens of everything counted beside the items."""
-        return sum(self.tokens.values())
+    def counted(self) -> dict[str, str]:
+        """The JSON text of every member that a provider counts as input."""
+        found = {key: self.value(key) for key in COUNTED if key in self.fields}
+        return {key: value for key, value in found.items() if value not in ("null", "[]", "{}")}
+
+    def value(self, key: str) -> str:
+        """The JSON text of the member *key*. Raises ``KeyError``."""
+        field = self.fields[key]
+        return self.text[field.start : field.end]
 
 
-def read_outline(text: str, figures: Sequence[str], count: Count) -> Outline:
+def read_outline(text: str, figures: Sequence[str]) -> Outline:
     """The facts of the outline *text*; *figures* are the members that may state the output allowance.
 
     Raises ``InvalidRequest`` where a member that decides anything occurs twice or is of the wrong type.
@@ -48,18 +51,18 @@ def read_outline(text: str, figures: Sequence[str], count: Count) -> Outline:
     model = values["model"]
     if model is not None and not isinstance(model, str):
         raise InvalidRequest("'model' must be a string.")
-    counted = {key: text[fields[key].start : fields[key].end] for key in COUNTED if key in fields}
     return Outline(
+        text=text,
         model=model or "",
         stream=values["stream"] is True,
         requested=next((v for key in figures if _is_figure(v := values[key])), None),
         fields=fields,
-        tokens={key: count(value) for key, value in counted.items() if value not in ("null", "[]", "{}")},
     )
 
 
-def splice(text: str, at: int, items: bytes, outline: Outline, edits: Mapping[str, str]) -> bytes:
-    """The body of the outline *text* with *items* put back at character *at* and the members of *edits* replaced."""
+def splice(outline: Outline, at: int, items: bytes, edits: Mapping[str, str]) -> bytes:
+    """The body of *outline* with *items* put back at character *at* and the members of *edits* replaced."""
+    text = outline.text
     pieces: list[tuple[int, int, bytes]] = [(at, at, items)]
     pieces += [(outline.fields[key].start, outline.fields[key].end, value.encode()) for key, value in edits.items()]
     result: list[bytes] = []
