@@ -197,7 +197,11 @@ def message_problems(body: bytes, sent: bytes) -> list[str]:
     if all(reasons):
         problems.append("not a view at any cut: " + next((r for r in reasons if r and r != "length"), "length"))
     shown = _encodable("\n".join(map(text_of, now)))
-    users = [_encodable(text_of(message)) for message in was if message["role"] not in (*SYSTEMS, "assistant", "tool", "function")]
+    users = [
+        _encodable(text_of(message))
+        for message in was
+        if message["role"] not in (*SYSTEMS, "assistant", "tool", "function")
+    ]
     for label, text in (("first task", users[0]), ("newest user text", users[-1])) if users else ():
         if text not in shown and not (len(text) > SHORT and text[:4] in shown):
             problems.append(f"the {label} is neither there nor clipped")

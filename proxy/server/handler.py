@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import time
-import traceback
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -129,9 +128,8 @@ class Handler:
         except UllageError as error:
             self._fail(request, call, error)
         except Exception as error:  # noqa: BLE001 - the server's edge: a bug costs one request, never the process
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            # Not the message: it may quote the request.
-            _LOG.error("request failed: %s\n%s", type(error).__name__, frames)
+            # The log keeps type and frames of an exception and drops its text, which may quote the request.
+            _LOG.error("request failed", exc_info=error)
             self._fail(request, call, UllageError())
 
     async def _serve(self, request: web.BaseRequest, path_qs: str, call: Call) -> None:
@@ -176,7 +174,12 @@ class Handler:
             return await self._upstream.send(upstream, "POST", path_qs, headers, data)
 
         api, request_id = call.report.api, call.report.request_id
-        answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes), send)
+        try:
+            answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes), send)
+        except (UpstreamUnreachable, UpstreamTimeout) as error:
+            model = named_model(body, complete=True)
+            call.report = replace(call.report, model=model, upstream=error.upstream)
+            raise
         # A stream may last for minutes and needs nothing of its request any more.
         del body
         reader.release()
