@@ -178,7 +178,7 @@ class Handler:
             answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes), send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
             model = named_model(body, complete=True)
-            call.report = replace(call.report, model=model, upstream=error.upstream)
+            call.report = call.report.but(model=model, upstream=error.upstream)
             raise
         # A stream may last for minutes and needs nothing of its request any more.
         del body
