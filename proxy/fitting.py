@@ -317,7 +317,7 @@ class Fitter:
 
 def _with_event(plan: Plan, event: bool) -> Plan:
     """*plan*, also counted as an event where an attempt before it was one: it goes on from that one's record."""
-    return replace(plan, report=replace(plan.report, event=plan.report.event or event))
+    return replace(plan, report=plan.report.but(event=plan.report.event or event))
 
 
 def _guess(subject: Subject, record: Record | None) -> int:
