@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import gc
 import os
 import signal
+import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 
@@ -43,8 +46,13 @@ from proxy.tokenizers import Tokenizers
 from proxy.upstream import DirectUpstream, Target, Timeouts
 from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 
-ITEMS, OUTLINES, PREFIXES, RECORD_BYTES, TOOL_ARRAYS, LEARNED = 300_000, 2_000, 4_000, 64 * 2**20, 64, 10_000
-"""Bounds of a process's memories: items (about 250 bytes each), outlines, prefixes, record bytes, tools, routes."""
+if TYPE_CHECKING:
+    from proxy.telemetry.metrics import Telemetry
+
+ITEMS, OUTLINES, PREFIXES, RECORD_BYTES = 300_000, 2_000, 4_000, 64 * 2**20
+ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
+"""Bounds of a process's memories: items (about 250 bytes each), outlines, prefixes, bytes of records; places asked of
+the store, shrunk tool arrays, routes that overflows taught about."""
 
 HOUSEKEEPING_SECONDS = 1.0
 
@@ -71,17 +79,14 @@ async def serve(start: Start, worker: Worker) -> int:
     """One process's life: build, listen, work, drain, close; the exit code."""
     settings = start.settings
     _keep_large_blocks()
-    logs = Logs(settings.telemetry.log.level, settings.telemetry.log.format)
-    logs.adopt_libraries()
-    asyncio.get_running_loop().set_exception_handler(logs.loop_failed)
-    tasks = Tasks(logs.task_failed)
+    logs, tasks = _begin(settings)
     stopping = _on_signals()
     try:
         house = await House.build(start, worker, logs, tasks)
-    except (StoreMisconfigured, StoreUnsupported, OSError) as error:
-        print(f"ullage: cannot start: {error}", file=sys.stderr)  # noqa: T201 - the operator's terminal
+    except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
+        await tasks.finish(1.0)
         logs.close()
-        return 1
+        return _cannot_start(error)
     tasks.spawn(house.keep(), "housekeeping")
     gc.freeze()  # what start-up built stays: no collection needs to look at it again
     await stopping[0].wait()
@@ -95,7 +100,9 @@ async def serve(start: Start, worker: Worker) -> int:
 class House:
     """Everything one process is made of. Made by ``build``, ended by ``close``."""
 
-    def __init__(self, server: Server, upstream: DirectUpstream, store: Store, telemetry: Any, logs: Logs) -> None:
+    def __init__(
+        self, server: Server, upstream: DirectUpstream, store: Store, telemetry: Telemetry, logs: Logs
+    ) -> None:
         self.server = server
         self._upstream = upstream
         self._store = store
@@ -105,7 +112,7 @@ class House:
 
     @classmethod
     async def build(cls, start: Start, worker: Worker, logs: Logs, tasks: Tasks) -> House:
-        """A process that serves. Raises ``OSError`` where the port is taken, and what ``open_store`` raises."""
+        """A process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
         # Only here: in a worker the metrics' folder must be in the environment before their client is imported.
         from proxy.telemetry.metrics import Telemetry
 
@@ -136,13 +143,12 @@ class House:
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
-        except OSError:
+        except OSError as error:
             await upstream.close()
             await store.close()
-            raise
+            raise CannotListen(host, settings.server.port, error) from error
         if not many:
-            address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            _announce(settings, catalogue, address, _describe(store, settings))
+            _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
         return cls(server, upstream, store, telemetry, logs)
 
@@ -173,58 +179,91 @@ def _run_many(settings: Settings) -> int:
 
 async def _supervise(settings: Settings) -> int:
     """Own the embedded store and the port, keep the workers running; the exit code."""
-    logs = Logs(settings.telemetry.log.level, settings.telemetry.log.format)
-    tasks = Tasks(logs.task_failed)
-    embedded: Embedded | None = None
-    try:
-        held = reserve(settings.server.host, settings.server.port)
-    except OSError as error:
-        print(f"ullage: cannot start: {error}", file=sys.stderr)  # noqa: T201 - the operator's terminal
-        return 1
-    port = held.getsockname()[1]
-    server = settings.server.model_copy(update={"port": port})
-    settings = settings.model_copy(update={"server": server})
-    kind = settings.store.url
-    given = Start(settings)
-    if settings.store.url == "embedded":
+    logs, tasks = _begin(settings)
+    # From here on a signal no longer ends this process on the spot: what it has started must be ended first.
+    stopping = _on_signals()
+    async with AsyncExitStack() as opened:
+        opened.callback(logs.close)
+        opened.push_async_callback(tasks.finish, 1.0)
         try:
-            embedded = await Embedded.start(settings.store.path, tasks.spawn)
-            given = _shared_store(settings, embedded)
-        except (EmbeddedUnavailable, OSError) as error:
-            logs.log.warning("store.memory_instead", cause=str(error))
-            kind = "memory"
-    if kind == "memory":
-        logs.log.warning("store.memory_per_worker", advice="workers may word the same event differently")
-        given = Start(_with_store(settings, "memory"))
-    folder = shared.make_directory()
-    host = settings.server.host
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    catalogue = await asyncio.to_thread(_catalogue, settings)
-    _announce(settings, catalogue, address, f"{kind}  ({settings.store.path})" if embedded else "")
-    supervisor = Supervisor(
-        "proxy.app:serve",
-        given,
-        settings.server.workers,
-        environ={**os.environ, shared.VARIABLE: str(folder)},
-        drain=settings.server.drain,
-        events=lambda event, **facts: logs.log.info(event, **facts),
-        on_exit=lambda pid: shared.forget_worker(folder, pid),
-    )
-    try:
+            held = opened.enter_context(_reserved(settings))
+            given, store = await _shared_store(settings, opened, logs, tasks)
+        except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
+            return _cannot_start(error)
+        port = held.getsockname()[1]
+        server = settings.server.model_copy(update={"port": port})
+        given = replace(given, settings=given.settings.model_copy(update={"server": server}))
+        folder = shared.make_directory()
+        opened.callback(shared.remove_directory, folder)
+        supervisor = Supervisor(
+            "proxy.app:serve",
+            given,
+            settings.server.workers,
+            environ={**os.environ, shared.VARIABLE: str(folder)},
+            drain=settings.server.drain,
+            events=lambda event, **facts: logs.log.info(event, **facts),
+            on_exit=lambda pid: shared.forget_worker(folder, pid),
+        )
+        catalogue = await asyncio.to_thread(_catalogue, settings)
+        if stopping[0].is_set():
+            return 0
+        _announce(settings, catalogue, _address(settings, port), store)
         return await supervisor.run()
-    finally:
-        held.close()
-        if embedded is not None:
-            await embedded.close()
-        await tasks.finish(1.0)
-        shared.remove_directory(folder)
-        logs.close()
 
 
-def _shared_store(settings: Settings, embedded: Embedded) -> Start:
-    """What workers start with: the parent's server by its socket, and the master key that lies beside it."""
-    key = None if settings.store.key else master_key(settings.store.path)
-    return Start(_with_store(settings, embedded.url), key)
+def _begin(settings: Settings) -> tuple[Logs, Tasks]:
+    """A process's log and the keeper of its background tasks, taking over what libraries and the loop report."""
+    logs = Logs(settings.telemetry.log.level, settings.telemetry.log.format)
+    logs.adopt_libraries()
+    asyncio.get_running_loop().set_exception_handler(logs.loop_failed)
+    return logs, Tasks(logs.task_failed)
+
+
+class CannotListen(Exception):
+    """The configured address cannot be listened on; the text says which, why, and what to do."""
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        taken = error.errno == errno.EADDRINUSE
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or type(error).__name__
+        remedy = " Give another --port, or 0 for any free one." if taken else ""
+        super().__init__(f"{_bracketed(host)}:{port}: {reason.lower()}.{remedy}")
+
+
+def _cannot_start(error: Exception) -> int:
+    print(f"ullage: cannot start: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the operator's terminal
+    return 1
+
+
+def _reserved(settings: Settings) -> socket.socket:
+    server = settings.server
+    try:
+        return reserve(server.host, server.port)
+    except OSError as error:
+        raise CannotListen(server.host, server.port, error) from error
+
+
+async def _shared_store(settings: Settings, opened: AsyncExitStack, logs: Logs, tasks: Tasks) -> tuple[Start, str]:
+    """What workers start with, and the store in words. A private server is theirs until *opened* is closed."""
+    url, path = settings.store.url, settings.store.path
+    if url not in ("embedded", "memory"):
+        # What is wrong with it is said once, and not by every worker at each of its starts.
+        store = await _open_store(Start(settings), logs, tasks)
+        await store.close()
+        return Start(settings), _describe(store, settings)
+    if url == "embedded":
+        embedded: Embedded | None = None
+        try:
+            embedded = await Embedded.start(path, tasks.spawn)
+            key = None if settings.store.key else master_key(path)
+        except (EmbeddedUnavailable, OSError, ValueError) as error:
+            if embedded is not None:
+                await embedded.close()
+            logs.log.warning("store.memory_instead", cause=str(error))
+        else:
+            opened.push_async_callback(embedded.close)
+            return Start(_with_store(settings, embedded.url), key), f"embedded  ({path})"
+    logs.log.warning("store.memory_per_worker", advice="workers may word the same event differently")
+    return Start(_with_store(settings, "memory")), "memory  (each worker its own)"
 
 
 def _with_store(settings: Settings, url: str) -> Settings:
@@ -270,9 +309,8 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
-    fitter = Fitter(
-        reader, store, Policy(Rules(marks, shares, rungs), wanted.lower_output), records, LRUCache(TOOL_ARRAYS)
-    )
+    policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
+    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS))
     return Engine(catalogue, fitter, marks, wanted.mode, LRUCache(LEARNED), time.perf_counter)
 
 
@@ -314,11 +352,17 @@ def _server_config(settings: Settings) -> ServerConfig:
     )
 
 
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _address(settings: Settings, port: int) -> str:
+    return f"http://{_bracketed(settings.server.host)}:{port}"
+
+
 def _announce(settings: Settings, catalogue: Catalogue, address: str, store: str) -> None:
     """Print the start-up summary on standard error: standard output is for log lines."""
-    facts = {"address": address}
-    if store:
-        facts["store"] = store
+    facts = {"address": address, "store": store}
     for rule in settings.models:
         route = catalogue.resolve(rule.name)
         if rule.context_window is None and route.source == "table":

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 Outcome = Literal["verbatim", "compacted", "degraded", "refused"]
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Token figures as the upstream reported them; ``None`` where it said nothing."""
 
     input_tokens: int | None = None
@@ -20,8 +19,10 @@ class Usage:
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+NO_USAGE = Usage()
+
+
+class Report(msgspec.Struct, frozen=True):
     """Facts about one request. Holds counts and names only: never a prompt, a key or a summary.
 
     All token figures are in tokens of the model's encoding. ``bounded`` says that the byte bound spared the
@@ -41,7 +42,7 @@ class Report:
     tokens_after: int | None = None
     bounded: bool = False
     stages: tuple[str, ...] = ()
-    regions: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    regions: Mapping[str, int] = {}
     conversation: str = ""
     event: bool = False
     observed: bool = False
@@ -49,7 +50,11 @@ class Report:
     overflows: int = 0
     overhead_seconds: float = 0.0
     status: int = 0
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
+
+    def but(self, **changes: Any) -> Report:
+        """The same report with some facts *changed*."""
+        return msgspec.structs.replace(self, **changes)
 
     @property
     def pressure(self) -> float | None:

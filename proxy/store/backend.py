@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from proxy.store.breaker import State
+
 
 class Backend(Protocol):
     """Keeps bytes under names. Every method raises ``Unavailable`` when it cannot say, within its deadline."""
@@ -22,7 +24,7 @@ class Backend(Protocol):
         """Forget *key*."""
 
     @property
-    def breaker(self) -> str:
+    def breaker(self) -> State:
         """``closed``, ``open`` or ``half-open``: the worst over all servers."""
 
     async def close(self) -> None:

@@ -6,6 +6,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from proxy.store.breaker import State
+
 MAX_BYTES = 64 * 1024 * 1024
 _ENTRY = 200  # what a name, a deadline and the table's own slots take beside the value, roughly
 
@@ -13,7 +15,7 @@ _ENTRY = 200  # what a name, a deadline and the table's own slots take beside th
 class Memory:
     """Keeps at most *max_bytes* of values, the least recently used going first. Never raises ``Unavailable``."""
 
-    breaker = "closed"
+    breaker: State = "closed"
 
     def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes = max_bytes

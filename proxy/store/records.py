@@ -15,6 +15,7 @@ from cachetools import TTLCache
 
 from proxy.store import keys
 from proxy.store.backend import Backend
+from proxy.store.breaker import State
 from proxy.store.errors import Unavailable
 from proxy.store.notices import Notices
 from proxy.store.sealed import MAX_PLAIN, Sealer
@@ -38,7 +39,7 @@ class StoreState:
     kind: str
     url_redacted: str
     up: bool
-    breaker: str
+    breaker: State
     owner: bool | None
     errors: Mapping[str, int]
     hits: int

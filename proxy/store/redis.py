@@ -22,7 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from proxy.store.breaker import Breaker
+from proxy.store.breaker import Breaker, State
 from proxy.store.errors import StoreMisconfigured, StoreUnsupported, Unavailable
 
 T = TypeVar("T")
@@ -97,10 +97,11 @@ class Servers:
         self._under_way: set[asyncio.Task[Any]] = set()
 
     @property
-    def breaker(self) -> str:
+    def breaker(self) -> State:
         """``open``, ``half-open`` or ``closed``: the worst over all nodes."""
         states = {breaker.state for breaker in self._breakers.values()}
-        return next((state for state in ("open", "half-open") if state in states), "closed")
+        worst: tuple[State, ...] = ("open", "half-open")
+        return next((state for state in worst if state in states), "closed")
 
     async def introduce(self) -> None:
         """Connect, unhurried, and check the server's version.

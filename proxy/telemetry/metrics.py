@@ -17,8 +17,8 @@ MOST_MODELS = 100
 LONGEST_MODEL = 100
 OTHER = "other"
 
-Breaker = Literal["closed", "half_open", "open"]
-_BREAKER = {"closed": 0, "half_open": 1, "open": 2}
+Breaker = Literal["closed", "half-open", "open"]
+_BREAKER = {"closed": 0, "half-open": 1, "open": 2}
 _OVERHEAD = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _DURATION = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _FILL = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -57,11 +57,11 @@ class Telemetry:
         route.seconds.observe(duration)
         if report.tokens_before is not None:
             route.before.inc(report.tokens_before)
-        if report.tokens_after is not None:
+        if report.tokens_after is not None and report.outcome != "refused":  # of a refused one nothing went upstream
             route.after.inc(report.tokens_after)
-        if report.window and report.tokens_after is not None:
-            route.fill.observe(report.tokens_after / report.window)
-        if report.outcome != "verbatim" or report.retries or report.overflows or report.status >= 400:
+            if report.window:
+                route.fill.observe(report.tokens_after / report.window)
+        if report.outcome != "verbatim" or report.retries or report.overflows or report.reason or report.status >= 400:
             self._observe_rare(report, route)
 
     def in_flight(self, count: int) -> None:
@@ -87,7 +87,7 @@ class Telemetry:
 
     def _observe_rare(self, report: Report, route: _Route) -> None:
         families = self._families
-        if not report.observed:
+        if not report.observed and report.outcome != "refused":
             route.removed.inc(report.tokens_removed)
             for stage in report.stages:
                 families.stages.labels(stage).inc()
@@ -100,8 +100,8 @@ class Telemetry:
             families.overflows.labels("retried").inc(retried)
         if report.overflows > retried:
             families.overflows.labels("returned").inc(report.overflows - retried)
-        if report.status >= 400 and report.outcome != "refused":
-            families.upstream_errors.labels(report.upstream, _class(report)).inc()
+        if kind := _error_class(report):
+            families.upstream_errors.labels(report.upstream, kind).inc()
 
     def _model(self, name: str) -> str:
         if name in self._models:
@@ -112,9 +112,12 @@ class Telemetry:
         return name
 
 
-def _class(report: Report) -> str:
+def _error_class(report: Report) -> str:
+    """What kind of error the upstream made, or an empty string."""
     if report.reason.startswith("upstream_"):
         return report.reason.removeprefix("upstream_")
+    if report.status < 400 or report.outcome == "refused" or report.reason == "client_left":
+        return ""
     if report.status == 429:
         return "rate_limited"
     return "server" if report.status >= 500 else "client"

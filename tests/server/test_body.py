@@ -13,8 +13,8 @@ SMALL = ServerConfig("up", limits=Limits(body=100_000, peek=10_000, held=300_000
 @pytest.mark.parametrize(
     ("encoding", "packed"),
     [
-        ("gzip", gzip.compress(b'{"a": 1}')),
-        ("x-gzip", gzip.compress(b'{"a"') + gzip.compress(b": 1}")),
+        ("gzip", gzip.compress(b'{"a": 1}', mtime=0)),
+        ("x-gzip", gzip.compress(b'{"a"', mtime=0) + gzip.compress(b": 1}", mtime=0)),
         ("deflate", zlib.compress(b'{"a": 1}')),
         ("deflate", zlib.compress(b'{"a": 1}', wbits=-15)),
         ("identity", b'{"a": 1}'),
@@ -34,9 +34,9 @@ async def test_a_compressed_body_is_read_and_sent_on_inflated(encoding, packed):
     [
         ("br", b"x", 415),
         ("zstd", b"x", 415),
-        ("gzip, gzip", gzip.compress(b"{}"), 415),
+        ("gzip, gzip", gzip.compress(b"{}", mtime=0), 415),
         ("gzip", b"not gzip", 400),
-        ("gzip", gzip.compress(b"{}" * 100)[:-9], 400),
+        ("gzip", gzip.compress(b"{}" * 100, mtime=0)[:-9], 400),
         ("deflate", b"\xff\xff\xff", 400),
         ("gzip", gzip.compress(bytes(100_001)), 413),
         ("gzip", gzip.compress(bytes(50_000_000)), 413),

@@ -1,9 +1,12 @@
 import asyncio
+import json
+import os
 
 import pytest
 
 from proxy.core.report import Usage
 from proxy.server.handler import named_model
+from proxy.telemetry.logs import Logs
 from tests.server.house import answer, eventually, house
 
 CHAT = b'{"model": "m",  "messages":[{"role":"user","content":"\\ud83d h\xc3\xa9"}], "x": 1.10}'
@@ -298,3 +301,46 @@ async def test_errors_speak_the_callers_api():
 def test_the_model_a_relayed_body_names(body, complete, model):
     """A JSON body's model is found; of a part of a body only a leading one, never a nested one."""
     assert named_model(body, complete=complete) == model
+
+
+async def test_a_bug_costs_one_request_and_is_logged_by_type_and_place(tmp_path):
+    """An unexpected exception is a 500, one log line with type and frames but no content, and is reported."""
+    log = tmp_path / "log"
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT)
+    logs = Logs("info", "json", handle)
+    logs.adopt_libraries()
+
+    async def broken(request, send):
+        raise KeyError("CANARY " + request.body.decode())
+
+    try:
+        async with house() as at:
+            working, at.engine.exchange = at.engine.exchange, broken
+            got = await at.chat(b'{"model": "CANARY"}', "Authorization: Bearer CANARY")
+            assert got.line == "HTTP/1.1 500 Internal Server Error"
+            assert json.loads(got.body)["error"]["code"] == "internal_error"
+            at.engine.exchange = working
+            assert (await at.chat()).line == "HTTP/1.1 200 OK"
+    finally:
+        logs.close()
+        os.close(handle)
+    assert [(report.status, report.outcome, report.reason) for report in at.reports] == [
+        (500, "refused", "internal_error"),
+        (200, "verbatim", ""),
+    ]
+    (line,) = [json.loads(text) for text in log.read_text().splitlines()]
+    assert (line["error"], line["level"], line["logger"]) == ("KeyError", "error", "proxy.server.handler")
+    assert line["frames"][-1].endswith(" broken")
+    assert "proxy/server/handler.py" in line["frames"][0]
+    assert "CANARY" not in log.read_text()
+
+
+async def test_an_upstream_that_talks_nonsense_is_reported_with_its_name_and_the_model():
+    """A call that gets no HTTP for an answer is a 502, reported with the model and upstream it was meant for."""
+    async with house() as at:
+        at.stage.reply = b"nonsense\r\n\r\n"
+        got = await at.chat(b'{"messages": [], "model": "m1"}')
+        assert got.line == "HTTP/1.1 502 Bad Gateway"
+        assert [(report.model, report.upstream, report.reason) for report in at.reports] == [
+            ("m1", "up", "upstream_unreachable")
+        ]

@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.report import Report
+from proxy.store.breaker import State
 from proxy.telemetry.metrics import MOST_MODELS, OTHER, Telemetry
 from proxy.telemetry.shared import VARIABLE, forget_worker, make_directory, remove_directory
 
@@ -66,7 +69,11 @@ def test_a_compaction_is_counted_in_full():
         (429, "verbatim", "", "rate_limited"),
         (500, "verbatim", "", "server"),
         (404, "verbatim", "", "client"),
-        (502, "verbatim", "upstream_unreachable", "unreachable"),
+        (502, "refused", "upstream_unreachable", "unreachable"),
+        (504, "refused", "upstream_timeout", "timeout"),
+        (200, "compacted", "upstream_stream_error", "stream_error"),
+        (499, "verbatim", "client_left", None),
+        (500, "refused", "internal_error", None),
         (400, "refused", "", None),
         (200, "verbatim", "", None),
     ],
@@ -79,6 +86,21 @@ def test_upstream_errors_have_a_class_and_refusals_are_none(status, outcome, rea
         labels: count for (name, labels), count in shown(telemetry).items() if name == "ullage_upstream_errors_total"
     }
     assert counted == ({} if kind is None else {(("class", kind), ("upstream", "u")): 1})
+
+
+def test_nothing_of_a_refused_request_went_upstream():
+    """A refused request counts as a request and by what the client sent, and adds nothing to what went upstream."""
+    telemetry = Telemetry("0")
+    report = Report("r", "chat", model="m", status=400, outcome="refused", window=100, budget=90)
+    telemetry.observe(replace(report, tokens_before=500, tokens_after=200, stages=("tools",)), 0.1)
+    found = shown(telemetry)
+    route = {"api": "chat", "model": "m", "upstream": "", "status": "400", "outcome": "refused"}
+    assert value(found, "ullage_requests_total", **route) == 1
+    assert value(found, "ullage_context_tokens_total", model="m", region="before") == 500
+    assert value(found, "ullage_context_tokens_total", model="m", region="after") == 0
+    assert value(found, "ullage_tokens_removed_total", model="m") == 0
+    assert value(found, "ullage_context_fill_ratio_count", model="m") == 0
+    assert not [name for name, _ in found if name == "ullage_stages_total"]
 
 
 def test_observing_counts_no_compaction():
@@ -110,6 +132,16 @@ def test_model_labels_are_bounded():
     assert counts["m0"] == 2
 
 
+@pytest.mark.parametrize(("state", "figure"), [("closed", 0), ("half-open", 1), ("open", 2)])
+def test_every_state_of_a_breaker_has_its_figure(state: State, figure: int):
+    """The gauge knows each word that the store's breaker uses."""
+    assert state in get_args(State)
+    assert len(get_args(State)) == 3
+    telemetry = Telemetry("0")
+    telemetry.store_state(up=False, breaker=state)
+    assert value(shown(telemetry), "ullage_store_breaker_state") == figure
+
+
 def test_gauges_follow_what_they_are_told():
     """Requests under way, the store's state and its errors are shown as last said."""
     telemetry = Telemetry("0")
@@ -130,6 +162,7 @@ WORKER = """
 import sys
 from pathlib import Path
 from proxy.core.report import Report
+from proxy.store.breaker import State
 from proxy.telemetry.metrics import Telemetry
 telemetry = Telemetry("1", Path(sys.argv[1]))
 telemetry.observe(Report("r", "chat", model="m", upstream="u", status=200, tokens_before=10, tokens_after=10), 0.1)

@@ -1,0 +1,217 @@
+"""Processes as an operator meets them: workers that crash, proxies that drain, are killed, or do not start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import StartProxy, StartStub
+from tests.e2e.processes import done, kill_all, lines, living, metrics, servers, total, until_gone, workers
+from tests.harness import Client, Proxy, until
+from tests.stub import Answer, Fault, Stub
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
+
+HELLO: dict[str, Any] = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hello there."}]}
+STREAM = {**HELLO, "stream": True}
+
+
+@pytest.fixture
+async def home() -> AsyncIterator[Path]:
+    """A home that outlives a proxy, and in which nothing lives on after the test."""
+    made = Path(tempfile.mkdtemp(prefix="ulg-"))
+    yield made
+    kill_all(made)
+    shutil.rmtree(made, ignore_errors=True)
+
+
+async def ask(front: Proxy, body: dict[str, Any] = HELLO) -> httpx.Response:
+    """One request on a connection of its own."""
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        return await client.post(f"{front.url}/chat/completions", json=body)
+
+
+async def read_stream(front: Proxy, begun: asyncio.Event | None = None) -> bytes:
+    """What arrives of one stream; without its end if the connection broke. *begun* is set at the first byte."""
+    got = bytearray()
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        try:
+            async with client.stream("POST", f"{front.url}/chat/completions", json=STREAM) as answer:
+                async for chunk in answer.aiter_raw():
+                    got += chunk
+                    if begun is not None:
+                        begun.set()
+        except httpx.TransportError:
+            pass
+    return bytes(got)
+
+
+def slow(server: Stub, pieces: int, gap: float, times: int = 1) -> None:
+    """Let the next *times* answers come in *pieces* pieces, *gap* seconds apart."""
+    server.queue(*[Answer("x" * pieces, piece=1)] * times)
+    server.fail(Fault(gap=gap), times)
+
+
+async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
+    stub: StartStub, proxy: StartProxy, home: Path
+) -> None:
+    """A worker killed under load is replaced; streams of the other end well, the store lives on, no total falls."""
+    server = await stub()
+    front = await proxy(server.url, arguments=["--workers", "2"], home=home)
+    assert [(await ask(front)).status_code for _ in range(40)] == [200] * 40
+    await until(lambda: len(done(front)) == 40)
+    assert len({line["request_id"].partition("-")[0] for line in done(front)}) == 2, "one worker got no request"
+    before = await metrics(front)
+    assert total(before, "ullage_requests_total") == 40
+
+    slow(server, 20, 0.1, 16)
+    streams = [asyncio.ensure_future(read_stream(front)) for _ in range(16)]
+    await until(lambda: len(server.chats()) == 56)
+    (store,) = servers(home)
+    victim = workers(front)[1]
+    os.kill(victim, signal.SIGKILL)
+    await until(lambda: victim not in living(home))
+    assert [(await ask(front)).status_code for _ in range(10)] == [200] * 10
+    ends = [answer.endswith(b"data: [DONE]\n\n") for answer in await asyncio.gather(*streams)]
+    assert True in ends, "the other worker's streams broke"
+    assert False in ends, "no stream ran on the killed worker: nothing was tested"
+
+    await until(lambda: workers(front)[1] != victim)
+    await until(lambda: len(living(home)) == 4)
+    assert servers(home) == [store]
+    assert [line["exit_code"] for line in lines(front) if line["event"] == "worker.ended"] == [-signal.SIGKILL]
+    after = await metrics(front)
+    assert all(after.get(key, 0) >= value for key, value in before.items() if key[0].endswith(("_total", "_count")))
+    assert total(after, "ullage_requests_total") == 50 + sum(ends)
+    assert front.end() == 0
+    await until_gone(home)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_drain_lets_a_stream_finish(stub: StartStub, proxy: StartProxy, home: Path, count: int) -> None:
+    """After SIGTERM a running stream comes whole, readiness is 503, new requests are refused; the exit code is 0."""
+    server = await stub()
+    front = await proxy(server.url, arguments=["--workers", str(count)], home=home)
+    slow(server, 20, 0.1)
+    begun = asyncio.Event()
+    stream = asyncio.ensure_future(read_stream(front, begun))
+    await begun.wait()
+    os.kill(front.pid, signal.SIGTERM)
+    async with httpx.AsyncClient(trust_env=False, base_url=front.root, timeout=10) as client:
+        await asyncio.sleep(0.3)
+        assert (await client.get("/health/live")).status_code == 200
+        unready = await client.get("/health/ready")
+        assert (unready.status_code, unready.json()) == (503, {"status": "draining"})
+        refused = await client.post("/v1/chat/completions", json=HELLO)
+        assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (503, True)
+    assert (await stream).endswith(b"data: [DONE]\n\n")
+    assert front.process is not None
+    assert await asyncio.to_thread(front.process.wait, 20) == 0
+    await until_gone(home)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_second_signal_ends_at_once(stub: StartStub, proxy: StartProxy, home: Path, count: int) -> None:
+    """A second SIGTERM does not wait for a running stream, and nothing is left over."""
+    server = await stub()
+    front = await proxy(server.url, arguments=["--workers", str(count)], home=home)
+    slow(server, 600, 0.1)
+    begun = asyncio.Event()
+    stream = asyncio.ensure_future(read_stream(front, begun))
+    await begun.wait()
+    os.kill(front.pid, signal.SIGTERM)
+    await asyncio.sleep(0.5)
+    assert front.process is not None
+    assert front.process.poll() is None, "it did not wait for the stream"
+    began = time.monotonic()
+    os.kill(front.pid, signal.SIGTERM)
+    await asyncio.to_thread(front.process.wait, 20)
+    assert time.monotonic() - began < 10
+    assert b"server_shutting_down" in await stream, "the client must be told that its stream is incomplete"
+    await until_gone(home)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_signal_during_the_start_leaves_nothing(
+    stub: StartStub, proxy: StartProxy, home: Path, count: int
+) -> None:
+    """Told to end at any moment of its start, the proxy ends, and its private server with it."""
+    server = await stub()
+    front = await proxy(server.url, arguments=["--workers", str(count)], home=home)
+    front.end()
+    for moment in (0.35, 0.6, 0.8):
+        front._spawn({**os.environ, "HOME": str(home), "XDG_DATA_HOME": f"{home}/share"})
+        await asyncio.sleep(moment)
+        front.end()
+        await until_gone(home)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_killed_proxy_is_followed_by_one_that_adopts_its_server(
+    stub: StartStub, proxy: StartProxy, home: Path, count: int
+) -> None:
+    """After kill -9 workers end by themselves, the server lives, and the next start on the same port adopts it."""
+    server = await stub()
+    front = await proxy(server.url, arguments=["--workers", str(count)], home=home)
+    (store,) = servers(home)
+    front.end(signal.SIGKILL)
+    await until(lambda: list(living(home)) == [store])
+    await front.start()
+    assert servers(home) == [store]
+    assert (await ask(front)).status_code == 200
+    assert front.end() == 0
+    await until_gone(home)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("wrong", ["port", "store", "host"])
+async def test_a_start_that_fails_says_why_once_and_leaves_nothing(
+    stub: StartStub, proxy: StartProxy, home: Path, count: int, wrong: str
+) -> None:
+    """A taken port, a foreign address or an unusable store ends the start with one line, code 1 and no process."""
+    server = await stub()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        arguments = {
+            "port": ["--port", str(port)],
+            "store": ["--store", "redis://user:CANARY:x@127.0.0.1:bad/0"],
+            "host": ["--host", "192.0.2.1"],
+        }[wrong]
+        began = time.monotonic()
+        with pytest.raises(RuntimeError):
+            await proxy(server.url, arguments=["--workers", str(count), *arguments], home=home)
+        took = time.monotonic() - began
+    said = (home / "ullage.log").read_text()
+    assert took < 10
+    assert "Traceback" not in said
+    assert "CANARY" not in said
+    assert "listening" not in said, "it said that it listens and did not"
+    assert len(said.splitlines()) <= 3, said
+    named = {"port": f"127.0.0.1:{port}", "store": "store.url", "host": "192.0.2.1"}[wrong]
+    assert named in said
+    await until_gone(home)
+
+
+async def test_the_real_client_meets_a_restart_without_an_error(stub: StartStub, proxy: StartProxy, home: Path) -> None:
+    """A client that keeps its connections open is answered again after the proxy was replaced."""
+    server = await stub()
+    front = await proxy(server.url, home=home)
+    async with Client(front.url) as client:
+        for _ in range(2):
+            answer = await client.chat.completions.create(**HELLO)
+            assert answer.choices[0].message.content == "Understood."
+            assert front.end() == 0
+            await front.start()

@@ -1,0 +1,326 @@
+"""The store behind a running proxy: shared, killed, frozen, full, absent; conversations go on, and go on alike."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartProxy, StartStub
+from tests.e2e.processes import kill_all, lines, living, metrics, servers, total, until_gone
+from tests.e2e.talk import Talk
+from tests.harness import Proxy, until
+from tests.material import AGENT_SYSTEM, chat_turn, prose
+from tests.store.conftest import Valkey
+from tests.stub import Answer, Stub, slices
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
+
+WINDOW = 8192
+BOUNDED = 3.0
+"""Seconds no request may exceed, whatever the store does; generous, because the machine may be busy."""
+
+
+@pytest.fixture
+def home(short_path: Path) -> Any:
+    """A home that outlives a proxy, and in which nothing lives on after the test."""
+    yield short_path
+    kill_all(short_path)
+
+
+@pytest.fixture
+def remote(short_path: Path) -> Any:
+    """A store server of the operator's own."""
+    directory = short_path / "remote"
+    directory.mkdir()
+    server = Valkey(directory)
+    server.start()
+    yield server
+    server.kill()
+
+
+@asynccontextmanager
+async def chatting(stub: StartStub) -> AsyncIterator[tuple[Stub, Talk]]:
+    """A strict upstream and a conversation that does not know its proxy yet."""
+    server = await stub(window=WINDOW)
+    server.script = lambda seen: Answer(prose(seen.number, 150))
+    async with Talk(server.url, server, [{"role": "system", "content": AGENT_SYSTEM}]) as talk:
+        yield server, talk
+
+
+async def ask(talk: Talk, front: Proxy, turn: int) -> float:
+    """Ask the conversation's next question through *front*; returns the seconds until it was answered."""
+    if talk.url != front.url:
+        await talk.__aexit__()
+        talk.url = front.url
+        await talk.__aenter__()
+    began = time.monotonic()
+    await talk.ask(chat_turn(turn, 300)[0])
+    return time.monotonic() - began
+
+
+async def over_an_event(talk: Talk, front: Proxy, more: int = 2) -> int:
+    """Talk until a compaction was sent and *more* requests with it; returns the number of the next turn."""
+    turn = 0
+    while talk.ledger.compacted < 1 + more:
+        await ask(talk, front, turn)
+        turn += 1
+        assert turn < 60, "no compaction was ever needed"
+    return turn
+
+
+def grows(talk: Talk, before: int = -2, after: int = -1) -> bool:
+    """Whether the view *after* begins with all of the view *before*, byte for byte."""
+    old, new = slices(talk.views[before].body), slices(talk.views[after].body)
+    return len(new) > len(old) and new[: len(old)] == old
+
+
+@pytest.mark.parametrize("ended", ["stopped", "killed", "all_killed", "wiped"])
+async def test_a_restart_changes_no_byte_of_what_was_sent_before(
+    stub: StartStub, proxy: StartProxy, home: Path, ended: str
+) -> None:
+    """Stopped, killed, or killed together with its store, the next proxy sends the same view, grown at its end.
+
+    It is told of a larger window, so that only what was stored can say where the cut is: without the data it moves.
+    """
+    async with chatting(stub) as (server, talk):
+        front = await proxy(server.url, window=WINDOW, home=home)
+        turn = await over_an_event(talk, front)
+        assert grows(talk)
+        # What the store was told more than a second ago is on the disk even when it is killed.
+        await asyncio.sleep(1.2 if ended == "all_killed" else 0)
+        stores = servers(home)
+        front.end(signal.SIGTERM if ended in ("stopped", "wiped") else signal.SIGKILL)
+        if ended == "all_killed":
+            for pid in stores:
+                os.kill(pid, signal.SIGKILL)
+        if ended != "killed":
+            await until_gone(home)
+        if ended == "wiped":
+            shutil.rmtree(home / ".local")
+        front.window = WINDOW + 1500
+        await front.start()
+        await ask(talk, front, turn)
+        assert grows(talk) is (ended != "wiped")
+        for more in (1, 2):
+            await ask(talk, front, turn + more)
+            assert grows(talk), f"request {more} after the restart does not begin as the one before"
+        assert talk.overflows == 0
+
+
+async def test_a_killed_private_server_comes_back_with_its_data(stub: StartStub, proxy: StartProxy, home: Path) -> None:
+    """The private server killed in mid-conversation costs no request; it is restarted, and what it knew is there."""
+    async with chatting(stub) as (server, talk):
+        front = await proxy(server.url, window=WINDOW, home=home)
+        turn = await over_an_event(talk, front)
+        (killed,) = servers(home)
+        os.kill(killed, signal.SIGKILL)
+        for more in range(3):
+            assert await ask(talk, front, turn + more) < BOUNDED
+        await until(lambda: bool(servers(home)) and servers(home) != [killed])
+        await until_up(front, True)
+        front.end()
+        front.window = WINDOW + 1500  # so that only what was stored can say where the cut is
+        await front.start()
+        await ask(talk, front, turn + 3)
+        assert talk.overflows == 0
+        assert grows(talk)
+
+
+async def until_up(front: Proxy, up: bool) -> None:
+    """Return once the metrics say that the store is *up* or not."""
+    async with asyncio.timeout(40):
+        while total(await metrics(front), "ullage_store_up") != up:  # noqa: ASYNC110 - another process's figure
+            await asyncio.sleep(0.1)
+
+
+async def test_two_proxies_on_one_redis_send_the_same_bytes(
+    stub: StartStub, proxy: StartProxy, home: Path, remote: Valkey
+) -> None:
+    """Requests that alternate between two proxies get the views that one proxy would have sent."""
+    async with chatting(stub) as (server, talk):
+        fronts = [
+            await proxy(server.url, window=WINDOW, arguments=["--store", remote.url], home=_made(home / name))
+            for name in ("a", "b")
+        ]
+        turn = await over_an_event(talk, fronts[0], more=1)
+        flips = 0
+        for more in range(24):
+            await ask(talk, fronts[more % 2], turn + more)
+            flips += not grows(talk)
+        assert flips <= 3, "only a new compaction may change what was sent before"
+        assert talk.ledger.compacted > 20
+        # The same request once more, to the other one: the same bytes.
+        last = talk.views[-1].body
+        talk.messages = talk.messages[:-1]
+        for front in fronts:
+            del talk.messages[-1:]
+            await ask(talk, front, turn + 23)
+            assert talk.views[-1].body == last
+            talk.messages = talk.messages[:-1]
+        assert not servers(home / "a"), "a private server runs beside the configured one"
+
+
+def _made(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+async def test_the_view_survives_both_proxies_of_a_redis(
+    stub: StartStub, proxy: StartProxy, home: Path, remote: Valkey
+) -> None:
+    """A conversation goes on byte for byte on a proxy that never saw it, when the first one is gone for good."""
+    async with chatting(stub) as (server, talk):
+        first = await proxy(server.url, window=WINDOW, arguments=["--store", remote.url], home=_made(home / "a"))
+        turn = await over_an_event(talk, first)
+        first.end(signal.SIGKILL)
+        # Of another window, so that only what was stored can say where the cut is.
+        arguments = ["--store", remote.url]
+        second = await proxy(server.url, window=WINDOW + 1500, arguments=arguments, home=_made(home / "b"))
+        await ask(talk, second, turn)
+        assert grows(talk)
+
+
+def frozen(remote: Valkey) -> None:
+    remote.signal(signal.SIGSTOP)
+
+
+def dead(remote: Valkey) -> None:
+    remote.kill()
+
+
+def full(remote: Valkey) -> None:
+    assert remote.say("CONFIG SET maxmemory-policy noeviction").startswith("+OK")
+    assert remote.say("CONFIG SET maxmemory 1").startswith("+OK")
+
+
+def lost(remote: Valkey) -> None:
+    assert remote.say("FLUSHALL").startswith("+OK")
+
+
+@pytest.mark.parametrize("spoil", [frozen, dead, full, lost])
+async def test_a_broken_store_costs_no_request(
+    stub: StartStub, proxy: StartProxy, home: Path, remote: Valkey, spoil: Callable[[Valkey], None]
+) -> None:
+    """A store frozen, dead, full or emptied in mid-conversation: every request is answered, soon, and it is said."""
+    async with chatting(stub) as (server, talk):
+        front = await proxy(server.url, window=WINDOW, arguments=["--store", remote.url], home=home)
+        turn = await over_an_event(talk, front)
+        spoil(remote)
+        took = [await ask(talk, front, turn + more) for more in range(12)]
+        assert max(took) < BOUNDED, took
+        other = Talk(front.url, server, [{"role": "system", "content": AGENT_SYSTEM}])
+        async with other:
+            for more in range(16):
+                await ask(other, front, 100 + more)
+        assert other.ledger.compacted > 0
+        if spoil in (frozen, dead):
+            await until_up(front, False)
+            assert [line["event"] for line in lines(front)].count("store.down") == 1
+            if spoil is frozen:
+                remote.signal(signal.SIGCONT)
+            else:
+                remote.start()
+            # Through the half-open breaker and back: the figures go on being told.
+            await until_up(front, True)
+            assert "store.up" in [line["event"] for line in lines(front)]
+        assert not [line for line in lines(front) if line["event"] in ("proxy.task_failed", "proxy.loop_error")]
+
+
+async def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(
+    stub: StartStub, proxy: StartProxy, home: Path, remote: Valkey
+) -> None:
+    """The proxy starts and serves without its store, says so, and shares it as soon as it is there."""
+    remote.kill()
+    async with chatting(stub) as (server, talk):
+        front = await proxy(server.url, window=WINDOW, arguments=["--store", remote.url], home=home)
+        assert "not reachable" in front.log.read_text()
+        await ask(talk, front, 0)
+        remote.start()
+        await until_up(front, True)
+        await over_an_event(talk, front)
+        assert "ullage1:" in remote.say("KEYS ullage1:*e:*")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_memory_is_enough(stub: StartStub, proxy: StartProxy, home: Path, count: int) -> None:
+    """Without a store a conversation is kept inside its window all the same; several workers warn of it."""
+    async with chatting(stub) as (server, talk):
+        arguments = ["--store", "memory", "--workers", str(count)]
+        front = await proxy(server.url, window=WINDOW, arguments=arguments, home=home)
+        for turn in range(20):
+            await ask(talk, front, turn)
+        assert talk.ledger.compacted > 0
+        assert not servers(home)
+        warned = [line for line in lines(front) if line["event"] == "store.memory_per_worker"]
+        assert len(warned) == count - 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_data_directory_that_cannot_be_used_is_memory_with_a_warning(
+    stub: StartStub, proxy: StartProxy, home: Path, count: int
+) -> None:
+    """Where the data directory cannot be written the proxy serves from memory, and both summary and log say so."""
+    async with chatting(stub) as (server, talk):
+        # Below a file and not below a directory without permissions: root, too, must fail here.
+        (home / "file").write_text("in the way")
+        config = {"store": {"path": str(home / "file" / "data")}}
+        front = await proxy(server.url, window=WINDOW, config=config, arguments=["--workers", str(count)], home=home)
+        (line,) = [line for line in lines(front) if line["event"] == "store.memory_instead"]
+        assert line["level"] == "warning"
+        assert "store.path" in line["cause"]
+        (store,) = [text for text in front.log.read_text().splitlines() if text.startswith("  store ")]
+        assert "memory" in store
+        assert "embedded" not in store
+        for turn in range(20):
+            await ask(talk, front, turn)
+        assert talk.ledger.compacted > 0
+        assert not servers(home)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_damaged_key_file_does_not_stop_the_proxy(
+    stub: StartStub, proxy: StartProxy, home: Path, count: int
+) -> None:
+    """A master key file of the wrong size means memory, a warning that names the file, and no server left over."""
+    server = await stub(window=WINDOW)
+    data = home / "data"
+    data.mkdir(mode=0o700)
+    (data / "master.key").write_bytes(b"short")
+    config: dict[str, Any] = {"store": {"path": str(data)}}
+    front = await proxy(server.url, window=WINDOW, config=config, arguments=["--workers", str(count)], home=home)
+    (line,) = [line for line in lines(front) if line["event"] == "store.memory_instead"]
+    assert "master.key" in line["cause"]
+    assert not servers(home)
+    assert front.end() == 0
+    assert not living(home)
+
+
+async def test_two_proxies_of_one_data_directory_share_one_server(
+    stub: StartStub, proxy: StartProxy, home: Path
+) -> None:
+    """A second proxy is a guest at the first one's server, and takes it over when the first is killed."""
+    async with chatting(stub) as (server, talk):
+        first = await proxy(server.url, window=WINDOW, config={"server": {}}, home=home)
+        second = Proxy(server.url, WINDOW + 1500, {"store": {"path": f"{home}/data"}}, home=_made(home / "b"))
+        async with second:
+            (shared,) = servers(home)
+            turn = await over_an_event(talk, first)
+            await ask(talk, second, turn)
+            assert grows(talk)
+            first.end(signal.SIGKILL)
+            await ask(talk, second, turn + 1)
+            assert grows(talk)
+            await asyncio.sleep(1.5)
+            os.kill(shared, signal.SIGKILL)
+            await until(lambda: bool(servers(home)) and servers(home) != [shared], 20)
+            assert second.end() == 0
+        await until_gone(home)
