@@ -116,7 +116,7 @@ WRONG = {
     "short key": ("store: {key: short}", 1, "store.key", "5 characters", "at least 16"),
     "no list": ("upstreams: {name: a}", 1, "upstreams", "is no list", "Write a list"),
     "secret file": ("store: {key_file: /nowhere}", 1, "store.key_file", "cannot be read", "Give the path"),
-    "secret twice": ("store: {key: 0123456789abcdef, key_file: b}", 1, "store.key_file", "key is set as well", "Keep key or"),
+    "secret twice": ("store: {key: 0123456789abcdef, key_file: b}", 1, "store.key_file", "set as well", "Keep key or"),
     "bare star": ("models:\n  - {name: *}\n", 2, "", "not valid YAML", "in quotes"),
     "tab": ("server:\n\tport: 1\n", 2, "", "not valid YAML", "Indent with spaces"),
     "open bracket": ("server: {port: 1\n", 2, "", "not valid YAML", "brackets"),
