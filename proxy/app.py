@@ -49,8 +49,10 @@ from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
 
-ITEMS, OUTLINES, PREFIXES, RECORD_BYTES, TOOL_ARRAYS, LEARNED = 300_000, 2_000, 4_000, 64 * 2**20, 64, 10_000
-"""Bounds of a process's memories: items (about 250 bytes each), outlines, prefixes, record bytes, tools, routes."""
+ITEMS, OUTLINES, PREFIXES, RECORD_BYTES = 300_000, 2_000, 4_000, 64 * 2**20
+ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
+"""Bounds of a process's memories: items (about 250 bytes each), outlines, prefixes, bytes of records; places asked of
+the store, shrunk tool arrays, routes that overflows taught about."""
 
 HOUSEKEEPING_SECONDS = 1.0
 
@@ -308,9 +310,8 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
-    fitter = Fitter(
-        reader, store, Policy(Rules(marks, shares, rungs), wanted.lower_output), records, LRUCache(TOOL_ARRAYS)
-    )
+    policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
+    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS))
     return Engine(catalogue, fitter, marks, wanted.mode, LRUCache(LEARNED), time.perf_counter)
 
 

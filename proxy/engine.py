@@ -136,9 +136,9 @@ class Engine:
         spent = self._clock() - started
         first: Answer | None = None
         for attempt in range(RETRIES + 1):
-            report = replace(plan.report, retries=attempt, overflows=attempt, overhead_seconds=spent)
+            report = plan.report.but(retries=attempt, overflows=attempt, overhead_seconds=spent)
             if plan.error is not None or plan.route is None:
-                return Answer(replace(report, outcome="refused", reason="context_length_exceeded"), error=plan.error)
+                return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply = await send(plan.route.upstream, plan.body)
             head, overflow = await self._look(reply, plan)
             if overflow is None:
@@ -149,8 +149,10 @@ class Engine:
             smaller = await self.recover(request, plan, overflow) if attempt < RETRIES else None
             spent += self._clock() - started
             if smaller is None:
-                report = replace(report, overflows=attempt + 1, outcome="degraded", reason="overflow")
-                return replace(first, report=replace(report, overhead_seconds=spent))
+                report = report.but(
+                    overflows=attempt + 1, outcome="degraded", reason="overflow", overhead_seconds=spent
+                )
+                return replace(first, report=report)
             plan = smaller
         raise AssertionError("the last attempt always returns")
 
@@ -188,7 +190,7 @@ class Engine:
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now))
         if mode == "observe":
-            return Plan(request.body, replace(plan.report, observed=True, outcome="verbatim"), route)
+            return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route)
         return plan
 
     async def recover(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:

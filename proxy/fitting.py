@@ -71,7 +71,8 @@ class Plan:
 class Fitter:
     """Fits requests into their windows.
 
-    ``records`` is the in-process front of the store, ``tools`` remembers shrunk tool arrays: both bounded mappings.
+    ``records`` is the in-process front of the store, ``asked`` the places it was last asked for, ``tools`` remembers
+    shrunk tool arrays: bounded mappings all.
     """
 
     def __init__(
@@ -80,12 +81,14 @@ class Fitter:
         recorder: Recorder,
         policy: Policy,
         records: MutableMapping[tuple[str, bytes], Record],
+        asked: MutableMapping[tuple[str, bytes], bool],
         tools: MutableMapping[tuple[str, int], tuple[str, int]],
     ) -> None:
         self._reader = reader
         self._recorder = recorder
         self._policy = policy
         self._records = records
+        self._asked = asked
         self._tools = tools
 
     def locate(self, request: Request) -> Located:
@@ -133,14 +136,15 @@ class Fitter:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
             return await self.decide(replace(whole, figures=tight), demand, supersede=True)
-        if excess > sum(item.guess for item in subject.reading.items):  # where only guesses are too big, it may judge
+        if excess > _guess(subject, record):  # where only guesses are too big, the provider may judge
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
 
     def _under_low(self, subject: Subject) -> bool:
         """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
         figures = subject.figures
-        low = figures.mark(self._policy.rules.marks.low, min(figures.lasting, figures.budget))
+        budget = min(figures.lasting, figures.budget)
+        low = min(figures.mark(self._policy.rules.marks.low, budget), budget)
         return figures.fixed + subject.reading.history <= low and figures.reserve <= figures.window // 2
 
     def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:
@@ -200,19 +204,27 @@ class Fitter:
         return links[task if task is not None else 0] if links else b""
 
     async def _newest(self, subject: Subject, links: tuple[bytes, ...]) -> Record | None:
-        """The newest event record on this chain: from memory, unless the store has a newer one."""
+        """The newest event record on this chain: from memory, unless the store has a newer one.
+
+        The store is asked for the places since the newest one it was asked for before, that one included: what other
+        replicas did since then, they did there.
+        """
         route, count = subject.route.name, len(links)
-        places = sorted({*subject.layout.places, count} - {0}, reverse=True)[:MAX_PLACES]
-        known = next((i for i, p in enumerate(places) if (route, links[p - 1]) in self._records), len(places))
-        newer = places[:known]
+        places = sorted({*subject.layout.places[-MAX_PLACES:], count} - {0}, reverse=True)
+        names = [(route, links[place - 1]) for place in places]
+        known = next((i for i, name in enumerate(names) if name in self._records), len(names))
+        asked = next((i for i, name in enumerate(names) if name in self._asked), len(names))
+        newer = names[: min(known, asked + 1)]
         if newer:
             root = self._root(subject, links)
-            found = await self._recorder.newest(subject.request.tenant, root, route, [links[p - 1] for p in newer])
+            found = await self._recorder.newest(subject.request.tenant, root, route, [link for _, link in newer])
             record = load(found[1], count) if found else None
-            if found and record and record.event.place == newer[found[0]]:
-                self._records[route, links[record.event.place - 1]] = record
+            if found and record and record.event.place == places[found[0]]:
+                self._records[newer[found[0]]] = record
                 return record
-        return self._records[route, links[places[known] - 1]] if known < len(places) else None
+            if self._recorder.reachable():
+                self._asked[newer[0]] = True
+        return self._records[names[known]] if known < len(names) else None
 
     async def _settle(self, subject: Subject, links: tuple[bytes, ...], event: Event, *, supersede: bool) -> Record:
         """The record of *event*: written here, unless another replica was first; then theirs, if it fits too."""
@@ -257,7 +269,7 @@ class Fitter:
             (record.event.stages if record else ()) + (("tools",) if tools else ()) + (("output",) if output else ())
         )
         report = self._report(subject, tokens, root)
-        report = replace(report, outcome="compacted", stages=stages, event=fresh)
+        report = report.but(outcome="compacted", stages=stages, event=fresh)
         return Plan(body, report, subject.route, tokens, subject, output)
 
     def _verbatim(self, subject: Subject, root: bytes) -> Plan:
@@ -266,8 +278,7 @@ class Fitter:
 
     def _report(self, subject: Subject, tokens: int, root: bytes) -> Report:
         figures, factor = subject.figures, subject.factor
-        return replace(
-            subject.report,
+        return subject.report.but(
             window=int(figures.window * factor),
             budget=int(figures.budget * factor),
             tokens_before=int(self.total(subject) * factor),
@@ -299,6 +310,13 @@ class Fitter:
             largest=largest,
             largest_tokens=int(regions[largest] * factor),
         )
+
+
+def _guess(subject: Subject, record: Record | None) -> int:
+    """Tokens of the view that are no more than a guess."""
+    items = subject.reading.items
+    kept = {*record.event.anchors, *range(record.event.cut, len(items))} if record else range(len(items))
+    return sum(items[index].guess for index in kept)
 
 
 def _lossy(event: Event | None, since: Event | None) -> bool:

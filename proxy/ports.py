@@ -80,6 +80,9 @@ class Recorder(Protocol):
     def chain_key(self, tenant: bytes) -> bytes:
         """The secret (32 bytes) that keys this tenant's chains."""
 
+    def reachable(self) -> bool:
+        """Whether records can be had at all right now: if not, that none was found says nothing."""
+
     async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
         """The record under the first of *chains* that has one, as ``(index into chains, record)``.
 

@@ -84,7 +84,7 @@ def _encode(encoding: tiktoken.Encoding, text: str) -> int:
 def estimate(text: str) -> int:
     """Tokens of *text* without a vocabulary: bytes / 3 plus 15 per cent, and a token and a quarter a CJK character."""
     wide = sum(1 for character in text if ord(character) >= _WIDE)
-    narrow = len(text.encode("utf-8", "replace")) - 3 * wide
+    narrow = len(text.encode("utf-8", "surrogatepass")) - 3 * wide
     return int(max(0, narrow) / 3 * 1.15 + wide * 1.25) + (1 if text else 0)
 
 

@@ -141,4 +141,4 @@ def error_body(error: UllageError, api: str) -> bytes:
     else:
         param = "messages" if isinstance(error, ContextTooLong) else None
         shape = {"error": {"message": error.message, "type": error.kind, "param": param, "code": error.code}}
-    return json.dumps(shape, ensure_ascii=False).encode()
+    return json.dumps(shape).encode()

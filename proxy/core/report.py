@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 Outcome = Literal["verbatim", "compacted", "degraded", "refused"]
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Token figures as the upstream reported them; ``None`` where it said nothing."""
 
     input_tokens: int | None = None
@@ -19,8 +19,10 @@ class Usage:
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+NO_USAGE = Usage()
+
+
+class Report(msgspec.Struct, frozen=True):
     """Facts about one request. Holds counts and names only: never a prompt, a key or a summary.
 
     All token figures are in tokens of the model's encoding. ``bounded`` says that the byte bound spared the
@@ -40,7 +42,7 @@ class Report:
     tokens_after: int | None = None
     bounded: bool = False
     stages: tuple[str, ...] = ()
-    regions: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    regions: Mapping[str, int] = {}
     conversation: str = ""
     event: bool = False
     observed: bool = False
@@ -48,7 +50,11 @@ class Report:
     overflows: int = 0
     overhead_seconds: float = 0.0
     status: int = 0
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
+
+    def but(self, **changes: Any) -> Report:
+        """The same report with some facts *changed*."""
+        return msgspec.structs.replace(self, **changes)
 
     @property
     def pressure(self) -> float | None:
@@ -75,7 +81,9 @@ def response_headers(report: Report) -> list[tuple[str, str]]:
     if report.window is not None:
         headers.append(("x-ullage-window", str(report.window)))
     if report.pressure is not None:
-        headers.append(("x-ullage-pressure", f"{bound}{max(report.pressure, 0.01):.2f}"))
+        # A bound never rounds down.
+        shown = math.ceil(100 * report.pressure) / 100 if report.bounded else report.pressure
+        headers.append(("x-ullage-pressure", f"{bound}{max(shown, 0.01):.2f}"))
     if report.stages:
         headers.append(("x-ullage-stages", ",".join(report.stages)))
     if report.tokens_removed:

@@ -9,7 +9,6 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -17,7 +16,7 @@ from aiohttp import web
 
 from proxy import ports
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.report import Report, Usage
+from proxy.core.report import NO_USAGE, Report
 from proxy.server import answers, cors
 from proxy.server.access import Access
 from proxy.server.body import BodyReader, Upload, inflated
@@ -58,12 +57,12 @@ class Call:
     def note(self, reason: str, status: int = 0) -> None:
         """Remember why the request did not end as it should have; the first reason stands."""
         report = self.report
-        self.report = replace(report, reason=report.reason or reason, status=self.out.status or status)
+        self.report = report.but(reason=report.reason or reason, status=self.out.status or status)
 
     def final(self) -> Report:
         """The report with the status and usage that were seen."""
-        usage = self.tap.usage if self.tap is not None else Usage()
-        return replace(self.report, status=self.out.status or self.report.status, usage=usage)
+        usage = self.tap.usage if self.tap is not None else NO_USAGE
+        return self.report.but(status=self.out.status or self.report.status, usage=usage)
 
 
 class Handler:
@@ -179,7 +178,7 @@ class Handler:
             answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes), send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
             model = named_model(body, complete=True)
-            call.report = replace(call.report, model=model, upstream=error.upstream)
+            call.report = call.report.but(model=model, upstream=error.upstream)
             raise
         # A stream may last for minutes and needs nothing of its request any more.
         del body
@@ -206,7 +205,7 @@ class Handler:
                 if request.content_length is not None:
                     headers.append(("Content-Length", str(request.content_length)))
         upstream = self._route(model) if model else self._config.default_upstream
-        call.report = replace(call.report, model=model, upstream=upstream)
+        call.report = call.report.but(model=model, upstream=upstream)
         self._check_stateless(request.method, path_qs.partition("?")[0], upstream)
         sending = self._upstream.send(upstream, request.method, path_qs, headers, body)
         if isinstance(body, Upload):
@@ -236,7 +235,7 @@ class Handler:
         out = call.out
         streamed = reply.header("content-type").startswith("text/event-stream")
         if streamed and not call.report.stream:
-            call.report = replace(call.report, stream=True)
+            call.report = call.report.but(stream=True)
         tap = call.tap = UsageTap(reply.header("content-encoding"))
         try:
             answers.start(call.out, reply, call.report, call.cors)
@@ -267,7 +266,7 @@ class Handler:
                 return
             if not request.content.is_eof():
                 out.keep_alive = False
-            call.report = replace(call.report, outcome="refused", reason=call.report.reason or error.code)
+            call.report = call.report.but(outcome="refused", reason=call.report.reason or error.code)
             answers.refuse(out, error, call.wire, call.report, call.cors)
         except ClientLeft:
             call.note("client_left", _LEFT)

@@ -42,6 +42,10 @@ class Store:
         """The secret (32 bytes) that keys this tenant's chains."""
         return self._records.chain_key(tenant)
 
+    def reachable(self) -> bool:
+        """Whether records can be had at all right now."""
+        return self._records.ready and self._backend.breaker == "closed"
+
     async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
         """The record under the first of *chains* that has one, as ``(index into chains, record)``; never raises."""
         return await self._records.newest(tenant, root, route, chains)
@@ -58,7 +62,7 @@ class Store:
         return StoreState(
             kind=self._kind,
             url_redacted=redacted(self._url),
-            up=records.ready and breaker == "closed",
+            up=self.reachable(),
             breaker=breaker,
             owner=self._embedded.owner if self._embedded is not None else None,
             errors=self._notices.snapshot(),

@@ -66,22 +66,33 @@ class Logs:
             wrapper_class=structlog.make_filtering_bound_logger(self._level),
             cache_logger_on_first_use=True,
         )
+        # One line a request, all of it built below from a report: nothing there is left for the allow-list to judge.
+        self._requests: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+            _Sink(self.writer),
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                render,
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(self._level),
+            cache_logger_on_first_use=True,
+        )
         self._handler: _Library | None = None
 
     def request_done(self, report: Report, duration: float) -> None:
         """Write the one line of a finished request; *duration* in seconds."""
         usage = report.usage
         pressure = report.pressure
-        self.log.info(
+        self._requests.info(
             "proxy.request_done",
             request_id=report.request_id,
             api=report.api,
-            model=report.model,
+            model=_plain(report.model),
             upstream=report.upstream,
             conversation=report.conversation,
             status=report.status,
             outcome=report.outcome,
-            reason=report.reason,
+            reason=_plain(report.reason),
             stream=report.stream,
             stages=report.stages,
             tokens_before=report.tokens_before,

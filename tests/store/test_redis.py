@@ -152,8 +152,9 @@ async def _storm(store: Store, patience: float) -> None:
                 cancelled += call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
     assert not wrong
-    assert answered > 100
-    assert cancelled > 50
+    # How many depends on how busy the machine is: enough to have tried both.
+    assert answered > 20
+    assert cancelled > 20
 
 
 async def test_a_full_server_still_reads(valkey: Valkey, opener: Opener) -> None:

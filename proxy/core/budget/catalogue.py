@@ -10,6 +10,7 @@ from proxy.core.errors import NotFound
 
 OPENAI_ENCODINGS = (
     ("gpt-3.5*", "cl100k_base"),
+    ("gpt-35*", "cl100k_base"),
     ("gpt-4o*", "o200k_base"),
     ("gpt-4.1*", "o200k_base"),
     ("gpt-4.5*", "o200k_base"),
@@ -101,5 +102,5 @@ class Catalogue:
 
 
 def _encoding(model: str) -> str:
-    name = model.rpartition("/")[2]
+    name = model.rpartition("/")[2].removeprefix("ft:")
     return next((encoding for pattern, encoding in OPENAI_ENCODINGS if fnmatchcase(name, pattern)), DEFAULT_ENCODING)

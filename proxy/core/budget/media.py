@@ -82,8 +82,21 @@ def image_size(head: bytes) -> tuple[int, int] | None:
         return width, height
     if head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and len(head) >= 30:
         return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return _webp_size(head)
     if head[:2] == b"\xff\xd8":
         return _jpeg_size(head)
+    return None
+
+
+def _webp_size(head: bytes) -> tuple[int, int] | None:
+    """The size a key frame of a simple WebP file states: 14 bits each, lossless ones less one."""
+    if head[12:16] == b"VP8 " and head[23:26] == b"\x9d\x01\x2a" and len(head) >= 30:
+        width, height = struct.unpack("<HH", head[26:30])
+        return width & 0x3FFF, height & 0x3FFF
+    if head[12:16] == b"VP8L" and head[20:21] == b"\x2f" and len(head) >= 25:
+        bits = int.from_bytes(head[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     return None
 
 
@@ -91,6 +104,9 @@ def _jpeg_size(head: bytes) -> tuple[int, int] | None:
     at = 2
     while at + 9 < len(head) and head[at] == 0xFF:
         marker = head[at + 1]
+        if marker == 0xFF:  # any number of these may fill the space before a marker
+            at += 1
+            continue
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a start-of-frame segment holds the size
             height, width = struct.unpack(">HH", head[at + 5 : at + 9])
             return width, height

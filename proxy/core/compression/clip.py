@@ -8,6 +8,9 @@ Count = Callable[[str], int]
 
 MARKER = "\n[... middle left out to save room; ask for a narrower part if needed ...]\n"
 
+SHORT_MARKER = " [...] "
+"""For texts that keep so little that the words of the marker would be most of it."""
+
 HEAD_SHARE = 0.6
 """Share kept from the beginning: questions and headings stand there, results and errors at the end."""
 
@@ -16,12 +19,16 @@ def clip(text: str, tokens: int, count: Count) -> str:
     """*text* with its middle left out so that it takes at most *tokens*; unchanged where it fits already."""
     if count(text) <= tokens:
         return text
-    room = tokens - count(MARKER)
-    if room <= 0:
-        return _beginning(text, max(0, tokens), count)
-    head = _beginning(text, int(room * HEAD_SHARE), count)
-    tail = _ending(text, room - count(head), count)
-    return head.rstrip("\n") + MARKER + tail.lstrip("\n")
+    marker = MARKER if tokens >= 3 * count(MARKER) else SHORT_MARKER
+    room = tokens - count(marker)
+    while room > 1:
+        head = _beginning(text, int(room * HEAD_SHARE), count)
+        tail = _ending(text, room - count(head), count)
+        result = head.rstrip("\n") + marker + tail.lstrip("\n")
+        if (excess := count(result) - tokens) <= 0:
+            return result
+        room -= excess  # the seams can cost a token that neither side does alone
+    return _beginning(text, max(0, tokens), count)
 
 
 def _beginning(text: str, tokens: int, count: Count) -> str:
@@ -51,7 +58,7 @@ def _longest(fits: Callable[[int], bool], tokens: int, most: int) -> int:
         low, high = high, min(most, high * 2)
     if fits(high):
         return high
-    while high - low > 8:
+    while high - low > 1 + tokens // 8:
         middle = (low + high) // 2
         if fits(middle):
             low = middle

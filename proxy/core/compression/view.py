@@ -52,10 +52,13 @@ def write(raw: Raw, event: Event, count: Count) -> tuple[str, dict[int, bytes]]:
     newest = next((entries[i].text for i in anchors if i != raw.layout.task), "")
     carried = entries.get(_carrier(raw, event))
     pins = tuple(entries[i].text for i in folded if raw.items[i].role == "user" and i not in event.anchors)
-    spoken = tuple(entries.values())
-    return render(
-        Folded(spoken, pins, task, newest, carried.text if carried else ""), event.block, event.text, count
-    ), edits
+    said = Folded(tuple(entries.values()), pins, task, newest, carried.text if carried else "")
+    return _encodable(render(said, event.block, event.text, count)), edits
+
+
+def _encodable(text: str) -> str:
+    """*text* with lone surrogates, which JSON escapes can spell but UTF-8 cannot hold, as replacement characters."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def assemble(raw: Raw, event: Event, block: str, edits: Mapping[int, bytes], count: Count) -> View:

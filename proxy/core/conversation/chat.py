@@ -11,7 +11,7 @@ from proxy.core.budget.media import is_guess, part_tokens
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item, Role
-from proxy.core.conversation.scan import decode, elements, members
+from proxy.core.conversation.scan import Field, decode, elements, members
 from proxy.core.errors import InvalidRequest
 
 Count = Callable[[str], int]
@@ -51,6 +51,13 @@ def read_item(raw: bytes, count: Count) -> Item:
     message = decode(raw)
     if not isinstance(message, dict):
         raise InvalidRequest("Every element of 'messages' must be an object.")
+    try:
+        return _read(message, count)
+    except RecursionError:
+        raise InvalidRequest("An element of 'messages' is nested too deeply.") from None
+
+
+def _read(message: dict[str, Any], count: Count) -> Item:
     role = ROLES.get(str(message.get("role")), "user")
     sizes = [(part, tokens) for part in _parts(message) if (tokens := part_tokens(part)) is not None]
     media, guess = sum(tokens for _, tokens in sizes), sum(tokens for part, tokens in sizes if is_guess(part))
@@ -75,12 +82,19 @@ def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (
     The content it had stays one unchanged run of bytes.
     """
     source = raw.decode()
-    found = next((f for f in members(source) if f.key == "content"), None)
+    fields = members(source)
+    found = _content_field(fields)
     if found is None:
         close = source.rindex("}")
-        return (source[:close] + ',"content":' + _joined("null", text, before, media) + source[close:]).encode()
+        added = '"content":' + _joined("null", text, before, media)
+        return (source[:close] + ("," if fields else "") + added + source[close:]).encode()
     value = _joined(source[found.start : found.end], text, before, media)
     return (source[: found.start] + value + source[found.end :]).encode()
+
+
+def _content_field(fields: Sequence[Field]) -> Field | None:
+    """The member that holds the content: the last one of that name, as parsers have it."""
+    return next((field for field in reversed(fields) if field.key == "content"), None)
 
 
 def _joined(value: str, text: str, before: bool, media: Sequence[bytes]) -> str:
@@ -99,7 +113,7 @@ def _joined(value: str, text: str, before: bool, media: Sequence[bytes]) -> str:
 def media_parts(raw: bytes) -> list[bytes]:
     """The media parts of a message, each as its own bytes."""
     source = raw.decode()
-    found = next((f for f in members(source) if f.key == "content"), None)
+    found = _content_field(members(source))
     if found is None or source[found.start] != "[":
         return []
     parts = [source[start:end].encode() for start, end in elements(source, found.start)[0]]
@@ -157,7 +171,7 @@ class _ArgumentSlot(_Slot):
 
     def write(self, text: str) -> None:
         super().write(text)
-        self._call[self._name] = json.dumps(self._arguments, ensure_ascii=False)
+        self._call[self._name] = _quoted(self._arguments)
 
 
 def _slots(message: dict[str, Any]) -> Iterator[_Slot]:
@@ -167,7 +181,7 @@ def _slots(message: dict[str, Any]) -> Iterator[_Slot]:
         if isinstance(part.get("text"), str):
             yield _Slot(part, "text")
     for call in _calls(message):
-        function = call["function"] if isinstance(call.get("function"), dict) else call
+        function = _named(call)
         for name in ("arguments", "input"):
             if isinstance(function.get(name), str):
                 yield from _argument_slots(function, name)
@@ -205,11 +219,11 @@ def _level(sizes: Sequence[int], room: int) -> int:
 def _counted(message: Mapping[str, Any]) -> Iterator[str]:
     """Every text of a message that a provider counts."""
     content = message.get("content")
-    if isinstance(content, str):
-        yield content
-    for part in _parts(message):
-        if part_tokens(part) is None:
-            text = part.get("text")
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, str):
+            yield part
+        elif part is not None and not (isinstance(part, dict) and part_tokens(part) is not None):
+            text = part.get("text") if isinstance(part, dict) and part.get("type") in (None, "text") else None
             yield text if isinstance(text, str) else _quoted(part)
     for call in _calls(message):
         yield str(call.get("id") or "")
@@ -228,13 +242,17 @@ def _content_text(message: Mapping[str, Any]) -> str:
     return "\n".join(part["text"] for part in _parts(message) if isinstance(part.get("text"), str))
 
 
-def _call_texts(calls: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def _call_texts(calls: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Name and argument text of each of *calls*."""
     for call in calls:
-        function = call.get("function") or call.get("custom") or call
-        if isinstance(function, dict):
-            arguments = function.get("arguments", function.get("input", ""))
-            yield str(function.get("name", "")), arguments if isinstance(arguments, str) else _quoted(arguments)
+        function = _named(call)
+        arguments = function.get("arguments", function.get("input", ""))
+        yield str(function.get("name", "")), arguments if isinstance(arguments, str) else _quoted(arguments)
+
+
+def _named(call: dict[str, Any]) -> dict[str, Any]:
+    """The object that holds a call's name and arguments, whatever kind of tool it calls."""
+    return next((v for key in ("function", "custom") if isinstance(v := call.get(key), dict)), call)
 
 
 def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -249,7 +267,7 @@ def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*found, {"function": legacy}] if isinstance(legacy, dict) else found
 
 
-def _call_id(call: Mapping[str, Any]) -> str:
+def _call_id(call: dict[str, Any]) -> str:
     if call.get("id"):
         return str(call["id"])
     return "function:" + "".join(name for name, _ in _call_texts([call]))

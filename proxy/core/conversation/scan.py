@@ -21,6 +21,10 @@ Span = tuple[int, int]
 _SPACE = b" \t\n\r"
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # so a key can be hidden from a search for its plain spelling
+
+UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""What msgspec raises where the exact scanner has to say whether it is JSON at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ class Field(msgspec.Struct, frozen=True, array_like=True):
 def scan(body: bytes, key: str) -> Scan:
     """The items of the list under *key* at the top level of *body*.
 
-    Raises ``InvalidRequest`` where *body* is not a JSON object, has *key* twice, or *key* is not a list.
+    Raises ``InvalidRequest`` where *body* is not a JSON object, has *key* twice, *key* is not a list, or values nest
+    deeper than a parser goes.
     """
     return _fast(body, key) or _exact(body, key)
 
@@ -62,10 +67,13 @@ def extend(body: bytes, key: str, known: Scan) -> Scan | None:
     border = known.spans[-1][1]
     try:
         found: Any = msgspec.json.decode(b'{"%b":[null' % key.encode() + memoryview(body)[border:], type=_struct(key))
-    except (msgspec.DecodeError, UnicodeError):
+    except UNREADABLE:
         return None
     spans = _locate(body, found.items[1:], border)
-    return None if spans is None else Scan(known.start, spans[1], known.spans + spans[0])
+    if spans is None:
+        return None
+    longer = Scan(known.start, spans[1], known.spans + spans[0])
+    return longer if _is_sole(longer.outline(body), key, known.start) else None
 
 
 def members(text: str) -> list[Field]:
@@ -78,9 +86,7 @@ def members(text: str) -> list[Field]:
         raise ValueError("not a JSON object")
     found: list[Field] = []
     at = _skip(text, at + 1)
-    if text[at : at + 1] == "}":
-        return found
-    while True:
+    while found or text[at : at + 1] != "}":
         if text[at : at + 1] != '"':
             raise ValueError(f"a key was expected at character {at}")
         name, at = _DECODER.raw_decode(text, at)
@@ -92,10 +98,13 @@ def members(text: str) -> list[Field]:
         found.append(Field(name, start, end))
         at = _skip(text, end)
         if text[at : at + 1] == "}":
-            return found
+            break
         if text[at : at + 1] != ",":
             raise ValueError(f"',' was expected at character {at}")
         at = _skip(text, at + 1)
+    if _skip(text, at + 1) != len(text):
+        raise ValueError(f"nothing was expected behind character {at}")
+    return found
 
 
 def elements(text: str, start: int) -> tuple[list[Span], int]:
@@ -124,10 +133,10 @@ def decode(raw: bytes) -> Any:
     """
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeError):
+    except UNREADABLE:
         pass
     try:
-        return json.loads(raw)
+        return json.loads(raw.decode())  # of bytes it would also read UTF-16, and lone surrogates unescaped
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
 
@@ -151,14 +160,29 @@ def _fast(body: bytes, key: str) -> Scan | None:
         return None  # written with escapes, nested as well, or missing: the exact scanner tells these apart
     try:
         found: Any = msgspec.json.decode(body, type=_struct(key))
-    except (msgspec.DecodeError, UnicodeError):
+    except UNREADABLE:
         return None
     at = _after(body, at + len(token), b":")
     at = _after(body, at, b"[") if at >= 0 else at
     if at < 0:
         return None
     located = _locate(body, found.items, at)
-    return None if located is None else Scan(at, located[1], located[0])
+    if located is None:
+        return None
+    scanned = Scan(at, located[1], located[0])
+    return scanned if _is_sole(scanned.outline(body), key, at) else None
+
+
+def _is_sole(outline: bytes, key: str, start: int) -> bool:
+    """Whether the list at *start* is the top level's only *key*, for all that a look at *outline* can tell."""
+    if not _ESCAPED_LETTER.search(outline) and outline.count(b'"%b"' % key.encode()) == 1:
+        return True
+    try:
+        text = outline.decode()
+        found = [field.start for field in members(text) if field.key == key]
+    except (ValueError, RecursionError):
+        return False
+    return len(found) == 1 and len(text[: found[0] + 1].encode()) == start
 
 
 def _locate(body: bytes, items: list[msgspec.Raw], at: int) -> tuple[tuple[Span, ...], int] | None:

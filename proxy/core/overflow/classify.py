@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from proxy.core.overflow.rules import CODES, FIELDS, VETO, WORDINGS, Kind
@@ -17,6 +18,8 @@ UNCORROBORATED = 0.6
 """A claim about a request we count at under this share of the stated limit is not believed without a decisive code."""
 
 _LONGEST = 65_536
+_DEEPEST = 6
+_MOST_TEXTS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +50,14 @@ def classify(status: int, body: bytes, counted: int | None = None, encoding: str
 
 def classify_error(error: Any) -> Overflow | None:
     """The overflow that a decoded error object, or a plain text, reports."""
-    texts = list(_texts(error))
+    texts = [text[:_LONGEST] for text in islice(_texts(error), _MOST_TEXTS)]
     if any(VETO.search(text) for text in texts):
         return None
     stated = dict(_fields(error))
     code = next((CODES[text] for text in texts if text in CODES), None)
     for wording in WORDINGS:
         for text in texts:
-            match = wording.pattern.search(text[:_LONGEST])
+            match = wording.pattern.search(text)
             if match:
                 figures = {name: _number(value) for name, value in match.groupdict().items() if value}
                 return _overflow(wording.kind, {**stated, **figures}, decisive=code is not None)
@@ -70,7 +73,7 @@ def _overflow(kind: Kind, figures: Mapping[str, int], *, decisive: bool) -> Over
 
 def _texts(value: Any, depth: int = 0) -> Iterator[str]:
     """Every string in a decoded error, also those inside JSON that was put into a string."""
-    if depth > 6:
+    if depth > _DEEPEST:
         return
     if isinstance(value, str):
         yield value
@@ -87,12 +90,12 @@ def _texts(value: Any, depth: int = 0) -> Iterator[str]:
             yield from _texts(member, depth + 1)
 
 
-def _fields(value: Any) -> Iterator[tuple[str, int]]:
-    if isinstance(value, dict):
+def _fields(value: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
+    if isinstance(value, dict) and depth <= _DEEPEST:
         for key, member in value.items():
-            if key in FIELDS and isinstance(member, int):
+            if key in FIELDS and isinstance(member, int) and not isinstance(member, bool):
                 yield FIELDS[key], member
-            yield from _fields(member)
+            yield from _fields(member, depth + 1)
 
 
 def _parsed(body: bytes) -> Any:

@@ -22,7 +22,7 @@ def _wording(source: str, kind: Kind, pattern: str) -> Wording:
     return Wording(source, kind, re.compile(pattern, re.IGNORECASE | re.DOTALL))
 
 
-_N = r"[\d][\d,_]*"
+_N = r"\d[\d,_]{0,14}"
 
 WORDINGS: tuple[Wording, ...] = (
     _wording(
@@ -86,6 +86,11 @@ WORDINGS: tuple[Wording, ...] = (
         "llama.cpp: server",
         "input_too_long",
         rf"request \((?P<prompt>{_N}) tokens\) exceeds the available context size \((?P<limit>{_N}) tokens\)",
+    ),
+    _wording(
+        "OpenAI: a message longer than its cap in characters",
+        "payload_too_large",
+        r"Invalid '(?:messages|input)\[\d+\]\.(?:content|output)\b[^']*': string too long",
     ),
     _wording("llama.cpp: no figures", "input_too_long", r"exceeds the available context size"),
     _wording("llama.cpp: while generating", "input_plus_output_too_long", r"\bcontext size has been exceeded\b"),

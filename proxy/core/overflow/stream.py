@@ -37,8 +37,8 @@ class Opening:
         while self.verdict == "undecided" and (end := _END.search(self._buffer)):
             event, self._buffer = self._buffer[: end.start()], self._buffer[end.end() :]
             self._look(event)
-        if self.verdict == "undecided" and len(self._buffer) > _LONGEST:
-            self.verdict = "content"
+        if self.verdict == "undecided" and len(self._buffer) > _LONGEST + 3:  # three: most of an event's end
+            self._look(self._buffer)
         return self.verdict
 
     def finish(self) -> Verdict:
@@ -49,12 +49,15 @@ class Opening:
         return self.verdict
 
     def _look(self, event: bytes) -> None:
+        if len(event) > _LONGEST:
+            self.verdict = "content"
+            return
         data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
         if not data:
             return
         try:
             value = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             self.verdict = "content"
             return
         if _is_error(value):

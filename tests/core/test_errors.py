@@ -1,0 +1,91 @@
+"""The error tree: what a client of each API reads, and what the proxy answers with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core import errors
+from proxy.core.errors import ContextTooLong, UllageError, error_body
+
+EVERY: list[UllageError] = [
+    errors.InvalidRequest("x"),
+    errors.Unauthorized("x"),
+    errors.Forbidden("x"),
+    errors.NotFound("x"),
+    errors.RequestTimeout("x"),
+    errors.BodyTooLarge(5),
+    errors.Overloaded("x"),
+    errors.UpstreamUnreachable("local", "refused"),
+    errors.UpstreamTimeout("local", 30),
+    ContextTooLong(tokens=900, limit=1000, reserve=200, largest="tools", largest_tokens=700),
+]
+
+
+def test_every_error_is_tried() -> None:
+    """The list above names each kind of error there is."""
+    assert {type(error) for error in EVERY} == set(UllageError.__subclasses__())
+
+
+@pytest.mark.parametrize("error", EVERY, ids=lambda error: type(error).__name__)
+def test_an_error_has_a_status_and_the_two_shapes(error: UllageError) -> None:
+    """Each error states a 4xx or 5xx, and says the same in OpenAI's and in Anthropic's shape."""
+    assert 400 <= error.status < 600
+    chat = json.loads(error_body(error, "chat"))["error"]
+    assert chat.keys() == {"message", "type", "param", "code"}
+    assert (chat["message"], chat["type"], chat["code"]) == (error.message, error.kind, error.code)
+    messages = json.loads(error_body(error, "messages"))
+    assert messages == {"type": "error", "error": {"type": error.kind, "message": error.message}}
+
+
+def test_statuses_are_those_clients_act_on() -> None:
+    """Clients retry, re-authenticate or shorten by status and code, so these are fixed."""
+    assert {type(error).__name__: error.status for error in EVERY} == {
+        "InvalidRequest": 400,
+        "Unauthorized": 401,
+        "Forbidden": 403,
+        "NotFound": 404,
+        "RequestTimeout": 408,
+        "BodyTooLarge": 413,
+        "Overloaded": 503,
+        "UpstreamUnreachable": 502,
+        "UpstreamTimeout": 504,
+        "ContextTooLong": 400,
+    }
+
+
+def test_too_long_is_what_openai_clients_look_for() -> None:
+    """The refusal carries OpenAI's code and parameter, and a sentence with limit, size, excess and culprit."""
+    body = json.loads(error_body(EVERY[-1], "chat"))["error"]
+    assert (body["code"], body["param"], body["type"]) == (
+        "context_length_exceeded",
+        "messages",
+        "invalid_request_error",
+    )
+    for fact in ("maximum context length is 1000 tokens", "900 tokens of input", "200 of output", "100 too many"):
+        assert fact in body["message"]
+    assert "the tools alone take 700 tokens" in body["message"]
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**6), st.integers(0, 10**6))
+def test_a_refusal_is_never_too_big_by_nothing(tokens: int, limit: int, reserve: int) -> None:
+    """The stated excess is the difference, and at least one token."""
+    excess = ContextTooLong.excess(tokens, limit, reserve)
+    assert excess >= 1
+    assert excess == max(1, tokens + reserve - limit)
+
+
+@given(st.text() | st.sampled_from(["\ud800", "a\udfffb"]), st.sampled_from(["chat", "messages"]))
+def test_any_words_can_be_sent(words: str, api: str) -> None:
+    """Whatever stands in a message, lone surrogates too, the body is valid UTF-8 JSON that says it."""
+    shape = json.loads(error_body(errors.InvalidRequest(words), api).decode())
+    assert shape["error"]["message"] == (words or "Ullage failed to handle this request.")
+
+
+def test_an_error_without_words_still_says_something() -> None:
+    """An error raised bare has a sentence of its own."""
+    assert UllageError().message == "Ullage failed to handle this request."
+    assert UllageError().status == 500
