@@ -139,7 +139,8 @@ class House:
             }
 
         config = _server_config(settings)
-        server = Server(config, engine, upstream, engine.upstream_of, observe, telemetry.exposition, status)
+        metrics = telemetry.exposition if settings.telemetry.metrics else None
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -339,7 +340,7 @@ def _server_config(settings: Settings) -> ServerConfig:
         version=configuration.version(),
         access_keys=tuple(key.get_secret_value() for key in server.access_keys),
         admin_key=server.admin_key.get_secret_value() if server.admin_key else None,
-        keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.api_key),
+        keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.carries_key),
         relay=server.relay,
         origins=frozenset(server.origins),
         limits=replace(

@@ -205,11 +205,12 @@ class Engine:
         if window is None:
             window = 2 * len(request.body)  # nothing is known but that this was too much: the demand below decides
         located = self._fitter.locate(request)
-        subject = await self._fitter.measure(request, located, route, plan.report, window, factor)
+        report = replace(plan.report, reason="")  # what was unknown ahead is known now
+        subject = await self._fitter.measure(request, located, route, report, window, factor)
         sent = plan.tokens if plan.tokens is not None else self._fitter.total(subject)
         if overflow.prompt and overflow.prompt > sent * factor:
             factor = overflow.prompt / max(1, sent)
-            subject = await self._fitter.measure(request, located, route, plan.report, window, factor)
+            subject = await self._fitter.measure(request, located, route, report, window, factor)
         self._remember(route, request, overflow, factor)
         for demand in (Demand(), Demand(force=True, limit=int(0.75 * sent))):
             smaller = await self._fitter.decide(subject, demand, supersede=True)

@@ -208,6 +208,11 @@ async def house(
             await upstream.close()
 
 
+def chunk(data: bytes) -> bytes:
+    """*data* as one chunk of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
 async def eventually(check: Callable[[], object], seconds: float = 2.0) -> bool:
     """Whether *check* turned true within *seconds*."""
     end = asyncio.get_running_loop().time() + seconds
