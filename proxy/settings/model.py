@@ -335,4 +335,3 @@ def refuse_open(settings: Settings) -> str | None:
         f"{server.host} can be reached by other machines, and anybody there could use the key of {', '.join(keyed)}. "
         "Set server.access_keys, listen on 127.0.0.1, or set server.open: true to insist."
     )
-
