@@ -27,6 +27,7 @@ from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.report import Report
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
+from proxy.lessons import Lessons
 from proxy.reading import Reader
 from proxy.server import Limits, Server, ServerConfig
 from proxy.settings import Settings
@@ -139,7 +140,8 @@ class House:
             }
 
         config = _server_config(settings)
-        server = Server(config, engine, upstream, engine.upstream_of, observe, telemetry.exposition, status)
+        metrics = telemetry.exposition if settings.telemetry.metrics else None
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -310,8 +312,9 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
-    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS))
-    return Engine(catalogue, fitter, marks, wanted.mode, LRUCache(LEARNED), time.perf_counter)
+    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
+    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
+    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
 
 
 def _record_bytes(record: Any) -> int:
@@ -339,7 +342,7 @@ def _server_config(settings: Settings) -> ServerConfig:
         version=configuration.version(),
         access_keys=tuple(key.get_secret_value() for key in server.access_keys),
         admin_key=server.admin_key.get_secret_value() if server.admin_key else None,
-        keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.api_key),
+        keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.carries_key),
         relay=server.relay,
         origins=frozenset(server.origins),
         limits=replace(

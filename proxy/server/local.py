@@ -22,7 +22,7 @@ _STATUS: Final = "/ullage/api/status"
 class Local:
     """Answers what ``routes.is_local`` names."""
 
-    def __init__(self, version: str, access: Access, gate: Gate, metrics: Metrics, status: Status) -> None:
+    def __init__(self, version: str, access: Access, gate: Gate, metrics: Metrics | None, status: Status) -> None:
         self._version = version
         self._access = access
         self._gate = gate
@@ -48,7 +48,7 @@ class Local:
             return _json(200, {"status": "ok"})
         if path in READY:
             return self._ready()
-        if path == "/metrics":
+        if path == "/metrics" and self._metrics is not None:
             body, kind = await asyncio.to_thread(self._metrics)
             return 200, body, kind
         if path == "/":

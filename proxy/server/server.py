@@ -17,7 +17,8 @@ from proxy.server.local import Local
 class Server:
     """Serves the API. ``route`` names a model's upstream; ``observe`` gets each request's report and seconds once.
 
-    ``metrics`` gives the exposition and its content type (called in a thread), ``status`` what the admin API shows.
+    ``metrics`` gives the exposition and its content type (called in a thread; ``None``: there are none to see),
+    ``status`` what the admin API shows.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Server:
         upstream: Upstream,
         route: Route,
         observe: Observe,
-        metrics: Metrics,
+        metrics: Metrics | None,
         status: Status,
     ) -> None:
         access = Access(config)

@@ -11,6 +11,9 @@ from pydantic import BeforeValidator, Field, SecretStr, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 MIB = 1024 * 1024
+SHORTEST_KEY = 16
+"""Characters of a master key at least, as the store demands."""
+
 _SIZE = re.compile(r"^\s*(\d+)\s*(B|KiB|MiB|GiB)?\s*$", re.IGNORECASE)
 _UNITS = {"b": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB}
 
@@ -62,6 +65,14 @@ def _access_key(value: Any) -> Any:
     return _secret(value)
 
 
+def _master_key(value: Any) -> Any:
+    value = _secret(value)
+    if isinstance(value, str) and 0 < len(value) < SHORTEST_KEY:
+        remedy = f"Give at least {SHORTEST_KEY} random characters, such as `openssl rand -hex 32` prints."
+        raise _fault(f"is {len(value)} characters long", remedy)
+    return value
+
+
 def _url(value: Any) -> Any:
     if not isinstance(value, str):
         return value
@@ -86,6 +97,12 @@ def _store_url(value: Any) -> Any:
     schemes = ("redis://", "rediss://", "unix://", "redis+sentinel://", "redis+cluster://")
     if isinstance(value, str) and value not in ("embedded", "memory") and not value.startswith(schemes):
         raise _fault("names no kind of store", f"Use embedded, memory, or a URL beginning with {', '.join(schemes)}.")
+    try:
+        if isinstance(value, str) and value.startswith(("redis://", "rediss://")):
+            _ = urlsplit(value).port  # raises where it is none
+    except ValueError:
+        # Not the parser's text: it quotes what may be a part of the password.
+        raise _fault("has no valid host and port", "Write it like redis://:password@host:6379/0.") from None
     return value
 
 
@@ -112,6 +129,7 @@ Tokens = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Secret = Annotated[SecretStr, BeforeValidator(_secret)]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_secret)]
+MasterKey = Annotated[SecretStr | None, BeforeValidator(_master_key)]
 AccessKey = Annotated[SecretStr, BeforeValidator(_access_key)]
 FilePath = Annotated[Path, BeforeValidator(_path)]
 UnknownWindow = Annotated[

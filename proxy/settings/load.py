@@ -137,6 +137,8 @@ def _translate(source: Source, detail: dict[str, Any]) -> None:
         source.trouble(where, "there is no such key", _hint(where))
     elif detail["type"] == "missing":
         source.trouble(where, "is required", f"Add `{where[-1]}: ...`.")
+    elif detail["type"] == "tuple_type":
+        source.trouble(where, "is no list", _remedy(where, detail["type"], context))
     else:
         source.trouble(where, _lower_first(str(detail["msg"])), _remedy(where, detail["type"], context))
 
@@ -187,6 +189,8 @@ def _remedy(path: Path, kind: str, context: Mapping[str, Any]) -> str:
         return f"Write {context['expected']}."
     if kind in ("string_type", "string_sub_type") and path:
         return "Put the value in quotes."
+    if kind == "tuple_type":
+        return "Write a list: one entry per line, each beginning with `- `."
     if kind.endswith("_type") and _keys(_annotation(path)):
         return f"Write it as a section with: {', '.join(_keys(_annotation(path)))}."
     for inner in _flat(section):

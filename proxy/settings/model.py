@@ -18,6 +18,7 @@ from proxy.settings.fields import (
     BaseUrl,
     Bytes,
     FilePath,
+    MasterKey,
     OptionalSecret,
     Seconds,
     Secret,
@@ -36,6 +37,7 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _HOP_BY_HOP = frozenset(
     {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 )
+_KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie"})
 
 Encoding = Literal["o200k_base", "cl100k_base"]
 
@@ -105,7 +107,7 @@ class Store(Section):
     path: FilePath = Field(
         default_factory=lambda: Path("~/.local/share/ullage").expanduser(), description="Data directory of embedded."
     )
-    key: OptionalSecret = Field(default=None, description="Master key that seals records; none: made once and kept.")
+    key: MasterKey = Field(default=None, description="Master key that seals records; none: made once and kept.")
     key_file: FilePath | None = Field(default=None, description="File that holds key.")
 
 
@@ -126,6 +128,11 @@ class Upstream(Section):
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
     headers: dict[str, Secret] = Field(default={}, description="Header fields added to every request.")
     timeouts: Timeouts = Timeouts()
+
+    @property
+    def carries_key(self) -> bool:
+        """Whether requests to it are sent with a key that is not the client's own."""
+        return self.api_key is not None or not _KEY_HEADERS.isdisjoint(name.lower() for name in self.headers)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -321,15 +328,10 @@ def refuse_open(settings: Settings) -> str | None:
     server = settings.server
     if server.open or server.access_keys or is_loopback(server.host):
         return None
-    keyed = [upstream.name for upstream in settings.upstreams if upstream.api_key or _carries_key(upstream)]
+    keyed = [upstream.name for upstream in settings.upstreams if upstream.carries_key]
     if not keyed:
         return None
     return (
         f"{server.host} can be reached by other machines, and anybody there could use the key of {', '.join(keyed)}. "
         "Set server.access_keys, listen on 127.0.0.1, or set server.open: true to insist."
     )
-
-
-def _carries_key(upstream: Upstream) -> bool:
-    names = {name.lower() for name in upstream.headers}
-    return bool(names & {"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie"})

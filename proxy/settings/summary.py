@@ -40,7 +40,8 @@ def _rule(rule: Model, facts: Mapping[str, str]) -> str:
         window = f"{rule.context_window:,} tokens"
     if window is None:
         assumed = rule.unknown_window
-        window = "found out" if assumed == "learn" else f"found out, else {assumed:,} tokens"
+        last = "learned from the first overflow" if assumed == "learn" else f"{assumed:,} tokens"
+        window = f"by the model table, else {last}"
     target = f"  -> {rule.upstream}" if rule.upstream else ""
     return f"{rule.name}  window: {window}{target}"
 

@@ -5,7 +5,7 @@ import zlib
 import pytest
 
 from proxy.server import Limits, ServerConfig
-from tests.server.house import eventually, house
+from tests.server.house import house
 
 SMALL = ServerConfig("up", limits=Limits(body=100_000, peek=10_000, held=300_000))
 
@@ -107,56 +107,6 @@ async def test_expect_is_answered_here():
         writer.close()
 
 
-async def test_too_many_bytes_in_memory_are_refused_before_the_body_is_read():
-    """Bodies of all requests together stay under one limit; the refused one may come back later."""
-    async with house(SMALL) as at:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
-        waiting = []
-        for _ in range(3):
-            waiting.append(await at.connect())
-            waiting[-1][1].write(head)
-        assert await eventually(lambda: at.server.in_flight == 3)
-        got = await asyncio.wait_for(at.raw(head), 5)
-        assert got.line.split()[1] == "503"
-        assert got.all("retry-after") == ["1"]
-        for _, writer in waiting:
-            writer.close()
-        assert await eventually(lambda: at.server.in_flight == 0)
-        assert (await at.chat()).line.split()[1] == "200"
-
-
-async def test_a_stream_under_way_no_longer_holds_its_request():
-    """Once an answer has begun its request's bytes are free for others, however long the stream lasts."""
-    async with house(SMALL) as at:
-
-        async def script(heard, reader, writer):
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
-            await reader.read()
-
-        at.stage.script = script
-        body = b"x" * 100_000
-        for _ in range(5):
-            reader, writer = await at.connect()
-            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + body)
-            assert (await asyncio.wait_for(reader.readuntil(b"data: 1"), 5)).startswith(b"HTTP/1.1 200")
-        assert at.server.in_flight == 5
-
-
-async def test_too_many_requests_at_once_are_refused():
-    """Beyond the limit a request is told to come back, before its body is read."""
-    async with house(ServerConfig("up", limits=Limits(in_flight=2))) as at:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
-        waiting = [await at.connect() for _ in range(2)]
-        for _, writer in waiting:
-            writer.write(head)
-        assert await eventually(lambda: at.server.in_flight == 2)
-        got = await asyncio.wait_for(at.raw(head), 5)
-        assert (got.line.split()[1], got.all("retry-after")) == ("503", ["1"])
-        assert (await at.ask("GET", "/health/live")).line.split()[1] == "200"
-        for _, writer in waiting:
-            writer.close()
-
-
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_an_upload_passes_while_it_arrives(chunked):
     """A relayed body reaches the upstream piece by piece, before the client has sent all of it."""
@@ -191,56 +141,3 @@ async def test_a_large_upload_arrives_whole_whatever_the_body_limit():
         assert at.stage.heard[0].body == body
         got = await at.ask("POST", "/v1/batches", b'{"x": "' + body[:50_000] + b'"}', "Content-Type: application/json")
         assert at.stage.heard[1].body == b'{"x": "' + body[:50_000] + b'"}'
-
-
-async def test_a_body_that_is_not_http_is_a_400():
-    """A broken chunk is the client's mistake, and its bytes are not repeated to it."""
-    async with house() as at:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-        got = await at.raw(head + b"SECRET\r\n")
-        assert got.line.split()[1] == "400"
-        assert b"SECRET" not in got.body
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nX-SECRET : 1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n",
-        b"SECRET\r\n\r\n",
-    ],
-)
-async def test_requests_that_could_be_read_in_two_ways_are_refused(request_bytes):
-    """Ambiguous or malformed requests get a fixed 400 and the connection ends."""
-    async with house() as at:
-        reader, writer = await at.connect()
-        writer.write(request_bytes)
-        got = await asyncio.wait_for(reader.read(), 5)
-        assert got.split(b"\r\n")[0] in (b"HTTP/1.0 400 Bad Request", b"HTTP/1.1 400 Bad Request")
-        assert b"SECRET" not in got
-        writer.close()
-        assert at.stage.heard == []
-
-
-@pytest.mark.parametrize(
-    "start", [b"", b"GET /v1/models HTTP/1.1\r\nHos", b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"]
-)
-async def test_idle_connections_and_trickled_headers_are_cut(start):
-    """A connection on which no whole request arrives in time is closed, whether fresh, half sent or used before."""
-    async with house(ServerConfig("up", limits=Limits(keep_alive=0.3))) as at:
-        reader, writer = await at.connect()
-        writer.write(start)
-        got = await asyncio.wait_for(reader.read(), 5)
-        assert (got != b"") == start.endswith(b"\r\n\r\n")
-
-
-async def test_long_headers_up_to_the_limit_pass():
-    """A header field of 30 KB goes through, both ways."""
-    async with house() as at:
-        at.stage.reply = b"HTTP/1.1 200 OK\r\nX-Long: " + b"b" * 30_000 + b"\r\nContent-Length: 0\r\n\r\n"
-        got = await at.chat(b"{}", "X-Long: " + "a" * 30_000)
-        assert got.all("x-long") == ["b" * 30_000]
-        assert at.stage.heard[0].all("x-long") == ["a" * 30_000]

@@ -7,14 +7,10 @@ import pytest
 
 from proxy.server import Limits, ServerConfig
 from proxy.upstream import Timeouts
-from tests.server.house import eventually, house
+from tests.server.house import chunk, eventually, house
 
 POST = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-def chunk(data):
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 async def gone(reader):
@@ -105,30 +101,6 @@ async def test_a_broken_stream_ends_with_an_error_event(how):
         assert b"[DONE]" not in text
         assert not text.endswith(b"0\r\n\r\n")
         assert at.reports[0].reason == "upstream_stream_error"
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        (b"/v1/messages", b'event: error\ndata: {"type": "error", "error": {'),
-        (b"/v1/responses", b'event: error\ndata: {"type": "error", "code": "upstream_stream_error"'),
-        (b"/v1/chat/completions", b'\n\ndata: {"error": {'),
-    ],
-)
-async def test_the_error_event_speaks_the_streams_api(path, words):
-    """Each API's clients get the error event they know."""
-    async with house() as at:
-
-        async def script(heard, reader, writer):
-            writer.write(SSE + chunk(b"data: 1"))
-            await writer.drain()
-            writer.close()
-
-        at.stage.script = script
-        reader, writer = await at.connect()
-        writer.write(POST % path)
-        assert words in await asyncio.wait_for(reader.read(), 5)
-        writer.close()
 
 
 async def test_a_broken_body_of_known_length_is_short():

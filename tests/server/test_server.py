@@ -3,64 +3,12 @@
 import asyncio
 import json
 
-import pytest
 from openai import AsyncOpenAI
 
 from tests.server.house import answer, eventually, house
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/health/live", {"status": "ok"}),
-        ("/healthz", {"status": "ok"}),
-        ("/health/liveliness", {"status": "ok"}),
-        ("/health/ready", {"status": "ready"}),
-        ("/readyz", {"status": "ready"}),
-        ("/health/readiness", {"status": "ready"}),
-        ("/ullage/api/status", {"version": "test"}),
-    ],
-)
-async def test_the_proxys_own_routes(path, body):
-    """Health and status are answered here, uncounted."""
-    async with house() as at:
-        got = await at.ask("GET", path + "?x=1")
-        assert (got.line, json.loads(got.body)) == ("HTTP/1.1 200 OK", body)
-        assert (at.stage.heard, at.reports) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("POST", "/"), ("GET", "/ullage/"), ("GET", "/ullage/api/x"), ("GET", "/health/x"), ("POST", "/metrics")],
-)
-async def test_our_own_paths_are_never_relayed(method, path):
-    """What is not there under our own prefixes is a 404 of ours."""
-    async with house() as at:
-        assert (await at.ask(method, path)).line == "HTTP/1.1 404 Not Found"
-        assert at.stage.heard == []
-
-
-async def test_the_root_and_metrics():
-    """The root says who answers, to HEAD as well; metrics are what the callable gives."""
-    async with house() as at:
-        assert json.loads((await at.ask("GET", "/")).body)["service"] == "ullage"
-        reader, writer = await at.connect()
-        writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"\r\n\r\n")
-        writer.close()
-        got = await at.ask("GET", "/metrics")
-        assert (got.body, got.all("content-type")) == (b"ullage_up 1\n", ["text/plain; version=0.0.4"])
-
-
-async def test_readiness_can_be_taken_back():
-    """While the process says so, ``/health/ready`` is a 503 and liveness is not."""
-    async with house() as at:
-        at.server.set_ready(False)
-        assert (await at.ask("GET", "/health/ready")).line.split()[1] == "503"
-        assert (await at.ask("GET", "/health/live")).line.split()[1] == "200"
 
 
 async def test_draining_lets_running_requests_finish_and_refuses_new_ones():

@@ -10,39 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.core.errors import RequestTimeout, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream import DirectUpstream, Target, Timeouts
-from tests.server.house import Stage, answer, eventually, listening
-
-
-class Wire:
-    """A stage and an upstream that points at it, for one test."""
-
-    def __init__(self, timeouts=None, **target):
-        self.stage = Stage()
-        self.target = {"timeouts": timeouts or Timeouts(), **target}
-
-    async def __aenter__(self):
-        self.listening = listening(self.stage)
-        port = await self.listening.__aenter__()
-        self.upstream = DirectUpstream([Target("up", f"http://127.0.0.1:{port}", **self.target)])
-        return self
-
-    async def __aexit__(self, *failure):
-        await self.upstream.close()
-        await self.listening.__aexit__(*failure)
-
-    async def send(self, body=b"{}", method="POST", path="/v1/x", headers=()):
-        return await self.upstream.send("up", method, path, headers, body)
-
-
-async def read_into(parts, reply):
-    while chunk := await reply.next_chunk():
-        parts.append(chunk)
-
-
-async def body_of(reply):
-    parts = []
-    await read_into(parts, reply)
-    return b"".join(parts)
+from tests.server.house import Stage, answer, eventually
+from tests.upstream.wires import Wire, body_of
 
 
 def self_signed(folder):
@@ -57,31 +26,6 @@ def self_signed(folder):
     path = folder / "both.pem"
     path.write_bytes(key.private_bytes(pem, plain, serialization.NoEncryption()) + certificate.public_bytes(pem))
     return path
-
-
-@pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
-async def test_bytes_go_and_come_unchanged(size):
-    """Bodies of any size, empty ones too, are the same bytes at the other end, and the connection is reused."""
-    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    async with Wire() as wire:
-        wire.stage.reply = answer(data)
-        for _ in range(2):
-            reply = await wire.send(data)
-            assert await body_of(reply) == data
-            reply.close()
-        assert [heard.body for heard in wire.stage.heard] == [data, data]
-        assert wire.stage.connections == 1
-
-
-async def test_a_reply_that_was_not_read_costs_its_connection_and_nothing_else():
-    """Closing an unread answer ends its connection; the next request is served on a new one."""
-    async with Wire() as wire:
-        wire.stage.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"
-        (await wire.send()).close()
-        assert await eventually(wire.stage.ended.is_set)
-        wire.stage.reply = answer(b"ok")
-        assert await body_of(await wire.send()) == b"ok"
-        assert wire.stage.connections == 2
 
 
 async def test_a_cancelled_read_loses_nothing():
@@ -101,28 +45,6 @@ async def test_a_cancelled_read_loses_nothing():
             await asyncio.wait_for(reply.next_chunk(), 0.05)
         go.set()
         assert await body_of(reply) == b"def"
-
-
-@pytest.mark.parametrize("cut", range(0, 60, 3))
-async def test_a_stream_cut_anywhere_gives_all_its_bytes_and_then_fails(cut):
-    """Every byte that came before a break is handed out first."""
-    text = b"".join(b"5\r\nab%dcd\r\n" % number for number in range(6))[:cut]
-    async with Wire() as wire:
-
-        async def script(heard, reader, writer):
-            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + text)
-            await writer.drain()
-            writer.close()
-
-        wire.stage.script = script
-        reply = await wire.send()
-        got: list[bytes] = []
-        with pytest.raises(UpstreamUnreachable):
-            await read_into(got, reply)
-        plain = b"".join(b"ab%dcd" % number for number in range(6))
-        whole, rest = divmod(cut, 10)
-        assert b"".join(got) == plain[: whole * 5 + min(5, max(0, rest - 3))]
-        reply.close()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/v1", "http://no-such-host.invalid/v1"])

@@ -48,7 +48,10 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes and what it may use. ``window`` is ``None`` when nobody knows; ``source`` says who does."""
+    """Where a request goes and what it may use. ``window`` is ``None`` when nobody knows; ``source`` says who does.
+
+    ``exact``: the configuration names the encoding, so our count is taken for the provider's.
+    """
 
     upstream: str
     model: str
@@ -56,6 +59,7 @@ class Route:
     max_output: int | None
     encoding: str
     source: str
+    exact: bool = False
 
     @property
     def name(self) -> str:
@@ -94,7 +98,9 @@ class Catalogue:
         if window is None:
             window, source = rule.unknown_window, "assumed" if rule.unknown_window else "unknown"
         output = rule.max_output or (facts.max_output if facts else None)
-        return Route(rule.upstream, model, window, output, rule.encoding or _encoding(model), source)
+        return Route(
+            rule.upstream, model, window, output, rule.encoding or _encoding(model), source, rule.encoding is not None
+        )
 
     def _facts(self, model: str) -> Facts | None:
         """The table's entry under the model's name, or under the name without its provider prefix."""

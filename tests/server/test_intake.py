@@ -1,0 +1,91 @@
+"""Request headers: which go on, which are wishes, which are refused."""
+
+import pytest
+
+from tests.server.house import house
+
+CHAT = b'{"model": "m",  "messages":[{"role":"user","content":"\\ud83d h\xc3\xa9"}], "x": 1.10}'
+
+
+REQUEST_HEADERS = [
+    ("User-Agent: raw/1", "User-Agent: raw/1"),
+    ("Authorization: Bearer client", "Authorization: Bearer client"),
+    ("X-Api-Key: client", "X-Api-Key: client"),
+    ("Accept-Encoding: br;q=0.5, gzip", "Accept-Encoding: br;q=0.5, gzip"),
+    ("OpenAI-Beta: a", "OpenAI-Beta: a"),
+    ("X-Forwarded-For: 10.0.0.1", "X-Forwarded-For: 10.0.0.1"),
+    ("Cookie: session=1", "Cookie: session=1"),
+    ("TE: trailers", None),
+    ("Keep-Alive: timeout=5", None),
+    ("Proxy-Authorization: Basic eA==", None),
+    ("Proxy-Connection: keep-alive", None),
+    ("Upgrade: h2c", None),
+    ("HTTP2-Settings: AAM", None),
+    ("Trailer: x", None),
+    ("X-Ullage-Project: secret", None),
+    ("X-Ullage-Anything: secret", None),
+]
+
+
+@pytest.mark.parametrize(("sent", "arrives"), REQUEST_HEADERS)
+async def test_which_request_headers_are_forwarded(sent, arrives):
+    """End-to-end headers arrive as they were spelled; hop-by-hop ones and our own do not."""
+    async with house() as at:
+        assert (await at.chat(CHAT, sent)).line.startswith("HTTP/1.1 200")
+        heard = at.stage.heard[0]
+        if arrives is None:
+            assert heard.all(sent.partition(":")[0]) == []
+        else:
+            assert arrives in [f"{key}: {value}" for key, value in heard.headers]
+
+
+async def test_nothing_is_added_and_repeated_headers_keep_their_order():
+    """The upstream sees the client's headers, Host and Content-Length rewritten, and not one more."""
+    async with house() as at:
+        await at.ask("POST", "/v1/embeddings", b"{}", "B: 1", "a: 2", "b: 3", "Connection: c, close", "C: 4")
+        heard = at.stage.heard[0]
+        assert heard.headers == [
+            ("Host", f"127.0.0.1:{at.stage.port}"), ("B", "1"), ("a", "2"), ("B", "3"), ("Content-Length", "2"),
+        ]  # fmt: skip
+
+
+async def test_a_client_cannot_use_connection_to_strip_its_credential():
+    """Credentials named by ``Connection`` are forwarded all the same."""
+    async with house() as at:
+        await at.chat(CHAT, "Authorization: Bearer k", "Connection: authorization")
+        assert at.stage.heard[0].all("authorization") == ["Bearer k"]
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("x-ullage-mode", "loud"),
+        ("x-ullage-window", "0"),
+        ("x-ullage-window", "1e3"),
+        ("x-ullage-window", "9" * 5000),
+        ("x-ullage-task-size", "xxl"),
+        ("x-ullage-compact", "later"),
+        ("x-ullage-project", "p" * 300),
+    ],
+)
+async def test_a_bad_option_is_named(header, value):
+    """A wrong x-ullage value is a 400 that names the header, and nothing is sent upstream."""
+    async with house() as at:
+        got = await at.chat(CHAT, f"{header}: {value}")
+        assert got.line == "HTTP/1.1 400 Bad Request"
+        assert header.encode() in got.body
+        assert got.all("x-ullage-outcome") == ["refused;invalid_request"]
+        assert at.stage.heard == []
+        assert [(report.outcome, report.status) for report in at.reports] == [("refused", 400)]
+
+
+async def test_good_options_reach_the_engine():
+    """What the caller asks for in headers is what the engine is told."""
+    async with house() as at:
+        await at.chat(
+            CHAT, "X-Ullage-Mode: observe", "X-Ullage-Window: 4096", "X-Ullage-Compact: now",
+            "X-Ullage-Task-Size: tiny", "X-Ullage-Conversation: c1", "X-Ullage-Project: p1",
+        )  # fmt: skip
+        wishes = at.engine.seen[0].options
+        assert (wishes.mode, wishes.window, wishes.compact_now) == ("observe", 4096, True)
+        assert (wishes.task_size, wishes.conversation, wishes.project) == ("tiny", "c1", "p1")

@@ -1,0 +1,85 @@
+"""Which path means what."""
+
+import pytest
+
+from proxy.server import ServerConfig
+from proxy.server.routes import MANAGED, api_path, is_local, is_stateless, wire
+from tests.server.house import house
+
+SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
+
+SHARED_ROUTES = [
+    ("POST", "/v1/chat/completions", 200),
+    ("POST", "/v1/completions", 200),
+    ("POST", "/v1/embeddings", 200),
+    ("POST", "/v1/messages", 200),
+    ("POST", "/messages", 200),
+    ("POST", "/v1/responses", 200),
+    ("POST", "/v1/audio/transcriptions", 200),
+    ("POST", "/v1/images/generations", 200),
+    ("GET", "/v1/models", 200),
+    ("GET", "/v1/models/a%2Fb", 200),
+    ("GET", "/v1/responses/resp_1", 403),
+    ("GET", "/v1/files", 403),
+    ("POST", "/v1/files", 403),
+    ("POST", "/v1/batches", 403),
+    ("GET", "/v1/chat/completions", 403),
+    ("DELETE", "/v1/models/x", 403),
+    ("GET", "/v1/models/../files", 403),
+    ("GET", "/v1/models/%2e%2e/files", 403),
+    ("GET", "/v1/models/%252e%252e/files", 403),
+    ("GET", "/v1/models/..%2ffiles", 403),
+    ("GET", "/v1/models/..%5cfiles", 403),
+    ("POST", "/v1/audio/../files", 403),
+    ("GET", "/anything", 403),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), SHARED_ROUTES)
+async def test_behind_shared_keys_only_stateless_routes_are_relayed(method, path, status):
+    """Callers that share the upstream's key cannot reach what others keep under it, however the path is written."""
+    async with house(SHARED, api_key="uk") as at:
+        got = await at.ask(method, path, b"{}" if method == "POST" else b"", "X-Api-Key: pk-1")
+        assert got.line.split()[1] == str(status)
+        assert len(at.stage.heard) == (status == 200)
+
+
+async def test_every_route_is_relayed_on_request_or_without_a_shared_key():
+    """``relay: all`` opens the others, and so does an upstream that has no key of ours."""
+    async with house(ServerConfig("up", access_keys=("pk-1",), relay="all"), api_key="uk") as at:
+        assert (await at.ask("GET", "/v1/files", b"", "X-Api-Key: pk-1")).line.endswith("200 OK")
+    async with house(SHARED) as at:
+        assert (await at.ask("GET", "/v1/files", b"", "X-Api-Key: pk-1")).line.endswith("200 OK")
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "api"),
+    [
+        ("/v1/messages", "messages", "messages"),
+        ("/messages/count_tokens", "messages/count_tokens", "messages"),
+        ("/openai/v1/responses/r_1", "responses/r_1", "responses"),
+        ("/v1/chat/completions", "chat/completions", "chat"),
+        ("/v1x/models", "v1x/models", "chat"),
+        ("/", "", "chat"),
+    ],
+)
+def test_a_path_below_its_root_and_its_error_shape(path, name, api):
+    """The API's root is taken off where it stands, and the rest says in which shape errors are worded."""
+    assert (api_path(path), wire(path)) == (name, api)
+
+
+def test_only_our_own_paths_are_local():
+    """Health, metrics, the root and /ullage/ are answered here; what merely begins alike is not."""
+    for path in ("/", "/metrics", "/health/live", "/health/x", "/healthz", "/readyz", "/ullage/", "/ullage/api/status"):
+        assert is_local(path)
+    for path in ("/v1/metrics", "/metrics/x", "/healthy", "/ullage", "/v1/health/live", "//metrics"):
+        assert not is_local(path)
+    assert not any(map(is_local, MANAGED))
+
+
+@pytest.mark.parametrize("path", ["/v1/models/../files", "/v1/models/%2e%2e/files", "/v1/models/%252e%252e/files",
+                                  "/v1/models/..\\files", "/v1/embeddings/./x"])  # fmt: skip
+def test_a_path_that_climbs_is_not_stateless(path):
+    """Whatever an upstream decodes before it resolves dots, no other route can be reached through a stateless one."""
+    assert not is_stateless("GET", path)
+    assert not is_stateless("POST", path)

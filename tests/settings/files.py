@@ -1,0 +1,28 @@
+"""Configuration files for tests: written, loaded, and what is wrong with them."""
+
+from pathlib import Path
+
+import pytest
+
+from proxy.settings import SettingsError, load
+
+EXAMPLE = Path(__file__).parents[2] / "config" / "ullage.yaml"
+UPSTREAM = "upstreams:\n  - {name: a, base_url: 'http://127.0.0.1:1/v1'}\n"
+
+
+def written(folder, text):
+    file = folder / "ullage.yaml"
+    file.write_text(text, "utf-8")
+    return file
+
+
+def problems(folder, text, environ=None, overrides=None):
+    with pytest.raises(SettingsError) as caught:
+        load(written(folder, text), overrides or {}, environ or {})
+    return caught.value.problems
+
+
+def one(folder, text, environ=None):
+    found = problems(folder, text, environ)
+    assert len(found) == 1, found
+    return found[0]

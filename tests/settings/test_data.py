@@ -1,0 +1,31 @@
+"""Data that comes with packages."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from proxy.settings import model_table, packaged, version
+from tests.settings.files import EXAMPLE
+
+
+def test_packaged_data_is_found():
+    """The example is read as package data, or from the checkout; a name that is neither is an error."""
+    assert packaged("ullage.yaml").read_text("utf-8") == EXAMPLE.read_text("utf-8")
+    with pytest.raises(FileNotFoundError):
+        packaged("nothing.yaml")
+    assert version()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="needs litellm's table")
+def test_the_model_table_is_read_without_importing_litellm():
+    """Windows of known models come from the table, the explaining first entry does not, and litellm stays out."""
+    table = model_table()
+    assert table["gpt-4o"].max_input_tokens == 128_000
+    assert table["gpt-4o"].mode == "chat"
+    assert "sample_spec" not in table
+    script = "import sys; from proxy.settings import model_table; model_table(); print('litellm' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, check=True)
+    assert ran.stdout.strip() == "False"

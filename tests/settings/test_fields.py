@@ -1,0 +1,44 @@
+"""Kinds of values and how they may be spelt."""
+
+import pytest
+
+from proxy.settings import load
+from tests.settings.files import UPSTREAM, one, written
+
+
+def test_words_that_yaml_1_1_takes_for_booleans(tmp_path):
+    """mode: on, off and the true or false that a YAML 1.1 tool made of them all mean what they say."""
+    for word, mode in (("on", "on"), ("off", "off"), ("true", "on"), ("false", "off"), ("observe", "observe")):
+        text = f"compression: {{mode: {word}}}\nsummaries: {{mode: off}}\n"
+        assert load(written(tmp_path, text), {}, {}).compression.mode == mode
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1048576", 2**20), ("1MiB", 2**20), ("2 gib", 2**31), ("64 KiB", 2**16), ("'7 B'", 7)]
+)
+def test_sizes_have_units(tmp_path, text, size):
+    """Bytes may be given with a binary unit in any case, with a space or without."""
+    limits = f"server: {{limits: {{body: {text}, in_flight_bytes: 4GiB}}}}"
+    assert load(written(tmp_path, limits), {}, {}).server.limits.body == size
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h", "redis://:p%40ss@h:1/0?ssl=1", "rediss://[::1]:6379", "unix:///s", "redis+sentinel://a:1,b:2/m",
+     "redis+cluster://a:1,b:2"],
+)  # fmt: skip
+def test_store_urls_that_are_fine(tmp_path, url):
+    """Every kind of store may be named by its URL."""
+    assert load(written(tmp_path, f"store: {{url: '{url}'}}"), {}, {}).store.url == url
+
+
+def test_a_store_url_is_refused_without_repeating_it(tmp_path):
+    """What is wrong with a store's URL is said without the password that stands in it."""
+    found = one(tmp_path, "store: {url: 'redis://user:CANARY:x@h:bad/0'}")
+    assert "CANARY" not in str(found)
+
+
+def test_a_base_url_loses_its_last_slash(tmp_path):
+    """http://h/v1/ and http://h/v1 are the same upstream."""
+    text = UPSTREAM.replace("/v1", "/v1/")
+    assert load(written(tmp_path, text), {}, {}).upstreams[0].base_url == "http://127.0.0.1:1/v1"

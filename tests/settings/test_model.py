@@ -1,0 +1,94 @@
+"""The shape: defaults, the example, references, and when keys would be offered to strangers."""
+
+import json
+
+import pytest
+
+from proxy.settings import Settings, load, refuse_open
+from proxy.settings.model import Upstream
+from tests.settings.files import EXAMPLE, written
+
+
+def test_the_example_is_the_defaults():
+    """The commented example loads as it is and sets every key to its default."""
+    example = load(EXAMPLE, {}, {})
+    upstreams = [{"name": "openai", "base_url": "https://api.openai.com/v1"}]
+    assert example == load(None, {("upstreams",): upstreams, ("models",): [{"name": "*"}]}, {})
+
+
+def keys(schema, definitions, path=()):
+    for branch in schema.get("anyOf", ()):
+        yield from keys(branch, definitions, path)
+    if "$ref" in schema:
+        yield from keys(definitions[schema["$ref"].rpartition("/")[2]], definitions, path)
+    if isinstance(schema.get("items"), dict):
+        yield from keys(schema["items"], definitions, path)
+    for name, inner in schema.get("properties", {}).items():
+        yield (*path, name)
+        yield from keys(inner, definitions, (*path, name))
+
+
+def test_the_example_shows_every_key_of_the_schema():
+    """A key that can be set is explained in the example, and nothing else is."""
+    import yaml
+
+    def spelt(value, path=()):
+        if isinstance(value, list):
+            for entry in value:
+                yield from spelt(entry, path)
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                yield (*path, name)
+                yield from spelt(inner, (*path, name))
+
+    schema = Settings.model_json_schema()
+    declared = set(keys(schema, schema["$defs"]))
+    assert set(spelt(yaml.safe_load(EXAMPLE.read_text()))) == declared
+    assert ("server", "limits", "body") in declared
+    assert json.dumps(schema)
+
+
+@pytest.mark.parametrize(
+    ("host", "extra", "refused"),
+    [
+        ("127.0.0.1", "", False),
+        ("localhost", "", False),
+        ("::1", "", False),
+        ("::ffff:127.0.0.1", "", False),
+        ("0.0.0.0", "", True),
+        ("::", "", True),
+        ("proxy.example.org", "", True),
+        ("0.0.0.0", ", access_keys: [k]", False),
+        ("0.0.0.0", ", open: true", False),
+    ],
+)
+def test_upstream_keys_are_not_offered_to_strangers(tmp_path, host, extra, refused):
+    """An address others can reach, an upstream key and no access key: refused, unless told to insist."""
+    text = f"server: {{host: '{host}'{extra}}}\nupstreams: [{{name: a, base_url: 'http://h', %s}}]\n"
+    for secret in ("api_key: k", "headers: {Authorization: k}"):
+        reason = refuse_open(load(written(tmp_path, text % secret), {}, {}))
+        assert (reason is not None) == refused
+    assert refuse_open(load(written(tmp_path, text % "headers: {x-team: red}"), {}, {})) is None
+
+
+def test_rules_and_upstreams_are_found(tmp_path):
+    """The first matching rule counts, its empty upstream means the default one, and case matters."""
+    text = (
+        "server: {default_upstream: b}\n"
+        "upstreams: [{name: a, base_url: 'http://a/'}, {name: b, base_url: 'http://b'}]\n"
+        "models: [{name: 'gpt-5*', upstream: a, context_window: 9}, {name: 'GPT-5*', context_window: 8}]\n"
+    )
+    settings = load(written(tmp_path, text), {}, {})
+    assert settings.upstream(settings.model("gpt-5-mini").upstream).base_url == "http://a"
+    assert (settings.model("GPT-5").context_window, settings.model("x").context_window) == (8, None)
+    assert settings.upstream("").name == settings.default_upstream().name == "b"
+    with pytest.raises(KeyError):
+        settings.upstream("c")
+
+
+def test_what_carries_a_key():
+    """An upstream is sent a key of its own through api_key or through a header that holds one."""
+    plain = {"name": "a", "base_url": "http://h"}
+    assert not Upstream.model_validate({**plain, "headers": {"x-team": "red"}}).carries_key
+    assert Upstream.model_validate({**plain, "api_key": "k"}).carries_key
+    assert Upstream.model_validate({**plain, "headers": {"Api-Key": "k"}}).carries_key
