@@ -37,7 +37,9 @@ def test_priors_go_by_family(model: str, exact: bool, factor: float) -> None:
     assert prior(model, exact=exact).factor == factor
 
 
-@pytest.mark.parametrize(("ratio", "step"), [(1.0, 1.0), (1.019, 1.0), (1.03, 1.05), (1.5, 1.5), (1.49, 1.5), (0.9, 0.9)])
+@pytest.mark.parametrize(
+    ("ratio", "step"), [(1.0, 1.0), (1.019, 1.0), (1.03, 1.05), (1.5, 1.5), (1.49, 1.5), (0.9, 0.9)]
+)
 def test_factors_come_in_steps(ratio: float, step: float) -> None:
     """A ratio is taken up to the next step, but for the small tolerance that frames need."""
     assert stepped(ratio) == step
