@@ -13,7 +13,7 @@ import pytest
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
 from proxy.core.budget.figures import Marks
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
-from proxy.engine import HOLD_SECONDS, RETRIES, Answer, Engine
+from proxy.engine import HOLD_SECONDS, Answer, Engine
 from proxy.ports import Mode, Options, Reply, Request, Send
 from tests.fits import TENANT, Book, Desk, Message, body_of, message_problems, outline_problems, slices
 from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
@@ -166,7 +166,7 @@ async def test_a_provider_that_never_has_enough_gets_two_retries(wording: Wordin
     upstream = always(first, later, Given(later.status, list(later._chunks), later.headers))
     answer = await Room().ask(session(6200, stream=stream), upstream.send)
     sizes = [request_tokens(json.loads(sent)) for sent in upstream.bodies]
-    assert 1 < len(sizes) <= RETRIES + 1
+    assert 1 < len(sizes) <= 3
     assert sizes == sorted(set(sizes), reverse=True)
     assert answer.reply is not None
     assert answer.reply.status == first.status
@@ -447,3 +447,13 @@ async def test_every_attempt_is_a_faithful_view() -> None:
 def test_the_engine_tells_who_serves_a_model() -> None:
     """The upstream of a model is what the catalogue says."""
     assert Room().engine.upstream_of("anything") == "stub"
+
+
+async def test_no_more_than_three_calls() -> None:
+    """However small the views become, a provider that says no to everything is asked three times."""
+    refusal = b'{"error":{"message":"exceeds the context window","code":"context_length_exceeded"}}'
+    upstream = Upstream(lambda _: Given(400, [refusal]))
+    answer = await Room(window=32_768).ask(session(25_000), upstream.send)
+    assert len(upstream.bodies) == 3
+    assert await whole(answer) == refusal
+    assert (answer.report.retries, answer.report.overflows) == (2, 3)
