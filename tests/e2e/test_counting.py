@@ -57,7 +57,7 @@ async def test_another_tokenizer_is_learned(
     record_property(f"p95_{factor}", round(p95, 4))
     assert p95 < 0.02
     assert overflows <= 2, "what the first overflow or answer taught was forgotten"
-    assert any(headers["x-ullage-outcome"] == "compacted" for headers in told)
+    assert factor < 1 or any(headers["x-ullage-outcome"] == "compacted" for headers in told)
 
 
 async def test_a_lying_usage_does_no_harm(stub: StartStub, proxy: StartProxy) -> None:
