@@ -18,10 +18,10 @@ from proxy.settings.fields import (
     BaseUrl,
     Bytes,
     FilePath,
+    HeaderValue,
     MasterKey,
     OptionalSecret,
     Seconds,
-    Secret,
     Share,
     StoreUrl,
     Switch,
@@ -126,7 +126,7 @@ class Upstream(Section):
     base_url: BaseUrl = Field(description="http(s) URL, usually ending in /v1.")
     api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
-    headers: dict[str, Secret] = Field(default={}, description="Header fields added to every request.")
+    headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
     timeouts: Timeouts = Timeouts()
 
     @property
@@ -335,4 +335,3 @@ def refuse_open(settings: Settings) -> str | None:
         f"{server.host} can be reached by other machines, and anybody there could use the key of {', '.join(keyed)}. "
         "Set server.access_keys, listen on 127.0.0.1, or set server.open: true to insist."
     )
-
