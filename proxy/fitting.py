@@ -103,7 +103,8 @@ class Fitter:
         reading = await self._reader.read(dialect, route.encoding, request.tenant, located)
         requested = reading.outline.requested
         held = reserve(requested, route.max_output, window)
-        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed)
+        usual = scaled(reserve(None, route.max_output, window), factor)
+        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed, usual)
         return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
 
     async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
@@ -131,11 +132,13 @@ class Fitter:
         excess = (plan.tokens or 0) + (output or subject.figures.reserve) - subject.figures.window
         if excess > 0 and tries and event is not None:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
-            return await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
+            again = await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
+            return _with_event(again, plan.report.event)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
-            return await self.decide(replace(whole, figures=tight), demand, supersede=True)
+            again = await self.decide(replace(whole, figures=tight), demand, supersede=True)
+            return _with_event(again, plan.report.event)
         if excess > _guess(subject, record):  # where only guesses are too big, the provider may judge
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
@@ -310,6 +313,11 @@ class Fitter:
             largest=largest,
             largest_tokens=int(regions[largest] * factor),
         )
+
+
+def _with_event(plan: Plan, event: bool) -> Plan:
+    """*plan*, also counted as an event where an attempt before it was one: it goes on from that one's record."""
+    return replace(plan, report=plan.report.but(event=plan.report.event or event))
 
 
 def _guess(subject: Subject, record: Record | None) -> int:

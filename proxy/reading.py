@@ -13,6 +13,7 @@ from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
 from proxy.core.conversation.outline import Outline, read_outline
 from proxy.core.conversation.scan import Scan, Span, extend, scan
+from proxy.core.errors import InvalidRequest
 from proxy.ports import Counter
 
 INLINE = 16_384
@@ -97,7 +98,7 @@ class Reader:
         counter: Counter,
         items: MutableMapping[bytes, Item],
         outlines: MutableMapping[bytes, Outline],
-        sizes: MutableMapping[tuple[str, str], int],
+        sizes: MutableMapping[bytes, int],
         prefixes: MutableMapping[bytes, Known],
     ) -> None:
         self._counter = counter
@@ -116,7 +117,7 @@ class Reader:
         name = _key(scope, raw)
         outline = self._outlines.get(name)
         if outline is None:
-            outline = self._outlines[name] = read_outline(raw.decode(), dialect.OUTPUT_FIGURES)
+            outline = self._outlines[name] = read_outline(_text(raw), dialect.OUTPUT_FIGURES)
         return Located(body, where, outline, known, memo)
 
     async def read(self, dialect: Dialect, encoding: str, tenant: bytes, found: Located) -> Reading:
@@ -130,8 +131,10 @@ class Reader:
         items = seen + await self._read_items(dialect, encoding, tenant, found.body, spans[len(seen) :])
         kept = found.memo.keep(self._prefixes, found.scan, encoding, items) if found.memo and spans else None
         if kept and known:
-            kept.named, kept.links, kept.layout = known.named, known.links, known.layout
-        sizes = {key: self._size(encoding, text) for key, text in found.outline.counted().items()}
+            kept.named, kept.links = known.named, known.links
+            kept.layout = known.layout if known.encoding == encoding else EMPTY
+        scope = _scope(dialect, encoding, tenant)
+        sizes = {key: self._size(scope, encoding, text) for key, text in found.outline.counted().items()}
         system = sum([item.tokens for item in items if item.role == "system"])
         history = sum([item.tokens for item in items]) - system
         fixed = dialect.PER_REPLY + system + sum(sizes.values())
@@ -144,28 +147,29 @@ class Reader:
     async def _read_items(
         self, dialect: Dialect, encoding: str, tenant: bytes, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
-        scope = hashlib.sha256(tenant + f"{dialect.API}\0{encoding}\0".encode())
+        scope = _scope(dialect, encoding, tenant)
         keys = [_key(scope, body[start:end]) for start, end in spans]
-        unseen = [index for index, key in enumerate(keys) if key not in self._items]
+        # Taken out at once: the memory is bounded, and may lose any of them before the last one is read.
+        items = {key: item for key in keys if (item := self._items.get(key)) is not None}
+        unseen = {key: span for key, span in zip(keys, spans, strict=True) if key not in items}
         if unseen:
             count = self.count(encoding)
-            slices = [body[spans[index][0] : spans[index][1]] for index in unseen]
+            slices = [body[start:end] for start, end in unseen.values()]
 
             def read() -> list[Item]:
                 return [dialect.read_item(raw, count) for raw in slices]
 
             large = sum(map(len, slices)) > INLINE
-            fresh = dict(
-                zip((keys[i] for i in unseen), await asyncio.to_thread(read) if large else read(), strict=True)
-            )
+            fresh = dict(zip(unseen, await asyncio.to_thread(read) if large else read(), strict=True))
             self._items.update(fresh)
-            return tuple(fresh.get(key) or self._items[key] for key in keys)
-        return tuple(self._items[key] for key in keys)
+            items |= fresh
+        return tuple([items[key] for key in keys])
 
-    def _size(self, encoding: str, text: str) -> int:
-        size = self._sizes.get((encoding, text))
+    def _size(self, scope: Any, encoding: str, text: str) -> int:
+        name = _key(scope, text.encode())
+        size = self._sizes.get(name)
         if size is None:
-            size = self._sizes[encoding, text] = self._counter.count(encoding, text)
+            size = self._sizes[name] = self._counter.count(encoding, text)
         return size
 
 
@@ -209,6 +213,18 @@ class Memo:
             self._marks.append((end, mark))
         digest: bytes = mark.digest()
         return digest
+
+
+def _scope(dialect: Dialect, encoding: str, tenant: bytes) -> Any:
+    """What the names of this tenant's counted texts begin with."""
+    return hashlib.sha256(tenant + f"{dialect.API}\0{encoding}\0".encode())
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("The request body is not valid UTF-8.") from None
 
 
 def _key(scope: Any, raw: bytes) -> bytes:

@@ -69,6 +69,9 @@ class Book:
             self.values[key] = record
         return self.values.setdefault(key, record)
 
+    def reachable(self) -> bool:
+        return True
+
     def records(self) -> list[Record]:
         """Every record in the book, oldest place first."""
         found = [record for value in self.values.values() if (record := load(value, 10**6))]
@@ -82,7 +85,7 @@ class Desk:
         self.book = recorder or Book()
         self.records: MutableMapping[tuple[str, bytes], Record] = {}
         reader = Reader(tokenizers(), {}, {}, {}, {})
-        self.fitter = Fitter(reader, self.book, policy, self.records, {})
+        self.fitter = Fitter(reader, self.book, policy, self.records, {}, {})
 
     async def plan(
         self,

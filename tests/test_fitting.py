@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compression.schedule import Demand
+from proxy.core.budget.figures import Marks, Shares
+from proxy.core.compression.schedule import Demand, Rules, Rungs
+from proxy.core.conversation.items import lay_out
+from proxy.fitting import Policy
+from proxy.ports import Options
+from proxy.store import open_store
+from proxy.tasks import Tasks
 from tests import strategies
-from tests.fits import Desk, plan_problems
+from tests.fits import POLICY, SYSTEMS, Book, Desk, Message, body_of, message_problems, plan_problems, slices, text_of
+from tests.material import AGENT_TOOLS, agent_round, agent_session, chat_turn, log, prose, tool
+from tests.stub.tokens import count_json, fixed_tokens, message_tokens, request_tokens
 
+WINDOW = 4096
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
+"""Shrinking a whole conversation takes minutes; what was drawn is shown as it is."""
 windows = st.one_of(st.sampled_from([256, 512, 1024, 2048, 4096, 8192, 32768]), st.integers(256, 32768))
 figures = st.sampled_from([None, None, 1, 64, 300, 1024, 4000, 100_000])
 
@@ -25,9 +42,395 @@ def asked(draw: st.DrawFn, **options: Any) -> bytes:
     return strategies.encode(draw, request)
 
 
-@settings(max_examples=150)
+@st.composite
+def growing(draw: st.DrawFn) -> tuple[list[Message], list[int], int]:
+    """A conversation of some length, the lengths at which it was a request, and a window of a part of its size."""
+    messages = draw(strategies.conversations(min_size=8, max_size=30, surrogates=False))
+    ends = [i for i, m in enumerate(messages, 1) if m["role"] in ("user", "tool", "function")]
+    ends = [i for i in ends if i == len(messages) or messages[i]["role"] == "assistant"]
+    size = request_tokens({"messages": messages})
+    share = draw(st.sampled_from([0.2, 0.35, 0.5, 0.8]))
+    return messages, ends, max(1024, int(size * share))
+
+
+@settings(max_examples=120, phases=UNSHRUNK)
 @given(asked(with_orphans=True, max_size=24), windows, st.booleans())
 async def test_a_plan_fits_or_refuses(body: bytes, window: int, force: bool) -> None:
     """Whatever comes, a plan is a faithful view that fits by an independent count, or a refusal for length."""
     plan = await Desk().plan(body, window, Demand(force=force))
     assert plan_problems(body, plan, window) == []
+
+
+@settings(max_examples=60, phases=UNSHRUNK)
+@given(asked(with_orphans=True, max_size=24), st.integers(4096, 32768))
+async def test_only_what_cannot_shrink_is_refused(body: bytes, window: int) -> None:
+    """A request whose system text and tools take less than half the window is not refused."""
+    asks = json.loads(body)
+    system = sum(message_tokens(message) for message in asks["messages"] if message["role"] in SYSTEMS)
+    assume(fixed_tokens(asks) + system < window // 2)
+    assume("image_url" not in json.dumps(asks))
+    plan = await Desk().plan(body, window)
+    assert plan.error is None
+
+
+@pytest.mark.parametrize("window", [WINDOW, 8192])
+async def test_under_the_mark_the_body_is_the_very_same_object(window: int) -> None:
+    """While nothing has to go, what goes upstream is the client's own bytes, not a copy."""
+    body = b' { "messages" : [ { "role":"user", "content":"caf\\u00e9" } ] , "model":"gpt-4o-mini","x":1.0 } '
+    plan = await Desk().plan(body, window)
+    assert plan.body is body
+    assert plan.report.outcome == "verbatim"
+
+
+async def test_a_clients_own_orphans_pass() -> None:
+    """A broken pair that the client sent is neither repaired nor refused."""
+    body = body_of([{"role": "user", "content": "hi"}, {"role": "tool", "tool_call_id": "gone", "content": "x"}])
+    plan = await Desk().plan(body, WINDOW)
+    assert plan.body is body
+
+
+@pytest.mark.parametrize(("window", "result"), [(8192, 300), (8192, 700), (WINDOW, 300), (32768, 2500)])
+async def test_an_agent_loop_is_compacted_rarely_and_deeply(window: int, result: int, record_property: Any) -> None:
+    """Sixty rounds: each view begins with the one before but at an event, events are rare, the window is well used."""
+    desk, before, events, fills = Desk(), [], 0, []
+    repeated = sent = 0
+    messages = agent_session(0, 0)
+    room = window - request_tokens({"messages": messages[:1], "tools": AGENT_TOOLS})
+    for at in range(60):
+        messages += agent_round(at, result) if at else []
+        body = body_of(messages, tools=AGENT_TOOLS)
+        plan = await desk.plan(body, window)
+        assert plan_problems(body, plan, window) == []
+        view = slices(plan.body)
+        same = next((i for i, (a, b) in enumerate(zip(before, view, strict=False)) if a != b), len(before))
+        assert same == len(before) or plan.report.event, "a view changed without an event"
+        events += plan.report.event
+        weights = list(map(message_tokens, map(json.loads, view)))
+        frame = fixed_tokens({"tools": AGENT_TOOLS})
+        repeated += frame + sum(weights[:same]) if at else 0
+        sent += frame + sum(weights)
+        fills.append((frame + sum(weights)) / window)
+        before = view
+    growth = request_tokens({"messages": messages})
+    assert events <= growth / (0.25 * room) + 1
+    assert 0.45 <= sum(fills) / len(fills) <= 0.95
+    record_property("events", events)
+    record_property("fill", round(sum(fills) / len(fills), 3))
+    record_property("repeated_prefix", round(repeated / sent, 3))
+
+
+@settings(max_examples=25, phases=UNSHRUNK)
+@given(growing())
+async def test_a_view_only_grows_between_events(case: tuple[list[Message], list[int], int]) -> None:
+    """For any growing conversation each view is the one before with more behind it, unless the plan says event."""
+    messages, ends, window = case
+    desk, before = Desk(), None
+    for end in ends:
+        plan = await desk.plan(body_of(messages[:end]), window)
+        if plan.error is not None:
+            before = None
+            continue
+        view = slices(plan.body)
+        if before is not None and not plan.report.event:
+            assert view[: len(before)] == before
+        before = view
+
+
+@settings(max_examples=25, phases=UNSHRUNK)
+@given(growing())
+async def test_replicas_agree(case: tuple[list[Message], list[int], int]) -> None:
+    """Two replicas that take turns, and one that starts cold with their records, send the same view."""
+    messages, ends, window = case
+    book = Book()
+    two = [Desk(book), Desk(book)]
+    for at, end in enumerate(ends):
+        body = body_of(messages[:end])
+        plan = await two[at % 2].plan(body, window)
+        again = await two[1 - at % 2].plan(body, window)
+        cold = await Desk(book).plan(body, window)
+        assert plan.body == again.body == cold.body
+
+
+SESSIONS: dict[str, list[Message]] = {
+    "agent": agent_session(40, 300),
+    "parallel": agent_session(16, 120, parallel=6),
+    "chat": [m for turn in range(40) for m in chat_turn(turn, 150)][:-1],
+}
+
+
+def requests_of(messages: Sequence[Message]) -> list[int]:
+    """The lengths at which *messages* was a request."""
+    return [
+        i
+        for i, message in enumerate(messages, 1)
+        if message["role"] != "assistant"
+        and (i == len(messages) or messages[i]["role"] == "assistant")
+        and message["role"] != "system"
+    ]
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+@pytest.mark.parametrize("members", [{}, {"max_tokens": 64}, {"tools": AGENT_TOOLS}], ids=["plain", "figure", "tools"])
+async def test_a_cold_start_equals_having_watched(session: str, members: dict[str, Any]) -> None:
+    """With no record at all, a proxy that sees a conversation first at its n-th request sends what others send."""
+    messages, desk = SESSIONS[session], Desk()
+    for end in requests_of(messages):
+        body = body_of(messages[:end], **members)
+        watched = await desk.plan(body, WINDOW)
+        cold = await Desk().plan(body, WINDOW)
+        assert cold.body == watched.body
+    assert len(desk.book.records()) > 1  # type: ignore[attr-defined]
+
+
+async def test_another_text_policy_adopts_the_record_that_was_sent() -> None:
+    """A replica with other shares repeats the recorded block byte for byte instead of writing its own."""
+    other = Policy(Rules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), Rungs()))
+    book, messages = Book(), agent_session(20, 300)
+    sent = await Desk(book).view(messages, WINDOW)
+    assert await Desk(book, other).view(messages, WINDOW) == sent
+    assert await Desk(Book(), other).view(messages, WINDOW) != sent
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "window": {},
+    "output": {"max_tokens": 300},
+    "tool": {"tools": [*AGENT_TOOLS, tool("look_up", "Look a word up.", word="The word.")]},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_changed_figure_moves_no_past_cut(change: str) -> None:
+    """A larger window, another output figure or one more tool leaves the view of what was sent before as it was."""
+    messages, desk = agent_session(20, 300), Desk()
+    before = await desk.view(messages, WINDOW, tools=AGENT_TOOLS)
+    assert len(before) < len(messages)
+    grown = [*messages, *agent_round(99, 20)]
+    members = {"tools": AGENT_TOOLS, **CHANGES[change]}
+    after = await desk.view(grown, WINDOW * 4 if change == "window" else WINDOW, **members)
+    assert after[: len(before)] == before
+    assert len(after) == len(before) + 2
+
+
+async def test_a_clock_in_the_system_text_moves_no_cut() -> None:
+    """A system text that changes with every request changes its own message and nothing behind it."""
+    messages, desk = agent_session(20, 300), Desk()
+
+    def at(clock: str, history: list[Message]) -> list[Message]:
+        return [{"role": "system", "content": f"It is {clock}."}, *history[1:]]
+
+    before = await desk.view(at("09:59", messages), WINDOW)
+    after = await desk.view(at("10:00", [*messages, *agent_round(99, 20)]), WINDOW)
+    assert after[0] != before[0]
+    assert after[1 : len(before)] == before[1:]
+
+
+async def test_a_smaller_window_is_a_new_event() -> None:
+    """A window that became smaller compacts again, and going back undoes nothing."""
+    messages, desk = agent_session(20, 300), Desk()
+    before = await desk.view(messages, WINDOW)
+    plan = await desk.plan(body_of(messages), WINDOW // 2)
+    assert plan.report.event
+    smaller = slices(plan.body)
+    assert len(smaller) < len(before)
+    assert await desk.view(messages, WINDOW) == smaller
+
+
+async def test_compacting_now_is_an_event_that_lasts() -> None:
+    """A forced compaction is a record like any other: the next request goes on from it."""
+    messages, desk = agent_session(8, 300), Desk()
+    plan = await desk.plan(body_of(messages), 5000, Demand(force=True))
+    assert plan.report.event
+    view = slices(plan.body)
+    assert len(view) < len(messages)
+    grown = await desk.view([*messages, *agent_round(99, 20)], 5000)
+    assert grown[: len(view)] == view
+
+
+@pytest.mark.parametrize("edited", [1, 8, -3])
+async def test_a_fork_does_not_use_the_others_record(edited: int) -> None:
+    """An edited message makes another chain: its view is that of a proxy that never saw the original."""
+    messages = agent_session(20, 300)
+    fork = [dict(message) for message in messages]
+    fork[edited]["content"] = "Something else was said here, about ledger_777."
+    desk = Desk()
+    original = await desk.view(messages, WINDOW)
+    assert await desk.view(fork, WINDOW) == await Desk().view(fork, WINDOW)
+    assert await desk.view(messages, WINDOW) == original
+
+
+async def test_a_regenerated_branch_keeps_the_common_past() -> None:
+    """Another answer to the same request goes on from the event before it."""
+    messages, desk = agent_session(20, 300), Desk()
+    view = await desk.view(messages, WINDOW)
+    branches = [await desk.view([*messages, *agent_round(seed, 30)], WINDOW) for seed in (201, 202)]
+    assert [branch[: len(view)] for branch in branches] == [view, view]
+    assert branches[0] != branches[1]
+
+
+async def test_tenants_and_labels_share_nothing() -> None:
+    """The same conversation of two tenants, or under two labels, is recorded under keys without a common part."""
+    book, body = Book(), body_of(agent_session(20, 300))
+    for tenant, label in ((b"a" * 32, ""), (b"b" * 32, ""), (b"a" * 32, "x")):
+        await Desk(book).plan(body, WINDOW, tenant=tenant, options=Options(conversation=label))
+    keys = list(book.values)
+    assert len(keys) == 3
+    assert len({key[1] for key in keys}) == len({key[3] for key in keys}) == 3
+
+
+async def test_the_memory_store_serves_as_recorder(tmp_path: Path) -> None:
+    """Over the real store in memory two replicas that take turns send the same views."""
+    faults: list[str] = []
+    tasks = Tasks(lambda name, error: faults.append(name))
+    store = await open_store(
+        "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: faults.append(event)
+    )
+    try:
+        two = [Desk(store), Desk(store)]
+        messages = agent_session(30, 300)
+        for at, end in enumerate(requests_of(messages)):
+            views = [await desk.view(messages[:end], WINDOW) for desk in (two if at % 2 else two[::-1])]
+            assert views[0] == views[1]
+        assert store.state().hits > 0
+    finally:
+        await store.close()
+        await tasks.finish(1.0)
+    assert faults == []
+
+
+async def test_a_damaged_record_is_written_anew() -> None:
+    """Garbage under a record's key is as good as no record."""
+    book, messages = Book(), agent_session(20, 300)
+    view = await Desk(book).view(messages, WINDOW)
+    book.values = dict.fromkeys(book.values, b"\xc1 garbage")
+    assert await Desk(book).view(messages, WINDOW) == view
+
+
+@pytest.mark.parametrize("system", [True, False])
+async def test_alternation_survives(system: bool) -> None:
+    """Where user and assistant strictly alternate, so do they in every view, and there is no second system message."""
+    messages = [{"role": "system", "content": "Be brief."}] if system else []
+    desk = Desk()
+    compacted = 0
+    for turn in range(40):
+        messages += chat_turn(turn, 150)
+        plan = await desk.plan(body_of(messages[:-1]), WINDOW)
+        roles = [json.loads(piece)["role"] for piece in slices(plan.body)]
+        compacted += plan.report.outcome == "compacted"
+        assert roles.count("system") == system
+        spoken = roles[system:]
+        assert spoken[0] == "user"
+        assert all(a != b for a, b in pairwise(spoken))
+    assert compacted > 10
+
+
+@settings(max_examples=25, phases=UNSHRUNK)
+@given(growing())
+async def test_no_system_message_is_added(case: tuple[list[Message], list[int], int]) -> None:
+    """A view holds exactly the system messages the client sent, in order."""
+    messages, _, window = case
+    plan = await Desk().plan(body_of(messages), window)
+    assume(plan.error is None)
+    raw, view = (
+        [piece for piece in slices(body) if json.loads(piece)["role"] in SYSTEMS]
+        for body in (body_of(messages), plan.body)
+    )
+    assert view == raw
+
+
+async def test_images_of_an_anchored_message_move_with_it() -> None:
+    """A task that is folded into the block keeps its image, as a part of the carrier."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
+    first = {"role": "user", "content": [{"type": "text", "text": "What is in this picture?"}, image]}
+    chat = [m for turn in range(20) for m in chat_turn(turn, 150)][:-1]
+    plan = await Desk().plan(body_of([first, {"role": "assistant", "content": "A pond."}, *chat]), WINDOW)
+    carrier = json.loads(slices(plan.body)[0])
+    assert image in carrier["content"]
+    assert "What is in this picture?" in text_of(carrier)
+
+
+async def test_an_output_figure_is_lowered_before_anything_is_dropped() -> None:
+    """A figure of nearly the whole window is spliced down in place; with lower_output never, it is respected."""
+    messages = [{"role": "user", "content": prose(1, 2000)}]
+    body = body_of(messages, max_tokens=3900, top_p=1)
+    plan = await Desk().plan(body, WINDOW)
+    assert "output" in plan.report.stages
+    assert plan_problems(body, plan, WINDOW) == []
+    assert slices(plan.body) == slices(body)
+    assert json.loads(plan.body)["max_tokens"] >= 1024
+    stubborn = await Desk(policy=replace(POLICY, lower_output="never")).plan(body, WINDOW)
+    assert stubborn.error is not None or json.loads(stubborn.body)["max_tokens"] == 3900
+
+
+async def test_tools_larger_than_the_window_lose_prose_only() -> None:
+    """Tools above the window are cut the same way on every call, and the rest of the body stays."""
+    tools = [tool(f"look_{at}", prose(at, 150), key=prose(at + 500, 40)) for at in range(30)]
+    assert count_json(tools) > WINDOW
+    desk, messages = Desk(), agent_session(3, 50)
+    plans = [await desk.plan(body_of(messages[:end], tools=tools), WINDOW) for end in (2, 4, 6, 8)]
+    assert all(plan.error is None and "tools" in plan.report.stages for plan in plans)
+    assert len({json.dumps(json.loads(plan.body)["tools"]) for plan in plans}) == 1
+    cut = json.loads(plans[0].body)["tools"]
+    assert [one["function"]["name"] for one in cut] == [f"look_{at}" for at in range(30)]
+
+
+async def test_a_refusal_names_what_is_too_big() -> None:
+    """System text above the window is refused with the figures that show it."""
+    messages = [{"role": "system", "content": prose(1, 5000)}, {"role": "user", "content": "hi"}]
+    plan = await Desk().plan(body_of(messages), WINDOW)
+    assert plan.error is not None
+    assert plan.error.status == 400
+    assert "system messages" in plan.error.message
+    assert str(WINDOW) in plan.error.message
+
+
+async def test_only_guesses_in_the_view_excuse_it() -> None:
+    """An image of unknown size that was folded away does not let a view that is too big go upstream."""
+    image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    seen = [
+        {"role": "user", "content": [{"type": "text", "text": "See."}, image]},
+        {"role": "assistant", "content": "."},
+    ]
+    newest = [
+        {"role": "user", "content": "ok " * 20},
+        *({"role": "tool", "tool_call_id": str(i), "content": "x " * 60} for i in range(9)),
+    ]
+    messages = [{"role": "user", "content": "Begin."}, *seen, *seen, *newest]
+    body = body_of(messages, max_tokens=100)
+    for window in range(256, 800, 32):
+        plan = await Desk().plan(body, window, Demand(force=True))
+        assert plan_problems(body, plan, window) == []
+
+
+async def test_a_lone_surrogate_in_the_history_is_survived() -> None:
+    """Half a surrogate pair, which no record could hold, is replaced in the block and untouched elsewhere."""
+    messages = [{"role": "user", "content": "cut \ud83d off"}, *agent_session(20, 300)[2:]]
+    messages.append({"role": "user", "content": "and \udc00 again"})
+    desk = Desk()
+    plan = await desk.plan(body_of(messages), WINDOW)
+    assert plan.report.outcome == "compacted"
+    assert message_problems(body_of(messages), plan.body) == []
+    assert len(desk.book.records()) == 1  # type: ignore[attr-defined]
+
+
+async def test_the_factor_scales_the_window() -> None:
+    """For a provider that counts twice what we count, the view takes half as many of our tokens."""
+    body = body_of(agent_session(30, 300))
+    plan = await Desk().plan(body, WINDOW, factor=2.0)
+    assert request_tokens(json.loads(plan.body), 2.0) + WINDOW // 32 <= WINDOW
+    assert plan.report.window == WINDOW
+
+
+async def test_twice_the_window_in_one_message() -> None:
+    """A pasted log and a tool result that are each larger than the window lose their middle, and the rest stays."""
+    for newest in ([{"role": "user", "content": log(5, 2 * WINDOW)}], agent_round(7, 2 * WINDOW)):
+        body = body_of([*agent_session(3, 200), *newest])
+        plan = await Desk().plan(body, WINDOW)
+        assert plan_problems(body, plan, WINDOW) == []
+        assert request_tokens(json.loads(plan.body)) > WINDOW // 3, "far more was cut than had to be"
+
+
+def test_the_strategy_of_growing_conversations_makes_places() -> None:
+    """The lengths taken as requests in these tests are the places the layout finds."""
+    messages = SESSIONS["agent"]
+    assert len(requests_of(messages)) == 41
+    assert lay_out(()).count == 0

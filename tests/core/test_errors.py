@@ -27,7 +27,8 @@ EVERY: list[UllageError] = [
 
 def test_every_error_is_tried() -> None:
     """The list above names each kind of error there is."""
-    assert {type(error) for error in EVERY} == set(UllageError.__subclasses__())
+    named = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, UllageError)}
+    assert {type(error) for error in EVERY} == named - {UllageError}
 
 
 @pytest.mark.parametrize("error", EVERY, ids=lambda error: type(error).__name__)

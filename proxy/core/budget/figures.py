@@ -36,12 +36,13 @@ class Figures:
     """What one request may use, in tokens of our own count.
 
     ``window`` holds input and output; ``reserve`` is kept for the answer; ``fixed`` is what no compaction of the
-    history changes (system, tools, response format).
+    history changes (system, tools, response format). ``usual`` is what is kept where a request asks for nothing.
     """
 
     window: int
     reserve: int
     fixed: int
+    usual: int = 0
 
     @property
     def budget(self) -> int:
@@ -52,6 +53,14 @@ class Figures:
     def lasting(self) -> int:
         """The budget of past places: it must not follow a request's output figure, or every cut would move with it."""
         return self.window - self.window // 32
+
+    @property
+    def ceiling(self) -> int:
+        """What a view may take at any place, so that a request that asks for no output figure fits there as it is.
+
+        Past places go by it too: else they would miss the events that such a request brought about when it came.
+        """
+        return min(self.lasting, self.window - self.usual)
 
     @property
     def stepped(self) -> int:

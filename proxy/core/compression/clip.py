@@ -16,7 +16,10 @@ HEAD_SHARE = 0.6
 
 
 def clip(text: str, tokens: int, count: Count) -> str:
-    """*text* with its middle left out so that it takes at most *tokens*; unchanged where it fits already."""
+    """*text* with its middle left out so that it takes at most *tokens*; unchanged where it fits already.
+
+    Never empty, whatever *tokens* says: providers refuse messages without text.
+    """
     if count(text) <= tokens:
         return text
     marker = MARKER if tokens >= 3 * count(MARKER) else SHORT_MARKER
@@ -28,7 +31,7 @@ def clip(text: str, tokens: int, count: Count) -> str:
         if (excess := count(result) - tokens) <= 0:
             return result
         room -= excess  # the seams can cost a token that neither side does alone
-    return _beginning(text, max(0, tokens), count)
+    return _beginning(text, max(0, tokens), count) or SHORT_MARKER.strip()
 
 
 def _beginning(text: str, tokens: int, count: Count) -> str:

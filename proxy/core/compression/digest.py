@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from proxy.core.conversation.entry import Entry
 
@@ -84,10 +85,11 @@ def digest_of(entries: Sequence[Entry], tokens: int, count: Count, known: str = 
     errors = _fill(_error_lines(entries), int(tokens * ERROR_SHARE), count)
     commands = _fill(_commands(entries), int(tokens * COMMAND_SHARE), count)
     room = tokens - sum(count(line) + 4 for line in (*errors, *commands))
-    ranked = sorted((name for name in scores if name not in known), key=lambda name: (-scores[name], name))
-    numbers = _fill((name for name in ranked if name in numeric), int(room * NUMBER_SHARE), count)
+    ranked = sorted(scores, key=lambda name: (-scores[name], name))
+    # Looking a name up in a long known text is not cheap: only those that are about to be taken are.
+    numbers = _fill((n for n in ranked if n in numeric and n not in known), int(room * NUMBER_SHARE), count)
     room -= sum(count(f"{name}, ") for name in numbers)
-    names = _fill((name for name in ranked if name not in numeric), room, count)
+    names = _fill((n for n in ranked if n not in numeric and n not in known), room, count)
     return Digest(tuple(names), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
 
 
@@ -162,10 +164,15 @@ def _commands(entries: Sequence[Entry]) -> Iterator[str]:
                 yield command
 
 
+def _literal(arguments: str) -> Any:
+    """The value of *arguments*, numbers as they are spelled: reading and writing them again would invent figures."""
+    return json.loads(arguments, parse_int=str, parse_float=str)
+
+
 def command_of(arguments: str) -> str:
     """The shell command in a call's arguments, on one line; empty where there is none."""
     try:
-        values = json.loads(arguments)
+        values = _literal(arguments)
     except (ValueError, RecursionError):
         return ""
     found = next((values[key] for key in _COMMAND_KEYS if values.get(key)), "") if isinstance(values, dict) else ""
@@ -176,7 +183,7 @@ def command_of(arguments: str) -> str:
 def plain_arguments(arguments: str) -> str:
     """The string and number values of a call's JSON arguments, one a line; the text itself where it is no JSON."""
     try:
-        stack = [json.loads(arguments)]
+        stack = [_literal(arguments)]
     except (ValueError, RecursionError):
         return arguments
     found: list[str] = []
@@ -186,6 +193,6 @@ def plain_arguments(arguments: str) -> str:
             stack.extend(reversed(node.values()))
         elif isinstance(node, list):
             stack.extend(reversed(node))
-        elif isinstance(node, str | int | float) and not isinstance(node, bool):
-            found.append(str(node))
+        elif isinstance(node, str):
+            found.append(node)
     return "\n".join(found)

@@ -30,7 +30,10 @@ _CUE = re.compile(
     r"|不要|必须|务必|请|不能|只能|禁止|してください|しないで|必ず|반드시|하지 ?마|нельзя|всегда|никогда",
     re.IGNORECASE,
 )
-_SENTENCE = re.compile(r"(?<=[.!?。！？;；])\s+|\n+")
+_WIDE = "\u2e80"
+"""From here on scripts are written without spaces: a text may end after any character."""
+
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,5 +143,5 @@ def shorten(text: str, characters: int) -> str:
     """*text* cut at a word boundary to at most so many characters, so that no name is left half."""
     if len(text) <= characters:
         return text
-    cut = text[:characters].rfind(" ")
-    return f"{text[:cut]} {OMITTED}" if cut > 0 else OMITTED
+    cut = next((at for at in range(characters, 0, -1) if text[at].isspace() or text[at - 1] >= _WIDE), 0)
+    return f"{text[:cut].rstrip()} {OMITTED}" if cut else OMITTED

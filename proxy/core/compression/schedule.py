@@ -103,7 +103,7 @@ class Schedule:
         self._sum = layout.sums
         self._users = layout.user_sums
         self._fixed = figures.stepped
-        self._high = figures.mark(self._marks.high, figures.lasting)
+        self._high = min(figures.mark(self._marks.high, figures.lasting), figures.ceiling)
 
     def weight(self, place: int, event: Event | None) -> int:
         """Tokens of the view's items at *place*, the fixed part aside, when *event* was the last one."""
@@ -172,11 +172,11 @@ class Schedule:
 
         Nothing is clipped while what the client sent fits the budget: above the high mark only folding pays.
         """
-        fixed = self._fixed
+        fixed, ceiling = self._fixed, min(budget, self._figures.ceiling)
         levels = _Levels(
             self._figures.mark(self._marks.low, budget) - fixed,
-            self._figures.mark(self._marks.high, budget) - fixed,
-            budget - fixed,
+            min(self._figures.mark(self._marks.high, budget), ceiling) - fixed,
+            ceiling - fixed,
         )
         present = self.weight(place, event)
         clips = dict(event.clips) if event else {}

@@ -1,0 +1,101 @@
+"""Which upstream serves a model, and what is known of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.budget.catalogue import REMEMBERED, Catalogue, Facts, Route, Rule
+from proxy.core.errors import NotFound
+
+TABLE = {
+    "gpt-4o": Facts(128_000, 16_384),
+    "mystery": Facts(None, 4_096),
+    "azure/eu/gpt-4o": Facts(100_000, None),
+}
+
+
+def resolve(model: str, *rules: Rule, default: str = "main") -> Route:
+    return Catalogue(rules, TABLE, default).resolve(model)
+
+
+def test_the_first_rule_that_matches_holds() -> None:
+    """Rules are tried in order, as globs, letter for letter."""
+    rules = (Rule("gpt-5*", "a"), Rule("gpt-*", "b", window=5), Rule("[qQ]wen?", "c"), Rule("*", "d"))
+    named = {m: resolve(m, *rules).upstream for m in ("gpt-5-mini", "gpt-4o", "Qwen3", "qwen33", "GPT-5", "", "x/y")}
+    assert named == {"gpt-5-mini": "a", "gpt-4o": "b", "Qwen3": "c", "qwen33": "d", "GPT-5": "d", "": "d", "x/y": "d"}
+
+
+def test_no_rule_and_no_default() -> None:
+    """A model nobody serves is named in the error; with a default upstream it goes there."""
+    assert resolve("foo", Rule("bar", "a")) == Route("main", "foo", None, None, "o200k_base", "unknown")
+    with pytest.raises(NotFound, match="'foo'"):
+        resolve("foo", Rule("bar", "a"), default="")
+
+
+def test_a_configured_window_wins() -> None:
+    """Figures of the configuration win over the table's; what it leaves out comes from there."""
+    found = resolve("gpt-4o", Rule("*", "a", window=8_192))
+    assert (found.window, found.max_output, found.source) == (8_192, 16_384, "configured")
+    found = resolve("gpt-4o", Rule("*", "a", max_output=100, unknown_window=5))
+    assert (found.window, found.max_output, found.source) == (128_000, 100, "table")
+
+
+@pytest.mark.parametrize(
+    ("model", "window"),
+    [
+        ("gpt-4o", 128_000),
+        ("openai/gpt-4o", 128_000),
+        ("azure/eu/gpt-4o", 100_000),
+        ("azure/us/gpt-4o", 128_000),
+        ("gpt-4o-new", None),
+        ("mystery", None),
+    ],
+)
+def test_the_table_is_asked_with_and_without_prefix(model: str, window: int | None) -> None:
+    """A name is looked up as it is, then without its provider's prefix."""
+    found = resolve(model)
+    assert (found.window, found.source) == (window, "table" if window else "unknown")
+
+
+def test_an_unknown_window_is_not_guessed() -> None:
+    """Nobody knows: no window, unless the configuration assumes one."""
+    assert resolve("mystery").max_output == 4_096
+    assumed = resolve("mystery", Rule("*", "a", unknown_window=131_072))
+    assert (assumed.window, assumed.source) == (131_072, "assumed")
+    unknown = resolve("mystery", Rule("*", "a"))
+    assert (unknown.window, unknown.source) == (None, "unknown")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "models"),
+    [
+        ("o200k_base", "gpt-4o gpt-4o-mini-2024-07-18 chatgpt-4o-latest gpt-4.1 gpt-4.1-nano gpt-4.5-preview"),
+        ("o200k_base", "gpt-5 gpt-5-mini gpt-5.1 o1 o1-mini o3 o3-pro o4-mini gpt-oss-120b openai/gpt-4o"),
+        ("o200k_base", "azure/eu/gpt-5 ft:gpt-4o-mini:me:x:1 qwen3 claude-sonnet-4-5 llama local"),
+        ("cl100k_base", "gpt-4 gpt-4-0613 gpt-4-32k gpt-4-turbo gpt-4-turbo-preview gpt-4-1106-preview openai/gpt-4"),
+        ("cl100k_base", "gpt-3.5-turbo gpt-3.5-turbo-16k gpt-35-turbo azure/gpt-35-turbo ft:gpt-3.5-turbo:me::1"),
+        ("cl100k_base", "ft:gpt-4-0613:me::1 text-embedding-3-small"),
+    ],
+)
+def test_encodings(encoding: str, models: str) -> None:
+    """OpenAI's older families have the older vocabulary; everybody else's nearest is the newer one."""
+    assert {resolve(model).encoding for model in models.split()} == {encoding}
+
+
+def test_a_configured_encoding_wins() -> None:
+    """What the configuration says of the tokenizer holds."""
+    assert resolve("gpt-4o", Rule("*", "a", encoding="cl100k_base")).encoding == "cl100k_base"
+
+
+def test_a_routes_name() -> None:
+    """Records of one model behind two upstreams, or of two behind one, are kept apart."""
+    assert resolve("m", Rule("m", "a")).name == "a,m"
+
+
+def test_many_names_are_still_resolved_right() -> None:
+    """More names than are remembered, in any order, resolve as they did."""
+    catalogue = Catalogue([Rule("a*", "a", window=1), Rule("b*", "b", window=2)], TABLE, "main")
+    names = [f"{letter}{at}" for at in range(REMEMBERED) for letter in "abc"]
+    first = [catalogue.resolve(name) for name in names]
+    assert [catalogue.resolve(name) for name in names] == first
+    assert {route.upstream for route in first if route.model.startswith("b")} == {"b"}

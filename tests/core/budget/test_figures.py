@@ -1,0 +1,92 @@
+"""How much room there is: reserve, budget and marks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.budget.figures import DEFAULT_RESERVE, Figures, Marks, Shares, reserve, scaled
+
+windows = st.integers(1, 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("requested", "most", "window", "held"),
+    [
+        (1_000, 100, 8_192, 1_000),
+        (9_000, None, 8_192, 9_000),
+        (None, None, 8_192, 1_024),
+        (None, 500, 8_192, 500),
+        (None, None, 1_000_000, DEFAULT_RESERVE),
+        (None, 128_000, 1_000_000, DEFAULT_RESERVE),
+        (None, 128_000, 128_000, 16_000),
+        (0, None, 8_192, 1_024),
+        (-5, None, 8_192, 1_024),
+        (None, 0, 8_192, 1_024),
+    ],
+)
+def test_reserve(requested: int | None, most: int | None, window: int, held: int) -> None:
+    """What a request asks for is held unclamped; else the least of the model's limit, an eighth, and 16K."""
+    assert reserve(requested, most, window) == held
+
+
+@given(st.none() | st.integers(1, 10**6), windows)
+def test_a_reserve_nobody_asked_for_is_small(most: int | None, window: int) -> None:
+    """Without a figure of the request at most an eighth of the window is held."""
+    assert 0 <= reserve(None, most, window) <= window // 8
+
+
+@pytest.mark.parametrize("marks", [(0.9, 0.4, 0.6), (0.9, 0.9, 0.4), (1.1, 0.6, 0.4), (0.9, 0.6, 0.0), (0.4, 0.6, 0.9)])
+def test_marks_must_rise(marks: tuple[float, float, float]) -> None:
+    """Marks out of order or out of bounds cannot be made."""
+    with pytest.raises(ValueError, match="rise from low to soft to high"):
+        Marks(*marks)
+    with pytest.raises(ValueError):
+        Marks(high=float("nan"))
+
+
+def test_the_measured_defaults() -> None:
+    """The defaults are those that were measured."""
+    assert Marks() == Marks(high=0.90, soft=0.60, low=0.40)
+    assert Shares() == Shares(pins=0.20, digest=0.10, steps=0.03, block=0.40)
+
+
+@given(windows, st.integers(0, 2_000_000), st.integers(0, 2_000_000))
+def test_budgets(window: int, held: int, fixed: int) -> None:
+    """The budget is what the reserve leaves, never below zero; past places keep a budget of their own."""
+    figures = Figures(window, held, fixed)
+    assert figures.budget == max(0, window - held)
+    assert figures.lasting == window - window // 32
+    assert Figures(window, 0, fixed).lasting == figures.lasting
+
+
+@given(windows, st.integers(0, 2_000_000))
+def test_steps_of_the_fixed_part(window: int, fixed: int) -> None:
+    """The fixed part is rounded up to whole steps of a sixty-fourth of the window."""
+    stepped = Figures(window, 0, fixed).stepped
+    step = max(1, window // 64)
+    assert stepped % step == 0
+    assert 0 <= stepped - fixed < step
+
+
+@given(windows, st.integers(0, 2_000_000), st.floats(0, 1), st.floats(0, 1))
+def test_marks_rise_with_their_share(window: int, fixed: int, one: float, two: float) -> None:
+    """A mark lies between the fixed part and the budget, and a larger share lies higher."""
+    figures = Figures(window, 0, fixed)
+    low, high = sorted((one, two))
+    assert figures.mark(low, figures.budget) <= figures.mark(high, figures.budget)
+    assert figures.stepped <= figures.mark(low, figures.budget)
+    assert figures.mark(high, figures.budget) <= max(figures.stepped, figures.budget)
+    assert figures.mark(1, figures.budget) == max(figures.stepped, figures.budget)
+
+
+def test_a_mark() -> None:
+    """A mark is the fixed part plus its share of the rest."""
+    assert Figures(window=6_400, reserve=400, fixed=1_000).mark(0.5, 6_000) == 1_000 + 2_500
+
+
+@pytest.mark.parametrize(("tokens", "factor", "ours"), [(8_192, 1.0, 8_192), (9_000, 1.5, 6_000), (10, 3.0, 3)])
+def test_a_providers_figure_in_ours(tokens: int, factor: float, ours: int) -> None:
+    """A provider that counts more than we do leaves us fewer of our own tokens."""
+    assert scaled(tokens, factor) == ours

@@ -1,0 +1,151 @@
+"""The block: pins word for word while they fit, a digest, steps; never more than its caps, never anything invented."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.compression import fold
+from proxy.core.compression.fold import FOOTER, HEADER, OMITTED, Folded, render, shorten
+from proxy.core.compression.schedule import NOTE
+from proxy.core.conversation.chat import read_entry
+from proxy.core.conversation.entry import Entry
+from tests.entities import entities, invented
+from tests.fits import Book, Desk, Message, body_of, count, slices
+from tests.material import agent_session, chat_turn
+from tests.strategies import conversations
+
+CHINESE = "请把订单 20231107 的状态改成已完成，不要修改数据库结构。然后告诉我结果！"
+
+
+def folded_of(messages: list[Message]) -> Folded:
+    entries = tuple(read_entry(raw) for raw in slices(body_of(messages)))
+    users = [entry.text for entry in entries if entry.role == "user"]
+    return Folded(entries, tuple(users[1:-1]), users[0], users[-1] if len(users) > 1 else "")
+
+
+@settings(max_examples=60)
+@given(conversations(max_size=20), st.integers(NOTE, 1500), st.floats(0, 1))
+def test_caps_are_kept_and_nothing_is_invented(messages: list[Message], block: int, share: float) -> None:
+    """For any folded rounds and caps: the block beside task and newest text fits its cap and states only what was."""
+    folded = folded_of(messages)
+    text = int((block - NOTE) * share)
+    made = render(folded, block, text, count)
+    assert count(made) - count(folded.task) - count(folded.newest) <= block
+    assert invented(made.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), messages) == set()
+    assert folded.task in made
+    assert folded.newest in made
+    assert made.startswith(HEADER)
+    assert made.endswith(FOOTER)
+    assert made == render(folded, block, text, count)
+
+
+def test_the_blocks_own_words_state_nothing() -> None:
+    """Header, footer and headings hold no number, path or identifier."""
+    empty = render(Folded((), ("pin",), "task", "newest"), 400, 100, count)
+    assert entities(empty) == set()
+    assert entities(fold.OMITTED) == set()
+
+
+def test_pins_are_verbatim_while_they_fit() -> None:
+    """Every folded user text stands word for word, also with odd white space and other scripts."""
+    pins = ("Never  touch\tvendor/.", CHINESE, "- a list\n  - nested", "ok")
+    made = render(Folded((), pins, "task"), 400, 0, count)
+    assert all(pin in made for pin in pins)
+
+
+def test_instructions_outlive_small_talk() -> None:
+    """Where not all user texts fit, those that read like instructions stay, newer before older, in their order."""
+    talk = tuple(f"That was nice to hear, the weather in town {at} is fine and the tea is warm." for at in range(40))
+    rules = ("You must never push to main.", "Always answer in French.")
+    made = render(Folded((), (*talk[:20], rules[0], *talk[20:], rules[1]), "task"), 500, 0, count)
+    assert all(rule in made for rule in rules)
+    assert made.index(rules[0]) < made.index(rules[1])
+    assert 0 < sum(text in made for text in talk) < 40
+
+
+@pytest.mark.parametrize("script", ["latin", "chinese"])
+def test_a_long_pin_keeps_its_instructions(script: str) -> None:
+    """Of a user text that is too long to pin, the sentences that instruct stay, whole, with a sign of what went."""
+    filler, rule = (
+        ("Nothing of note happened. ", "You must keep the API.")
+        if script == "latin"
+        else ("今天天气很好。", "不要修改数据库结构。")
+    )
+    made = render(Folded((), (filler * 300 + rule + filler * 300,), "task"), 400, 0, count)
+    assert rule in made
+    assert OMITTED in made
+
+
+def test_steps_are_the_newest_in_order() -> None:
+    """Steps are one line a model item, the newest that fit, oldest first, with their calls."""
+    entries = [
+        Entry("assistant", f"Now I do thing number {at}.", (("run", f'{{"command":"make {at}"}}'),)) for at in range(50)
+    ]
+    made = render(Folded(tuple(entries), ()), 600, 400, count)
+    lines = [line for line in made.splitlines() if line.startswith("- Now")]
+    assert lines[-1] == "- Now I do thing number 49. -> run(make 49)"
+    numbers = [int(line.split("number ")[1].split(".")[0]) for line in lines]
+    assert numbers == list(range(50 - len(numbers), 50))
+    assert 3 < len(numbers) < 50
+
+
+def test_a_step_in_chinese_says_something() -> None:
+    """A sentence without spaces is shortened at a character, not thrown away."""
+    entry = Entry("assistant", "我先检查一下订单的状态然后再决定要不要修改数据库里的记录" * 8)
+    assert "我先检查" in render(Folded((entry,), ()), 700, 600, count)
+
+
+@given(st.text(max_size=80), st.integers(1, 60))
+def test_shortened_text_is_a_beginning(text: str, characters: int) -> None:
+    """What is shortened begins like the text, ends in the sign, and is not much longer than asked."""
+    made = shorten(text, characters)
+    if len(text) <= characters:
+        assert made == text
+    else:
+        head = made.removesuffix(OMITTED)
+        assert made.endswith(OMITTED)
+        assert text.startswith(head.rstrip())
+        assert len(head) <= characters + 1
+
+
+def test_no_name_is_left_half() -> None:
+    """Shortening happens between words."""
+    assert shorten("open src/app/main.py and read it", 12) == f"open {OMITTED}"
+    assert shorten("src/app/a_very_long_name.py", 10) == OMITTED
+
+
+@pytest.mark.parametrize("kind", ["agent", "chat", "chinese"])
+async def test_a_later_block_holds_no_earlier_one(kind: str) -> None:
+    """Every block of a long conversation is made of the originals: one header each, whatever came before."""
+    messages = agent_session(30, 300) if kind == "agent" else [m for turn in range(40) for m in chat_turn(turn, 150)]
+    if kind == "chinese":
+        messages = [{"role": ("user", "assistant")[at % 2], "content": f"{CHINESE}{at}" * 6} for at in range(120)]
+    book = Book()
+    desk = Desk(book)
+    for end in range(2, len(messages) + 1):
+        if messages[end - 1]["role"] in ("user", "tool"):
+            await desk.view(messages[:end], 4096)
+    blocks = [record.block for record in book.records()]
+    assert len(blocks) > 2
+    for record in book.records():
+        assert record.block.count(HEADER) == record.block.count(FOOTER) == 1
+        assert invented(record.block, messages[: record.event.place]) == set()
+
+
+@pytest.mark.parametrize("text", ["a" * 1_000_000, "QUFB" * 250_000, "ab. " * 250_000, "。" * 300_000, " " * 10**6])
+def test_a_megabyte_of_anything_costs_a_bounded_amount(text: str) -> None:
+    """A huge pin, step or result is not counted piece by piece."""
+    calls = size = 0
+
+    def watched(piece: str) -> int:
+        nonlocal calls, size
+        calls, size = calls + 1, size + len(piece)
+        return count(piece)
+
+    entries = (Entry("assistant", text), Entry("tool", text), Entry("user", text))
+    made = render(Folded(entries, (text,)), 600, 400, watched)
+    assert count(made) <= 600
+    assert calls <= 800
+    assert size <= 4 * len(text)

@@ -1,0 +1,138 @@
+"""What stands around the items: its facts, and putting a body together again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.conversation.outline import COUNTED, read_outline, splice
+from proxy.core.conversation.scan import members, scan
+from proxy.core.errors import InvalidRequest
+from tests import strategies
+
+FIGURES = ("max_completion_tokens", "max_tokens")
+
+
+def test_facts() -> None:
+    """Model, stream, output figure and the counted members are read from the outline's text."""
+    text = '{"model":"m","stream":true,"max_tokens":5,"tools":[ {"a": 1} ],"x":1,"response_format":null,"messages":[]}'
+    found = read_outline(text, FIGURES)
+    assert (found.model, found.stream, found.requested) == ("m", True, 5)
+    assert found.counted() == {"tools": '[ {"a": 1} ]'}
+    assert found.value("x") == "1"
+    with pytest.raises(KeyError):
+        found.value("y")
+
+
+@pytest.mark.parametrize(
+    ("figures", "requested"),
+    [
+        ({}, None),
+        ({"max_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_completion_tokens": 7}, 7),
+        ({"max_tokens": 5, "max_completion_tokens": None}, 5),
+        ({"max_tokens": 0}, None),
+        ({"max_tokens": -1, "max_completion_tokens": True}, None),
+        ({"max_tokens": "5", "max_completion_tokens": 2.5}, None),
+        ({"max_tokens": [5]}, None),
+    ],
+)
+def test_the_first_figure_that_is_one_holds(figures: dict[str, Any], requested: int | None) -> None:
+    """The output figure is the first positive whole number, in the order the API prefers."""
+    assert read_outline(json.dumps(figures), FIGURES).requested == requested
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("empty", ["null", "[]", "{}"])
+def test_empty_members_weigh_nothing(name: str, empty: str) -> None:
+    """A counted member that holds nothing is not counted, one that holds something is."""
+    assert read_outline(f'{{"{name}":{empty}}}', FIGURES).counted() == {}
+    assert read_outline(f'{{"{name}":["x"]}}', FIGURES).counted() == {name: '["x"]'}
+
+
+@pytest.mark.parametrize("stream", ["true", "false", "null", "1", '"true"'])
+def test_only_true_streams(stream: str) -> None:
+    """A request streams when it says so in JSON's own word."""
+    assert read_outline(f'{{"stream":{stream}}}', FIGURES).stream == (stream == "true")
+
+
+def test_a_model_is_optional() -> None:
+    """A missing or null model is an empty name."""
+    assert read_outline("{}", FIGURES).model == ""
+    assert read_outline('{"model":null}', FIGURES).model == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"model":5}', "'model' must be a string"),
+        ('{"model":["m"]}', "'model' must be a string"),
+        ('{"model":"a","model":"a"}', "'model' more than once"),
+        ('{"model":"a","mod\\u0065l":"a"}', "'model' more than once"),
+        ('{"messages":[],"messages":[]}', "'messages' more than once"),
+        ('{"input":1,"input":[]}', "'input' more than once"),
+        ("[]", "not valid JSON"),
+        ('{"a":1', "not valid JSON"),
+        ('{"tools":' + "[" * 100_000 + "]" * 100_000 + "}", "not valid JSON"),
+    ],
+)
+def test_what_cannot_be_trusted_is_refused(text: str, words: str) -> None:
+    """Wrong types and members that decide and occur twice are the client's mistake."""
+    with pytest.raises(InvalidRequest, match=words):
+        read_outline(text, FIGURES)
+
+
+def test_other_members_may_repeat() -> None:
+    """Of a member that decides nothing the last one holds, as parsers have it."""
+    found = read_outline('{"tools":["a"],"tools":["b"],"max_tokens":1,"max_tokens":2}', FIGURES)
+    assert found.counted() == {"tools": '["b"]'}
+    assert found.requested == 2
+
+
+new_values = st.one_of(
+    st.sampled_from(["1", "null", '"é\\ud83d"', "[ ]"]), strategies.tools.map(lambda made: json.dumps(made))
+)
+
+
+@settings(max_examples=120)
+@given(strategies.bodies(), st.data())
+def test_only_what_is_edited_changes(body: bytes, data: st.DataObject) -> None:
+    """New items and members are put in place, and every other byte stays where it was."""
+    found = scan(body, "messages")
+    outline = read_outline(found.outline(body).decode(), FIGURES)
+    others = [key for key in outline.fields if key != "messages"]
+    edits = data.draw(st.dictionaries(st.sampled_from(others), new_values))
+    items = data.draw(st.sampled_from([b"", b'{"role":"user"}', '{"content":"é"} , {}'.encode()]))
+    at = len(body[: found.start].decode())
+    made = splice(outline, at, items, edits)
+    before, after = members(body.decode()), members(made.decode())
+    assert [field.key for field in after] == [field.key for field in before]
+    old, new = _pieces(body.decode(), before), _pieces(made.decode(), after)
+    assert old[0] == new[0]
+    for field, was, now in zip(before, old[1], new[1], strict=True):
+        if field.key == "messages":
+            assert json.loads(now) == json.loads(b"[" + items + b"]")
+        else:
+            assert now == edits.get(field.key, was)
+
+
+def _pieces(text: str, fields: list[Any]) -> tuple[list[str], list[str]]:
+    """What stands between the values of *fields*, and the values."""
+    edges = [0, *(edge for field in fields for edge in (field.start, field.end)), len(text)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
+    return pieces[::2], pieces[1::2]
+
+
+@settings(max_examples=60)
+@given(strategies.bodies())
+def test_nothing_edited_is_the_clients_body(body: bytes) -> None:
+    """The list's own bytes put back give the body as it came."""
+    found = scan(body, "messages")
+    outline = read_outline(found.outline(body).decode(), FIGURES)
+    at = len(body[: found.start].decode())
+    assert splice(outline, at, body[found.start : found.end], {}) == body

@@ -1,0 +1,203 @@
+"""Counting tokens: exactly, offline, from many threads; and what happens where the vocabulary is missing."""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.tokenizers import CHUNK, VOCABULARIES, Tokenizers, estimate, packaged_vocabularies
+from tests import strategies
+from tests.material import log, prose
+from tests.stub import tokens as stub
+
+ROOT = Path(__file__).parents[1]
+ENCODINGS = sorted(VOCABULARIES)
+SHARED = Tokenizers()
+
+
+def reference(encoding: str, text: str) -> int:
+    """Tokens as tiktoken itself has them; lone surrogates as the replacement character."""
+    SHARED.counter(encoding)  # so that tiktoken has the vocabulary without asking the network
+    sound = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return len(tiktoken.get_encoding(encoding).encode(sound, disallowed_special=()))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@settings(max_examples=100)
+@given(text=strategies.texts() | st.text())
+def test_counts_are_tiktokens(encoding: str, text: str) -> None:
+    """Any text, lone surrogates and special-token text included, counts as tiktoken counts it as text."""
+    assert SHARED.count(encoding, text) == reference(encoding, text)
+
+
+@settings(max_examples=60)
+@given(strategies.texts())
+def test_the_strict_upstream_counts_alike(text: str) -> None:
+    """The upstream of the tests, which reads the vocabulary by itself, bills the same."""
+    assert SHARED.count("o200k_base", text) == stub.count(text)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_special_token_is_text(encoding: str) -> None:
+    """Text that spells a special token weighs what its letters weigh, and raises nothing."""
+    assert SHARED.count(encoding, "<|endoftext|>") > 3
+    assert SHARED.count(encoding, "<|endoftext|>" * 50) > 150
+    assert SHARED.count(encoding, "") == 0
+
+
+@pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+def test_long_texts(length: int) -> None:
+    """A text beyond one piece counts a few tokens a cut more, never less."""
+    text = (prose(1, 400) * (length // 1_000))[:length]
+    assert len(text) == length
+    counted, exact = SHARED.count("o200k_base", text), reference("o200k_base", text)
+    assert exact <= counted <= exact + 3 * (length // CHUNK)
+    assert length > CHUNK or counted == exact
+
+
+def test_many_threads() -> None:
+    """Threads that all begin with a fresh counter get the same counts."""
+    counter = Tokenizers()
+    texts = [prose(seed, 200) for seed in range(24)]
+    expected = [reference("cl100k_base", text) for text in texts]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            assert list(pool.map(lambda text: counter.count("cl100k_base", text), texts)) == expected
+    assert counter.estimated == set()
+
+
+def test_nothing_is_estimated_that_can_be_counted() -> None:
+    """The installed packages bring both vocabularies."""
+    counter = Tokenizers()
+    for encoding in ENCODINGS:
+        counter.counter(encoding)
+    assert counter.estimated == set()
+    folder = packaged_vocabularies()
+    assert folder is not None
+    assert all((folder / name).is_file() for name, _ in VOCABULARIES.values())
+
+
+def spoiled(folder: Path) -> None:
+    """A folder whose o200k_base has one byte changed."""
+    packaged = packaged_vocabularies()
+    assert packaged is not None
+    name = VOCABULARIES["o200k_base"][0]
+    shutil.copyfile(packaged / name, folder / name)
+    with (folder / name).open("r+b") as file:
+        file.write(b"!")
+
+
+@pytest.mark.parametrize("kind", ["empty", "spoiled", "missing", "a folder in its place"])
+def test_without_a_sound_vocabulary_tokens_are_estimated(kind: str, tmp_path: Path) -> None:
+    """A vocabulary that is missing or not what it should be is neither used nor fetched; the estimate says so."""
+    folder = tmp_path / "none" if kind == "missing" else tmp_path
+    if kind == "spoiled":
+        spoiled(folder)
+    if kind == "a folder in its place":
+        (folder / VOCABULARIES["o200k_base"][0]).mkdir()
+    counter = Tokenizers(folder)
+    text = prose(3, 500)
+    assert counter.count("o200k_base", text) == estimate(text)
+    assert counter.estimated == {"o200k_base"}
+    kept = [VOCABULARIES["o200k_base"][0]] if kind in ("spoiled", "a folder in its place") else []
+    assert kind == "missing" or [file.name for file in folder.iterdir()] == kept
+
+
+def test_an_encoding_nobody_knows_is_estimated() -> None:
+    """An unknown encoding is estimated and flagged, beside others that are counted."""
+    counter = Tokenizers()
+    assert counter.count("klingon", "hello there") == estimate("hello there")
+    assert counter.count("o200k_base", "hello there") == 2
+    assert counter.estimated == {"klingon"}
+
+
+NO_NETWORK = """
+import socket, sys
+def refused(*_):
+    raise AssertionError("the network was asked")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refused
+from pathlib import Path
+from proxy.tokenizers import Tokenizers
+for folder in (None, Path(sys.argv[1])):
+    counter = Tokenizers(folder)
+    counts = [counter.count(name, "hello there") for name in ("o200k_base", "cl100k_base", "x")]
+    print(counts, sorted(counter.estimated))
+print("litellm" in sys.modules)
+"""
+
+
+def test_nothing_is_downloaded(tmp_path: Path) -> None:
+    """A process that may not reach the network counts all the same, and never imports the package it reads from."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TIKTOKEN_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", NO_NETWORK, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    guess = estimate("hello there")
+    assert done.stdout.splitlines() == [
+        f"[2, 2, {guess}] ['x']",
+        f"[{guess}, {guess}, {guess}] ['cl100k_base', 'o200k_base', 'x']",
+        "False",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("before", [None, "/somewhere/else"])
+def test_the_environment_is_left_as_it_was(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a vocabulary changes no variable for the rest of the process."""
+    if before is None:
+        monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+    else:
+        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", before)
+    Tokenizers().counter("o200k_base")
+    assert os.environ.get("TIKTOKEN_CACHE_DIR") == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        prose(1, 2_000),
+        log(1, 2_000),
+        "不要修改数据库结构。" * 100,
+        "検索結果は三件です。" * 100,
+        "한국어 문장입니다. " * 100,
+        "def f(x):\n    return x + 1\n" * 100,
+        '{"path": "src/a.py", "line": 17}\n' * 100,
+        '{"a":[1,2,{"b":null}],"c":"x"}' * 100,
+        "Не трогайте эту папку, пожалуйста. " * 50,
+        "Μην αγγίζετε αυτόν τον φάκελο. " * 50,
+        "कृपया इस फ़ोल्डर को न छुएं। " * 50,
+        "من فضلك لا تلمس هذا المجلد. " * 50,
+        "👩🏽‍💻🎉 🇨🇭 ☃️" * 50,
+        base64.b64encode(random.Random(1).randbytes(3_000)).decode(),
+        random.Random(2).randbytes(1_500).hex(),
+    ],
+    ids=range(15),
+)
+def test_an_estimate_errs_on_the_safe_side(text: str) -> None:
+    """For what people really send, the estimate is below no vocabulary's count, and not far above the largest."""
+    counted = max(SHARED.count(encoding, text) for encoding in ENCODINGS)
+    assert counted <= estimate(text) <= 2.2 * counted
+
+
+@given(st.text(max_size=200), st.text(max_size=50))
+def test_an_estimate_grows_with_its_text(text: str, more: str) -> None:
+    """More text is never estimated as less, nothing as nothing, and anything as something."""
+    assert estimate(text) <= estimate(text + more)
+    assert (estimate(text) > 0) == bool(text)
+
+
+@pytest.mark.parametrize("text", ["\ud83d" * 50, "abc" * 30 + "\udfff" * 50])
+def test_lone_surrogates_do_not_hide_text(text: str) -> None:
+    """Broken characters are estimated like whole ones, and take nothing from their neighbours."""
+    assert estimate(text) >= estimate(text.replace("\ud83d", "字").replace("\udfff", "字"))
