@@ -205,7 +205,7 @@ class Engine:
         if window is None:
             window = 2 * len(request.body)  # nothing is known but that this was too much: the demand below decides
         located = self._fitter.locate(request)
-        report = replace(plan.report, reason="")  # what was unknown ahead is known now
+        report = plan.report.but(reason="")  # what was unknown ahead is known now
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         sent = plan.tokens if plan.tokens is not None else self._fitter.total(subject)
         if overflow.prompt and overflow.prompt > sent * factor:
