@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from proxy.core.budget.catalogue import Catalogue, Route
-from proxy.core.budget.figures import Marks, reserve
+from proxy.core.budget.figures import Marks, input_room, reserve
 from proxy.core.compression.schedule import Demand
 from proxy.core.errors import UllageError
 from proxy.core.overflow.classify import STATUSES, Overflow, classify
@@ -171,7 +171,8 @@ class Engine:
             return Plan(request.body, report, route)
         if head is not None and not request.options.compact_now:
             held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
-            if bound := _bound(request.body, head, int(self._marks.low * (window - held) / factor)):
+            budget = input_room(window, held, route.max_input)
+            if bound := _bound(request.body, head, int(self._marks.low * budget / factor)):
                 report = Report(
                     request.request_id,
                     request.api,
@@ -179,7 +180,7 @@ class Engine:
                     route.upstream,
                     stream,
                     window=window,
-                    budget=window - held,
+                    budget=budget,
                     tokens_before=bound,
                     tokens_after=bound,
                     bounded=True,
@@ -221,9 +222,7 @@ class Engine:
     def _window(self, route: Route, request: Request) -> tuple[int | None, float]:
         """The window that holds for this request, in the provider's tokens, and the factor between our counts."""
         learned = self._learned.get((route.name, request.tenant))
-        stated = learned.window if learned else None
-        known = [figure for figure in (route.window, stated) if figure]
-        window = min(known) if known else None
+        window = route.after(learned.window, learned.at) if learned else route.window
         if request.options.window is not None:
             window = min(window or request.options.window, request.options.window)
         return window, learned.factor if learned else 1.0
@@ -235,7 +234,7 @@ class Engine:
         if window and known.window:
             window = min(window, known.window)
         step = max(known.factor, min(4.0, -(-factor // 0.05) * 0.05))  # quantised: a count a little off moves nothing
-        self._learned[key] = Learned(window or known.window, step)
+        self._learned[key] = Learned(window or known.window, step, self._clock())
 
     async def _look(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
         """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is."""
@@ -260,10 +259,14 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What overflows taught about a route: a stated window, and provider tokens per token of our count."""
+    """What overflows taught about a route: a stated window, and provider tokens per token of our count.
+
+    ``at`` is the monotonic second of the last of them.
+    """
 
     window: int | None
     factor: float
+    at: float = 0.0
 
 
 async def _watch(reply: Reply) -> tuple[bytes, Overflow | None]:

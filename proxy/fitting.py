@@ -104,7 +104,8 @@ class Fitter:
         requested = reading.outline.requested
         held = reserve(requested, route.max_output, window)
         usual = scaled(reserve(None, route.max_output, window), factor)
-        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed, usual)
+        limit = None if route.max_input is None else scaled(route.max_input, factor)
+        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed, usual, limit)
         return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
 
     async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
@@ -129,7 +130,7 @@ class Fitter:
             plan = self._verbatim(subject, root)
         else:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
-        excess = (plan.tokens or 0) + (output or subject.figures.reserve) - subject.figures.window
+        excess = (plan.tokens or 0) - subject.figures.inside(output or subject.figures.reserve)
         if excess > 0 and tries and event is not None:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             again = await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
@@ -169,7 +170,7 @@ class Fitter:
                 continue
             relaxed = self._schedule(subject, replace(figures, reserve=held))
             kinder = relaxed.run(since, demand)
-            if relaxed.fits(kinder, figures.window - held) and not (fits and _lossy(kinder, since)):
+            if relaxed.fits(kinder, figures.inside(held)) and not (fits and _lossy(kinder, since)):
                 used = figures.stepped + relaxed.weight(subject.layout.count, kinder)
                 left = max(1, figures.window - used - figures.window // 64)
                 return kinder, left if left < figures.reserve else None
@@ -309,7 +310,7 @@ class Fitter:
         return ContextTooLong(
             tokens=int(tokens * factor),
             limit=int(figures.window * factor),
-            reserve=int(figures.reserve * factor),
+            reserve=int((figures.window - figures.inside(figures.reserve)) * factor),
             largest=largest,
             largest_tokens=int(regions[largest] * factor),
         )
