@@ -286,7 +286,11 @@ def _is_clip(was: Any, now: Any) -> bool:
 
 def _is_clipped_text(was: str, now: str) -> bool:
     pieces = [now.partition(marker) for marker in (MARKER, SHORT_MARKER) if marker in now]
-    return now == LEAST or was.startswith(now) or any(was.startswith(head) and was.endswith(tail) for head, _, tail in pieces)
+    return (
+        now == LEAST
+        or was.startswith(now)
+        or any(was.startswith(head) and was.endswith(tail) for head, _, tail in pieces)
+    )
 
 
 def _is_clipped_json(was: str, now: str) -> bool:

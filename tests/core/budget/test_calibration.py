@@ -37,7 +37,9 @@ def test_priors_go_by_family(model: str, exact: bool, factor: float) -> None:
     assert prior(model, exact=exact).factor == factor
 
 
-@pytest.mark.parametrize(("ratio", "step"), [(1.0, 1.0), (1.019, 1.0), (1.03, 1.05), (1.5, 1.5), (1.49, 1.5), (0.9, 0.9)])
+@pytest.mark.parametrize(
+    ("ratio", "step"), [(1.0, 1.0), (1.019, 1.0), (1.03, 1.05), (1.5, 1.5), (1.49, 1.5), (0.9, 0.9)]
+)
 def test_factors_come_in_steps(ratio: float, step: float) -> None:
     """A ratio is taken up to the next step, but for the small tolerance that frames need."""
     assert stepped(ratio) == step
@@ -89,7 +91,7 @@ def test_no_series_of_reports_leaves_the_possible(reports: list[tuple[int, int]]
 
 @given(st.floats(0.6, 3.9), st.integers(2_000, 100_000))
 def test_an_honest_provider_is_soon_covered(ratio: float, counted: int) -> None:
-    """After two honest reports the factor covers the provider's count, and is at most two steps above a higher prior."""
+    """After two honest reports the factor covers the provider's count."""
     known = Calibration(1.0, 1.0)
     for _ in range(2):
         known = learn(known, counted, int(counted * ratio))
