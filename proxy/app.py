@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from cachetools import LRUCache
 
 from proxy import settings as configuration
-from proxy.core.budget.catalogue import Catalogue, Facts, Rule
+from proxy.core.budget.catalogue import Catalogue, Rule
 from proxy.core.budget.figures import Marks, Shares
+from proxy.core.budget.windows import Facts, Told, Window, published
 from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.report import Report
 from proxy.engine import Engine
@@ -44,7 +45,7 @@ from proxy.tasks import Tasks
 from proxy.telemetry import shared
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import DirectUpstream, Target, Timeouts
+from proxy.upstream import DirectUpstream, Probes, Target, Timeouts
 from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
@@ -122,9 +123,10 @@ class House:
         telemetry = Telemetry(configuration.version(), Path(folder) if folder else None)
         store = await _open_store(start, logs, tasks)
         tokenizers = Tokenizers()
-        catalogue = await asyncio.to_thread(_catalogue, settings)
+        upstream = open_upstream(settings)
+        probes = open_probes(settings, upstream, tasks, logs)
+        catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
         engine = _engine(settings, catalogue, tokenizers, store)
-        upstream = _upstream(settings)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -135,6 +137,8 @@ class House:
                 "version": configuration.version(),
                 "workers": worker.count,
                 "upstreams": list(upstream.names),
+                "windows": probes.known(),
+                "probes": probes.surveys(),
                 "store": _store_status(store),
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
@@ -152,6 +156,7 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
+        probes.start(name for name in upstream.names if catalogue.asks(name))
         return cls(server, upstream, store, telemetry, logs)
 
     async def keep(self) -> None:
@@ -206,7 +211,7 @@ async def _supervise(settings: Settings) -> int:
             events=lambda event, **facts: logs.log.info(event, **facts),
             on_exit=lambda pid: shared.forget_worker(folder, pid),
         )
-        catalogue = await asyncio.to_thread(_catalogue, settings)
+        catalogue = await asyncio.to_thread(open_catalogue, settings)
         if stopping[0].is_set():
             return 0
         _announce(settings, catalogue, _address(settings, port), store)
@@ -283,12 +288,15 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def _catalogue(settings: Settings) -> Catalogue:
-    table = {
-        name: Facts(facts.max_input_tokens, facts.max_output_tokens)
-        for name, facts in configuration.model_table().items()
-    }
-    default = settings.default_upstream().name
+def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
+    """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
+    table = published(
+        {
+            name: Facts(None, facts.max_input_tokens, facts.max_output_tokens)
+            for name, facts in configuration.model_table().items()
+        }
+    )
+    default = settings.default_upstream().name if settings.upstreams else ""
     rules = [
         Rule(
             rule.name,
@@ -297,10 +305,24 @@ def _catalogue(settings: Settings) -> Catalogue:
             rule.max_output_tokens,
             rule.tokenizer,
             rule.unknown_window if isinstance(rule.unknown_window, int) else None,
+            rule.max_input_tokens,
         )
         for rule in settings.models
     ]
-    return Catalogue(rules, table, default)
+    return Catalogue(rules, table, default, told)
+
+
+def open_probes(settings: Settings, upstream: DirectUpstream, tasks: Tasks, logs: Logs | None = None) -> Probes:
+    """What asks the upstreams of *settings* for their windows; *logs* are told what they say."""
+
+    def told(name: str, windows: Mapping[str, Window]) -> None:
+        if logs is not None:
+            few = {model: window.context_window for model, window in list(windows.items())[:5]}
+            logs.log.info("upstream.windows", upstream=name, models=len(windows), windows=few)
+
+    asked = {each.name: each.base_url for each in settings.upstreams if each.probe}
+    agent = f"ullage/{configuration.version()}"
+    return Probes(asked, upstream.send, tasks.spawn, time.perf_counter, agent, told)
 
 
 def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
@@ -321,7 +343,8 @@ def _record_bytes(record: Any) -> int:
     return 512 + len(record.block) + sum(map(len, record.edits.values()))
 
 
-def _upstream(settings: Settings) -> DirectUpstream:
+def open_upstream(settings: Settings) -> DirectUpstream:
+    """The pool of connections to the upstreams of *settings*. Call it in a running loop."""
     targets = [
         Target(
             upstream.name,

@@ -108,7 +108,8 @@ class Fitter:
         requested = reading.outline.requested
         held = reserve(requested, route.max_output, window)
         usual = scaled(reserve(None, route.max_output, window), factor)
-        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed, usual)
+        limit = None if route.max_input is None else scaled(route.max_input, factor)
+        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed, usual, limit)
         return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
 
     async def weigh(self, request: Request, located: Located, route: Route) -> int:
@@ -139,8 +140,8 @@ class Fitter:
         else:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
         plan = self._anchored(subject, plan, links, record.event.place if record else -1)
-        held = scaled((plan.report.tokens_after or 0), subject.factor) + (output or subject.figures.reserve)
-        excess = held - subject.figures.window
+        weight = scaled(plan.report.tokens_after or 0, subject.factor)
+        excess = weight - subject.figures.inside(output or subject.figures.reserve)
         if excess > 0 and tries and event is not None:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             again = await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
@@ -190,7 +191,7 @@ class Fitter:
                 continue
             relaxed = self._schedule(subject, replace(figures, reserve=held))
             kinder = relaxed.run(since, demand)
-            if relaxed.fits(kinder, figures.window - held) and not (fits and _lossy(kinder, since)):
+            if relaxed.fits(kinder, figures.inside(held)) and not (fits and _lossy(kinder, since)):
                 used = figures.stepped + relaxed.weight(subject.layout.count, kinder)
                 left = max(1, figures.window - used - figures.window // 64)
                 return kinder, left if left < figures.reserve else None
@@ -330,7 +331,7 @@ class Fitter:
         return ContextTooLong(
             tokens=int(tokens * factor),
             limit=int(figures.window * factor),
-            reserve=int(figures.reserve * factor),
+            reserve=int((figures.window - figures.inside(figures.reserve)) * factor),
             largest=largest,
             largest_tokens=int(regions[largest] * factor),
         )
