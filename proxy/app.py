@@ -28,6 +28,7 @@ from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.report import Report
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
+from proxy.lessons import Lessons
 from proxy.reading import Reader
 from proxy.server import Limits, Server, ServerConfig
 from proxy.settings import Settings
@@ -333,8 +334,9 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
-    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS))
-    return Engine(catalogue, fitter, marks, wanted.mode, LRUCache(LEARNED), time.perf_counter)
+    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
+    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
+    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
 
 
 def _record_bytes(record: Any) -> int:

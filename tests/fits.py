@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from proxy.core.compression.record import Record, load
 from proxy.core.compression.schedule import Demand, Rules, Rungs
 from proxy.core.report import Report
 from proxy.fitting import Fitter, Plan, Policy
+from proxy.lessons import Lessons
 from proxy.ports import Options, Recorder, Request
 from proxy.reading import Reader
 from proxy.tokenizers import Tokenizers
@@ -53,6 +55,7 @@ class Book:
 
     def __init__(self) -> None:
         self.values: dict[tuple[bytes, bytes, str, bytes], bytes] = {}
+        self.lessons: dict[tuple[bytes, str], bytes] = {}
 
     def chain_key(self, tenant: bytes) -> bytes:
         return hashlib.sha256(b"key of " + tenant).digest()
@@ -72,6 +75,12 @@ class Book:
     def reachable(self) -> bool:
         return True
 
+    async def recall(self, tenant: bytes, route: str) -> bytes | None:
+        return self.lessons.get((tenant, route))
+
+    def remember(self, tenant: bytes, route: str, value: bytes) -> None:
+        self.lessons[tenant, route] = value
+
     def records(self) -> list[Record]:
         """Every record in the book, oldest place first."""
         found = [record for value in self.values.values() if (record := load(value, 10**6))]
@@ -85,7 +94,8 @@ class Desk:
         self.book = recorder or Book()
         self.records: MutableMapping[tuple[str, bytes], Record] = {}
         reader = Reader(tokenizers(), {}, {}, {}, {})
-        self.fitter = Fitter(reader, self.book, policy, self.records, {}, {})
+        lessons = Lessons(self.book, {}, {}, time.monotonic)
+        self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, lessons)
 
     async def plan(
         self,

@@ -44,8 +44,8 @@ class Rule:
 class Route:
     """Where a request goes and what it may use. ``window`` is ``None`` when nobody knows; ``source`` says who does.
 
-    ``max_input`` limits the input beside the window; ``at`` is the monotonic second since when ``source`` says so;
-    ``how`` where it says so.
+    ``max_input`` limits the input beside the window; ``how`` names where a server says so. ``exact``: the
+    configuration names the encoding, so our count is taken for the provider's.
     """
 
     upstream: str
@@ -54,8 +54,8 @@ class Route:
     max_output: int | None
     encoding: str
     source: Source
+    exact: bool = False
     max_input: int | None = None
-    at: float = 0.0
     how: str = ""
 
     @property
@@ -63,18 +63,23 @@ class Route:
         """Upstream and model: what records and learned figures of this route are filed under."""
         return f"{self.upstream},{self.model}"
 
-    def after(self, stated: int | None, at: float) -> int | None:
-        """The window in tokens, now that an overflow has *stated* one at the monotonic second *at*.
+    def after(self, stated: int | None, beside: int | None) -> int | None:
+        """The window in tokens, given that an overflow has *stated* one while the server told of *beside*.
 
-        A configured window is only ever lowered, and so is what the server said of itself before the overflow; what
-        it said later, and for that reason anew, holds. Tables and assumptions give way. An error that states just
-        the known limit of the input says nothing of the window.
+        A configured window is only ever lowered. So is what a server tells of itself, until it tells something else
+        than what the overflow contradicted. Tables and assumptions give way. An error that states just the known
+        limit of the input says nothing of the window.
         """
-        if stated is None or stated == self.max_input or (self.source == "server" and at < self.at):
+        if stated is None or stated == self.max_input or (self.source == "server" and beside != self.window):
             return self.window
         if self.window is None or self.source in ("table", "assumed"):
             return stated
         return min(self.window, stated)
+
+    @property
+    def told(self) -> int | None:
+        """The window the server tells of itself, if it is that which holds."""
+        return self.window if self.source == "server" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,7 @@ class Catalogue:
             rule.max_output or facts.max_output,
             rule.encoding or _encoding(model),
             source,
+            rule.encoding is not None,
             rule.max_input or _input_limit(facts, window),
         )
         return _Known(rule, facts, route)
@@ -161,7 +167,6 @@ def _informed(known: _Known, told: Window) -> Route:
         max_input=rule.max_input or told.max_input_tokens or _input_limit(facts, told.context_window),
         max_output=rule.max_output or told.max_output_tokens or facts.max_output,
         source=told.source,
-        at=told.at,
         how=told.how,
     )
 

@@ -1,0 +1,138 @@
+"""What answers teach about a route: how its count relates to ours, which window it states, what a view really weighed.
+
+One lesson for each route and tenant, in memory and shared through the store; anchors for single conversations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from proxy.core.budget.calibration import Calibration, is_truncated, learn, prior
+from proxy.core.budget.catalogue import Route
+from proxy.core.overflow.classify import Overflow
+from proxy.ports import Clock, Recorder
+
+FRESH_SECONDS = 60.0
+"""How long a lesson holds before the store is asked for a newer one of another replica."""
+
+ANCHOR_REACH = 64
+"""Items back from the end that are looked at for an anchor: a turn of many parallel results ends one request."""
+
+
+class Lesson(msgspec.Struct, frozen=True):
+    """What is known of a route for one tenant: a window it stated (tokens of its own), and its calibration.
+
+    ``beside`` is what the server told of its window when it stated that one.
+    """
+
+    window: int | None
+    calibration: Calibration
+    beside: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A view that was answered: its weight by our count and the provider's, and the event it is of (-1: none)."""
+
+    counted: int
+    reported: int
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A counted view that went out: its weight by our count, the conversation's link there, and the event it is of."""
+
+    route: Route
+    tenant: bytes
+    tokens: int
+    link: bytes
+    event: int
+
+
+class Lessons:
+    """Learns and tells. ``known`` and ``anchors`` are bounded mappings."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        known: MutableMapping[tuple[str, bytes], tuple[Lesson, float]],
+        anchors: MutableMapping[tuple[str, bytes], Anchor],
+        clock: Clock,
+    ) -> None:
+        self._recorder = recorder
+        self._known = known
+        self._anchors = anchors
+        self._clock = clock
+
+    def now(self, route: Route, tenant: bytes) -> Lesson:
+        """What this process knows of *route*; the family's prior where it knows nothing."""
+        held = self._known.get((route.name, tenant))
+        return held[0] if held else Lesson(None, prior(route.model, exact=route.exact))
+
+    async def of(self, route: Route, tenant: bytes) -> Lesson:
+        """What is known of *route*, by other replicas too; asks the store at most once in a while."""
+        held = self._known.get((route.name, tenant))
+        if held is not None and self._clock() - held[1] < FRESH_SECONDS:
+            return held[0]
+        shared = _load(await self._recorder.recall(tenant, route.name))
+        lesson = shared or self.now(route, tenant)
+        self._known[route.name, tenant] = (lesson, self._clock())
+        return lesson
+
+    def overflowed(self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None) -> Lesson:
+        """What is known after *route* refused a view of *counted* tokens of ours with what *overflow* states."""
+        lesson = self.now(route, tenant)
+        window, beside = lesson.window, lesson.beside
+        if overflow.limit and overflow.kind != "payload_too_large":
+            held = window if beside == route.told else None
+            window, beside = min(overflow.limit, held or overflow.limit), route.told
+        calibration = lesson.calibration
+        if overflow.prompt and counted:
+            calibration = learn(calibration, counted, overflow.prompt)
+        return self._keep(route, tenant, Lesson(window, calibration, beside))
+
+    def answered(self, sent: Sent, reported: int) -> bool:
+        """Learn from the prompt tokens *reported* for a view; whether they show that the provider cut it silently."""
+        route, tenant, counted = sent.route, sent.tenant, sent.tokens
+        lesson = self.now(route, tenant)
+        if is_truncated(lesson.calibration, counted, reported):
+            return True
+        self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
+        calibration = learn(lesson.calibration, counted, reported)
+        if calibration.factor != lesson.calibration.factor:
+            self._keep(route, tenant, replace(lesson, calibration=calibration))
+        elif calibration != lesson.calibration:
+            at = self._known.get((route.name, tenant), (lesson, self._clock()))[1]
+            self._known[route.name, tenant] = (replace(lesson, calibration=calibration), at)
+        return False
+
+    def expected(self, route: Route, links: Sequence[bytes], event: int, tokens: int, factor: float) -> int:
+        """What the provider will count for a view of *tokens* of ours: exactly so far, estimated from there on.
+
+        *links* name the conversation after each item, *event* the event the view comes from (-1: none).
+        """
+        for link in links[: -ANCHOR_REACH - 1 : -1]:
+            held = self._anchors.get((route.name, link))
+            if held is not None:
+                fits = held.event == event and held.counted <= tokens
+                return held.reported + int((tokens - held.counted) * factor) if fits else int(tokens * factor)
+        return int(tokens * factor)
+
+    def _keep(self, route: Route, tenant: bytes, lesson: Lesson) -> Lesson:
+        self._known[route.name, tenant] = (lesson, self._clock())
+        self._recorder.remember(tenant, route.name, msgspec.msgpack.encode(lesson))
+        return lesson
+
+
+def _load(value: bytes | None) -> Lesson | None:
+    if value is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(value, type=Lesson)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
