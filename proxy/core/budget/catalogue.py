@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -122,6 +122,11 @@ class Catalogue:
             route = _informed(known, window)
             self._informed[model] = (window, route)
         return route
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The models that the published table knows."""
+        return self._table.keys()
 
     def asks(self, upstream: str) -> bool:
         """Whether it matters what *upstream* says of itself: not if every model it serves has a configured window."""
