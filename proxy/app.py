@@ -128,7 +128,7 @@ class House:
 
         def told(name: str, windows: Mapping[str, Window]) -> None:
             few = {model: window.context_window for model, window in list(windows.items())[:5]}
-            logs.log.info("upstream.windows", upstream=name, models=len(windows), windows=few)
+            logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
 
         probes = open_probes(settings, upstream, tasks, told)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)

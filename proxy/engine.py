@@ -18,7 +18,7 @@ from proxy.core.overflow.classify import STATUSES, Overflow, classify
 from proxy.core.overflow.stream import Opening
 from proxy.core.report import Report, Usage
 from proxy.fitting import Fitter, Plan
-from proxy.lessons import Lesson, Lessons, Sent
+from proxy.lessons import Held, Lessons, Sent
 from proxy.ports import Clock, Mode, Reply, Request, Send
 
 RETRIES = 2
@@ -181,8 +181,8 @@ class Engine:
         model, stream = (about.model, about.stream is True) if about else ("", False)
         route = self._catalogue.resolve(model)
         mode = self._mode if request.options.mode == "on" else request.options.mode
-        lesson = await self._lessons.of(route, request.tenant)
-        window = _window(route, lesson, request)
+        known = await self._lessons.of(route, request.tenant)
+        window = _window(route, known, request)
         if mode == "off" or window is None:
             reason = "off" if mode == "off" else "unknown-window"
             report = Report(request.request_id, request.api, model, route.upstream, stream, reason=reason)
@@ -206,7 +206,7 @@ class Engine:
                 return Plan(request.body, report, route)
         located = located or self._fitter.locate(request)
         report = Report(request.request_id, request.api, model, route.upstream, stream)
-        factor = lesson.calibration.factor
+        factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now))
         if mode == "observe":
@@ -223,10 +223,10 @@ class Engine:
         sent = plan.tokens
         if sent is None:
             sent = await self._fitter.weigh(request, located, route)
-        lesson = self._lessons.overflowed(route, tenant, overflow, sent)
+        known = self._lessons.overflowed(route, tenant, overflow, sent)
         # When nothing is known but that this was too much, the demand below decides.
-        window = _window(route, lesson, request) or 2 * len(request.body)
-        factor = max(lesson.calibration.factor, (overflow.prompt or 0) / max(1, sent))
+        window = _window(route, known, request) or 2 * len(request.body)
+        factor = max(known.lesson.calibration.factor, (overflow.prompt or 0) / max(1, sent))
         report = plan.report.but(reason="")  # what was unknown ahead is known now
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         for demand in (Demand(), Demand(force=True, limit=int(0.75 * sent))):
@@ -256,10 +256,12 @@ class Engine:
         return await _watch(reply)
 
 
-def _window(route: Route, lesson: Lesson, request: Request) -> int | None:
+def _window(route: Route, known: Held, request: Request) -> int | None:
     """The window that holds for this request, in the provider's tokens; ``None`` where nobody knows."""
-    known = [figure for figure in (route.after(lesson.window, lesson.beside), request.options.window) if figure]
-    return min(known) if known else None
+    window = route.after(known.lesson.window, known.lesson.beside)
+    if request.options.window is not None:
+        window = min(window or request.options.window, request.options.window)
+    return window
 
 
 async def _watch(reply: Reply) -> tuple[bytes, Overflow | None]:

@@ -140,8 +140,8 @@ class Fitter:
         else:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
         plan = self._anchored(subject, plan, links, record.event.place if record else -1)
-        held = scaled((plan.report.tokens_after or 0), subject.factor)
-        excess = held - subject.figures.inside(output or subject.figures.reserve)
+        weight = scaled(plan.report.tokens_after or 0, subject.factor)
+        excess = weight - subject.figures.inside(output or subject.figures.reserve)
         if excess > 0 and tries and event is not None:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             again = await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)

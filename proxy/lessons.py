@@ -6,10 +6,10 @@ One lesson for each route and tenant, in memory and shared through the store; an
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import structs
 
 from proxy.core.budget.calibration import Calibration, is_truncated, learn, prior
 from proxy.core.budget.catalogue import Route
@@ -26,12 +26,20 @@ ANCHOR_REACH = 64
 class Lesson(msgspec.Struct, frozen=True):
     """What is known of a route for one tenant: a window it stated (tokens of its own), and its calibration.
 
-    ``beside`` is what the server told of its window when it stated that one.
+    ``beside`` is what the server told of its window when an overflow stated that one.
     """
 
     window: int | None
     calibration: Calibration
     beside: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lesson as this process holds it: when the store was last asked (monotonic)."""
+
+    lesson: Lesson
+    asked: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class Lessons:
     def __init__(
         self,
         recorder: Recorder,
-        known: MutableMapping[tuple[str, bytes], tuple[Lesson, float]],
+        known: MutableMapping[tuple[str, bytes], Held],
         anchors: MutableMapping[tuple[str, bytes], Anchor],
         clock: Clock,
     ) -> None:
@@ -69,28 +77,26 @@ class Lessons:
         self._anchors = anchors
         self._clock = clock
 
-    def now(self, route: Route, tenant: bytes) -> Lesson:
+    def now(self, route: Route, tenant: bytes) -> Held:
         """What this process knows of *route*; the family's prior where it knows nothing."""
-        held = self._known.get((route.name, tenant))
-        return held[0] if held else Lesson(None, prior(route.model, exact=route.exact))
+        return self._known.get((route.name, tenant)) or Held(Lesson(None, prior(route.model, exact=route.exact)))
 
-    async def of(self, route: Route, tenant: bytes) -> Lesson:
+    async def of(self, route: Route, tenant: bytes) -> Held:
         """What is known of *route*, by other replicas too; asks the store at most once in a while."""
-        held = self._known.get((route.name, tenant))
-        if held is not None and self._clock() - held[1] < FRESH_SECONDS:
-            return held[0]
+        held, now = self._known.get((route.name, tenant)), self._clock()
+        if held is not None and now - held.asked < FRESH_SECONDS:
+            return held
         shared = _load(await self._recorder.recall(tenant, route.name))
-        lesson = shared or self.now(route, tenant)
-        self._known[route.name, tenant] = (lesson, self._clock())
-        return lesson
+        held = self._known[route.name, tenant] = Held(shared or self.now(route, tenant).lesson, now)
+        return held
 
-    def overflowed(self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None) -> Lesson:
+    def overflowed(self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None) -> Held:
         """What is known after *route* refused a view of *counted* tokens of ours with what *overflow* states."""
-        lesson = self.now(route, tenant)
+        lesson = self.now(route, tenant).lesson
         window, beside = lesson.window, lesson.beside
         if overflow.limit and overflow.kind != "payload_too_large":
-            held = window if beside == route.told else None
-            window, beside = min(overflow.limit, held or overflow.limit), route.told
+            still = window if beside == route.told else None
+            window, beside = min(overflow.limit, still or overflow.limit), route.told
         calibration = lesson.calibration
         if overflow.prompt and counted:
             calibration = learn(calibration, counted, overflow.prompt)
@@ -99,16 +105,16 @@ class Lessons:
     def answered(self, sent: Sent, reported: int) -> bool:
         """Learn from the prompt tokens *reported* for a view; whether they show that the provider cut it silently."""
         route, tenant, counted = sent.route, sent.tenant, sent.tokens
-        lesson = self.now(route, tenant)
+        held = self.now(route, tenant)
+        lesson = held.lesson
         if is_truncated(lesson.calibration, counted, reported):
             return True
         self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
         calibration = learn(lesson.calibration, counted, reported)
         if calibration.factor != lesson.calibration.factor:
-            self._keep(route, tenant, replace(lesson, calibration=calibration))
+            self._keep(route, tenant, structs.replace(lesson, calibration=calibration))
         elif calibration != lesson.calibration:
-            at = self._known.get((route.name, tenant), (lesson, self._clock()))[1]
-            self._known[route.name, tenant] = (replace(lesson, calibration=calibration), at)
+            self._known[route.name, tenant] = replace(held, lesson=structs.replace(lesson, calibration=calibration))
         return False
 
     def expected(self, route: Route, links: Sequence[bytes], event: int, tokens: int, factor: float) -> int:
@@ -117,16 +123,16 @@ class Lessons:
         *links* name the conversation after each item, *event* the event the view comes from (-1: none).
         """
         for link in links[: -ANCHOR_REACH - 1 : -1]:
-            held = self._anchors.get((route.name, link))
-            if held is not None:
-                fits = held.event == event and held.counted <= tokens
-                return held.reported + int((tokens - held.counted) * factor) if fits else int(tokens * factor)
+            anchor = self._anchors.get((route.name, link))
+            if anchor is not None:
+                fits = anchor.event == event and anchor.counted <= tokens
+                return anchor.reported + int((tokens - anchor.counted) * factor) if fits else int(tokens * factor)
         return int(tokens * factor)
 
-    def _keep(self, route: Route, tenant: bytes, lesson: Lesson) -> Lesson:
-        self._known[route.name, tenant] = (lesson, self._clock())
+    def _keep(self, route: Route, tenant: bytes, lesson: Lesson) -> Held:
+        held = self._known[route.name, tenant] = Held(lesson, self._clock())
         self._recorder.remember(tenant, route.name, msgspec.msgpack.encode(lesson))
-        return lesson
+        return held
 
 
 def _load(value: bytes | None) -> Lesson | None:

@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
+from hypothesis import Phase
+
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
-from proxy.core.compression.clip import MARKER, SHORT_MARKER
+from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
 from proxy.core.compression.record import Record, load
 from proxy.core.compression.schedule import Demand, Rules, Rungs
 from proxy.core.report import Report
@@ -34,6 +36,8 @@ OURS = ("messages", "tools", "functions", "max_tokens", "max_completion_tokens")
 """The members of a body that a plan may change."""
 IDENTITIES = ("role", "type", "id", "tool_call_id", "name", "image_url")
 """Members of a message that no clip may change."""
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
+"""For properties of whole conversations: shrinking one takes minutes, what was drawn is shown as it is."""
 _DECODER = json.JSONDecoder()
 SHORT = 60
 """Characters of a text that is always small enough to stay whole."""
@@ -162,7 +166,7 @@ def text_of(message: Mapping[str, Any]) -> str:
     """All text a message's content shows."""
     content = message.get("content")
     if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        return "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
     return content if isinstance(content, str) else ""
 
 
@@ -283,7 +287,11 @@ def _is_clip(was: Any, now: Any) -> bool:
 
 def _is_clipped_text(was: str, now: str) -> bool:
     pieces = [now.partition(marker) for marker in (MARKER, SHORT_MARKER) if marker in now]
-    return was.startswith(now) or any(was.startswith(head) and was.endswith(tail) for head, _, tail in pieces)
+    return (
+        now == LEAST
+        or was.startswith(now)
+        or any(was.startswith(head) and was.endswith(tail) for head, _, tail in pieces)
+    )
 
 
 def _is_clipped_json(was: str, now: str) -> bool:

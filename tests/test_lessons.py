@@ -29,13 +29,13 @@ async def test_an_overflow_teaches_every_replica() -> None:
     """A stated limit and prompt are known to the replica that saw them, and to others once they ask."""
     book, clock = Book(), Hands()
     here, there = lessons(book, clock), lessons(book, clock)
-    assert (await there.of(ROUTE, ONE)).window is None
+    assert (await there.of(ROUTE, ONE)).lesson.window is None
     here.overflowed(ROUTE, ONE, Overflow("input_too_long", 8192, 15_000), 10_000)
-    assert here.now(ROUTE, ONE).window == 8192
-    assert here.now(ROUTE, ONE).calibration.factor == 1.5
-    assert (await there.of(ROUTE, ONE)).window is None
+    assert here.now(ROUTE, ONE).lesson.window == 8192
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.5
+    assert (await there.of(ROUTE, ONE)).lesson.window is None
     clock.time += FRESH_SECONDS + 1
-    assert await there.of(ROUTE, ONE) == here.now(ROUTE, ONE)
+    assert (await there.of(ROUTE, ONE)).lesson == here.now(ROUTE, ONE).lesson
 
 
 async def test_lessons_stay_with_their_tenant() -> None:
@@ -43,21 +43,21 @@ async def test_lessons_stay_with_their_tenant() -> None:
     book, clock = Book(), Hands()
     here = lessons(book, clock)
     here.overflowed(ROUTE, ONE, Overflow("input_too_long", 8192), 10_000)
-    assert (await here.of(ROUTE, TWO)).window is None
+    assert (await here.of(ROUTE, TWO)).lesson.window is None
 
 
 async def test_a_payload_limit_is_no_window() -> None:
     """Bytes that were too many say nothing about tokens."""
     here = lessons(Book(), Hands())
     here.overflowed(ROUTE, ONE, Overflow("payload_too_large", 32_000_000), 10_000)
-    assert here.now(ROUTE, ONE).window is None
+    assert here.now(ROUTE, ONE).lesson.window is None
 
 
 async def test_nonsense_in_the_store_is_a_miss() -> None:
     """A value that is no lesson leaves what this process knows."""
     book = Book()
     book.remember(ONE, ROUTE.name, b"\xff not a lesson")
-    assert (await lessons(book, Hands()).of(ROUTE, ONE)).calibration.factor == 1.0
+    assert (await lessons(book, Hands()).of(ROUTE, ONE)).lesson.calibration.factor == 1.0
 
 
 async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
@@ -75,7 +75,7 @@ async def test_a_silent_cut_is_told() -> None:
     here = lessons(Book(), Hands())
     assert here.answered(Sent(ROUTE, ONE, 10_000, b"a", -1), 4_096)
     assert here.expected(ROUTE, [b"a"], -1, 10_000, 1.0) == 10_000
-    assert here.now(ROUTE, ONE).calibration.factor == 1.0
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
 
 
 async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
@@ -84,11 +84,11 @@ async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
     before = Route("up", "m", 32_768, None, "o200k_base", "server")
     after = Route("up", "m", 65_536, None, "o200k_base", "server")
     here.overflowed(before, ONE, Overflow("input_too_long", 16_384), 20_000)
-    lesson = here.now(before, ONE)
+    lesson = here.now(before, ONE).lesson
     assert before.after(lesson.window, lesson.beside) == 16_384
     assert after.after(lesson.window, lesson.beside) == 65_536
     here.overflowed(after, ONE, Overflow("input_too_long", 50_000), 60_000)
-    lesson = here.now(after, ONE)
+    lesson = here.now(after, ONE).lesson
     assert after.after(lesson.window, lesson.beside) == 50_000
     assert here.answered(Sent(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False
-    assert here.now(after, ONE).beside == 65_536
+    assert here.now(after, ONE).lesson.beside == 65_536

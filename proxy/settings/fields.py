@@ -59,6 +59,13 @@ def _secret(value: Any) -> Any:
     return value
 
 
+def _header(value: Any) -> Any:
+    # Not for keys alone: "Bearer <key>" has a space in it.
+    if isinstance(value, str) and not (value.isascii() and value.isprintable() and value == value.strip() != ""):
+        raise _fault("is no value that an HTTP header can carry", "Remove line ends, outer spaces and non-ASCII text.")
+    return value
+
+
 def _access_key(value: Any) -> Any:
     if value in ("", None):
         raise _fault("is an empty access key, which would let everybody in", "Give the key, or take the entry out.")
@@ -127,7 +134,7 @@ Bytes = Annotated[
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Secret = Annotated[SecretStr, BeforeValidator(_secret)]
+HeaderValue = Annotated[SecretStr, BeforeValidator(_header)]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_secret)]
 MasterKey = Annotated[SecretStr | None, BeforeValidator(_master_key)]
 AccessKey = Annotated[SecretStr, BeforeValidator(_access_key)]

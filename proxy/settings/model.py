@@ -18,10 +18,10 @@ from proxy.settings.fields import (
     BaseUrl,
     Bytes,
     FilePath,
+    HeaderValue,
     MasterKey,
     OptionalSecret,
     Seconds,
-    Secret,
     Share,
     StoreUrl,
     Switch,
@@ -126,7 +126,7 @@ class Upstream(Section):
     base_url: BaseUrl = Field(description="http(s) URL, usually ending in /v1.")
     api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
-    headers: dict[str, Secret] = Field(default={}, description="Header fields added to every request.")
+    headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
     timeouts: Timeouts = Timeouts()
     probe: bool = Field(default=True, description="Ask it in the background how large its windows are.")
 

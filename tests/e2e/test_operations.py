@@ -70,8 +70,14 @@ async def test_headers_say_what_was_done(stub: StartStub, proxy: StartProxy, web
 
     off = await web.post(url, json=LONG, headers={"x-ullage-mode": "off"})
     assert (off.status_code, own(off)["outcome"]) == (400, "degraded;overflow")
-    observed = own(await web.post(url, json=LONG, headers={"x-ullage-mode": "observe"}))
-    assert observed["outcome"].startswith("verbatim")
+    observed = await web.post(
+        url,
+        json={**SHORT, "messages": LONG["messages"][-9:]},
+        headers={"x-ullage-mode": "observe", "x-ullage-window": "2048"},
+    )
+    assert (observed.status_code, own(observed)["outcome"]) == (200, "verbatim")
+    assert int(own(observed)["tokens-removed"]) > 0, "what would have been done is told"
+    assert len(server.seen[-1].messages) == 9
     smaller = own(
         await web.post(url, json={**SHORT, "messages": chat_turn(1, 1500)[:1]}, headers={"x-ullage-window": "2048"})
     )

@@ -42,3 +42,16 @@ def test_a_base_url_loses_its_last_slash(tmp_path):
     """http://h/v1/ and http://h/v1 are the same upstream."""
     text = UPSTREAM.replace("/v1", "/v1/")
     assert load(written(tmp_path, text), {}, {}).upstreams[0].base_url == "http://127.0.0.1:1/v1"
+
+
+def test_a_header_may_hold_what_headers_hold(tmp_path):
+    """A configured header's value may have spaces inside; line ends, outer spaces and nothing at all are refused."""
+    text = UPSTREAM.replace("}", ", headers: {Authorization: %s}}")
+    (upstream,) = load(written(tmp_path, text % "Bearer key"), {}, {}).upstreams
+    assert upstream.headers["Authorization"].get_secret_value() == "Bearer key"
+    for wrong in ('"a\\nb"', '" a"', '""', '"\u00e9"'):
+        found = one(tmp_path, text % wrong)
+        assert (found.key, "no value that an HTTP header" in found.message) == (
+            "upstreams[0].headers.Authorization",
+            True,
+        )

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -92,7 +91,7 @@ def test_nothing_of_a_refused_request_went_upstream():
     """A refused request counts as a request and by what the client sent, and adds nothing to what went upstream."""
     telemetry = Telemetry("0")
     report = Report("r", "chat", model="m", status=400, outcome="refused", window=100, budget=90)
-    telemetry.observe(replace(report, tokens_before=500, tokens_after=200, stages=("tools",)), 0.1)
+    telemetry.observe(report.but(tokens_before=500, tokens_after=200, stages=("tools",)), 0.1)
     found = shown(telemetry)
     route = {"api": "chat", "model": "m", "upstream": "", "status": "400", "outcome": "refused"}
     assert value(found, "ullage_requests_total", **route) == 1

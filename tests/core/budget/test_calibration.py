@@ -91,7 +91,7 @@ def test_no_series_of_reports_leaves_the_possible(reports: list[tuple[int, int]]
 
 @given(st.floats(0.6, 3.9), st.integers(2_000, 100_000))
 def test_an_honest_provider_is_soon_covered(ratio: float, counted: int) -> None:
-    """After two honest reports the factor covers the provider's count, and is at most two steps above a higher prior."""
+    """After two honest reports the factor covers the provider's count."""
     known = Calibration(1.0, 1.0)
     for _ in range(2):
         known = learn(known, counted, int(counted * ratio))

@@ -1,0 +1,219 @@
+"""What is wired in one place: a whole process built, serving, telling its figures, and closed again."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy import app
+from proxy.app import CannotListen, House, Start
+from proxy.settings import Settings
+from proxy.store import StoreMisconfigured
+from proxy.tasks import Tasks
+from proxy.telemetry.logs import Logs
+from proxy.workers import Worker
+from tests.conftest import StartStub
+from tests.harness import free_port, until
+
+CHAT = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hello."}]}
+ONE = Worker(0, 1)
+
+
+def settings(base_url: str = "http://127.0.0.1:9/v1", **sections: Any) -> Settings:
+    """A proxy in front of *base_url* that keeps nothing."""
+    made: dict[str, Any] = {"upstreams": [{"name": "up", "base_url": base_url}], "store": {"url": "memory"}, **sections}
+    made["server"] = {"port": 0, **made.get("server", {})}
+    return Settings.model_validate(made)
+
+
+class Part:
+    """Logs and tasks of a process under test; ``failed`` names tasks that failed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "log"
+        self.handle = os.open(self.file, os.O_CREAT | os.O_WRONLY)
+        self.logs = Logs("info", "json", self.handle)
+        self.failed: list[str] = []
+        self.tasks = Tasks(lambda name, error: self.failed.append(f"{name}: {error!r}"))
+
+    async def close(self) -> str:
+        """End both; what was logged."""
+        await self.tasks.finish(1.0)
+        self.logs.close()
+        os.close(self.handle)
+        assert self.failed == []
+        return self.file.read_text()
+
+
+@asynccontextmanager
+async def running(folder: Path, configured: Settings) -> AsyncIterator[tuple[House, str, Part]]:
+    """A built process, its address, and its parts."""
+    part = Part(folder)
+    port = free_port()
+    server = configured.server.model_copy(update={"port": port})
+    house = await House.build(Start(configured.model_copy(update={"server": server})), ONE, part.logs, part.tasks)
+    try:
+        yield house, f"http://127.0.0.1:{port}", part
+    finally:
+        await house.close()
+        await part.close()
+
+
+async def test_a_process_serves_and_tells_its_figures(
+    stub: StartStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A built process answers, counts what it did and what the store is, and announces itself on standard error."""
+    server = await stub()
+    async with running(tmp_path, settings(server.url)) as (house, address, part):
+        keeping = part.tasks.spawn(house.keep(), "housekeeping")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.post(f"{address}/v1/chat/completions", json=CHAT)).status_code == 200
+            figures = (await client.get(f"{address}/metrics")).text
+            status = (await client.get(f"{address}/ullage/api/status")).json()
+        assert 'ullage_requests_total{api="chat",model="gpt-4o-mini"' in figures
+        assert "ullage_store_up 1.0" in figures
+        assert (status["upstreams"], status["workers"], status["store"]["kind"]) == (["up"], 1, "memory")
+        keeping.cancel()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"listening    {address}/v1" in said.err
+    assert "memory  (this process only)" in said.err
+
+
+async def test_metrics_can_be_turned_off(stub: StartStub, tmp_path: Path) -> None:
+    """With ``telemetry.metrics: false`` there is no such page, and nothing is relayed in its place."""
+    server = await stub()
+    async with (
+        running(tmp_path, settings(server.url, telemetry={"metrics": False})) as (_, address, _part),
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
+        assert (await client.get(f"{address}/metrics")).status_code == 404
+        assert server.seen == []
+
+
+async def test_a_key_in_a_header_is_a_shared_key(stub: StartStub, tmp_path: Path) -> None:
+    """Behind access keys, an upstream whose key stands in its headers is guarded like one with ``api_key``."""
+    server = await stub()
+    upstream = {"name": "up", "base_url": server.url, "headers": {"Authorization": "Bearer shared"}}
+    configured = settings(server={"access_keys": ["k"]}, upstreams=[upstream])
+    async with running(tmp_path, configured) as (_, address, _part), httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"{address}/v1/files", headers={"x-api-key": "k"})).status_code == 403
+        assert (await client.get(f"{address}/v1/models", headers={"x-api-key": "k"})).status_code == 200
+    assert [seen.header("authorization") for seen in server.seen] == ["Bearer shared"]
+
+
+async def test_a_taken_port_closes_what_was_opened(tmp_path: Path) -> None:
+    """A process that cannot listen says where and why, and leaves no store and no task behind."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        part = Part(tmp_path)
+        with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: address already in use. Give another --port"):
+            await House.build(Start(settings(server={"port": port})), ONE, part.logs, part.tasks)
+        assert len(part.tasks) == 0
+        await part.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "error", "text"),
+    [
+        ("127.0.0.1", OSError(errno.EADDRINUSE, "x"), "127.0.0.1:1: address already in use. Give another --port, or 0"),
+        ("192.0.2.1", OSError(errno.EADDRNOTAVAIL, "x"), "192.0.2.1:1: cannot assign requested address."),
+        ("::1", OSError(errno.EACCES, "x"), "[::1]:1: permission denied."),
+        ("nowhere", socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "nowhere:1: name or service not"),
+    ],
+)
+def test_an_address_that_cannot_be_listened_on_is_named(host: str, error: OSError, text: str) -> None:
+    """The message names address and reason, and a remedy where there is one."""
+    assert text in str(CannotListen(host, 1, error))
+
+
+async def test_a_second_signal_cuts_a_drain_short() -> None:
+    """Work is awaited to its end, or only until the alarm; either way nothing is left running."""
+    alarm, done = asyncio.Event(), []
+
+    async def work(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        done.append(seconds)
+
+    await app._unless(alarm, work(0.01))
+    asyncio.get_running_loop().call_later(0.05, alarm.set)
+    async with asyncio.timeout(5):
+        await app._unless(alarm, work(60))
+    assert done == [0.01]
+
+
+async def test_the_first_signal_stops_and_the_second_hurries() -> None:
+    """SIGTERM and SIGINT each count: one asks for a drain, two for an end at once."""
+    stop, now = app._on_signals()
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        await until(stop.is_set)
+        assert not now.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(now.is_set)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def prepared(folder: Path, configured: Settings) -> tuple[Start, str, str]:
+    """What workers of *configured* start with, the store in words, and what was logged meanwhile."""
+    part = Part(folder)
+    async with AsyncExitStack() as opened:
+        given, store = await app._shared_store(configured, opened, part.logs, part.tasks)
+    return given, store, await part.close()
+
+
+def damaged(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "master.key").write_bytes(b"short")
+
+
+def in_the_way(folder: Path) -> None:
+    folder.write_text("a file, not a directory")
+
+
+@pytest.mark.parametrize("spoil", [damaged, in_the_way])
+async def test_workers_get_memory_where_the_private_server_cannot_be(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    """An unusable data directory or key file is a warning, memory for every worker, and said so."""
+    data = tmp_path / "data"
+    spoil(data)
+    given, store, log = await prepared(tmp_path, settings(store={"url": "embedded", "path": str(data)}))
+    assert given.settings.store.url == "memory"
+    assert store.startswith("memory")
+    assert '"event":"store.memory_instead"' in log
+    assert '"event":"store.memory_per_worker"' in log
+
+
+async def test_workers_share_the_parents_server_and_key(tmp_path: Path) -> None:
+    """Workers are given the private server's socket and the key that lies beside its data; a repr shows no key."""
+    data = tmp_path / "d"
+    given, store, _ = await prepared(tmp_path, settings(store={"url": "embedded", "path": str(data)}))
+    assert given.settings.store.url.startswith("unix://")
+    assert given.key == (data / "master.key").read_bytes()
+    assert "key" not in repr(given).partition("settings=")[0]
+    assert repr(given.key) not in repr(given)
+    assert store == f"embedded  ({data})"
+
+
+async def test_a_store_that_cannot_be_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
+    """The parent finds out what every worker would find out."""
+    part = Part(tmp_path)
+    async with AsyncExitStack() as opened:
+        with pytest.raises(StoreMisconfigured):
+            await app._shared_store(settings(store={"url": "redis+sentinel://h"}), opened, part.logs, part.tasks)
+    await part.close()
