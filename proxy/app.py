@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any
 from cachetools import LRUCache
 
 from proxy import settings as configuration
-from proxy.core.budget.catalogue import Catalogue, Rule
+from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Marks, Shares
-from proxy.core.budget.windows import Facts, Told, Window, published
+from proxy.core.budget.windows import Window
 from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.report import Report
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
 from proxy.lessons import Lessons
 from proxy.reading import Reader
+from proxy.routing import open_catalogue, open_probes, open_upstream
 from proxy.server import Limits, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import (
@@ -45,7 +46,7 @@ from proxy.tasks import Tasks
 from proxy.telemetry import shared
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import DirectUpstream, Probes, Target, Timeouts
+from proxy.upstream import DirectUpstream
 from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
@@ -124,7 +125,12 @@ class House:
         store = await _open_store(start, logs, tasks)
         tokenizers = Tokenizers()
         upstream = open_upstream(settings)
-        probes = open_probes(settings, upstream, tasks, logs)
+
+        def told(name: str, windows: Mapping[str, Window]) -> None:
+            few = {model: window.context_window for model, window in list(windows.items())[:5]}
+            logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
+
+        probes = open_probes(settings, upstream, tasks, told)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
         engine = _engine(settings, catalogue, tokenizers, store)
 
@@ -288,43 +294,6 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
-    """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
-    table = published(
-        {
-            name: Facts(None, facts.max_input_tokens, facts.max_output_tokens)
-            for name, facts in configuration.model_table().items()
-        }
-    )
-    default = settings.default_upstream().name if settings.upstreams else ""
-    rules = [
-        Rule(
-            rule.name,
-            rule.upstream or default,
-            rule.context_window,
-            rule.max_output_tokens,
-            rule.tokenizer,
-            rule.unknown_window if isinstance(rule.unknown_window, int) else None,
-            rule.max_input_tokens,
-        )
-        for rule in settings.models
-    ]
-    return Catalogue(rules, table, default, told)
-
-
-def open_probes(settings: Settings, upstream: DirectUpstream, tasks: Tasks, logs: Logs | None = None) -> Probes:
-    """What asks the upstreams of *settings* for their windows; *logs* are told what they say."""
-
-    def told(name: str, windows: Mapping[str, Window]) -> None:
-        if logs is not None:
-            few = {model: window.context_window for model, window in list(windows.items())[:5]}
-            logs.log.info("upstream.windows", upstream=name, models=len(windows), windows=few)
-
-    asked = {each.name: each.base_url for each in settings.upstreams if each.probe}
-    agent = f"ullage/{configuration.version()}"
-    return Probes(asked, upstream.send, tasks.spawn, time.perf_counter, agent, told)
-
-
 def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
@@ -341,21 +310,6 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
 
 def _record_bytes(record: Any) -> int:
     return 512 + len(record.block) + sum(map(len, record.edits.values()))
-
-
-def open_upstream(settings: Settings) -> DirectUpstream:
-    """The pool of connections to the upstreams of *settings*. Call it in a running loop."""
-    targets = [
-        Target(
-            upstream.name,
-            upstream.base_url,
-            upstream.api_key.get_secret_value() if upstream.api_key else None,
-            headers={name: value.get_secret_value() for name, value in upstream.headers.items()},
-            timeouts=Timeouts(upstream.timeouts.connect, upstream.timeouts.first_byte, upstream.timeouts.idle),
-        )
-        for upstream in settings.upstreams
-    ]
-    return DirectUpstream(targets)
 
 
 def _server_config(settings: Settings) -> ServerConfig:

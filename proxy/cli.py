@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -123,6 +124,65 @@ def schema() -> None:
 
     document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Settings.model_json_schema()}
     typer.echo(json.dumps(document, indent=2))
+
+
+@app.command()
+def models(
+    pattern: Annotated[str | None, typer.Argument(help="Name or glob; quote it.", metavar="[PATTERN]")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
+    upstream: Annotated[str | None, typer.Option(help="The only upstream: http(s)://host/v1.", metavar="URL")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per model.")] = False,
+) -> None:
+    """Show each model's window, limits, encoding and count factor, and where the window comes from."""
+    from proxy.settings import SettingsError, load
+
+    overrides: dict[tuple[str, ...], object] = {}
+    if upstream is not None:
+        overrides["upstreams",] = [{"name": "upstream", "base_url": upstream}]
+    try:
+        settings = load(config, overrides, os.environ)
+    except SettingsError as error:
+        _complain(error)
+        raise typer.Exit(REFUSED) from error
+    import asyncio
+    from dataclasses import asdict
+
+    from proxy.listing import listing
+
+    found = asyncio.run(listing(settings, pattern))
+    for name, trouble in found.troubles.items():
+        typer.echo(f"{name}: {trouble}", err=True)
+    rows = [asdict(row) for row in found.rows]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    elif rows:
+        _tabulate(rows)
+    if not rows:
+        nothing = "Nothing is configured. Try: ullage models 'gpt-5*', or give --upstream or --config."
+        typer.echo(nothing if pattern is None else f"No model matches {pattern}.", err=True)
+        raise typer.Exit(REFUSED)
+
+
+def _tabulate(rows: list[dict[str, object]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("model", "upstream"):
+        table.add_column(title, overflow="fold")
+    for title in ("window", "input", "output"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("encoding", no_wrap=True)
+    table.add_column("factor", justify="right", no_wrap=True)
+    table.add_column("window from", overflow="fold")
+    for row in rows:
+        cells = [
+            f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value) for value in row.values()
+        ]
+        table.add_row(*cells)
+    # A pipe has no width: there nothing is folded.
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
+    console.print(table)
 
 
 @app.command()

@@ -258,7 +258,7 @@ class Engine:
 
 def _window(route: Route, known: Held, request: Request) -> int | None:
     """The window that holds for this request, in the provider's tokens; ``None`` where nobody knows."""
-    window = route.after(known.lesson.window, known.stated)
+    window = route.after(known.lesson.window, known.lesson.beside)
     if request.options.window is not None:
         window = min(window or request.options.window, request.options.window)
     return window

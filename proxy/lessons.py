@@ -9,6 +9,7 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec import structs
 
 from proxy.core.budget.calibration import Calibration, is_truncated, learn, prior
 from proxy.core.budget.catalogue import Route
@@ -23,19 +24,22 @@ ANCHOR_REACH = 64
 
 
 class Lesson(msgspec.Struct, frozen=True):
-    """What is known of a route for one tenant: a window it stated (tokens of its own), and its calibration."""
+    """What is known of a route for one tenant: a window it stated (tokens of its own), and its calibration.
+
+    ``beside`` is what the server told of its window when an overflow stated that one.
+    """
 
     window: int | None
     calibration: Calibration
+    beside: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lesson as this process holds it: when the store was last asked, and when it got its window (monotonic)."""
+    """A lesson as this process holds it: when the store was last asked (monotonic)."""
 
     lesson: Lesson
     asked: float = 0.0
-    stated: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +87,20 @@ class Lessons:
         if held is not None and now - held.asked < FRESH_SECONDS:
             return held
         shared = _load(await self._recorder.recall(tenant, route.name))
-        held = self.now(route, tenant)
-        stated = held.stated if shared is None or shared.window == held.lesson.window else now
-        held = self._known[route.name, tenant] = Held(shared or held.lesson, now, stated)
+        held = self._known[route.name, tenant] = Held(shared or self.now(route, tenant).lesson, now)
         return held
 
     def overflowed(self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None) -> Held:
         """What is known after *route* refused a view of *counted* tokens of ours with what *overflow* states."""
         lesson = self.now(route, tenant).lesson
-        window = lesson.window
+        window, beside = lesson.window, lesson.beside
         if overflow.limit and overflow.kind != "payload_too_large":
-            window = min(overflow.limit, window or overflow.limit)
+            still = window if beside == route.told else None
+            window, beside = min(overflow.limit, still or overflow.limit), route.told
         calibration = lesson.calibration
         if overflow.prompt and counted:
             calibration = learn(calibration, counted, overflow.prompt)
-        return self._keep(route, tenant, Lesson(window, calibration))
+        return self._keep(route, tenant, Lesson(window, calibration, beside))
 
     def answered(self, sent: Sent, reported: int) -> bool:
         """Learn from the prompt tokens *reported* for a view; whether they show that the provider cut it silently."""
@@ -109,9 +112,9 @@ class Lessons:
         self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
         calibration = learn(lesson.calibration, counted, reported)
         if calibration.factor != lesson.calibration.factor:
-            self._keep(route, tenant, Lesson(lesson.window, calibration))
+            self._keep(route, tenant, structs.replace(lesson, calibration=calibration))
         elif calibration != lesson.calibration:
-            self._known[route.name, tenant] = replace(held, lesson=Lesson(lesson.window, calibration))
+            self._known[route.name, tenant] = replace(held, lesson=structs.replace(lesson, calibration=calibration))
         return False
 
     def expected(self, route: Route, links: Sequence[bytes], event: int, tokens: int, factor: float) -> int:
@@ -127,8 +130,7 @@ class Lessons:
         return int(tokens * factor)
 
     def _keep(self, route: Route, tenant: bytes, lesson: Lesson) -> Held:
-        now = self._clock()
-        held = self._known[route.name, tenant] = Held(lesson, now, now)
+        held = self._known[route.name, tenant] = Held(lesson, self._clock())
         self._recorder.remember(tenant, route.name, msgspec.msgpack.encode(lesson))
         return held
 

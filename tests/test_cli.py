@@ -38,7 +38,7 @@ def test_help_imports_nothing_heavy():
     ran = ullage("--help", code=code)
     assert ran.returncode == 0, ran.stderr
     assert "IMPORTED []" in ran.stdout
-    for command in ("serve", "check", "schema", "health"):
+    for command in ("serve", "check", "schema", "models", "health"):
         assert command in ran.stdout
 
 
@@ -168,3 +168,39 @@ def test_health_of_nothing():
     bad = ullage("health", "--url", "127.0.0.1:8484")
     assert bad.returncode == 2
     assert "Traceback" not in ran.stderr + bad.stderr
+
+
+def test_models_are_listed_without_a_network():
+    """`ullage models` needs no server and no file for a published model; JSON has a member for every column."""
+    ran = ullage("models", "gpt-5", "--json")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    (row,) = json.loads(ran.stdout)
+    assert (row["model"], row["context_window"], row["max_input_tokens"], row["max_output_tokens"]) == (
+        "gpt-5",
+        400_000,
+        272_000,
+        128_000,
+    )
+    assert (row["encoding"], row["factor"], row["origin"]) == ("o200k_base", 1.0, "table")
+
+
+def test_models_are_shown_as_a_table():
+    """The table has a line for every configured rule, unfolded in a pipe; what is unreachable is said beside it."""
+    ran = ullage("models", "--upstream", "http://127.0.0.1:1/v1")
+    assert ran.returncode == 0
+    header, line = ran.stdout.splitlines()
+    assert header.split() == ["model", "upstream", "window", "input", "output", "encoding", "factor", "window", "from"]
+    assert line.split() == ["*", "upstream", "-", "-", "-", "o200k_base", "1.0", "unknown"]
+    assert "could not be reached" in ran.stderr
+
+
+def test_models_with_nothing_to_list(tmp_path):
+    """With nothing configured and no pattern, and with a pattern nothing matches, the way on is said."""
+    ran = ullage("models")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "--upstream" in ran.stderr
+    ran = ullage("models", "no-such-*")
+    assert ran.returncode == 1
+    assert "no-such-*" in ran.stderr
+    ran = ullage("models", "--config", str(tmp_path / "none.yaml"))
+    assert ran.returncode == 1

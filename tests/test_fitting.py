@@ -432,6 +432,17 @@ async def test_the_factor_scales_the_window() -> None:
     assert plan.report.window == WINDOW
 
 
+async def test_an_input_limit_beside_the_window_is_kept() -> None:
+    """Where inputs have a limit of their own, the view keeps it however much of the window is left for the answer."""
+    body = body_of(agent_session(30, 300), max_tokens=16)
+    limit = WINDOW // 2
+    plan = await Desk().plan(body, WINDOW, max_input=limit)
+    assert plan.error is None
+    assert plan.report.budget == limit
+    assert limit // 4 < request_tokens(json.loads(plan.body)) <= limit
+    assert request_tokens(json.loads((await Desk().plan(body, WINDOW)).body)) > limit // 4
+
+
 async def test_twice_the_window_in_one_message() -> None:
     """A pasted log and a tool result that are each larger than the window lose their middle, and the rest stays."""
     for newest in ([{"role": "user", "content": log(5, 2 * WINDOW)}], agent_round(7, 2 * WINDOW)):

@@ -76,3 +76,19 @@ async def test_a_silent_cut_is_told() -> None:
     assert here.answered(Sent(ROUTE, ONE, 10_000, b"a", -1), 4_096)
     assert here.expected(ROUTE, [b"a"], -1, 10_000, 1.0) == 10_000
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+
+
+async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
+    """A stated window holds while the server tells what the overflow contradicted; told anew, it starts over."""
+    here = lessons(Book(), Hands())
+    before = Route("up", "m", 32_768, None, "o200k_base", "server")
+    after = Route("up", "m", 65_536, None, "o200k_base", "server")
+    here.overflowed(before, ONE, Overflow("input_too_long", 16_384), 20_000)
+    lesson = here.now(before, ONE).lesson
+    assert before.after(lesson.window, lesson.beside) == 16_384
+    assert after.after(lesson.window, lesson.beside) == 65_536
+    here.overflowed(after, ONE, Overflow("input_too_long", 50_000), 60_000)
+    lesson = here.now(after, ONE).lesson
+    assert after.after(lesson.window, lesson.beside) == 50_000
+    assert here.answered(Sent(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False
+    assert here.now(after, ONE).lesson.beside == 65_536

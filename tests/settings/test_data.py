@@ -29,3 +29,11 @@ def test_the_model_table_is_read_without_importing_litellm():
     script = "import sys; from proxy.settings import model_table; model_table(); print('litellm' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, check=True)
     assert ran.stdout.strip() == "False"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="needs litellm's table")
+def test_the_smaller_of_two_window_figures_is_taken():
+    """Of rows that state the window twice, unequally, the smaller figure is believed."""
+    table = model_table()
+    assert table["wandb/zai-org/GLM-5.2"].max_input_tokens == 262_144
+    assert table["wandb/google/gemma-4-31B-it"].max_input_tokens == 262_000

@@ -34,7 +34,8 @@ def understood(_seen: Seen) -> Answer:
 class Stub:
     """A strict OpenAI-compatible upstream; use it as an async context manager.
 
-    ``seen`` holds every request in order. ``script`` makes the answers that ``queue`` does not hold; faults given to
+    ``seen`` holds every request in order, except for the proxy's own about windows, which are in ``probes``.
+    ``script`` makes the answers that ``queue`` does not hold; faults given to
     ``fail`` hit the next requests. ``rules`` may be exchanged while it runs.
     """
 
@@ -42,6 +43,7 @@ class Stub:
         self.rules = rules or Rules()
         self.script: Script = understood
         self.seen: list[Seen] = []
+        self.probes: list[Seen] = []
         self.cache = PromptCache()
         self.models: list[str] = []
         self._answers: deque[Answer] = deque()
@@ -103,6 +105,10 @@ class Stub:
         headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.raw_headers]
         path, _, query = request.raw_path.partition("?")
         seen = Seen(self._count, request.method, path, query, headers, await request.read(), time.monotonic())
+        if seen.header("user-agent").startswith("ullage/"):
+            # The proxy's own question about windows, at a moment no test chooses.
+            self.probes.append(seen)
+            return await self._respond(request, seen, NO_FAULT)
         self.seen.append(seen)
         fault = self._faults.popleft() if self._faults else NO_FAULT
         try:
@@ -174,7 +180,12 @@ class Stub:
         match path:
             case "/models":
                 names = self.models or sorted(self.rules.windows) or ["gpt-4o-mini"]
-                data = [{"id": name, "object": "model", "created": 1_760_000_000, "owned_by": "stub"} for name in names]
+                data: list[dict[str, Any]] = [
+                    {"id": name, "object": "model", "created": 1_760_000_000, "owned_by": "stub"} for name in names
+                ]
+                if self.rules.tells:
+                    for entry in data:
+                        entry |= {"owned_by": "vllm", "max_model_len": self.rules.window_of(entry["id"])}
                 answer: dict[str, Any] = {"object": "list", "data": data}
             case "/embeddings":
                 vector = {"object": "embedding", "index": 0, "embedding": [0.25, -0.5, 0.125]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -44,9 +44,8 @@ class Rule:
 class Route:
     """Where a request goes and what it may use. ``window`` is ``None`` when nobody knows; ``source`` says who does.
 
-    ``max_input`` limits the input beside the window; ``at`` is the monotonic second since when ``source`` says so;
-    ``how`` where it says so.
-    ``exact``: the configuration names the encoding, so our count is taken for the provider's.
+    ``max_input`` limits the input beside the window; ``how`` names where a server says so. ``exact``: the
+    configuration names the encoding, so our count is taken for the provider's.
     """
 
     upstream: str
@@ -55,28 +54,32 @@ class Route:
     max_output: int | None
     encoding: str
     source: Source
-    max_input: int | None = None
-    at: float = 0.0
-    how: str = ""
     exact: bool = False
+    max_input: int | None = None
+    how: str = ""
 
     @property
     def name(self) -> str:
         """Upstream and model: what records and learned figures of this route are filed under."""
         return f"{self.upstream},{self.model}"
 
-    def after(self, stated: int | None, at: float) -> int | None:
-        """The window in tokens, now that an overflow has *stated* one at the monotonic second *at*.
+    def after(self, stated: int | None, beside: int | None) -> int | None:
+        """The window in tokens, given that an overflow has *stated* one while the server told of *beside*.
 
-        A configured window is only ever lowered, and so is what the server said of itself before the overflow; what
-        it said later, and for that reason anew, holds. Tables and assumptions give way. An error that states just
-        the known limit of the input says nothing of the window.
+        A configured window is only ever lowered. So is what a server tells of itself, until it tells something else
+        than what the overflow contradicted. Tables and assumptions give way. An error that states just the known
+        limit of the input says nothing of the window.
         """
-        if stated is None or stated == self.max_input or (self.source == "server" and at < self.at):
+        if stated is None or stated == self.max_input or (self.source == "server" and beside != self.window):
             return self.window
         if self.window is None or self.source in ("table", "assumed"):
             return stated
         return min(self.window, stated)
+
+    @property
+    def told(self) -> int | None:
+        """The window the server tells of itself, if it is that which holds."""
+        return self.window if self.source == "server" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,11 @@ class Catalogue:
             self._informed[model] = (window, route)
         return route
 
+    @property
+    def names(self) -> Iterable[str]:
+        """The models that the published table knows."""
+        return self._table.keys()
+
     def asks(self, upstream: str) -> bool:
         """Whether it matters what *upstream* says of itself: not if every model it serves has a configured window."""
         rules = [*self._rules, Rule("*", self._default)] if self._default else self._rules
@@ -142,8 +150,8 @@ class Catalogue:
             rule.max_output or facts.max_output,
             rule.encoding or _encoding(model),
             source,
+            rule.encoding is not None,
             rule.max_input or _input_limit(facts, window),
-            exact=rule.encoding is not None,
         )
         return _Known(rule, facts, route)
 
@@ -164,7 +172,6 @@ def _informed(known: _Known, told: Window) -> Route:
         max_input=rule.max_input or told.max_input_tokens or _input_limit(facts, told.context_window),
         max_output=rule.max_output or told.max_output_tokens or facts.max_output,
         source=told.source,
-        at=told.at,
         how=told.how,
     )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.budget.catalogue import REMEMBERED, Catalogue, Facts, Route, Rule
+from proxy.core.budget.catalogue import REMEMBERED, Catalogue, Route, Rule
+from proxy.core.budget.windows import Facts, Source, Window
 from proxy.core.errors import NotFound
 
 TABLE = {
-    "gpt-4o": Facts(128_000, 16_384),
-    "mystery": Facts(None, 4_096),
-    "azure/eu/gpt-4o": Facts(100_000, None),
+    "gpt-4o": Facts(128_000, None, 16_384),
+    "mystery": Facts(None, None, 4_096),
+    "azure/eu/gpt-4o": Facts(100_000),
 }
 
 
@@ -99,3 +100,73 @@ def test_many_names_are_still_resolved_right() -> None:
     first = [catalogue.resolve(name) for name in names]
     assert [catalogue.resolve(name) for name in names] == first
     assert {route.upstream for route in first if route.model.startswith("b")} == {"b"}
+
+
+def test_what_the_server_tells_comes_between_configuration_and_table() -> None:
+    """A configured window wins over the server's word, that over the table; each figure is looked up for itself."""
+    told = {"gpt-4o": Window(32_768), "other": Window(8_192, 8_000, 512, how="/v1/models max_model_len")}
+    rules = [Rule("gpt-4o", "a", max_output=99), Rule("other", "a"), Rule("fixed", "a", window=5_000)]
+    asked: list[tuple[str, str]] = []
+
+    def say(upstream: str, model: str) -> Window | None:
+        asked.append((upstream, model))
+        return told.get(model)
+
+    catalogue = Catalogue(rules, TABLE, "main", say)
+    route = catalogue.resolve("gpt-4o")
+    assert (route.window, route.max_input, route.max_output, route.source) == (32_768, None, 99, "server")
+    route = catalogue.resolve("other")
+    assert (route.window, route.max_input, route.max_output, route.how) == (8_192, 8_000, 512, told["other"].how)
+    assert catalogue.resolve("fixed").source == "configured"
+    assert asked == [("a", "gpt-4o"), ("a", "other")], "a configured window needs no asking"
+    told["gpt-4o"] = Window(16_384)
+    assert catalogue.resolve("gpt-4o").window == 16_384
+    del told["gpt-4o"]
+    assert (catalogue.resolve("gpt-4o").window, catalogue.resolve("gpt-4o").source) == (128_000, "table")
+
+
+def test_an_input_limit_goes_with_its_window() -> None:
+    """The table's limit of the input holds for its own window and smaller ones, not for a larger one somebody set."""
+    table = {"gpt-5": Facts(400_000, 272_000, 128_000)}
+    limits = {
+        window: Catalogue([Rule("*", "a", window=window)], table, "").resolve("gpt-5").max_input
+        for window in (None, 300_000, 400_000, 1_000_000)
+    }
+    assert limits == {None: 272_000, 300_000: 272_000, 400_000: 272_000, 1_000_000: None}
+    configured = Catalogue([Rule("*", "a", max_input=9_000)], table, "").resolve("gpt-5")
+    assert (configured.window, configured.max_input) == (400_000, 9_000)
+
+
+def route(source: Source, window: int | None, max_input: int | None = None) -> Route:
+    return Route("a", "m", window, None, "o200k_base", source, max_input=max_input)
+
+
+@pytest.mark.parametrize(
+    ("known", "stated", "beside", "holds"),
+    [
+        (route("configured", 8_000), 4_000, None, 4_000),
+        (route("configured", 8_000), 16_000, None, 8_000),
+        (route("server", 8_000), 4_000, 8_000, 4_000),
+        (route("server", 8_000), 4_000, 6_000, 8_000),
+        (route("server", 8_000), 4_000, None, 8_000),
+        (route("server", 8_000), 16_000, 8_000, 8_000),
+        (route("table", 8_000), 16_000, None, 16_000),
+        (route("table", 8_000), 4_000, None, 4_000),
+        (route("assumed", 8_000), 16_000, None, 16_000),
+        (route("unknown", None), 4_000, None, 4_000),
+        (route("table", 400_000, 272_000), 272_000, None, 400_000),
+        (route("server", 8_000), None, None, 8_000),
+        (route("unknown", None), None, None, None),
+    ],
+)
+def test_what_an_overflow_teaches(known: Route, stated: int | None, beside: int | None, holds: int | None) -> None:
+    """A stated window lowers what is configured or still told, replaces what tables say, and ends with a new word."""
+    assert known.after(stated, beside) == holds
+
+
+def test_who_needs_to_be_asked() -> None:
+    """An upstream is asked at start-up only if a model may go there whose window nobody configured."""
+    catalogue = Catalogue([Rule("a*", "a", window=5), Rule("b*", "b"), Rule("*", "c", window=5)], {}, "d")
+    assert [name for name in "abcd" if catalogue.asks(name)] == ["b"]
+    assert Catalogue([Rule("a*", "a", window=5)], {}, "d").asks("d")
+    assert not Catalogue([Rule("*", "d", window=5)], {}, "d").asks("d")

@@ -90,3 +90,21 @@ def test_a_mark() -> None:
 def test_a_providers_figure_in_ours(tokens: int, factor: float, ours: int) -> None:
     """A provider that counts more than we do leaves us fewer of our own tokens."""
     assert scaled(tokens, factor) == ours
+
+
+@pytest.mark.parametrize(
+    ("reserve", "max_input", "budget", "lasting"),
+    [
+        (16_000, None, 384_000, 387_500),
+        (16_000, 272_000, 272_000, 272_000),
+        (128_000, 272_000, 272_000, 272_000),
+        (200_000, 272_000, 200_000, 272_000),
+        (500_000, 272_000, 0, 272_000),
+        (16_000, 390_000, 384_000, 387_500),
+    ],
+)
+def test_an_input_limit_beside_the_window(reserve: int, max_input: int | None, budget: int, lasting: int) -> None:
+    """The input may use the least of its own limit and what the answer leaves of the window, at every place."""
+    figures = Figures(400_000, reserve, 1_000, max_input=max_input)
+    assert (figures.budget, figures.lasting) == (budget, lasting)
+    assert figures.ceiling <= lasting

@@ -1,0 +1,112 @@
+"""What is known of models, as rows for people: windows, limits, encodings, factors, and where each comes from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from proxy.core.budget.calibration import prior
+from proxy.core.budget.catalogue import Catalogue, Route
+from proxy.core.budget.windows import Window
+from proxy.core.errors import NotFound
+from proxy.routing import open_catalogue, open_probes, open_upstream
+from proxy.settings import Settings
+from proxy.tasks import Tasks
+from proxy.upstream import find
+
+MOST_TOLD: Final = 50
+"""Models of one server that are listed without being asked for by name."""
+
+EVERY: Final = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model. Figures in tokens, ``None`` where nobody knows; ``origin`` says where the window comes from."""
+
+    model: str
+    upstream: str
+    context_window: int | None
+    max_input_tokens: int | None
+    max_output_tokens: int | None
+    encoding: str
+    factor: float
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The rows, and what stood in the way at each upstream that did not tell."""
+
+    rows: tuple[Row, ...]
+    troubles: Mapping[str, str]
+
+
+async def listing(settings: Settings, pattern: str | None) -> Listing:
+    """The models of *settings* whose names match the glob *pattern*; without one, those configured and those told of.
+
+    Asks each upstream once, for a few seconds at most; one that cannot be reached is left out.
+    """
+    failures: list[BaseException] = []
+    tasks = Tasks(lambda _, error: failures.append(error))
+    upstream = open_upstream(settings)
+    try:
+        probes = open_probes(settings, upstream, tasks)
+        named = [rule.name for rule in settings.models if not _is_glob(rule.name)]
+        asked = [pattern] if pattern and not _is_glob(pattern) else []
+        await asyncio.gather(*(probes.survey(each.name, [*named, *asked]) for each in settings.upstreams))
+        told = {each.name: probes.windows(each.name) for each in settings.upstreams}
+        troubles = {name: str(state["trouble"]) for name, state in probes.surveys().items() if state["trouble"]}
+    finally:
+        await upstream.close()
+        await tasks.finish(0.0)
+
+    def known(name: str, model: str) -> Window | None:
+        return find(told.get(name, {}), model)
+
+    catalogue = await asyncio.to_thread(open_catalogue, settings, known)
+    return Listing(tuple(_rows(settings, catalogue, told, pattern)), troubles)
+
+
+def _rows(
+    settings: Settings, catalogue: Catalogue, told: Mapping[str, Mapping[str, Window]], pattern: str | None
+) -> Iterable[Row]:
+    """Without a *pattern* the rules in their order, then what servers told of; else every name that matches, sorted."""
+    configured = [rule.name for rule in settings.models] or ([EVERY] if settings.upstreams else [])
+    if pattern is None:
+        names = [*configured, *_told_names(told, MOST_TOLD)]
+    else:
+        every = {name for name in (*configured, *_told_names(told, None), *catalogue.names) if not _is_glob(name)}
+        names = sorted(name for name in every if fnmatchcase(name, pattern))
+        if not names and not _is_glob(pattern):
+            names = [pattern]
+    for name in dict.fromkeys(names):
+        try:
+            route = catalogue.resolve(name)
+        except NotFound:  # no rule is about it: a request for it would be refused, so there is nothing to tell
+            continue
+        yield _row(route)
+
+
+def _told_names(told: Mapping[str, Mapping[str, Window]], most: int | None) -> Sequence[str]:
+    return [name for windows in told.values() for name in sorted(windows)[:most]]
+
+
+def _row(route: Route) -> Row:
+    return Row(
+        route.model,
+        route.upstream,
+        route.window,
+        route.max_input,
+        route.max_output,
+        route.encoding,
+        prior(route.model, exact=route.exact).factor,
+        f"{route.source}: {route.how}" if route.how else route.source,
+    )
+
+
+def _is_glob(name: str) -> bool:
+    return not {"*", "?", "["}.isdisjoint(name)

@@ -1,0 +1,62 @@
+"""Where requests may go, built from the settings: upstreams, what they tell of themselves, the model catalogue."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from proxy import settings as configuration
+from proxy.core.budget.catalogue import Catalogue, Rule
+from proxy.core.budget.windows import Facts, Told, published
+from proxy.settings import Settings
+from proxy.tasks import Tasks
+from proxy.upstream import DirectUpstream, OnTold, Probes, Target, Timeouts
+
+NOWHERE: Final = "-"
+"""The upstream of every model where none is configured: then nothing is served, but models can be listed."""
+
+
+def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
+    """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
+    table = published(
+        {
+            name: Facts(None, facts.max_input_tokens, facts.max_output_tokens)
+            for name, facts in configuration.model_table().items()
+        }
+    )
+    default = settings.default_upstream().name if settings.upstreams else NOWHERE
+    rules = [
+        Rule(
+            rule.name,
+            rule.upstream or default,
+            rule.context_window,
+            rule.max_output_tokens,
+            rule.tokenizer,
+            rule.unknown_window if isinstance(rule.unknown_window, int) else None,
+            rule.max_input_tokens,
+        )
+        for rule in settings.models
+    ]
+    return Catalogue(rules, table, default, told)
+
+
+def open_upstream(settings: Settings) -> DirectUpstream:
+    """The pool of connections to the upstreams of *settings*. Call it in a running loop."""
+    targets = [
+        Target(
+            upstream.name,
+            upstream.base_url,
+            upstream.api_key.get_secret_value() if upstream.api_key else None,
+            headers={name: value.get_secret_value() for name, value in upstream.headers.items()},
+            timeouts=Timeouts(upstream.timeouts.connect, upstream.timeouts.first_byte, upstream.timeouts.idle),
+        )
+        for upstream in settings.upstreams
+    ]
+    return DirectUpstream(targets)
+
+
+def open_probes(settings: Settings, upstream: DirectUpstream, tasks: Tasks, told: OnTold | None = None) -> Probes:
+    """What asks the upstreams of *settings* that may be asked for their windows; *told* hears of news."""
+    asked = {each.name: each.base_url for each in settings.upstreams if each.probe}
+    agent = f"ullage/{configuration.version()}"
+    return Probes(asked, upstream.send, tasks.spawn, time.perf_counter, agent, told)

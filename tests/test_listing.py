@@ -1,0 +1,58 @@
+"""What ``ullage models`` lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.listing import Row, listing
+from proxy.settings import Settings
+from tests.conftest import StartStub
+
+GONE = {"name": "gone", "base_url": "http://127.0.0.1:1/v1"}
+
+
+def settings(**given: Any) -> Settings:
+    return Settings.model_validate({"upstreams": [GONE], **given})
+
+
+async def test_without_a_pattern_what_is_configured_and_told(stub: StartStub) -> None:
+    """Rules come first, in their order, then the models a server tells of: few lines, each with its origin."""
+    server = await stub(window=8192, windows={"small": 4096}, tells=True)
+    server.models = ["small", "large"]
+    given = settings(
+        upstreams=[{"name": "up", "base_url": server.url}, GONE],
+        models=[
+            {"name": "gpt-5", "upstream": "gone"},
+            {"name": "claude*", "context_window": 100_000, "tokenizer": "o200k_base"},
+            {"name": "*", "upstream": "up"},
+        ],
+    )
+    found = await listing(given, None)
+    assert found.rows == (
+        Row("gpt-5", "gone", 400_000, 272_000, 128_000, "o200k_base", 1.0, "table"),
+        Row("claude*", "up", 100_000, None, None, "o200k_base", 1.0, "configured"),
+        Row("*", "up", None, None, None, "o200k_base", 1.0, "unknown"),
+        Row("large", "up", 8192, None, None, "o200k_base", 1.0, "server: /v1/models max_model_len"),
+        Row("small", "up", 4096, None, None, "o200k_base", 1.0, "server: /v1/models max_model_len"),
+    )
+    assert set(found.troubles) == {"gone"}
+    assert len((await listing(settings(), None)).rows) == 1, "never the whole table"
+
+
+async def test_a_pattern_is_looked_up_in_the_table(stub: StartStub) -> None:
+    """A glob lists what matches, of the table and of what servers tell; a plain name is shown even if unknown."""
+    server = await stub(window=8192, tells=True)
+    server.models = ["gpt-4o-local"]
+    given = settings(upstreams=[{"name": "up", "base_url": server.url}])
+    rows = {row.model: row for row in (await listing(given, "gpt-4o*")).rows}
+    assert rows["gpt-4o"].context_window == 128_000
+    assert (rows["gpt-4o-local"].context_window, rows["gpt-4o-local"].factor) == (8192, 1.0)
+    assert all(name.startswith("gpt-4o") for name in rows)
+    assert [row.model for row in (await listing(given, "nobody-knows")).rows] == ["nobody-knows"]
+    assert (await listing(given, "nobody-knows*")).rows == ()
+
+
+async def test_priors_are_shown() -> None:
+    """The factor a model starts with is its family's."""
+    rows = (await listing(Settings(), "claude-sonnet-4-5")).rows
+    assert [(row.upstream, row.factor, row.origin) for row in rows] == [("-", 1.5, "table")]

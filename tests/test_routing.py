@@ -1,0 +1,68 @@
+"""From settings to upstreams, probes and the catalogue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.core.budget.windows import Window
+from proxy.routing import NOWHERE, open_catalogue, open_probes, open_upstream
+from proxy.settings import Settings
+from proxy.tasks import Tasks
+
+
+def settings(**given: Any) -> Settings:
+    return Settings.model_validate({"upstreams": [{"name": "up", "base_url": "http://127.0.0.1:1/v1"}], **given})
+
+
+@pytest.mark.parametrize(
+    ("model", "figures"),
+    [
+        ("gpt-4o", (128_000, None, 16_384, "table")),
+        ("gpt-5", (400_000, 272_000, 128_000, "table")),
+        ("openai/gpt-5-mini", (400_000, 272_000, 128_000, "table")),
+        ("claude-sonnet-4-5", (200_000, None, 64_000, "table")),
+        ("gemini-2.5-pro", (1_048_576, None, 65_535, "table")),
+        ("nobody-knows", (None, None, None, "unknown")),
+        ("mine", (9_000, 8_000, 700, "configured")),
+        ("guess", (5_000, None, None, "assumed")),
+    ],
+)
+def test_figures_of_models(model: str, figures: tuple[int | None, int | None, int | None, str]) -> None:
+    """Known models have their published figures, kept apart; what the configuration says wins."""
+    rules = [
+        {"name": "mine", "context_window": 9_000, "max_input_tokens": 8_000, "max_output_tokens": 700},
+        {"name": "guess", "unknown_window": 5_000},
+    ]
+    route = open_catalogue(settings(models=rules)).resolve(model)
+    assert (route.window, route.max_input, route.max_output, route.source) == figures
+
+
+def test_a_told_window_reaches_the_catalogue() -> None:
+    """What an upstream tells of itself is asked for by its name and the model's."""
+    told = {("up", "gpt-4o"): Window(32_768)}
+    catalogue = open_catalogue(settings(), lambda upstream, model: told.get((upstream, model)))
+    assert (catalogue.resolve("gpt-4o").window, catalogue.resolve("gpt-4o").source) == (32_768, "server")
+    assert catalogue.resolve("gpt-5").source == "table"
+
+
+def test_without_upstreams_models_still_have_figures() -> None:
+    """Where nothing is configured, models can be looked up all the same."""
+    assert open_catalogue(Settings()).resolve("gpt-4o").upstream == NOWHERE
+
+
+async def test_who_may_be_asked() -> None:
+    """An upstream with ``probe: false`` is not among those that are asked."""
+    given = settings(
+        upstreams=[
+            {"name": "up", "base_url": "http://127.0.0.1:1/v1", "api_key": "k"},
+            {"name": "quiet", "base_url": "http://127.0.0.1:1/v1", "probe": False},
+            {"name": "hosted", "base_url": "https://api.openai.com/v1"},
+        ]
+    )
+    upstream = open_upstream(given)
+    assert upstream.names == ("up", "quiet", "hosted")
+    probes = open_probes(given, upstream, Tasks(lambda name, error: None))
+    assert set(probes.surveys()) == {"up"}
+    await upstream.close()

@@ -1,0 +1,469 @@
+"""Asking servers for their windows: real servers on loopback, answering with the bytes their kinds send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from proxy.core.budget.windows import Window
+from proxy.tasks import Tasks
+from proxy.upstream import DirectUpstream, Probes, Target, may_answer
+from proxy.upstream.probes import FIRST_RETRY, FRESH_SECONDS, LOADING_RETRY, MOST_WANTED
+from tests.harness import until
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+KEY = "the-configured-key"
+
+
+class Hands:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class Site:
+    """A server with a few routes: bytes, or a handler; everything else is 404. ``asked`` holds every request."""
+
+    def __init__(self, routes: Mapping[str, bytes | Handler]) -> None:
+        self.routes = dict(routes)
+        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.asked.append((request.method, request.path, headers, body))
+        route = self.routes.get(f"{request.method} {request.path}") or self.routes.get(request.path)
+        if route is None:
+            return web.Response(status=404, text="Not Found")
+        if isinstance(route, bytes):
+            return web.Response(body=route, content_type="application/json")
+        return await route(request)
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for _, path, _, _ in self.asked]
+
+
+@asynccontextmanager
+async def serving(routes: Mapping[str, bytes | Handler]) -> AsyncIterator[Site]:
+    site = Site(routes)
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", site.answer)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    site.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield site
+    finally:
+        await runner.cleanup()
+
+
+class Rig:
+    """Probes of one server, with everything around them real but the clock."""
+
+    def __init__(self, site: Site, suffix: str = "/v1") -> None:
+        self.site = site
+        self.clock = Hands()
+        self.failures: list[BaseException] = []
+        self.tasks = Tasks(lambda _, error: self.failures.append(error))
+        self.heard: list[dict[str, Window]] = []
+        url = f"{site.url}{suffix}"
+        self.upstream = DirectUpstream([Target("up", url, KEY, headers={"x-team": "t"})])
+        self.probes = Probes(
+            {"up": url},
+            self.upstream.send,
+            self.tasks.spawn,
+            self.clock,
+            "ullage/test",
+            lambda _, windows: self.heard.append(dict(windows)),
+        )
+
+    def told(self, model: str) -> tuple[int, int | None, int | None, str] | None:
+        window = self.probes.told("up", model)
+        return window and (window.context_window, window.max_input_tokens, window.max_output_tokens, window.how)
+
+    async def ask(self, model: str) -> tuple[int, int | None, int | None, str] | None:
+        """What is told of *model* once the survey that its first use starts has ended."""
+        self.told(model)
+        await self.settle()
+        return self.told(model)
+
+    async def settle(self) -> None:
+        await until(lambda: len(self.tasks) == 0)
+        assert self.failures == []
+
+
+@asynccontextmanager
+async def rig(routes: Mapping[str, bytes | Handler], suffix: str = "/v1") -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as stack:
+        made = Rig(await stack.enter_async_context(serving(routes)), suffix)
+        stack.push_async_callback(made.upstream.close)
+        stack.push_async_callback(made.tasks.finish, 0.0)
+        yield made
+
+
+VLLM = (
+    b'{"object":"list","data":[{"id":"Qwen/Qwen2.5-7B-Instruct","object":"model","created":1760000000,'
+    b'"owned_by":"vllm","root":"Qwen/Qwen2.5-7B-Instruct","parent":null,"max_model_len":32768,'
+    b'"permission":[{"id":"modelperm-1","object":"model_permission"}]},{"id":"my-lora","object":"model",'
+    b'"created":1760000000,"owned_by":"vllm","root":"/loras/my","parent":"Qwen/Qwen2.5-7B-Instruct",'
+    b'"max_model_len":null,"permission":[]}]}'
+)
+SGLANG = (
+    b'{"object":"list","data":[{"id":"qwen3.6","object":"model","created":1760000000,"owned_by":"sglang",'
+    b'"root":"qwen3.6","parent":null,"max_model_len":262144}]}'
+)
+SGLANG_INFO = (
+    b'{"model_path":"/models/qwen3.6","context_length":null,"mem_fraction_static":0.718,"max_total_tokens":null,'
+    b'"max_total_num_tokens":37081,"max_req_input_len":37075,"version":"0.5.19","internal_states":[{}]}'
+)
+LLAMACPP = (
+    b'{"models":[{"name":"/m/L.gguf"}],"object":"list","data":[{"id":"/m/L.gguf","object":"model",'
+    b'"created":1735142223,"owned_by":"llamacpp","meta":{"vocab_type":2,"n_vocab":128256,"n_ctx_train":131072,'
+    b'"n_embd":4096,"n_params":8030261312,"size":4912898304}}]}'
+)
+LLAMACPP_NEW = LLAMACPP.replace(b'"n_ctx_train"', b'"n_ctx":8192,"n_ctx_train"')
+PROPS = (
+    b'{"default_generation_settings":{"id":0,"id_task":-1,"n_ctx":16384,"speculative":false,"is_processing":false,'
+    b'"params":{"n_predict":-1}},"total_slots":4,"model_path":"/m/L.gguf","chat_template":"...","build_info":"b8681"}'
+)
+OLLAMA = (
+    b'{"object":"list","data":[{"id":"llama3.2:latest","object":"model","created":1721000000,"owned_by":"library"},'
+    b'{"id":"qwen:7b","object":"model","created":1721000000,"owned_by":"library"}]}\n'
+)
+PS = (
+    b'{"models":[{"name":"qwen:7b","model":"qwen:7b","size":492523008,"digest":"a8b0","details":{"format":"gguf"},'
+    b'"expires_at":"2026-11-02T08:15:34.383753787Z","size_vram":0,"context_length":8192}]}'
+)
+SHOW = (
+    b'{"modelfile":"FROM x","parameters":"num_keep                       24\\nnum_ctx                        16384\\n'
+    b'stop                           \\"<|eot_id|>\\"","details":{"family":"llama"},"model_info":{'
+    b'"general.architecture":"llama","llama.context_length":131072,"llama.embedding_length":4096,'
+    b'"tokenizer.ggml.merges":null}}'
+)
+LMSTUDIO = (
+    b'{"data":[{"id":"qwen2-vl-7b","object":"model","owned_by":"organization_owner"},'
+    b'{"id":"llama-3.1-8b","object":"model","owned_by":"organization_owner"}],"object":"list"}'
+)
+LMSTUDIO_V0 = (
+    b'{"object":"list","data":[{"id":"qwen2-vl-7b","object":"model","type":"vlm","state":"not-loaded",'
+    b'"max_context_length":32768},{"id":"llama-3.1-8b","object":"model","type":"llm","state":"loaded",'
+    b'"max_context_length":131072,"loaded_context_length":4096}]}'
+)
+TGI = (
+    b'{"object":"list","data":[{"id":"HuggingFaceH4/zephyr","object":"model","created":0,'
+    b'"owned_by":"HuggingFaceH4/zephyr"}]}'
+)
+INFO = (
+    b'{"model_id":"HuggingFaceH4/zephyr","model_sha":"b70e","model_dtype":"torch.float16","max_concurrent_requests":128,'
+    b'"max_best_of":2,"max_stop_sequences":4,"max_input_tokens":3072,"max_total_tokens":4096,"version":"3.3.6"}'
+)
+OPENROUTER = (
+    b'{"data":[{"id":"openai/gpt-5","context_length":400000,"pricing":{"prompt":"0.00000125"},'
+    b'"top_provider":{"context_length":400000,"max_completion_tokens":128000,"is_moderated":true},'
+    b'"per_request_limits":null},{"id":"x/y","context_length":131072,"top_provider":{"context_length":32768,'
+    b'"max_completion_tokens":null}}]}'
+)
+GROQ = (
+    b'{"object":"list","data":[{"id":"llama-3.3-70b","object":"model","created":1,"owned_by":"Meta","active":true,'
+    b'"context_window":131072,"max_completion_tokens":32768}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("routes", "model", "expected"),
+    [
+        ({"/v1/models": VLLM}, "Qwen/Qwen2.5-7B-Instruct", (32768, None, None, "/v1/models max_model_len")),
+        ({"/v1/models": VLLM}, "my-lora", (32768, None, None, "/v1/models max_model_len")),
+        ({"/v1/models": VLLM}, "gpt-4o", None),
+        ({"/v1/models": SGLANG}, "any name", (262144, None, None, "/v1/models max_model_len")),
+        (
+            {"/v1/models": SGLANG, "/server_info": SGLANG_INFO},
+            "qwen3.6",
+            (37081, 37075, None, "/server_info max_total_num_tokens"),
+        ),
+        (
+            {"/v1/models": SGLANG, "/get_server_info": SGLANG_INFO},
+            "qwen3.6",
+            (37081, 37075, None, "/server_info max_total_num_tokens"),
+        ),
+        ({"/v1/models": LLAMACPP, "/props": PROPS}, "gpt-4o", (16384, None, None, "/props n_ctx")),
+        ({"/props": PROPS}, "gpt-4o", (16384, None, None, "/props n_ctx")),
+        ({"/v1/models": LLAMACPP_NEW}, "gpt-4o", (8192, None, None, "/v1/models meta.n_ctx")),
+        ({"/v1/models": LLAMACPP}, "/m/L.gguf", None),
+        ({"/v1/models": OLLAMA, "/api/ps": PS}, "qwen:7b", (8192, None, None, "/api/ps context_length")),
+        (
+            {"/v1/models": OLLAMA, "/api/ps": b'{"models":[]}', "/api/show": SHOW},
+            "llama3.2",
+            (16384, None, None, "/api/show num_ctx"),
+        ),
+        (
+            {"/v1/models": OLLAMA, "/api/ps": PS, "/api/show": SHOW.replace(b"131072", b"2048")},
+            "llama3.2",
+            (2048, None, None, "/api/show num_ctx"),
+        ),
+        ({"/v1/models": OLLAMA, "/api/ps": PS, "/api/show": SHOW.replace(b"num_ctx", b"num_abc")}, "llama3.2", None),
+        (
+            {"/v1/models": LMSTUDIO, "/api/v0/models": LMSTUDIO_V0},
+            "llama-3.1-8b",
+            (4096, None, None, "/api/v0/models loaded_context_length"),
+        ),
+        ({"/v1/models": LMSTUDIO, "/api/v0/models": LMSTUDIO_V0}, "qwen2-vl-7b", None),
+        ({"/v1/models": TGI, "/info": INFO}, "tgi", (4096, 3072, None, "/info max_total_tokens")),
+        (
+            {"/info": INFO.replace(b"max_input_tokens", b"max_input_length")},
+            "tgi",
+            (4096, 3072, None, "/info max_total_tokens"),
+        ),
+        ({"/v1/models": OPENROUTER}, "openai/gpt-5", (400000, None, 128000, "/v1/models context_length")),
+        ({"/v1/models": OPENROUTER}, "x/y", (32768, None, None, "/v1/models top_provider.context_length")),
+        ({"/v1/models": GROQ}, "llama-3.3-70b", (131072, None, 32768, "/v1/models context_window")),
+    ],
+)
+async def test_what_each_kind_of_server_tells(
+    routes: dict[str, bytes], model: str, expected: tuple[int, int | None, int | None, str] | None
+) -> None:
+    """Each kind's own bytes give the window a request will really have; what it merely could have is not believed."""
+    async with rig(routes) as about:
+        assert about.told(model) is None, "the first use does not wait"
+        assert await about.ask(model) == expected
+
+
+@pytest.mark.parametrize("base", ["", "/v1", "/api/v1", "/gateway/openai/v1"])
+async def test_routes_are_below_the_base_url(base: str) -> None:
+    """The list of models is asked for beside the chat route, native routes beside the version."""
+    root = base.removesuffix("/v1")
+    async with rig({f"{root}/v1/models": LLAMACPP, f"{root}/props": PROPS}, base) as about:
+        assert await about.ask("m") == (16384, None, None, "/props n_ctx")
+        assert about.site.paths == [f"{root}/v1/models", f"{root}/props"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b"null",
+        b"[" * 100_000,
+        b'{"data":{"m":1}}',
+        b'{"data":[1,null,{"id":7,"max_model_len":4096},{"max_model_len":4096}]}',
+        b'{"data":[{"id":"m","max_model_len":"8192"}]}',
+        b'{"data":[{"id":"m","max_model_len":true}]}',
+        b'{"data":[{"id":"m","max_model_len":8192.5}]}',
+        b'{"data":[{"id":"m","max_model_len":0}]}',
+        b'{"data":[{"id":"m","max_model_len":-4096}]}',
+        b'{"data":[{"id":"m","max_model_len":3}]}',
+        b'{"data":[{"id":"m","max_model_len":99999999999999999999}]}',
+        b'{"data":[{"id":"m","top_provider":[],"meta":7,"context_length":{}}]}',
+        b'{"data":[{"id":"m","max_model_len":8192}],"pad":"' + b"x" * 2**20 + b'"}',
+        b"\xff\xfe",
+    ],
+)
+async def test_a_lying_server_tells_nothing(answer: bytes) -> None:
+    """What is no sane figure, no JSON or more than a mebibyte is as if the server had said nothing."""
+    every = dict.fromkeys(("/v1/models", "/props", "/api/v0/models", "/api/ps", "/info"), answer)
+    async with rig(every) as about:
+        assert await about.ask("m") is None
+        assert about.heard == []
+
+
+async def test_an_endless_answer_is_given_up() -> None:
+    """An answer without an end is cut at the limit, long before the deadline."""
+
+    async def pour(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" " * 65_536)
+
+    async with rig({"/v1/models": pour}) as about:
+        assert await about.ask("m") is None
+        assert "bytes" in str(about.probes.surveys()["up"]["trouble"])
+
+
+async def hang(request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(3600)
+    raise AssertionError("nobody waits that long")
+
+
+async def test_a_hanging_server_delays_nobody() -> None:
+    """While a server hangs, callers get an answer at once, no second survey starts, and the first ends by itself."""
+    async with rig({"/v1/models": hang}) as about:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        for _ in range(1000):
+            assert about.told("m") is None
+        assert loop.time() - begun < 1.0
+        await until(lambda: bool(about.site.asked))
+        about.clock.time += 10 * FRESH_SECONDS
+        assert about.told("m") is None
+        assert len(about.tasks) == 1
+        await about.settle()
+        assert about.site.paths == ["/v1/models"]
+        assert "no answer" in str(about.probes.surveys()["up"]["trouble"])
+
+
+async def test_a_hanging_native_route_does_not_hide_the_next() -> None:
+    """Of a server whose kind is not known, one route that hangs leaves time for the others."""
+    async with rig({"/props": hang, "/info": INFO}) as about:
+        assert await about.ask("m") == (4096, 3072, None, "/info max_total_tokens")
+
+
+async def test_redirects_are_not_followed() -> None:
+    """A server that points elsewhere is not followed there: its key goes nowhere else."""
+    async with serving({"/v1/models": VLLM}) as other:
+
+        async def elsewhere(request: web.Request) -> web.StreamResponse:
+            raise web.HTTPTemporaryRedirect(f"{other.url}/v1/models")
+
+        async with rig({"/v1/models": elsewhere}) as about:
+            assert await about.ask("my-lora") is None
+        assert other.asked == []
+
+
+async def test_what_is_sent() -> None:
+    """Questions carry the configured key and headers, say who asks, and name only models that the server listed."""
+    async with rig({"/v1/models": OLLAMA, "/api/ps": PS, "/api/show": SHOW}) as about:
+        about.told("a client's invention")
+        await about.ask("llama3.2")
+        methods = [(method, path) for method, path, _, _ in about.site.asked]
+        assert methods == [("GET", "/v1/models"), ("GET", "/api/ps"), ("POST", "/api/show")]
+        for _, _, headers, _ in about.site.asked:
+            assert headers["authorization"] == f"Bearer {KEY}"
+            assert (headers["x-team"], headers["user-agent"]) == ("t", "ullage/test")
+        assert json.loads(about.site.asked[-1][3]) == {"model": "llama3.2"}
+
+
+async def test_answers_are_kept_and_renewed() -> None:
+    """One survey answers for all until it is old; then the old answer serves until the new one is here."""
+    async with rig({"/v1/models": VLLM}) as about:
+        assert await about.ask("my-lora") is not None
+        about.clock.time += FRESH_SECONDS - 1
+        assert await about.ask("my-lora") is not None
+        assert len(about.site.asked) == 1
+        first = about.probes.told("up", "my-lora")
+        about.clock.time += 2
+        assert await about.ask("my-lora") is not None
+        assert len(about.site.asked) == 2
+        assert about.probes.told("up", "my-lora") is first, "the same words keep their age"
+        assert len(about.heard) == 1
+        about.site.routes["/v1/models"] = VLLM.replace(b"32768", b"8192")
+        about.clock.time += FRESH_SECONDS + 1
+        old = about.told("my-lora")
+        assert old is not None
+        assert old[0] == 32768
+        await about.settle()
+        renewed = about.probes.told("up", "my-lora")
+        assert renewed is not None
+        assert (renewed.context_window, renewed.at) == (8192, about.clock.time)
+        assert about.probes.known()[0]["age_seconds"] == 0.0
+
+
+async def test_failures_are_tried_again_ever_later() -> None:
+    """A server that fails is asked again after a minute, then ever later, and an earlier answer is kept meanwhile."""
+    async with rig({"/v1/models": VLLM}) as about:
+        assert await about.ask("my-lora") is not None
+        about.site.routes["/v1/models"] = b"nonsense"
+        about.clock.time += FRESH_SECONDS + 1
+        assert await about.ask("my-lora") is not None
+        pauses = []
+        for _ in range(6):
+            asked, begun = len(about.site.asked), about.clock.time
+            while len(about.site.asked) == asked:
+                about.clock.time += 1
+                assert await about.ask("my-lora") is not None
+                assert about.clock.time - begun < 2 * FRESH_SECONDS
+            pauses.append(about.clock.time - begun)
+        assert pauses[0] == pytest.approx(FIRST_RETRY, rel=0.15)
+        assert pauses[1] == pytest.approx(2 * FIRST_RETRY, rel=0.15)
+        assert pauses[-1] == pytest.approx(FRESH_SECONDS, rel=0.15)
+        assert about.probes.surveys()["up"]["trouble"] == "an answer that is no JSON"
+        about.site.routes["/v1/models"] = VLLM
+        about.clock.time += 2 * FRESH_SECONDS
+        await about.ask("my-lora")
+        assert about.probes.surveys()["up"]["trouble"] == ""
+
+
+async def test_a_model_that_is_loading_is_asked_about_soon() -> None:
+    """A server that cannot say before the model is loaded is asked again within seconds, not after minutes."""
+    async with rig({"/v1/models": OLLAMA, "/api/ps": b'{"models":[]}', "/api/show": b"{}"}) as about:
+        assert await about.ask("qwen:7b") is None
+        about.site.routes["/api/ps"] = PS
+        about.clock.time += 1.2 * LOADING_RETRY
+        assert await about.ask("qwen:7b") == (8192, None, None, "/api/ps context_length")
+
+
+async def test_names_of_clients_fill_no_memory() -> None:
+    """However many names clients send, few are remembered, and they bring about no further questions."""
+    async with rig({"/v1/models": VLLM}) as about:
+        await about.ask("my-lora")
+        for number in range(5 * MOST_WANTED):
+            assert await about.ask(f"model-{number}") is None
+        assert len(about.site.asked) == 1
+        assert len(about.probes._servers["up"].wanted) <= MOST_WANTED
+        assert {row["model"] for row in about.probes.known()} == {"my-lora", "Qwen/Qwen2.5-7B-Instruct"}
+
+
+async def test_a_server_that_is_not_there() -> None:
+    """Nobody listening is a failure in words, and nothing more."""
+    async with rig({}) as about:
+        gone = DirectUpstream([Target("up", "http://127.0.0.1:1/v1")])
+        probes = Probes({"up": "http://127.0.0.1:1/v1"}, gone.send, about.tasks.spawn, about.clock, "ullage/test")
+        await probes.survey("up", ["m"])
+        assert probes.told("up", "m") is None
+        assert probes.surveys()["up"]["trouble"]
+        await gone.close()
+
+
+async def test_only_those_given_are_asked() -> None:
+    """An upstream that may not be asked is never asked, and start-up asks each of the others once."""
+    async with rig({"/v1/models": VLLM}) as about:
+        assert about.probes.told("another", "m") is None
+        await about.probes.survey("another")
+        about.probes.start(["up", "another", "up"])
+        await about.settle()
+        assert about.site.paths == ["/v1/models"]
+        assert set(about.probes.windows("up")) == {"my-lora", "Qwen/Qwen2.5-7B-Instruct"}
+        assert about.probes.windows("another") == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("http://127.0.0.1:8000/v1", True),
+        ("https://openrouter.ai/api/v1", True),
+        ("https://api.groq.com/openai/v1", True),
+        ("https://api.openai.com/v1", False),
+        ("https://API.OpenAI.com/v1", False),
+        ("https://api.anthropic.com", False),
+        ("https://me.openai.azure.com/openai", False),
+        ("https://bedrock-runtime.us-east-1.amazonaws.com/openai/v1", False),
+        ("https://notapi.openai.com.example.org/v1", True),
+    ],
+)
+def test_hosted_apis_that_tell_nothing_are_left_alone(url: str, asked: bool) -> None:
+    """Hosts known to have no such route are not bothered; a name that merely looks like one is no such host."""
+    assert may_answer(url) is asked
+
+
+async def test_an_answer_in_an_encoding_is_refused() -> None:
+    """A compressed answer that nobody asked for could unfold to any size: it is not looked at."""
+
+    async def squeezed(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+
+    async with rig({"/v1/models": squeezed}) as about:
+        assert await about.ask("m") is None
+        assert "encoding" in str(about.probes.surveys()["up"]["trouble"])
