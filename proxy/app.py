@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 from cachetools import LRUCache
 
 from proxy import settings as configuration
-from proxy.core.budget.catalogue import Catalogue, Facts, Rule
+from proxy.core.budget.catalogue import Catalogue, Rule
 from proxy.core.budget.figures import Marks, Shares
+from proxy.core.budget.windows import Facts, Told, Window, published
 from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.report import Report
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
+from proxy.lessons import Lessons
 from proxy.reading import Reader
 from proxy.server import Limits, Server, ServerConfig
 from proxy.settings import Settings
@@ -43,7 +45,7 @@ from proxy.tasks import Tasks
 from proxy.telemetry import shared
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import DirectUpstream, Target, Timeouts
+from proxy.upstream import DirectUpstream, Probes, Target, Timeouts
 from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
@@ -122,9 +124,10 @@ class House:
         telemetry = Telemetry(configuration.version(), Path(folder) if folder else None)
         store = await _open_store(start, logs, tasks)
         tokenizers = Tokenizers()
-        catalogue = await asyncio.to_thread(_catalogue, settings)
+        upstream = open_upstream(settings)
+        probes = open_probes(settings, upstream, tasks, logs)
+        catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
         engine = _engine(settings, catalogue, tokenizers, store)
-        upstream = _upstream(settings)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -135,6 +138,8 @@ class House:
                 "version": configuration.version(),
                 "workers": worker.count,
                 "upstreams": list(upstream.names),
+                "windows": probes.known(),
+                "probes": probes.surveys(),
                 "store": _store_status(store),
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
@@ -152,6 +157,7 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
+        probes.start(name for name in upstream.names if catalogue.asks(name))
         return cls(server, upstream, store, telemetry, logs)
 
     async def keep(self) -> None:
@@ -206,7 +212,7 @@ async def _supervise(settings: Settings) -> int:
             events=lambda event, **facts: logs.log.info(event, **facts),
             on_exit=lambda pid: shared.forget_worker(folder, pid),
         )
-        catalogue = await asyncio.to_thread(_catalogue, settings)
+        catalogue = await asyncio.to_thread(open_catalogue, settings)
         if stopping[0].is_set():
             return 0
         _announce(settings, catalogue, _address(settings, port), store)
@@ -283,12 +289,15 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def _catalogue(settings: Settings) -> Catalogue:
-    table = {
-        name: Facts(facts.max_input_tokens, facts.max_output_tokens)
-        for name, facts in configuration.model_table().items()
-    }
-    default = settings.default_upstream().name
+def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
+    """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
+    table = published(
+        {
+            name: Facts(None, facts.max_input_tokens, facts.max_output_tokens)
+            for name, facts in configuration.model_table().items()
+        }
+    )
+    default = settings.default_upstream().name if settings.upstreams else ""
     rules = [
         Rule(
             rule.name,
@@ -297,10 +306,24 @@ def _catalogue(settings: Settings) -> Catalogue:
             rule.max_output_tokens,
             rule.tokenizer,
             rule.unknown_window if isinstance(rule.unknown_window, int) else None,
+            rule.max_input_tokens,
         )
         for rule in settings.models
     ]
-    return Catalogue(rules, table, default)
+    return Catalogue(rules, table, default, told)
+
+
+def open_probes(settings: Settings, upstream: DirectUpstream, tasks: Tasks, logs: Logs | None = None) -> Probes:
+    """What asks the upstreams of *settings* for their windows; *logs* are told what they say."""
+
+    def told(name: str, windows: Mapping[str, Window]) -> None:
+        if logs is not None:
+            few = {model: window.context_window for model, window in list(windows.items())[:5]}
+            logs.log.info("upstream.windows", upstream=name, models=len(windows), windows=few)
+
+    asked = {each.name: each.base_url for each in settings.upstreams if each.probe}
+    agent = f"ullage/{configuration.version()}"
+    return Probes(asked, upstream.send, tasks.spawn, time.perf_counter, agent, told)
 
 
 def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
@@ -312,15 +335,17 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
-    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS))
-    return Engine(catalogue, fitter, marks, wanted.mode, LRUCache(LEARNED), time.perf_counter)
+    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
+    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
+    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
 
 
 def _record_bytes(record: Any) -> int:
     return 512 + len(record.block) + sum(map(len, record.edits.values()))
 
 
-def _upstream(settings: Settings) -> DirectUpstream:
+def open_upstream(settings: Settings) -> DirectUpstream:
+    """The pool of connections to the upstreams of *settings*. Call it in a running loop."""
     targets = [
         Target(
             upstream.name,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from proxy.core.budget.catalogue import Catalogue, Route
-from proxy.core.budget.figures import Marks, reserve
+from proxy.core.budget.figures import Marks, input_room, reserve
 from proxy.core.compression.schedule import Demand
+from proxy.core.conversation.scan import ESCAPED_LETTER, UNREADABLE
 from proxy.core.errors import UllageError
 from proxy.core.overflow.classify import STATUSES, Overflow, classify
 from proxy.core.overflow.stream import Opening
-from proxy.core.report import Report
+from proxy.core.report import Report, Usage
 from proxy.fitting import Fitter, Plan
+from proxy.lessons import Held, Lessons, Sent
 from proxy.ports import Clock, Mode, Reply, Request, Send
 
 RETRIES = 2
@@ -41,14 +43,24 @@ DECIDING = re.compile(rb'"m(?:odel|essages)"')
 """Members that must not occur twice. Where these words occur more often, the exact scanner tells where."""
 
 
+def _learn_nothing(usage: Usage) -> bool:
+    del usage
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What goes to the client: the upstream's ``reply`` (``head`` first: bytes already taken from it), or ``error``."""
+    """What goes to the client: the upstream's ``reply`` (``head`` first: bytes already taken from it), or ``error``.
+
+    ``learn`` takes the usage of an answer that came to its end, and says whether it shows that the provider silently
+    cut the prompt instead of refusing it.
+    """
 
     report: Report
     reply: Reply | None = None
     head: bytes = b""
     error: UllageError | None = None
+    learn: Callable[[Usage], bool] = _learn_nothing
 
 
 class Told:
@@ -104,7 +116,7 @@ _LIST = ord("[")
 
 
 class Engine:
-    """Fits, sends, recovers. ``learned`` holds windows and count factors that overflows taught, by route and tenant."""
+    """Fits, sends, recovers, and learns from what comes back."""
 
     def __init__(
         self,
@@ -112,14 +124,14 @@ class Engine:
         fitter: Fitter,
         marks: Marks,
         mode: Mode,
-        learned: MutableMapping[tuple[str, bytes], Learned],
+        lessons: Lessons,
         clock: Clock,
     ) -> None:
         self._catalogue = catalogue
         self._fitter = fitter
         self._marks = marks
         self._mode = mode
-        self._learned = learned
+        self._lessons = lessons
         self._clock = clock
 
     def upstream_of(self, model: str) -> str:
@@ -142,7 +154,7 @@ class Engine:
             reply = await send(plan.route.upstream, plan.body)
             head, overflow = await self._look(reply, plan)
             if overflow is None:
-                return Answer(report, reply, head)
+                return Answer(report, reply, head, learn=self._learner(reply, plan.sent))
             first = first or Answer(report, Told(reply), head)
             reply.close()
             started = self._clock()
@@ -156,6 +168,11 @@ class Engine:
             plan = smaller
         raise AssertionError("the last attempt always returns")
 
+    def _learner(self, reply: Reply, sent: Sent | None) -> Callable[[Usage], bool]:
+        if sent is None or reply.status != 200:
+            return _learn_nothing
+        return lambda usage: usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
+
     async def fit(self, request: Request) -> Plan:
         """What to send for *request*: the client's own bytes, or the smaller view of its conversation."""
         head = _read_head(request.body)
@@ -164,14 +181,16 @@ class Engine:
         model, stream = (about.model, about.stream is True) if about else ("", False)
         route = self._catalogue.resolve(model)
         mode = self._mode if request.options.mode == "on" else request.options.mode
-        window, factor = self._window(route, request)
+        known = await self._lessons.of(route, request.tenant)
+        window = _window(route, known, request)
         if mode == "off" or window is None:
             reason = "off" if mode == "off" else "unknown-window"
             report = Report(request.request_id, request.api, model, route.upstream, stream, reason=reason)
             return Plan(request.body, report, route)
         if head is not None and not request.options.compact_now:
             held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
-            if bound := _bound(request.body, head, int(self._marks.low * (window - held) / factor)):
+            budget = input_room(window, held, route.max_input)
+            if bound := _bound(request.body, head, int(self._marks.low * budget)):
                 report = Report(
                     request.request_id,
                     request.api,
@@ -179,7 +198,7 @@ class Engine:
                     route.upstream,
                     stream,
                     window=window,
-                    budget=window - held,
+                    budget=budget,
                     tokens_before=bound,
                     tokens_after=bound,
                     bounded=True,
@@ -187,6 +206,7 @@ class Engine:
                 return Plan(request.body, report, route)
         located = located or self._fitter.locate(request)
         report = Report(request.request_id, request.api, model, route.upstream, stream)
+        factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now))
         if mode == "observe":
@@ -198,44 +218,22 @@ class Engine:
         assert plan.route is not None
         if request.options.mode != "on" or self._mode != "on":
             return None
-        route = plan.route
-        window, factor = self._window(route, request)
-        if overflow.limit and overflow.kind != "payload_too_large":
-            window = min(window, overflow.limit) if window else overflow.limit
-        if window is None:
-            window = 2 * len(request.body)  # nothing is known but that this was too much: the demand below decides
+        route, tenant = plan.route, request.tenant
         located = self._fitter.locate(request)
+        sent = plan.tokens
+        if sent is None:
+            sent = await self._fitter.weigh(request, located, route)
+        known = self._lessons.overflowed(route, tenant, overflow, sent)
+        # When nothing is known but that this was too much, the demand below decides.
+        window = _window(route, known, request) or 2 * len(request.body)
+        factor = max(known.lesson.calibration.factor, (overflow.prompt or 0) / max(1, sent))
         report = plan.report.but(reason="")  # what was unknown ahead is known now
         subject = await self._fitter.measure(request, located, route, report, window, factor)
-        sent = plan.tokens if plan.tokens is not None else self._fitter.total(subject)
-        if overflow.prompt and overflow.prompt > sent * factor:
-            factor = overflow.prompt / max(1, sent)
-            subject = await self._fitter.measure(request, located, route, report, window, factor)
-        self._remember(route, request, overflow, factor)
         for demand in (Demand(), Demand(force=True, limit=int(0.75 * sent))):
             smaller = await self._fitter.decide(subject, demand, supersede=True)
             if smaller.error is None and _is_smaller(smaller, plan, sent):
                 return smaller
         return None
-
-    def _window(self, route: Route, request: Request) -> tuple[int | None, float]:
-        """The window that holds for this request, in the provider's tokens, and the factor between our counts."""
-        learned = self._learned.get((route.name, request.tenant))
-        stated = learned.window if learned else None
-        known = [figure for figure in (route.window, stated) if figure]
-        window = min(known) if known else None
-        if request.options.window is not None:
-            window = min(window or request.options.window, request.options.window)
-        return window, learned.factor if learned else 1.0
-
-    def _remember(self, route: Route, request: Request, overflow: Overflow, factor: float) -> None:
-        key = (route.name, request.tenant)
-        known = self._learned.get(key) or Learned(None, 1.0)
-        window = overflow.limit if overflow.kind != "payload_too_large" else None
-        if window and known.window:
-            window = min(window, known.window)
-        step = max(known.factor, min(4.0, -(-factor // 0.05) * 0.05))  # quantised: a count a little off moves nothing
-        self._learned[key] = Learned(window or known.window, step)
 
     async def _look(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
         """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is."""
@@ -258,12 +256,12 @@ class Engine:
         return await _watch(reply)
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What overflows taught about a route: a stated window, and provider tokens per token of our count."""
-
-    window: int | None
-    factor: float
+def _window(route: Route, known: Held, request: Request) -> int | None:
+    """The window that holds for this request, in the provider's tokens; ``None`` where nobody knows."""
+    window = route.after(known.lesson.window, known.stated)
+    if request.options.window is not None:
+        window = min(window or request.options.window, request.options.window)
+    return window
 
 
 async def _watch(reply: Reply) -> tuple[bytes, Overflow | None]:
@@ -309,9 +307,9 @@ def _read_head(body: bytes) -> _Head | None:
         return None
     try:
         head = _HEADS.decode(body)
-    except (msgspec.DecodeError, UnicodeError):
+    except UNREADABLE:
         return None
-    return head if len(DECIDING.findall(body)) <= 2 else None
+    return head if len(DECIDING.findall(body)) <= 2 and not ESCAPED_LETTER.search(body) else None
 
 
 def _bound(body: bytes, head: _Head, low: int) -> int:

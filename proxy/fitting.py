@@ -21,6 +21,7 @@ from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.errors import ContextTooLong, UllageError
 from proxy.core.report import Report
+from proxy.lessons import Lessons, Sent
 from proxy.ports import Recorder, Request
 from proxy.reading import Located, Reader, Reading
 
@@ -65,6 +66,7 @@ class Plan:
     tokens: int | None = None
     subject: Subject | None = None
     output: int | None = None
+    sent: Sent | None = None
     error: UllageError | None = None
 
 
@@ -83,6 +85,7 @@ class Fitter:
         records: MutableMapping[tuple[str, bytes], Record],
         asked: MutableMapping[tuple[str, bytes], bool],
         tools: MutableMapping[tuple[str, int], tuple[str, int]],
+        lessons: Lessons,
     ) -> None:
         self._reader = reader
         self._recorder = recorder
@@ -90,6 +93,7 @@ class Fitter:
         self._records = records
         self._asked = asked
         self._tools = tools
+        self._lessons = lessons
 
     def locate(self, request: Request) -> Located:
         """Where things stand in the body. Raises ``InvalidRequest`` where it cannot be read."""
@@ -104,18 +108,24 @@ class Fitter:
         requested = reading.outline.requested
         held = reserve(requested, route.max_output, window)
         usual = scaled(reserve(None, route.max_output, window), factor)
-        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed, usual)
+        limit = None if route.max_input is None else scaled(route.max_input, factor)
+        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed, usual, limit)
         return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
+
+    async def weigh(self, request: Request, located: Located, route: Route) -> int:
+        """Tokens of the request as the client sent it, by our own count."""
+        reading = await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located)
+        return reading.fixed + reading.history
 
     async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
         """The plan for *subject*: its own bytes while they fit, else the view of its newest event, verified."""
         whole = subject
         subject, tools = self._shrink_tools(whole)
         quiet = tools is None and not demand.force and demand.limit is None
-        if quiet and self._under_low(subject):
-            return self._verbatim(subject, b"")
-        subject = replace(subject, layout=subject.reading.layout())
         links = self._links(subject)
+        if quiet and self._under_low(subject):
+            return self._anchored(subject, self._verbatim(subject, b""), links, -1)
+        subject = replace(subject, layout=subject.reading.layout())
         record = await self._newest(subject, links)
         since = record.event if record else None
         event, output = self._events(subject, since, demand)
@@ -129,7 +139,9 @@ class Fitter:
             plan = self._verbatim(subject, root)
         else:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
-        excess = (plan.tokens or 0) + (output or subject.figures.reserve) - subject.figures.window
+        plan = self._anchored(subject, plan, links, record.event.place if record else -1)
+        weight = scaled(plan.report.tokens_after or 0, subject.factor)
+        excess = weight - subject.figures.inside(output or subject.figures.reserve)
         if excess > 0 and tries and event is not None:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             again = await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
@@ -142,6 +154,16 @@ class Fitter:
         if excess > _guess(subject, record):  # where only guesses are too big, the provider may judge
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
+
+    def _anchored(self, subject: Subject, plan: Plan, links: tuple[bytes, ...], event: int) -> Plan:
+        """*plan* with what the provider will count for it, by what it counted for the conversation so far."""
+        tokens, route = plan.tokens or 0, subject.route
+        expected = self._lessons.expected(route, links, event, tokens, subject.factor)
+        link = links[-1] if links else b""
+        report = plan.report.but(tokens_after=expected)
+        if event < 0:
+            report = report.but(tokens_before=expected)
+        return replace(plan, report=report, sent=Sent(route, subject.request.tenant, tokens, link, event))
 
     def _under_low(self, subject: Subject) -> bool:
         """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
@@ -169,7 +191,7 @@ class Fitter:
                 continue
             relaxed = self._schedule(subject, replace(figures, reserve=held))
             kinder = relaxed.run(since, demand)
-            if relaxed.fits(kinder, figures.window - held) and not (fits and _lossy(kinder, since)):
+            if relaxed.fits(kinder, figures.inside(held)) and not (fits and _lossy(kinder, since)):
                 used = figures.stepped + relaxed.weight(subject.layout.count, kinder)
                 left = max(1, figures.window - used - figures.window // 64)
                 return kinder, left if left < figures.reserve else None
@@ -309,7 +331,7 @@ class Fitter:
         return ContextTooLong(
             tokens=int(tokens * factor),
             limit=int(figures.window * factor),
-            reserve=int(figures.reserve * factor),
+            reserve=int((figures.window - figures.inside(figures.reserve)) * factor),
             largest=largest,
             largest_tokens=int(regions[largest] * factor),
         )

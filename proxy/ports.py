@@ -98,6 +98,12 @@ class Recorder(Protocol):
         With *supersede* the record replaces what is there: a provider's overflow proved the earlier view too large.
         """
 
+    async def recall(self, tenant: bytes, route: str) -> bytes | None:
+        """What was last remembered about *route* for *tenant*; ``None`` where there is nothing or nobody to ask."""
+
+    def remember(self, tenant: bytes, route: str, value: bytes) -> None:
+        """Keep *value* about *route* for *tenant*, in the background; the last one remembered holds."""
+
 
 class Clock(Protocol):
     """Monotonic seconds."""

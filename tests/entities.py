@@ -1,4 +1,4 @@
-"""What a text states that could be wrong: paths, addresses, identifiers and figures, found independently of the code."""
+"""What a text states that may be wrong: paths, addresses, identifiers and figures, found without the code's help."""
 
 from __future__ import annotations
 

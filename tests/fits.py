@@ -6,17 +6,21 @@ import functools
 import hashlib
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
+from hypothesis import Phase
+
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
-from proxy.core.compression.clip import MARKER, SHORT_MARKER
+from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
 from proxy.core.compression.record import Record, load
 from proxy.core.compression.schedule import Demand, Rules, Rungs
 from proxy.core.report import Report
 from proxy.fitting import Fitter, Plan, Policy
+from proxy.lessons import Lessons
 from proxy.ports import Options, Recorder, Request
 from proxy.reading import Reader
 from proxy.tokenizers import Tokenizers
@@ -32,6 +36,8 @@ OURS = ("messages", "tools", "functions", "max_tokens", "max_completion_tokens")
 """The members of a body that a plan may change."""
 IDENTITIES = ("role", "type", "id", "tool_call_id", "name", "image_url")
 """Members of a message that no clip may change."""
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
+"""For properties of whole conversations: shrinking one takes minutes, what was drawn is shown as it is."""
 _DECODER = json.JSONDecoder()
 SHORT = 60
 """Characters of a text that is always small enough to stay whole."""
@@ -53,6 +59,7 @@ class Book:
 
     def __init__(self) -> None:
         self.values: dict[tuple[bytes, bytes, str, bytes], bytes] = {}
+        self.lessons: dict[tuple[bytes, str], bytes] = {}
 
     def chain_key(self, tenant: bytes) -> bytes:
         return hashlib.sha256(b"key of " + tenant).digest()
@@ -72,6 +79,12 @@ class Book:
     def reachable(self) -> bool:
         return True
 
+    async def recall(self, tenant: bytes, route: str) -> bytes | None:
+        return self.lessons.get((tenant, route))
+
+    def remember(self, tenant: bytes, route: str, value: bytes) -> None:
+        self.lessons[tenant, route] = value
+
     def records(self) -> list[Record]:
         """Every record in the book, oldest place first."""
         found = [record for value in self.values.values() if (record := load(value, 10**6))]
@@ -85,7 +98,8 @@ class Desk:
         self.book = recorder or Book()
         self.records: MutableMapping[tuple[str, bytes], Record] = {}
         reader = Reader(tokenizers(), {}, {}, {}, {})
-        self.fitter = Fitter(reader, self.book, policy, self.records, {}, {})
+        lessons = Lessons(self.book, {}, {}, time.monotonic)
+        self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, lessons)
 
     async def plan(
         self,
@@ -151,7 +165,7 @@ def text_of(message: Mapping[str, Any]) -> str:
     """All text a message's content shows."""
     content = message.get("content")
     if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        return "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
     return content if isinstance(content, str) else ""
 
 
@@ -272,7 +286,11 @@ def _is_clip(was: Any, now: Any) -> bool:
 
 def _is_clipped_text(was: str, now: str) -> bool:
     pieces = [now.partition(marker) for marker in (MARKER, SHORT_MARKER) if marker in now]
-    return was.startswith(now) or any(was.startswith(head) and was.endswith(tail) for head, _, tail in pieces)
+    return (
+        now == LEAST
+        or was.startswith(now)
+        or any(was.startswith(head) and was.endswith(tail) for head, _, tail in pieces)
+    )
 
 
 def _is_clipped_json(was: str, now: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.budget.figures import Marks, Shares
@@ -21,13 +21,23 @@ from proxy.ports import Options
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from tests import strategies
-from tests.fits import POLICY, SYSTEMS, Book, Desk, Message, body_of, message_problems, plan_problems, slices, text_of
+from tests.fits import (
+    POLICY,
+    SYSTEMS,
+    UNSHRUNK,
+    Book,
+    Desk,
+    Message,
+    body_of,
+    message_problems,
+    plan_problems,
+    slices,
+    text_of,
+)
 from tests.material import AGENT_TOOLS, agent_round, agent_session, chat_turn, log, prose, tool
 from tests.stub.tokens import count_json, fixed_tokens, message_tokens, request_tokens
 
 WINDOW = 4096
-UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
-"""Shrinking a whole conversation takes minutes; what was drawn is shown as it is."""
 windows = st.one_of(st.sampled_from([256, 512, 1024, 2048, 4096, 8192, 32768]), st.integers(256, 32768))
 figures = st.sampled_from([None, None, 1, 64, 300, 1024, 4000, 100_000])
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from proxy import ports
 from proxy.core.errors import UllageError
-from proxy.core.report import Report
+from proxy.core.report import Report, Usage
 
 
 class Answer(Protocol):
@@ -28,6 +28,10 @@ class Answer(Protocol):
     @property
     def error(self) -> UllageError | None:
         """Why it was refused."""
+
+    @property
+    def learn(self) -> Callable[[Usage], bool]:
+        """Takes the usage of an answer that came to its end; says whether the provider silently cut the prompt."""
 
 
 class Engine(Protocol):

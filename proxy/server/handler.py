@@ -187,6 +187,8 @@ class Handler:
         if answer.reply is None:
             raise answer.error or UllageError()
         await self._pass(call, answer.reply, answer.head)
+        if call.tap is not None and answer.learn(call.tap.usage):
+            call.note("silently_truncated")
 
     async def _relay(
         self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake, reader: BodyReader

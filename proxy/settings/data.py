@@ -72,8 +72,12 @@ def model_table() -> dict[str, ModelFacts]:
 
 
 def _facts(row: _Row) -> ModelFacts:
-    longest = _tokens(row.max_input_tokens) or (_tokens(row.max_tokens) if row.max_output_tokens is None else None)
-    return ModelFacts(longest, _tokens(row.max_output_tokens), row.mode, row.litellm_provider)
+    longest, output = _tokens(row.max_input_tokens), _tokens(row.max_output_tokens)
+    if row.max_output_tokens is None:
+        # Without an output figure of its own a row's max_tokens means the window; where the two differ (some round
+        # 262,144 to 262,000, one says 1,049,000 beside 262,144) only the smaller one is safe.
+        longest = min(filter(None, (longest, _tokens(row.max_tokens))), default=None)
+    return ModelFacts(longest, output, row.mode, row.litellm_provider)
 
 
 def _tokens(value: float | str | None) -> int | None:

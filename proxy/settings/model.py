@@ -128,6 +128,7 @@ class Upstream(Section):
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
     timeouts: Timeouts = Timeouts()
+    probe: bool = Field(default=True, description="Ask it in the background how large its windows are.")
 
     @property
     def carries_key(self) -> bool:
@@ -157,9 +158,10 @@ class Model(Section):
     context_window: Tokens | None = Field(
         default=None, description="Input and output together, tokens; none: find out."
     )
-    max_output_tokens: Tokens | None = Field(
-        default=None, description="Most tokens of an answer; none: from the table."
+    max_input_tokens: Tokens | None = Field(
+        default=None, description="Most tokens of the input, where it is limited beside the window; none: find out."
     )
+    max_output_tokens: Tokens | None = Field(default=None, description="Most tokens of an answer; none: find out.")
     tokenizer: Encoding | None = Field(default=None, description="Encoding; none: by family.")
     unknown_window: UnknownWindow = Field(
         default="learn",

@@ -13,6 +13,11 @@ def event(root: bytes, route: str, chain: bytes) -> str:
     return _of_conversation(root, "e", sha256(route.encode()).digest()[:8], chain)
 
 
+def lesson(name: bytes) -> str:
+    """The name of what was learned about a route for one tenant; *name* is a keyed digest of both."""
+    return f"ullage1:f:{_text(name)}"
+
+
 def _of_conversation(root: bytes, kind: str, *parts: bytes) -> str:
     # The braces make the root the cluster's hash tag: one MGET may then name many places of a conversation.
     return ":".join((f"ullage1:{{{_text(root)}}}:{kind}", *map(_text, parts)))

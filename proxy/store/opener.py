@@ -56,6 +56,14 @@ class Store:
         """Store *record* unless the place has one already, or *supersede*; returns the one that holds; never raises."""
         return await self._records.fix(tenant, root, route, chain, record, supersede=supersede)
 
+    async def recall(self, tenant: bytes, route: str) -> bytes | None:
+        """What was last remembered about *route* for *tenant*, if anything; never raises."""
+        return await self._records.recall(tenant, route)
+
+    def remember(self, tenant: bytes, route: str, value: bytes) -> None:
+        """Keep *value* about *route* for *tenant*, in the background."""
+        self._records.remember(tenant, route, value)
+
     def state(self) -> StoreState:
         """How the store is, right now."""
         records, breaker = self._records, self._backend.breaker

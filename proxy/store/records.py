@@ -6,6 +6,7 @@ Nothing here raises to the engine. What fails is counted, reported once per chan
 from __future__ import annotations
 
 import asyncio
+import hmac
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from proxy.store.notices import Notices
 from proxy.store.sealed import MAX_PLAIN, Sealer
 
 LIFETIME = 7 * 24 * 3600.0
+LESSON_LIFETIME = 24 * 3600.0  # what overflows and usage taught; a provider may change its mind
 REQUEST = 0.150  # seconds one call of the engine may take, however many operations it needs
 MAX_PLACES = 512
 _RENEW = 3600.0
@@ -127,6 +129,29 @@ class Records:
             return record
         self._renew(name)
         return winner
+
+    async def recall(self, tenant: bytes, route: str) -> bytes | None:
+        """What was last remembered about *route* for *tenant*; ``None`` where there is nothing or nobody to ask."""
+        name = self._lesson(tenant, route)
+        try:
+            held = (await self._timed(self._backend.read([name])))[0]
+        except Unavailable as error:
+            self._failed(error)
+            return None
+        return None if held is None else self.sealer.open(tenant, name, held)
+
+    def remember(self, tenant: bytes, route: str, value: bytes) -> None:
+        """Keep *value* about *route* for *tenant* in the background; the last one that was remembered holds."""
+        name = self._lesson(tenant, route)
+        sealed = self.sealer.seal(tenant, name, value)
+        self._behind(self._put(name, sealed), "store lesson")
+
+    async def _put(self, name: str, sealed: bytes) -> None:
+        await self._timed(self._backend.remove(name))
+        await self._timed(self._backend.claim(name, sealed, LESSON_LIFETIME))
+
+    def _lesson(self, tenant: bytes, route: str) -> str:
+        return keys.lesson(hmac.digest(self.chain_key(tenant), b"lesson\0" + route.encode(), "sha256")[:16])
 
     async def _claim(self, name: str, sealed: bytes) -> bytes | None:
         self._renewed[name] = True

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy import ports
 from proxy.core.errors import UllageError
-from proxy.core.report import Report
+from proxy.core.report import Report, Usage
 from proxy.server import Server, ServerConfig
 from proxy.upstream import DirectUpstream, Target, Timeouts
 
@@ -21,6 +21,7 @@ class PassedThrough:
     reply: ports.Reply | None
     head: bytes = b""
     error: UllageError | None = None
+    learn: Callable[[Usage], bool] = lambda usage: False
 
 
 class PassThrough:

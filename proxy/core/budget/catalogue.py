@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from proxy.core.budget.windows import Facts, Source, Told, Window
 from proxy.core.errors import NotFound
 
 OPENAI_ENCODINGS = (
@@ -36,69 +37,141 @@ class Rule:
     max_output: int | None = None
     encoding: str | None = None
     unknown_window: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a published table says of a model, in tokens."""
-
-    max_input: int | None
-    max_output: int | None
+    max_input: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes and what it may use. ``window`` is ``None`` when nobody knows; ``source`` says who does."""
+    """Where a request goes and what it may use. ``window`` is ``None`` when nobody knows; ``source`` says who does.
+
+    ``max_input`` limits the input beside the window; ``at`` is the monotonic second since when ``source`` says so;
+    ``how`` where it says so.
+    ``exact``: the configuration names the encoding, so our count is taken for the provider's.
+    """
 
     upstream: str
     model: str
     window: int | None
     max_output: int | None
     encoding: str
-    source: str
+    source: Source
+    max_input: int | None = None
+    at: float = 0.0
+    how: str = ""
+    exact: bool = False
 
     @property
     def name(self) -> str:
         """Upstream and model: what records and learned figures of this route are filed under."""
         return f"{self.upstream},{self.model}"
 
+    def after(self, stated: int | None, at: float) -> int | None:
+        """The window in tokens, now that an overflow has *stated* one at the monotonic second *at*.
+
+        A configured window is only ever lowered, and so is what the server said of itself before the overflow; what
+        it said later, and for that reason anew, holds. Tables and assumptions give way. An error that states just
+        the known limit of the input says nothing of the window.
+        """
+        if stated is None or stated == self.max_input or (self.source == "server" and at < self.at):
+            return self.window
+        if self.window is None or self.source in ("table", "assumed"):
+            return stated
+        return min(self.window, stated)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A model's rule and what the table says of it."""
+
+    rule: Rule
+    facts: Facts
+    route: Route
+
 
 class Catalogue:
-    """Resolves model names to routes: configured rules first, then a published table, else unknown."""
+    """Resolves model names to routes: configured figures first, then what the server *told*, then a published table."""
 
-    def __init__(self, rules: Sequence[Rule], table: Mapping[str, Facts], default_upstream: str) -> None:
+    def __init__(
+        self, rules: Sequence[Rule], table: Mapping[str, Facts], default_upstream: str, told: Told | None = None
+    ) -> None:
         self._rules = tuple(rules)
         self._table = table
         self._default = default_upstream
-        self._routes: dict[str, Route] = {}
+        self._told = told
+        self._known: dict[str, _Known] = {}
+        self._informed: dict[str, tuple[Window, Route]] = {}
 
     def resolve(self, model: str) -> Route:
         """The route of *model*. Raises ``NotFound`` where no rule matches and there is no default upstream."""
-        route = self._routes.get(model)
-        if route is None:
-            if len(self._routes) >= REMEMBERED:  # names come from clients: never let them fill the memory
-                self._routes.clear()
-            route = self._routes[model] = self._resolve(model)
+        known = self._known.get(model)
+        if known is None:
+            if len(self._known) >= REMEMBERED:  # names come from clients: never let them fill the memory
+                self._known.clear()
+                self._informed.clear()
+            known = self._known[model] = self._look_up(model)
+        if self._told is None or known.route.source == "configured":
+            return known.route
+        window = self._told(known.route.upstream, model)
+        if window is None:
+            return known.route
+        told, route = self._informed.get(model, (None, known.route))
+        if told is not window:
+            route = _informed(known, window)
+            self._informed[model] = (window, route)
         return route
 
-    def _resolve(self, model: str) -> Route:
+    def asks(self, upstream: str) -> bool:
+        """Whether it matters what *upstream* says of itself: not if every model it serves has a configured window."""
+        rules = [*self._rules, Rule("*", self._default)] if self._default else self._rules
+        last = next((at for at, rule in enumerate(rules) if rule.pattern == "*"), len(rules))
+        return any(rule.upstream == upstream and rule.window is None for rule in rules[: last + 1])
+
+    def _look_up(self, model: str) -> _Known:
         rule = next((rule for rule in self._rules if fnmatchcase(model, rule.pattern)), None)
         if rule is None:
             if not self._default:
                 raise NotFound(f"No upstream serves the model {model!r}; add a rule for it under 'models'.")
             rule = Rule("*", self._default)
-        facts = self._facts(model)
-        window, source = rule.window, "configured"
-        if window is None and facts is not None and facts.max_input:
-            window, source = facts.max_input, "table"
-        if window is None:
-            window, source = rule.unknown_window, "assumed" if rule.unknown_window else "unknown"
-        output = rule.max_output or (facts.max_output if facts else None)
-        return Route(rule.upstream, model, window, output, rule.encoding or _encoding(model), source)
+        # The table's entry under the model's name, or under the name without its provider prefix.
+        facts = self._table.get(model) or self._table.get(model.rpartition("/")[2]) or Facts()
+        window, source = _first(rule, facts)
+        route = Route(
+            rule.upstream,
+            model,
+            window,
+            rule.max_output or facts.max_output,
+            rule.encoding or _encoding(model),
+            source,
+            rule.max_input or _input_limit(facts, window),
+            exact=rule.encoding is not None,
+        )
+        return _Known(rule, facts, route)
 
-    def _facts(self, model: str) -> Facts | None:
-        """The table's entry under the model's name, or under the name without its provider prefix."""
-        return self._table.get(model) or self._table.get(model.rpartition("/")[2])
+
+def _first(rule: Rule, facts: Facts) -> tuple[int | None, Source]:
+    if rule.window is not None:
+        return rule.window, "configured"
+    if facts.window is not None:
+        return facts.window, "table"
+    return rule.unknown_window, "unknown" if rule.unknown_window is None else "assumed"
+
+
+def _informed(known: _Known, told: Window) -> Route:
+    rule, facts = known.rule, known.facts
+    return replace(
+        known.route,
+        window=told.context_window,
+        max_input=rule.max_input or told.max_input_tokens or _input_limit(facts, told.context_window),
+        max_output=rule.max_output or told.max_output_tokens or facts.max_output,
+        source=told.source,
+        at=told.at,
+        how=told.how,
+    )
+
+
+def _input_limit(facts: Facts, window: int | None) -> int | None:
+    """The table's limit of the input, which says nothing of a window larger than the one it goes with."""
+    return facts.max_input if window and facts.window and window <= facts.window else None
 
 
 def _encoding(model: str) -> str:

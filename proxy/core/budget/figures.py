@@ -36,23 +36,29 @@ class Figures:
     """What one request may use, in tokens of our own count.
 
     ``window`` holds input and output; ``reserve`` is kept for the answer; ``fixed`` is what no compaction of the
-    history changes (system, tools, response format). ``usual`` is what is kept where a request asks for nothing.
+    history changes (system, tools, response format). ``usual`` is what is kept where a request asks for nothing;
+    ``max_input`` limits the input however short the answer.
     """
 
     window: int
     reserve: int
     fixed: int
     usual: int = 0
+    max_input: int | None = None
 
     @property
     def budget(self) -> int:
         """What the input of this very request may use."""
-        return max(0, self.window - self.reserve)
+        return max(0, self.inside(self.reserve))
 
     @property
     def lasting(self) -> int:
         """The budget of past places: it must not follow a request's output figure, or every cut would move with it."""
-        return self.window - self.window // 32
+        return self.inside(self.window // 32)
+
+    def inside(self, reserve: int) -> int:
+        """What the input may use beside an answer of *reserve* tokens; below zero where the answer alone is too big."""
+        return input_room(self.window, reserve, self.max_input)
 
     @property
     def ceiling(self) -> int:
@@ -78,6 +84,12 @@ def reserve(requested: int | None, max_output: int | None, window: int) -> int:
     if requested is not None and requested > 0:
         return requested
     return min(max_output or DEFAULT_RESERVE, window // 8, DEFAULT_RESERVE)
+
+
+def input_room(window: int, reserve: int, max_input: int | None) -> int:
+    """Tokens of input that a *window* takes beside an answer of *reserve*, when inputs are limited to *max_input*."""
+    room = window - reserve
+    return room if max_input is None else min(room, max_input)
 
 
 def scaled(tokens: int, factor: float) -> int:

@@ -11,6 +11,9 @@ MARKER = "\n[... middle left out to save room; ask for a narrower part if needed
 SHORT_MARKER = " [...] "
 """For texts that keep so little that the words of the marker would be most of it."""
 
+LEAST = "[...]"
+"""What stands for a text of which nothing can be kept."""
+
 HEAD_SHARE = 0.6
 """Share kept from the beginning: questions and headings stand there, results and errors at the end."""
 
@@ -18,9 +21,9 @@ HEAD_SHARE = 0.6
 def clip(text: str, tokens: int, count: Count) -> str:
     """*text* with its middle left out so that it takes at most *tokens*; unchanged where it fits already.
 
-    Never empty, whatever *tokens* says: providers refuse messages without text.
+    Never empty and never less than ``LEAST``, whatever *tokens* says: providers refuse messages without text.
     """
-    if count(text) <= tokens:
+    if count(text) <= max(tokens, count(LEAST)):
         return text
     marker = MARKER if tokens >= 3 * count(MARKER) else SHORT_MARKER
     room = tokens - count(marker)
@@ -31,7 +34,7 @@ def clip(text: str, tokens: int, count: Count) -> str:
         if (excess := count(result) - tokens) <= 0:
             return result
         room -= excess  # the seams can cost a token that neither side does alone
-    return _beginning(text, max(0, tokens), count) or SHORT_MARKER.strip()
+    return _beginning(text, max(0, tokens), count) or LEAST
 
 
 def _beginning(text: str, tokens: int, count: Count) -> str:

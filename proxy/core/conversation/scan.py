@@ -21,7 +21,7 @@ Span = tuple[int, int]
 _SPACE = b" \t\n\r"
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
-_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # so a key can be hidden from a search for its plain spelling
+ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # so a key can be hidden from a search for its plain spelling
 
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 """What msgspec raises where the exact scanner has to say whether it is JSON at all."""
@@ -175,7 +175,7 @@ def _fast(body: bytes, key: str) -> Scan | None:
 
 def _is_sole(outline: bytes, key: str, start: int) -> bool:
     """Whether the list at *start* is the top level's only *key*, for all that a look at *outline* can tell."""
-    if not _ESCAPED_LETTER.search(outline) and outline.count(b'"%b"' % key.encode()) == 1:
+    if not ESCAPED_LETTER.search(outline) and outline.count(b'"%b"' % key.encode()) == 1:
         return True
     try:
         text = outline.decode()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compression.clip import MARKER, SHORT_MARKER, clip
+from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER, clip
 from tests.fits import count
 from tests.material import log, prose
 from tests.strategies import texts
@@ -27,14 +27,14 @@ def test_the_result_fits_and_both_ends_stay(text: str, times: int, tokens: int) 
     """Whatever the text, the result takes at most the tokens asked for, is made of the text's ends, and not empty."""
     text = text * times
     result = clip(text, tokens, count)
-    assert count(result) <= max(tokens, count(SHORT_MARKER.strip()))
+    assert count(result) <= max(tokens, count(LEAST))
     assert result.encode("utf-8")
-    if count(text) <= tokens:
+    if count(text) <= max(tokens, count(LEAST)):
         assert result == text
     else:
         pieces = [result.split(marker, 1) for marker in (MARKER, SHORT_MARKER) if marker in result]
         ends = [text.startswith(head) and text.endswith(tail) for head, *rest in pieces for tail in rest]
-        assert any(ends) or text.startswith(result) or result == SHORT_MARKER.strip()
+        assert any(ends) or text.startswith(result) or result == LEAST
 
 
 @pytest.mark.parametrize("tokens", [SMALL, 100, 400, 3000])
@@ -80,5 +80,5 @@ def test_a_megabyte_takes_a_bounded_number_of_looks(kind: str) -> None:
 
 def test_markers_state_no_facts() -> None:
     """A marker holds no number and nothing that looks like a path: a model would quote it."""
-    for marker in (MARKER, SHORT_MARKER):
+    for marker in (MARKER, SHORT_MARKER, LEAST):
         assert not any(character.isdigit() or character in "/\\" for character in marker)

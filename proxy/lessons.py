@@ -1,0 +1,142 @@
+"""What answers teach about a route: how its count relates to ours, which window it states, what a view really weighed.
+
+One lesson for each route and tenant, in memory and shared through the store; anchors for single conversations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from proxy.core.budget.calibration import Calibration, is_truncated, learn, prior
+from proxy.core.budget.catalogue import Route
+from proxy.core.overflow.classify import Overflow
+from proxy.ports import Clock, Recorder
+
+FRESH_SECONDS = 60.0
+"""How long a lesson holds before the store is asked for a newer one of another replica."""
+
+ANCHOR_REACH = 64
+"""Items back from the end that are looked at for an anchor: a turn of many parallel results ends one request."""
+
+
+class Lesson(msgspec.Struct, frozen=True):
+    """What is known of a route for one tenant: a window it stated (tokens of its own), and its calibration."""
+
+    window: int | None
+    calibration: Calibration
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lesson as this process holds it: when the store was last asked, and when it got its window (monotonic)."""
+
+    lesson: Lesson
+    asked: float = 0.0
+    stated: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A view that was answered: its weight by our count and the provider's, and the event it is of (-1: none)."""
+
+    counted: int
+    reported: int
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A counted view that went out: its weight by our count, the conversation's link there, and the event it is of."""
+
+    route: Route
+    tenant: bytes
+    tokens: int
+    link: bytes
+    event: int
+
+
+class Lessons:
+    """Learns and tells. ``known`` and ``anchors`` are bounded mappings."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        known: MutableMapping[tuple[str, bytes], Held],
+        anchors: MutableMapping[tuple[str, bytes], Anchor],
+        clock: Clock,
+    ) -> None:
+        self._recorder = recorder
+        self._known = known
+        self._anchors = anchors
+        self._clock = clock
+
+    def now(self, route: Route, tenant: bytes) -> Held:
+        """What this process knows of *route*; the family's prior where it knows nothing."""
+        return self._known.get((route.name, tenant)) or Held(Lesson(None, prior(route.model, exact=route.exact)))
+
+    async def of(self, route: Route, tenant: bytes) -> Held:
+        """What is known of *route*, by other replicas too; asks the store at most once in a while."""
+        held, now = self._known.get((route.name, tenant)), self._clock()
+        if held is not None and now - held.asked < FRESH_SECONDS:
+            return held
+        shared = _load(await self._recorder.recall(tenant, route.name))
+        held = self.now(route, tenant)
+        stated = held.stated if shared is None or shared.window == held.lesson.window else now
+        held = self._known[route.name, tenant] = Held(shared or held.lesson, now, stated)
+        return held
+
+    def overflowed(self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None) -> Held:
+        """What is known after *route* refused a view of *counted* tokens of ours with what *overflow* states."""
+        lesson = self.now(route, tenant).lesson
+        window = lesson.window
+        if overflow.limit and overflow.kind != "payload_too_large":
+            window = min(overflow.limit, window or overflow.limit)
+        calibration = lesson.calibration
+        if overflow.prompt and counted:
+            calibration = learn(calibration, counted, overflow.prompt)
+        return self._keep(route, tenant, Lesson(window, calibration))
+
+    def answered(self, sent: Sent, reported: int) -> bool:
+        """Learn from the prompt tokens *reported* for a view; whether they show that the provider cut it silently."""
+        route, tenant, counted = sent.route, sent.tenant, sent.tokens
+        held = self.now(route, tenant)
+        lesson = held.lesson
+        if is_truncated(lesson.calibration, counted, reported):
+            return True
+        self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
+        calibration = learn(lesson.calibration, counted, reported)
+        if calibration.factor != lesson.calibration.factor:
+            self._keep(route, tenant, Lesson(lesson.window, calibration))
+        elif calibration != lesson.calibration:
+            self._known[route.name, tenant] = replace(held, lesson=Lesson(lesson.window, calibration))
+        return False
+
+    def expected(self, route: Route, links: Sequence[bytes], event: int, tokens: int, factor: float) -> int:
+        """What the provider will count for a view of *tokens* of ours: exactly so far, estimated from there on.
+
+        *links* name the conversation after each item, *event* the event the view comes from (-1: none).
+        """
+        for link in links[: -ANCHOR_REACH - 1 : -1]:
+            anchor = self._anchors.get((route.name, link))
+            if anchor is not None:
+                fits = anchor.event == event and anchor.counted <= tokens
+                return anchor.reported + int((tokens - anchor.counted) * factor) if fits else int(tokens * factor)
+        return int(tokens * factor)
+
+    def _keep(self, route: Route, tenant: bytes, lesson: Lesson) -> Held:
+        now = self._clock()
+        held = self._known[route.name, tenant] = Held(lesson, now, now)
+        self._recorder.remember(tenant, route.name, msgspec.msgpack.encode(lesson))
+        return held
+
+
+def _load(value: bytes | None) -> Lesson | None:
+    if value is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(value, type=Lesson)
+    except (msgspec.DecodeError, UnicodeError):
+        return None

@@ -1,0 +1,323 @@
+"""What servers say of their own windows: asked in the background, never on a request's way.
+
+A server is asked as a whole, one survey at a time. The list of models comes first, since most servers say it there;
+the native routes of those that do not are tried only where the list does not name another kind of server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from proxy.core.budget.windows import Window
+from proxy.core.errors import UllageError
+from proxy.ports import Clock, Reply
+from proxy.upstream import windows as wording
+
+FRESH_SECONDS: Final = 600.0
+"""How long an answer is good."""
+
+FIRST_RETRY: Final = 60.0
+"""How long after a failure the next try is; twice that after the next one, up to ``FRESH_SECONDS``."""
+
+LOADING_RETRY: Final = 5.0
+"""The same for a server that answers but has not loaded the model yet, so cannot say with what window it will."""
+
+DEADLINE: Final = 3.0
+"""Seconds for all questions of one survey together."""
+
+MOST_BYTES: Final = 2**20
+"""Bytes of one answer."""
+
+INLINE: Final = 2**15
+"""Bytes of an answer that are decoded on the event loop; more in a thread."""
+
+MOST_WANTED: Final = 100
+"""Models remembered as asked for, of each server: their names come from clients."""
+
+SILENT: Final = (
+    "api.openai.com",
+    "api.anthropic.com",
+    "openai.azure.com",
+    "cognitiveservices.azure.com",
+    "services.ai.azure.com",
+    "amazonaws.com",
+    "api.aws",
+    "googleapis.com",
+    "api.x.ai",
+    "api.cohere.com",
+    "api.cohere.ai",
+    "api.deepseek.com",
+    "api.perplexity.ai",
+)
+"""Hosted APIs, by the end of their host names, that have no route without a key that tells a window."""
+
+Ask = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], Awaitable[Reply]]
+"""Sends a request: upstream, method, path, headers, body. It adds that upstream's own key and follows no redirect."""
+
+
+class Spawn(Protocol):
+    """Starts a background task under a name and keeps it."""
+
+    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> object:
+        """The running task."""
+
+
+OnTold = Callable[[str, Mapping[str, Window]], None]
+"""Is given an upstream's name and its windows by model, whenever they changed."""
+
+
+@dataclass
+class _Server:
+    """What is known of one upstream. ``due``: the monotonic second from which on it may be asked again."""
+
+    name: str
+    windows: dict[str, Window] = field(default_factory=dict)
+    wanted: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    listed: frozenset[str] = frozenset()
+    due: float = 0.0
+    pause: float = 0.0
+    asking: bool = False
+    checked: float | None = None
+    trouble: str = ""
+
+
+class Probes:
+    """Knows what servers say of their windows, as soon as they said it.
+
+    *upstreams* are base URLs by name, of those that may be asked. *told* is called after each survey that changed
+    something.
+    """
+
+    def __init__(
+        self, upstreams: Mapping[str, str], ask: Ask, spawn: Spawn, clock: Clock, agent: str, told: OnTold | None = None
+    ) -> None:
+        self._servers = {name: _Server(name) for name, url in upstreams.items() if may_answer(url)}
+        self._ask = ask
+        self._spawn = spawn
+        self._clock = clock
+        self._headers = (("accept", "application/json"), ("user-agent", agent))
+        self._on_told = told
+
+    def told(self, upstream: str, model: str) -> Window | None:
+        """What *upstream* last said of *model*; asks in the background where that is unknown or old. Never waits."""
+        server = self._servers.get(upstream)
+        if server is None:
+            return None
+        if model not in server.wanted:
+            self._want(server, model)
+        if not server.asking and self._clock() >= server.due:
+            self._start(server)
+        return _find(server.windows, model)
+
+    def start(self, upstreams: Iterable[str]) -> None:
+        """Ask these *upstreams* once, in the background."""
+        for server in [self._servers[name] for name in upstreams if name in self._servers]:
+            if not server.asking:
+                self._start(server)
+
+    def known(self) -> list[dict[str, object]]:
+        """What servers said of models that were asked for, for people: figures in tokens, ages in seconds."""
+        now = self._clock()
+        return [
+            {
+                "upstream": server.name,
+                "model": model,
+                "context_window": window.context_window,
+                "max_input_tokens": window.max_input_tokens,
+                "max_output_tokens": window.max_output_tokens,
+                "how": window.how,
+                "age_seconds": round(now - window.at, 1),
+            }
+            for server in self._servers.values()
+            for model, window in _shown(server)
+        ]
+
+    def surveys(self) -> dict[str, dict[str, object]]:
+        """How the last survey of each upstream went, for people: its age in seconds, and what stood in the way."""
+        now = self._clock()
+        return {
+            server.name: {
+                "age_seconds": None if server.checked is None else round(now - server.checked, 1),
+                "windows": len(server.windows),
+                "trouble": server.trouble,
+            }
+            for server in self._servers.values()
+        }
+
+    def windows(self, upstream: str) -> Mapping[str, Window]:
+        """The windows *upstream* told of, by model; ``*`` stands for every model of a server that has one."""
+        server = self._servers.get(upstream)
+        return dict(server.windows) if server else {}
+
+    async def survey(self, upstream: str, models: Iterable[str] = ()) -> None:
+        """Ask *upstream* now, about *models* in particular, and wait for the answer. Raises nothing on failure."""
+        server = self._servers.get(upstream)
+        if server is not None and not server.asking:
+            for model in models:
+                self._want(server, model)
+            server.asking = True
+            await self._survey(server)
+
+    def _want(self, server: _Server, model: str) -> None:
+        server.wanted[model] = None
+        if len(server.wanted) > MOST_WANTED:
+            server.wanted.popitem(last=False)
+        if model in server.listed and model not in server.windows:
+            server.due = min(server.due, self._clock() + LOADING_RETRY)  # a model that was never asked about by name
+
+    def _start(self, server: _Server) -> None:
+        server.asking = True
+        self._spawn(self._survey(server), f"probe {server.name}")
+
+    async def _survey(self, server: _Server) -> None:
+        try:
+            async with asyncio.timeout(DEADLINE):
+                found = await _Survey(server.name, tuple(server.wanted), self._ask, self._headers).run()
+        except TimeoutError:
+            self._failed(server, f"no answer within {DEADLINE:g} s")
+        except (UllageError, wording.Unreadable) as error:
+            self._failed(server, str(error))
+        else:
+            self._succeeded(server, found)
+        finally:
+            server.asking = False
+
+    def _failed(self, server: _Server, trouble: str) -> None:
+        server.trouble, server.checked = trouble, self._clock()
+        self._again(server, FIRST_RETRY)
+
+    def _succeeded(self, server: _Server, found: _Found) -> None:
+        now = self._clock()
+        before = server.windows
+        server.windows = {
+            model: known
+            if (known := before.get(model)) and replace(known, at=0.0) == window
+            else replace(window, at=now)
+            for model, window in found.windows.items()
+        }
+        server.listed, server.checked = found.listed, now
+        server.trouble = "" if found.windows else "it says nothing of windows"
+        if found.loading:
+            self._again(server, LOADING_RETRY)
+        else:
+            server.pause = 0.0
+            server.due = now + FRESH_SECONDS
+        if self._on_told is not None and server.windows and server.windows != before:
+            self._on_told(server.name, server.windows)
+
+    def _again(self, server: _Server, first: float) -> None:
+        server.pause = min(FRESH_SECONDS, max(first, server.pause * 2))
+        # Many workers and replicas should not ask at the same moment.
+        server.due = self._clock() + server.pause * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+
+
+def may_answer(base_url: str) -> bool:
+    """Whether a server at *base_url* could say anything: not the hosted APIs known to have no such route."""
+    host = urlsplit(base_url).hostname or ""
+    return not any(host == name or host.endswith(f".{name}") for name in SILENT)
+
+
+@dataclass(frozen=True)
+class _Found:
+    windows: dict[str, Window]
+    listed: frozenset[str]
+    loading: bool = False
+
+
+class _Survey:
+    """The questions put to one server, at one time."""
+
+    def __init__(self, upstream: str, wanted: tuple[str, ...], ask: Ask, headers: Sequence[tuple[str, str]]) -> None:
+        self._upstream = upstream
+        self._wanted = wanted
+        self._ask = ask
+        self._headers = headers
+
+    async def run(self) -> _Found:
+        """What the server said. Raises ``UllageError`` and ``wording.Unreadable`` where it does not answer at all."""
+        rows = wording.rows(await self._exchange("GET", "/v1/models"))
+        listed, kind = frozenset(rows), wording.kind(rows)
+        windows = wording.listed(rows)
+        if windows and kind == "sglang":
+            windows = wording.sglang(await self._try("/server_info") or await self._try("/get_server_info"), windows)
+        if windows and kind in wording.NAMELESS and len(rows) == 1:
+            windows[wording.EVERY] = next(iter(windows.values()))
+        if windows or kind == "other":
+            return _Found(windows, listed)
+        return await self._native(kind, listed)
+
+    async def _native(self, kind: wording.Kind, listed: frozenset[str]) -> _Found:
+        if kind in ("llamacpp", "") and (told := wording.llamacpp(await self._try("/props"))):
+            return _Found(told, listed)
+        if kind in ("lmstudio", "") and (loaded := wording.lmstudio(await self._try("/api/v0/models"))) is not None:
+            return _Found(loaded, listed, any(wording.find(loaded, model) is None for model in self._asked(listed)))
+        if kind in ("ollama", "") and (running := wording.ollama_running(await self._try("/api/ps"))) is not None:
+            return await self._ollama(running, listed)
+        if kind in ("tgi", ""):
+            return _Found(wording.tgi(await self._try("/info")), listed)
+        return _Found({}, listed)
+
+    async def _ollama(self, told: dict[str, Window], listed: frozenset[str]) -> _Found:
+        loading = False
+        for model in self._asked(listed):
+            if wording.find(told, model) is None:
+                window = wording.ollama_model(await self._try("/api/show", {"model": model}))
+                loading = True  # what it is running with will be known once it is running
+                told |= {model: window} if window else {}
+        return _Found(told, listed, loading)
+
+    def _asked(self, listed: frozenset[str]) -> list[str]:
+        # Only names the server knows: those a client made up are no reason to ask.
+        return [model for model in self._wanted if model in listed or f"{model}:latest" in listed]
+
+    async def _try(self, path: str, body: Mapping[str, str] | None = None) -> object | None:
+        """What one of the native routes answers; ``None`` where the server is of another kind."""
+        try:
+            async with asyncio.timeout(DEADLINE / 3):
+                return await self._exchange("GET" if body is None else "POST", path, body)
+        except (UllageError, wording.Unreadable, TimeoutError):
+            return None
+
+    async def _exchange(self, method: str, path: str, body: Mapping[str, str] | None = None) -> object | None:
+        """The JSON of the answer; ``None`` where there is no such route. Raises ``wording.Unreadable``."""
+        headers, sent = self._headers, None
+        if body is not None:
+            headers, sent = (*headers, ("content-type", "application/json")), wording.encode(body)
+        reply = await self._ask(self._upstream, method, path, headers, sent)
+        try:
+            if reply.status in (404, 405, 501):
+                return None
+            if reply.status != 200:
+                raise wording.Unreadable(f"{method} {path} answered {reply.status}")
+            if reply.header("content-encoding") not in ("", "identity"):
+                raise wording.Unreadable(f"{method} {path} answered in an encoding that was not asked for")
+            answer = await _body(reply)
+        finally:
+            reply.close()
+        # A list of hundreds of models takes milliseconds to decode; requests must not wait for that.
+        return await asyncio.to_thread(wording.decode, answer) if len(answer) > INLINE else wording.decode(answer)
+
+
+async def _body(reply: Reply) -> bytes:
+    taken = bytearray()
+    while chunk := await reply.next_chunk():
+        taken += chunk
+        if len(taken) > MOST_BYTES:
+            raise wording.Unreadable(f"an answer of more than {MOST_BYTES} bytes")
+    return bytes(taken)
+
+
+def _find(windows: Mapping[str, Window], model: str) -> Window | None:
+    return wording.find(windows, model) if windows else None
+
+
+def _shown(server: _Server) -> list[tuple[str, Window]]:
+    few = dict(list(server.windows.items())[:20])
+    asked = {model: found for model in server.wanted if (found := _find(server.windows, model))}
+    return sorted({**few, **asked}.items())

@@ -1,0 +1,191 @@
+"""How each kind of server words its window: from decoded JSON to figures. What is no sane figure counts as absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from proxy.core.budget.windows import Window
+
+LEAST, MOST = 256, 1_000_000_000
+"""Windows outside of this are mistakes: believing a smaller one would refuse every request."""
+
+MOST_MODELS: Final = 4_000
+
+EVERY: Final = "*"
+"""Stands for every model of a server that serves one, whatever clients call it."""
+
+LISTED: Final = ("max_model_len", "context_length", "context_window", "max_context_length")
+"""Members of a model's entry in ``/v1/models``: vLLM and SGLang; OpenRouter and Together; Groq; Mistral."""
+
+Kind = Literal["", "llamacpp", "lmstudio", "ollama", "sglang", "tgi", "other"]
+
+OWNERS: Final[Mapping[str, Kind]] = {
+    "llamacpp": "llamacpp",
+    "organization_owner": "lmstudio",
+    "library": "ollama",
+    "sglang": "sglang",
+    "vllm": "other",
+}
+"""Kinds of server by what they write into ``owned_by``."""
+
+
+NAMELESS: Final[frozenset[Kind]] = frozenset({"llamacpp", "sglang"})
+"""Kinds that answer with the one model they have, whatever name a request gives."""
+
+
+class Unreadable(Exception):
+    """The server answered with something that tells nothing; the text says what."""
+
+
+def decode(body: bytes) -> object:
+    """The JSON value of *body*. Raises ``Unreadable``."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise Unreadable("an answer that is no JSON") from error
+
+
+def encode(value: Mapping[str, str]) -> bytes:
+    """*value* as JSON."""
+    return msgspec.json.encode(value)
+
+
+def find(windows: Mapping[str, Window], model: str) -> Window | None:
+    """The window of *model* among *windows*; Ollama's clients may leave out the tag ``latest``."""
+    return windows.get(model) or windows.get(f"{model}:latest") or windows.get(EVERY)
+
+
+def rows(answer: object) -> dict[str, Mapping[str, Any]]:
+    """The entries of ``/v1/models`` by name."""
+    entries = _list(answer, "data")[:MOST_MODELS]
+    return {entry["id"]: entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
+
+
+def kind(models: Mapping[str, Mapping[str, Any]]) -> Kind:
+    """The kind of server by its entries of ``/v1/models``; empty where they do not tell."""
+    for entry in models.values():
+        owner = entry.get("owned_by")
+        if isinstance(owner, str) and owner in OWNERS:
+            return OWNERS[owner]
+    return ""
+
+
+def listed(models: Mapping[str, Mapping[str, Any]]) -> dict[str, Window]:
+    """What entries of ``/v1/models`` say, by model; an adapter without a figure has its parent's."""
+    found = {name: window for name, entry in models.items() if (window := _entry(entry))}
+    for name, entry in models.items():
+        parent = entry.get("parent")
+        if name not in found and isinstance(parent, str) and parent in found:
+            found[name] = found[parent]
+    return found
+
+
+def _entry(entry: Mapping[str, Any]) -> Window | None:
+    best = _part(entry, "top_provider")
+    figures = {name: figure for name in LISTED if (figure := _figure(entry.get(name)))}
+    if (routed := _figure(best.get("context_length"))) is not None:
+        figures["top_provider.context_length"] = routed
+    # llama.cpp: n_ctx is what a slot has, n_ctx_train what the model was made for and nothing to go by.
+    if (running := _figure(_part(entry, "meta").get("n_ctx"))) is not None:
+        figures["meta.n_ctx"] = running
+    if not figures:
+        return None
+    how = min(figures, key=lambda name: figures[name])
+    output = _figure(best.get("max_completion_tokens"), 1) or _figure(entry.get("max_completion_tokens"), 1)
+    return _window(figures[how], None, output, f"/v1/models {how}")
+
+
+def sglang(answer: object, windows: Mapping[str, Window]) -> dict[str, Window]:
+    """SGLang's *windows* of ``/v1/models``, within what its memory for tokens holds by ``/server_info``."""
+    told = answer if isinstance(answer, dict) else {}
+    pool, longest = _figure(told.get("max_total_num_tokens")), _figure(told.get("max_req_input_len"))
+    narrowed = {}
+    for name, window in windows.items():
+        held = pool is not None and pool < window.context_window
+        size = pool if pool is not None and held else window.context_window
+        how = "/server_info max_total_num_tokens" if held else window.how
+        narrowed[name] = _window(size, longest, window.max_output_tokens, how)
+    return narrowed
+
+
+def llamacpp(answer: object) -> dict[str, Window]:
+    """llama.cpp's ``/props``: what one slot has, for whatever model a request names."""
+    size = _figure(_part(answer, "default_generation_settings").get("n_ctx"))
+    return {EVERY: _window(size, None, None, "/props n_ctx")} if size else {}
+
+
+def lmstudio(answer: object) -> dict[str, Window] | None:
+    """LM Studio's ``/api/v0/models``: of loaded models only, since the others' figure is not what they will get.
+
+    ``None`` where it is not LM Studio's.
+    """
+    if not isinstance(answer, dict) or not isinstance(answer.get("data"), list):
+        return None
+    found = {}
+    for entry in _list(answer, "data")[:MOST_MODELS]:
+        name = entry.get("id") if isinstance(entry, dict) else None
+        if isinstance(name, str) and (size := _figure(entry.get("loaded_context_length"))):
+            found[name] = _window(size, None, None, "/api/v0/models loaded_context_length")
+    return found
+
+
+def ollama_running(answer: object) -> dict[str, Window] | None:
+    """Ollama's ``/api/ps``: with what windows models are running; ``None`` where it is not Ollama's."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("models"), list):
+        return None
+    found = {}
+    for entry in _list(answer, "models")[:MOST_MODELS]:
+        name = (entry.get("model") or entry.get("name")) if isinstance(entry, dict) else None
+        if isinstance(name, str) and (size := _figure(entry.get("context_length"))):
+            found[name] = _window(size, None, None, "/api/ps context_length")
+    return found
+
+
+def ollama_model(answer: object) -> Window | None:
+    """Ollama's ``/api/show`` of a model not running: the ``num_ctx`` it is made with, never more than it can.
+
+    Without one it will run with the server's default, which no route tells.
+    """
+    told = answer if isinstance(answer, dict) else {}
+    parameters = told.get("parameters")
+    lines = parameters.splitlines() if isinstance(parameters, str) else []
+    given = [words[1] for line in lines if len(words := line.split()) == 2 and words[0] == "num_ctx"]
+    size = _figure(int(given[-1])) if given and given[-1].isdecimal() and len(given[-1]) < 12 else None
+    if size is None:
+        return None
+    able = [
+        figure
+        for key, value in _part(told, "model_info").items()
+        if key.endswith(".context_length") and (figure := _figure(value))
+    ]
+    return _window(min([size, *able]), None, None, "/api/show num_ctx")
+
+
+def tgi(answer: object) -> dict[str, Window]:
+    """TGI's ``/info``: the window and the limit of the input, for whatever model a request names."""
+    told = answer if isinstance(answer, dict) else {}
+    size = _figure(told.get("max_total_tokens"))
+    longest = _figure(told.get("max_input_tokens")) or _figure(told.get("max_input_length"))
+    return {EVERY: _window(size, longest, None, "/info max_total_tokens")} if size else {}
+
+
+def _window(size: int, longest: int | None, output: int | None, how: str) -> Window:
+    limit = longest if longest is not None and longest < size else None
+    return Window(size, limit, output if output is not None and output < size else None, how=how)
+
+
+def _figure(value: object, least: int = LEAST) -> int | None:
+    return value if type(value) is int and least <= value <= MOST else None
+
+
+def _list(answer: object, name: str) -> list[Any]:
+    value = answer.get(name) if isinstance(answer, dict) else None
+    return value if isinstance(value, list) else []
+
+
+def _part(answer: object, name: str) -> Mapping[str, Any]:
+    value = answer.get(name) if isinstance(answer, dict) else None
+    return value if isinstance(value, dict) else {}
