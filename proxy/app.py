@@ -318,7 +318,7 @@ def open_probes(settings: Settings, upstream: DirectUpstream, tasks: Tasks, logs
 
     def told(name: str, windows: Mapping[str, Window]) -> None:
         if logs is not None:
-            few = {model: window.context_window for model, window in list(windows.items())[:5]}
+            few = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
             logs.log.info("upstream.windows", upstream=name, models=len(windows), windows=few)
 
     asked = {each.name: each.base_url for each in settings.upstreams if each.probe}

@@ -38,6 +38,7 @@ FIELDS = frozenset(
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
         "kind", "state", "task", "store", "file", "line", "key", "remedy", "problem", "code", "attempt", "in_flight",
         "observed_window", "operation", "cause", "advice", "bytes", "node",
+        "models", "windows",
     }
 )  # fmt: skip
 
