@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -80,9 +79,9 @@ def response_headers(report: Report) -> list[tuple[str, str]]:
         headers.append(("x-ullage-tokens", f"{bound}{report.tokens_after}"))
     if report.window is not None:
         headers.append(("x-ullage-window", str(report.window)))
-    if report.pressure is not None:
+    if report.pressure is not None and report.tokens_after is not None and report.budget:
         # A bound never rounds down.
-        shown = math.ceil(100 * report.pressure) / 100 if report.bounded else report.pressure
+        shown = -(-100 * report.tokens_after // report.budget) / 100 if report.bounded else report.pressure
         headers.append(("x-ullage-pressure", f"{bound}{max(shown, 0.01):.2f}"))
     if report.stages:
         headers.append(("x-ullage-stages", ",".join(report.stages)))
