@@ -104,22 +104,18 @@ class Probes:
         self._headers = (("accept", "application/json"), ("user-agent", agent))
         self._on_told = told
 
-    def told(self, upstream: str, model: str) -> Window | None:
-        """What *upstream* last said of *model*; asks in the background where that is unknown or old. Never waits."""
+    def told(self, upstream: str, model: str, ask: bool = True) -> Window | None:
+        """What *upstream* last said of *model*; unknown or old, it is asked in the background. Never waits."""
         server = self._servers.get(upstream)
         if server is None:
             return None
+        if not ask:
+            return _find(server.windows, model)
         if model not in server.wanted:
             self._want(server, model)
         if not server.asking and self._clock() >= server.due:
             self._start(server)
         return _find(server.windows, model)
-
-    def start(self, upstreams: Iterable[str]) -> None:
-        """Ask these *upstreams* once, in the background."""
-        for server in [self._servers[name] for name in upstreams if name in self._servers]:
-            if not server.asking:
-                self._start(server)
 
     def known(self) -> list[dict[str, object]]:
         """What servers said of models that were asked for, for people: figures in tokens, ages in seconds."""
