@@ -292,7 +292,7 @@ async def test_stated_prompt_tokens_correct_the_count(wording: Wording) -> None:
     messages = agent_session(18, 300)
     answer = await room.ask(body_of(messages), upstream.send)
     assert answer.report.retries == 1
-    assert 1.4 <= room.desk.lessons.now(ROUTE, TENANT).calibration.factor <= 1.6
+    assert 1.4 <= room.desk.lessons.now(ROUTE, TENANT).lesson.calibration.factor <= 1.6
     for at in range(12):
         messages += agent_round(100 + at, 300)
         again = await room.ask(body_of(messages), upstream.send)
