@@ -64,7 +64,7 @@ Ask = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], Awaitab
 class Spawn(Protocol):
     """Starts a background task under a name and keeps it."""
 
-    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> object:
+    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """The running task."""
 
 
@@ -103,6 +103,7 @@ class Probes:
         self._clock = clock
         self._headers = (("accept", "application/json"), ("user-agent", agent))
         self._on_told = told
+        self._surveys: dict[str, asyncio.Task[None]] = {}
 
     def told(self, upstream: str, model: str) -> Window | None:
         """What *upstream* last said of *model*; asks in the background where that is unknown or old. Never waits."""
@@ -120,6 +121,13 @@ class Probes:
         for server in [self._servers[name] for name in upstreams if name in self._servers]:
             if not server.asking:
                 self._start(server)
+
+    async def close(self) -> None:
+        """End what is under way, and ask nothing more."""
+        self._servers.clear()
+        for task in self._surveys.values():
+            task.cancel()
+        await asyncio.gather(*self._surveys.values(), return_exceptions=True)  # a failure was reported by its keeper
 
     def known(self) -> list[dict[str, object]]:
         """What servers said of models that were asked for, for people: figures in tokens, ages in seconds."""
@@ -173,7 +181,7 @@ class Probes:
 
     def _start(self, server: _Server) -> None:
         server.asking = True
-        self._spawn(self._survey(server), f"probe {server.name}")
+        self._surveys[server.name] = self._spawn(self._survey(server), f"probe {server.name}")
 
     async def _survey(self, server: _Server) -> None:
         try:
