@@ -90,10 +90,11 @@ async def serve(start: Start, worker: Worker) -> int:
         await tasks.finish(1.0)
         logs.close()
         return _cannot_start(error)
-    tasks.spawn(house.keep(), "housekeeping")
+    housekeeping = tasks.spawn(house.keep(), "housekeeping")
     gc.freeze()  # what start-up built stays: no collection needs to look at it again
     await stopping[0].wait()
     await _unless(stopping[1], house.server.drain(settings.server.drain))
+    housekeeping.cancel()  # it never ends by itself: nothing should wait for it
     await house.close()
     await tasks.finish(1.0)
     logs.close()
@@ -163,7 +164,6 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
-        probes.start(name for name in upstream.names if catalogue.asks(name))
         return cls(server, upstream, probes, store, telemetry, logs)
 
     async def keep(self) -> None:

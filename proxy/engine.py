@@ -179,7 +179,7 @@ class Engine:
         located = None if head else self._fitter.locate(request)
         about = located.outline if located else head
         model, stream = (about.model, about.stream is True) if about else ("", False)
-        route = self._catalogue.resolve(model)
+        route = self._catalogue.resolve(model, len(request.body))
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
         window = _window(route, known, request)

@@ -64,7 +64,7 @@ async def listing(settings: Settings, pattern: str | None) -> Listing:
         await upstream.close()
         await tasks.finish(0.0)
 
-    def known(name: str, model: str) -> Window | None:
+    def known(name: str, model: str, _ask: bool) -> Window | None:
         return find(told.get(name, {}), model)
 
     catalogue = await asyncio.to_thread(open_catalogue, settings, known)

@@ -98,8 +98,8 @@ class Desk:
         self.book = recorder or Book()
         self.records: MutableMapping[tuple[str, bytes], Record] = {}
         reader = Reader(tokenizers(), {}, {}, {}, {})
-        lessons = Lessons(self.book, {}, {}, time.monotonic)
-        self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, lessons)
+        self.lessons = Lessons(self.book, {}, {}, time.monotonic)
+        self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons)
 
     async def plan(
         self,

@@ -33,6 +33,7 @@ def settings(base_url: str = "http://127.0.0.1:9/v1", **sections: Any) -> Settin
     """A proxy in front of *base_url* that keeps nothing."""
     made: dict[str, Any] = {"upstreams": [{"name": "up", "base_url": base_url}], "store": {"url": "memory"}, **sections}
     made["server"] = {"port": 0, **made.get("server", {})}
+    made.setdefault("models", [{"name": "*", "context_window": 8192}])  # known, so that no server is asked
     return Settings.model_validate(made)
 
 

@@ -37,6 +37,8 @@ from tests.fits import (
 from tests.material import AGENT_TOOLS, agent_round, agent_session, chat_turn, log, prose, tool
 from tests.stub.tokens import count_json, fixed_tokens, message_tokens, request_tokens
 
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
+
 WINDOW = 4096
 windows = st.one_of(st.sampled_from([256, 512, 1024, 2048, 4096, 8192, 32768]), st.integers(256, 32768))
 figures = st.sampled_from([None, None, 1, 64, 300, 1024, 4000, 100_000])

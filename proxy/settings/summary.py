@@ -41,7 +41,7 @@ def _rule(rule: Model, facts: Mapping[str, str]) -> str:
     if window is None:
         assumed = rule.unknown_window
         last = "learned from the first overflow" if assumed == "learn" else f"{assumed:,} tokens"
-        window = f"by the model table, else {last}"
+        window = f"asked of the server, else by the model table, else {last}"
     target = f"  -> {rule.upstream}" if rule.upstream else ""
     return f"{rule.name}  window: {window}{target}"
 

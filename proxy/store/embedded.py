@@ -28,6 +28,7 @@ Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
 START = 20.0  # seconds: reading a full append-only file back takes a few
 STOP = 10.0
+_PROMPT = 1.0  # an idle server ends within a few milliseconds of being told
 _GUEST_POLL, _OWNER_POLL, _AFTER_FAILURE = 1.0, 0.25, 5.0
 _MAX_LOG = 1024 * 1024
 
@@ -199,7 +200,8 @@ class Embedded:
 
     async def _stop(self) -> None:
         await say(self._socket, b"SHUTDOWN\r\n")
-        if not await self._gone_within(STOP):
+        # One that has only just been started does not listen yet: a signal reaches it, and ends it as cleanly.
+        if not await self._gone_within(_PROMPT):
             await self._terminate()
 
     async def _terminate(self) -> None:

@@ -37,7 +37,7 @@ FIELDS = frozenset(
         # the process
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
         "kind", "state", "task", "store", "file", "line", "key", "remedy", "problem", "code", "attempt", "in_flight",
-        "observed_window", "windows", "operation", "cause", "advice", "bytes", "node",
+        "observed_window", "operation", "cause", "advice", "bytes", "node", "models", "windows",
     }
 )  # fmt: skip
 

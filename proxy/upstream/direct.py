@@ -164,6 +164,8 @@ class DirectUpstream:
         sent = place.outgoing(headers)
         data = BytesBody(body) if isinstance(body, bytes) and body else body or None
         for pause in (*_CONNECT_PAUSES, None):
+            if self._session.closed:
+                raise UpstreamUnreachable(target, "the proxy is being shut down")
             try:
                 response = await self._session.request(
                     method,

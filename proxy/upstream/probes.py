@@ -105,22 +105,21 @@ class Probes:
         self._on_told = told
         self._surveys: dict[str, asyncio.Task[None]] = {}
 
-    def told(self, upstream: str, model: str) -> Window | None:
-        """What *upstream* last said of *model*; asks in the background where that is unknown or old. Never waits."""
+    def told(self, upstream: str, model: str, ask: bool = True) -> Window | None:
+        """What *upstream* last said of *model*; never waits.
+
+        Unknown or old, it is asked for in the background, unless *ask* says that it is not worth it.
+        """
         server = self._servers.get(upstream)
         if server is None:
             return None
+        if not ask:
+            return _find(server.windows, model)
         if model not in server.wanted:
             self._want(server, model)
         if not server.asking and self._clock() >= server.due:
             self._start(server)
         return _find(server.windows, model)
-
-    def start(self, upstreams: Iterable[str]) -> None:
-        """Ask these *upstreams* once, in the background."""
-        for server in [self._servers[name] for name in upstreams if name in self._servers]:
-            if not server.asking:
-                self._start(server)
 
     async def close(self) -> None:
         """End what is under way, and ask nothing more."""

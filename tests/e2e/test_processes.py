@@ -64,11 +64,11 @@ def slow(server: Stub, pieces: int, gap: float, times: int = 1) -> None:
 
 
 async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
-    stub: StartStub, proxy: StartProxy, home: Path
+    stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:
     """A worker killed under load is replaced; streams of the other end well, the store lives on, no total falls."""
     server = await stub()
-    front = await proxy(server.url, arguments=["--workers", "2"], home=home)
+    front = await proxy(server.url, window=8192, arguments=["--workers", "2"], home=home)
     assert [(await ask(front)).status_code for _ in range(40)] == [200] * 40
     await until(lambda: len(done(front)) == 40)
     assert len({line["request_id"].partition("-")[0] for line in done(front)}) == 2, "one worker got no request"
@@ -99,10 +99,10 @@ async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_drain_lets_a_stream_finish(stub: StartStub, proxy: StartProxy, home: Path, count: int) -> None:
+async def test_a_drain_lets_a_stream_finish(stub: StartStub, home: Path, proxy: StartProxy, count: int) -> None:
     """After SIGTERM a running stream comes whole, readiness is 503, new requests are refused; the exit code is 0."""
     server = await stub()
-    front = await proxy(server.url, arguments=["--workers", str(count)], home=home)
+    front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
     slow(server, 20, 0.1)
     begun = asyncio.Event()
     stream = asyncio.ensure_future(read_stream(front, begun))
@@ -122,10 +122,10 @@ async def test_a_drain_lets_a_stream_finish(stub: StartStub, proxy: StartProxy, 
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_second_signal_ends_at_once(stub: StartStub, proxy: StartProxy, home: Path, count: int) -> None:
+async def test_a_second_signal_ends_at_once(stub: StartStub, home: Path, proxy: StartProxy, count: int) -> None:
     """A second SIGTERM does not wait for a running stream, and nothing is left over."""
     server = await stub()
-    front = await proxy(server.url, arguments=["--workers", str(count)], home=home)
+    front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
     slow(server, 600, 0.1)
     begun = asyncio.Event()
     stream = asyncio.ensure_future(read_stream(front, begun))
@@ -144,11 +144,11 @@ async def test_a_second_signal_ends_at_once(stub: StartStub, proxy: StartProxy, 
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_a_signal_during_the_start_leaves_nothing(
-    stub: StartStub, proxy: StartProxy, home: Path, count: int
+    stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
     """Told to end at any moment of its start, the proxy ends, and its private server with it."""
     server = await stub()
-    front = await proxy(server.url, arguments=["--workers", str(count)], home=home)
+    front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
     front.end()
     for moment in (0.35, 0.6, 0.8):
         front._spawn({**os.environ, "HOME": str(home), "XDG_DATA_HOME": f"{home}/share"})
@@ -159,11 +159,11 @@ async def test_a_signal_during_the_start_leaves_nothing(
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_a_killed_proxy_is_followed_by_one_that_adopts_its_server(
-    stub: StartStub, proxy: StartProxy, home: Path, count: int
+    stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
     """After kill -9 workers end by themselves, the server lives, and the next start on the same port adopts it."""
     server = await stub()
-    front = await proxy(server.url, arguments=["--workers", str(count)], home=home)
+    front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
     (store,) = servers(home)
     front.end(signal.SIGKILL)
     await until(lambda: list(living(home)) == [store])
@@ -177,7 +177,7 @@ async def test_a_killed_proxy_is_followed_by_one_that_adopts_its_server(
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("wrong", ["port", "store", "host"])
 async def test_a_start_that_fails_says_why_once_and_leaves_nothing(
-    stub: StartStub, proxy: StartProxy, home: Path, count: int, wrong: str
+    stub: StartStub, home: Path, proxy: StartProxy, count: int, wrong: str
 ) -> None:
     """A taken port, a foreign address or an unusable store ends the start with one line, code 1 and no process."""
     server = await stub()
@@ -192,7 +192,7 @@ async def test_a_start_that_fails_says_why_once_and_leaves_nothing(
         }[wrong]
         began = time.monotonic()
         with pytest.raises(RuntimeError):
-            await proxy(server.url, arguments=["--workers", str(count), *arguments], home=home)
+            await proxy(server.url, window=8192, arguments=["--workers", str(count), *arguments], home=home)
         took = time.monotonic() - began
     said = (home / "ullage.log").read_text()
     assert took < 10
@@ -205,10 +205,10 @@ async def test_a_start_that_fails_says_why_once_and_leaves_nothing(
     await until_gone(home)
 
 
-async def test_the_real_client_meets_a_restart_without_an_error(stub: StartStub, proxy: StartProxy, home: Path) -> None:
+async def test_the_real_client_meets_a_restart_without_an_error(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """A client that keeps its connections open is answered again after the proxy was replaced."""
     server = await stub()
-    front = await proxy(server.url, home=home)
+    front = await proxy(server.url, window=8192, home=home)
     async with Client(front.url) as client:
         for _ in range(2):
             answer = await client.chat.completions.create(**HELLO)

@@ -37,6 +37,7 @@ def config(server: Stub, level: str = "info", **more: Any) -> dict[str, Any]:
         "server": {"access_keys": [ACCESS], "admin_key": ADMIN},
         "store": {"key": STORE_KEY},
         "upstreams": [{"name": "up", "base_url": server.url, "api_key": KEY, **more}],
+        "models": [{"name": "*", "context_window": WINDOW}],
         "telemetry": {"log": {"level": level, "format": "json"}},
     }
 
@@ -199,6 +200,7 @@ async def test_web_pages_of_others_are_refused(stub: StartStub, proxy: StartProx
     """A foreign Origin or a cross-site fetch is 403 on every route; a listed origin may call."""
     server = await stub()
     settings = {
+        "models": [{"name": "*", "context_window": WINDOW}],
         "server": {"origins": ["https://chat.example.org"]},
         "upstreams": [{"name": "up", "base_url": server.url}],
     }

@@ -85,7 +85,7 @@ def grows(talk: Talk, before: int = -2, after: int = -1) -> bool:
 
 @pytest.mark.parametrize("ended", ["stopped", "killed", "all_killed", "wiped"])
 async def test_a_restart_changes_no_byte_of_what_was_sent_before(
-    stub: StartStub, proxy: StartProxy, home: Path, ended: str
+    stub: StartStub, home: Path, proxy: StartProxy, ended: str
 ) -> None:
     """Stopped, killed, or killed together with its store, the next proxy sends the same view, grown at its end.
 
@@ -116,7 +116,7 @@ async def test_a_restart_changes_no_byte_of_what_was_sent_before(
         assert talk.overflows == 0
 
 
-async def test_a_killed_private_server_comes_back_with_its_data(stub: StartStub, proxy: StartProxy, home: Path) -> None:
+async def test_a_killed_private_server_comes_back_with_its_data(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """The private server killed in mid-conversation costs no request; it is restarted, and what it knew is there."""
     async with chatting(stub) as (server, talk):
         front = await proxy(server.url, window=WINDOW, home=home)
@@ -143,7 +143,7 @@ async def until_up(front: Proxy, up: bool) -> None:
 
 
 async def test_two_proxies_on_one_redis_send_the_same_bytes(
-    stub: StartStub, proxy: StartProxy, home: Path, remote: Valkey
+    stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
     """Requests that alternate between two proxies get the views that one proxy would have sent."""
     async with chatting(stub) as (server, talk):
@@ -175,7 +175,7 @@ def _made(path: Path) -> Path:
 
 
 async def test_the_view_survives_both_proxies_of_a_redis(
-    stub: StartStub, proxy: StartProxy, home: Path, remote: Valkey
+    stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
     """A conversation goes on byte for byte on a proxy that never saw it, when the first one is gone for good."""
     async with chatting(stub) as (server, talk):
@@ -208,7 +208,7 @@ def lost(remote: Valkey) -> None:
 
 @pytest.mark.parametrize("spoil", [frozen, dead, full, lost])
 async def test_a_broken_store_costs_no_request(
-    stub: StartStub, proxy: StartProxy, home: Path, remote: Valkey, spoil: Callable[[Valkey], None]
+    stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey, spoil: Callable[[Valkey], None]
 ) -> None:
     """A store frozen, dead, full or emptied in mid-conversation: every request is answered, soon, and it is said."""
     async with chatting(stub) as (server, talk):
@@ -236,7 +236,7 @@ async def test_a_broken_store_costs_no_request(
 
 
 async def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(
-    stub: StartStub, proxy: StartProxy, home: Path, remote: Valkey
+    stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
     """The proxy starts and serves without its store, says so, and shares it as soon as it is there."""
     remote.kill()
@@ -251,7 +251,7 @@ async def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_memory_is_enough(stub: StartStub, proxy: StartProxy, home: Path, count: int) -> None:
+async def test_memory_is_enough(stub: StartStub, home: Path, proxy: StartProxy, count: int) -> None:
     """Without a store a conversation is kept inside its window all the same; several workers warn of it."""
     async with chatting(stub) as (server, talk):
         arguments = ["--store", "memory", "--workers", str(count)]
@@ -266,7 +266,7 @@ async def test_memory_is_enough(stub: StartStub, proxy: StartProxy, home: Path, 
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_a_data_directory_that_cannot_be_used_is_memory_with_a_warning(
-    stub: StartStub, proxy: StartProxy, home: Path, count: int
+    stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
     """Where the data directory cannot be written the proxy serves from memory, and both summary and log say so."""
     async with chatting(stub) as (server, talk):
@@ -288,7 +288,7 @@ async def test_a_data_directory_that_cannot_be_used_is_memory_with_a_warning(
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_a_damaged_key_file_does_not_stop_the_proxy(
-    stub: StartStub, proxy: StartProxy, home: Path, count: int
+    stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
     """A master key file of the wrong size means memory, a warning that names the file, and no server left over."""
     server = await stub(window=WINDOW)
@@ -305,7 +305,7 @@ async def test_a_damaged_key_file_does_not_stop_the_proxy(
 
 
 async def test_two_proxies_of_one_data_directory_share_one_server(
-    stub: StartStub, proxy: StartProxy, home: Path
+    stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:
     """A second proxy is a guest at the first one's server, and takes it over when the first is killed."""
     async with chatting(stub) as (server, talk):

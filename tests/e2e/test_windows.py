@@ -24,8 +24,10 @@ async def status(proxy: Proxy) -> dict[str, Any]:
         return dict(answer.raise_for_status().json())
 
 
-async def told(proxy: Proxy) -> dict[str, Any]:
-    """The status, as soon as it tells of a window."""
+async def told(proxy: Proxy, stub: Stub) -> dict[str, Any]:
+    """The status, as soon as it tells of a window: after a request that is worth asking for."""
+    async with Talk(proxy.url, stub, model=MODEL) as talk:
+        await talk.ask({"role": "user", "content": prose(99, 600)})
     async with asyncio.timeout(15):
         while not (found := await status(proxy))["windows"]:  # noqa: ASYNC110 - it happens in another process
             await asyncio.sleep(0.05)
@@ -45,7 +47,7 @@ async def test_what_the_server_tells_is_fitted_ahead(stub: StartStub, proxy: Sta
     server = await stub(window=WINDOW, tells=True)
     server.models = [MODEL]
     running = await proxy(server.url)
-    found = await told(running)
+    found = await told(running, server)
     shown = {key: found["windows"][0][key] for key in ("model", "context_window", "how")}
     assert shown == {"model": MODEL, "context_window": WINDOW, "how": "/v1/models max_model_len"}
     talk = await grow(running, server, 12)

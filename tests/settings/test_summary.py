@@ -39,6 +39,6 @@ def test_the_summary_says_what_is_served(tmp_path):
 def test_the_summary_does_not_promise_a_window_it_does_not_know(tmp_path):
     """A rule without a window says where one will come from."""
     shown = summary(load(written(tmp_path, UPSTREAM + "models: [{name: '*', unknown_window: 4096}]\n"), {}, {}), {})
-    assert "*  window: by the model table, else 4,096 tokens" in shown
+    assert "*  window: asked of the server, else by the model table, else 4,096 tokens" in shown
     shown = summary(load(written(tmp_path, UPSTREAM), {}, {}), {})
-    assert "*  window: by the model table, else learned from the first overflow" in shown
+    assert "*  window: asked of the server, else by the model table, else learned from the first overflow" in shown

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store.embedded import Embedded, answers, say
+from proxy.store.embedded import STOP, Embedded, answers, say
 from proxy.store.errors import EmbeddedUnavailable
 from proxy.tasks import Tasks
 from tests.store.conftest import Opener, eventually
@@ -141,6 +141,21 @@ async def test_a_frozen_server_does_not_outlive_its_owner(
     os.kill(pid, signal.SIGSTOP)
     await server.close()
     assert not _alive(pid)
+
+
+async def test_an_owner_that_leaves_while_its_server_starts_again_does_not_wait_for_it(
+    start: Callable[..., object], short_path: Path
+) -> None:
+    """A server that does not listen yet is ended as soon as one that does, and nothing is left."""
+    server = await start()
+    pid = _pid(short_path / "data")
+    os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: server._child is not None and server._child.pid != pid)
+    again = server._child.pid
+    began = time.monotonic()
+    await server.close()
+    assert time.monotonic() - began < STOP / 2
+    assert not _alive(again)
 
 
 async def test_a_killed_server_is_back_soon_with_its_data(opener: Opener) -> None:

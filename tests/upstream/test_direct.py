@@ -174,3 +174,12 @@ async def test_the_targets_headers_win_and_a_forward_proxy_is_used():
 def test_a_target_never_shows_its_key():
     """Printing a target shows neither its key nor its headers."""
     assert "secret" not in repr(Target("up", "http://h", "secret", headers={"x": "secret"}))
+
+
+async def test_nothing_is_sent_once_it_is_closed():
+    """A call that comes after the end is told so like any that cannot be made."""
+    async with Wire() as wire:
+        await wire.upstream.close()
+        with pytest.raises(UpstreamUnreachable, match="shut down"):
+            await wire.send()
+        assert wire.stage.connections == 0

@@ -428,11 +428,14 @@ async def test_a_server_that_is_not_there() -> None:
 
 
 async def test_only_those_given_are_asked() -> None:
-    """An upstream that may not be asked is never asked, and start-up asks each of the others once."""
+    """An upstream that may not be asked is never asked, and nobody is where it is not worth it."""
     async with rig({"/v1/models": VLLM}) as about:
         assert about.probes.told("another", "m") is None
         await about.probes.survey("another")
-        about.probes.start(["up", "another", "up"])
+        assert about.probes.told("up", "m", False) is None
+        await about.settle()
+        assert about.site.paths == []
+        about.probes.told("up", "m", True)
         await about.settle()
         assert about.site.paths == ["/v1/models"]
         assert set(about.probes.windows("up")) == {"my-lora", "Qwen/Qwen2.5-7B-Instruct"}

@@ -23,6 +23,9 @@ OPENAI_ENCODINGS = (
 DEFAULT_ENCODING = "o200k_base"
 
 
+SMALLEST_WINDOW = 2_048
+"""Tokens that every model in use takes; a token is at least one byte."""
+
 REMEMBERED = 1_000
 """Model names whose route is remembered."""
 
@@ -104,8 +107,12 @@ class Catalogue:
         self._known: dict[str, _Known] = {}
         self._informed: dict[str, tuple[Window, Route]] = {}
 
-    def resolve(self, model: str) -> Route:
-        """The route of *model*. Raises ``NotFound`` where no rule matches and there is no default upstream."""
+    def resolve(self, model: str, size: int = 0) -> Route:
+        """The route of *model* for a body of *size* bytes.
+
+        A body that no window could refuse is no reason to ask a server for its window. Raises ``NotFound`` where no
+        rule matches and there is no default upstream.
+        """
         known = self._known.get(model)
         if known is None:
             if len(self._known) >= REMEMBERED:  # names come from clients: never let them fill the memory
@@ -114,7 +121,7 @@ class Catalogue:
             known = self._known[model] = self._look_up(model)
         if self._told is None or known.route.source == "configured":
             return known.route
-        window = self._told(known.route.upstream, model)
+        window = self._told(known.route.upstream, model, size > SMALLEST_WINDOW)
         if window is None:
             return known.route
         told, route = self._informed.get(model, (None, known.route))
@@ -127,12 +134,6 @@ class Catalogue:
     def names(self) -> Iterable[str]:
         """The models that the published table knows."""
         return self._table.keys()
-
-    def asks(self, upstream: str) -> bool:
-        """Whether it matters what *upstream* says of itself: not if every model it serves has a configured window."""
-        rules = [*self._rules, Rule("*", self._default)] if self._default else self._rules
-        last = next((at for at, rule in enumerate(rules) if rule.pattern == "*"), len(rules))
-        return any(rule.upstream == upstream and rule.window is None for rule in rules[: last + 1])
 
     def _look_up(self, model: str) -> _Known:
         rule = next((rule for rule in self._rules if fnmatchcase(model, rule.pattern)), None)

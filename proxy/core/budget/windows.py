@@ -41,8 +41,11 @@ class Window:
     how: str = ""
 
 
-Told = Callable[[str, str], Window | None]
-"""What the named upstream says of the named model, as far as it is known this instant; never waits."""
+Told = Callable[[str, str, bool], Window | None]
+"""What the named upstream says of the named model, as far as it is known this instant; never waits.
+
+The last argument says whether it is worth asking the upstream where that is unknown or old.
+"""
 
 
 def published(rows: Mapping[str, Facts]) -> dict[str, Facts]:

@@ -33,6 +33,9 @@ PER_REPLY = 3
 PER_CALL = 4
 """Separators of a tool call beside its name, arguments and id."""
 
+REASONING = ("reasoning_content", "reasoning")
+"""Where a model's plain reasoning comes back; it must be there, but may lose its middle like any other text."""
+
 ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -175,8 +178,9 @@ class _ArgumentSlot(_Slot):
 
 
 def _slots(message: dict[str, Any]) -> Iterator[_Slot]:
-    if isinstance(message.get("content"), str):
-        yield _Slot(message, "content")
+    for key in ("content", *REASONING):
+        if isinstance(message.get(key), str):
+            yield _Slot(message, key)
     for part in _parts(message):
         if isinstance(part.get("text"), str):
             yield _Slot(part, "text")

@@ -106,19 +106,19 @@ def test_what_the_server_tells_comes_between_configuration_and_table() -> None:
     """A configured window wins over the server's word, that over the table; each figure is looked up for itself."""
     told = {"gpt-4o": Window(32_768), "other": Window(8_192, 8_000, 512, how="/v1/models max_model_len")}
     rules = [Rule("gpt-4o", "a", max_output=99), Rule("other", "a"), Rule("fixed", "a", window=5_000)]
-    asked: list[tuple[str, str]] = []
+    asked: list[tuple[str, str, bool]] = []
 
-    def say(upstream: str, model: str) -> Window | None:
-        asked.append((upstream, model))
+    def say(upstream: str, model: str, ask: bool) -> Window | None:
+        asked.append((upstream, model, ask))
         return told.get(model)
 
     catalogue = Catalogue(rules, TABLE, "main", say)
     route = catalogue.resolve("gpt-4o")
     assert (route.window, route.max_input, route.max_output, route.source) == (32_768, None, 99, "server")
-    route = catalogue.resolve("other")
+    route = catalogue.resolve("other", 4_096)
     assert (route.window, route.max_input, route.max_output, route.how) == (8_192, 8_000, 512, told["other"].how)
     assert catalogue.resolve("fixed").source == "configured"
-    assert asked == [("a", "gpt-4o"), ("a", "other")], "a configured window needs no asking"
+    assert asked == [("a", "gpt-4o", False), ("a", "other", True)], "only a body of some size is worth asking for"
     told["gpt-4o"] = Window(16_384)
     assert catalogue.resolve("gpt-4o").window == 16_384
     del told["gpt-4o"]
@@ -162,11 +162,3 @@ def route(source: Source, window: int | None, max_input: int | None = None) -> R
 def test_what_an_overflow_teaches(known: Route, stated: int | None, beside: int | None, holds: int | None) -> None:
     """A stated window lowers what is configured or still told, replaces what tables say, and ends with a new word."""
     assert known.after(stated, beside) == holds
-
-
-def test_who_needs_to_be_asked() -> None:
-    """An upstream is asked at start-up only if a model may go there whose window nobody configured."""
-    catalogue = Catalogue([Rule("a*", "a", window=5), Rule("b*", "b"), Rule("*", "c", window=5)], {}, "d")
-    assert [name for name in "abcd" if catalogue.asks(name)] == ["b"]
-    assert Catalogue([Rule("a*", "a", window=5)], {}, "d").asks("d")
-    assert not Catalogue([Rule("*", "d", window=5)], {}, "d").asks("d")

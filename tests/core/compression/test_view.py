@@ -18,6 +18,8 @@ from proxy.core.conversation.scan import scan
 from tests.fits import UNSHRUNK, Message, body_of, count, message_problems, slices, text_of
 from tests.strategies import conversations, encode
 
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
+
 SYSTEM = {"role": "system", "content": "Be brief."}
 TASK = {"role": "user", "content": 'Fix caf\u00e9.py, "please".'}
 SPOKEN = {"role": "assistant", "content": "On it.", "x": [1.0]}

@@ -1,0 +1,459 @@
+"""The engine: one call where it fits, something smaller where the provider says no, everything else verbatim."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from proxy.core.budget.catalogue import Catalogue, Route, Rule
+from proxy.core.budget.figures import Marks
+from proxy.core.errors import InvalidRequest, UpstreamUnreachable
+from proxy.engine import HOLD_SECONDS, Answer, Engine
+from proxy.ports import Mode, Options, Reply, Request, Send
+from tests.fits import TENANT, Book, Desk, Message, body_of, message_problems, outline_problems, slices
+from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
+from tests.stub import Rules, judge
+from tests.stub.rules import Wording, overflow_error
+from tests.stub.tokens import request_tokens
+
+WINDOW = 8192
+ROUTE = Route("stub", "gpt-4o-mini", WINDOW, None, "o200k_base", "configured")
+WORDINGS: tuple[Wording, ...] = ("openai", "anthropic", "vllm", "llamacpp")
+JSON = (("Content-Type", "application/json"), ("x-request-id", "up-1"), ("retry-after", "7"))
+SSE = (("content-type", "text/event-stream"),)
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+WORD = b'data: {"choices":[{"index":0,"delta":{"content":"Hello"},"finish_reason":null}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+class Given:
+    """An upstream's answer of which everything is given: status, headers, and the chunks in which the body comes."""
+
+    def __init__(self, status: int, chunks: Sequence[bytes | float], headers: Sequence[tuple[str, str]] = JSON) -> None:
+        self.status = status
+        self.headers = headers
+        self.closed = False
+        self.taken = 0
+        self._chunks = list(chunks)
+
+    def header(self, name: str) -> str:
+        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+
+    async def next_chunk(self) -> bytes:
+        while self._chunks and isinstance(self._chunks[0], float):
+            await asyncio.sleep(self._chunks[0])
+            self._chunks.pop(0)
+        self.taken += 1
+        chunk = self._chunks.pop(0) if self._chunks else b""
+        assert isinstance(chunk, bytes)
+        return chunk
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Upstream:
+    """Keeps what it was sent and answers by *script*: a reply for each body."""
+
+    def __init__(self, script: Callable[[bytes], Given]) -> None:
+        self.bodies: list[bytes] = []
+        self.names: list[str] = []
+        self.replies: list[Given] = []
+        self._script = script
+
+    async def send(self, upstream: str, body: bytes) -> Reply:
+        self.names.append(upstream)
+        self.bodies.append(body)
+        self.replies.append(self._script(body))
+        return self.replies[-1]
+
+
+def strict(stream: bool = False, **rules: Any) -> Upstream:
+    """An upstream that judges as the strict stub does."""
+    asked = Rules(**rules)
+
+    def script(body: bytes) -> Given:
+        verdict = judge(json.loads(body), asked)
+        if verdict.kind == "ok":
+            return Given(200, [ROLE, WORD, DONE], SSE) if stream else Given(200, [b'{"ok":true}'])
+        assert verdict.kind == "overflow", verdict.message
+        status, error = overflow_error(verdict, asked)
+        return (
+            Given(200, [b"data: " + error + b"\n\n", DONE], SSE) if asked.overflow_in_stream else Given(status, [error])
+        )
+
+    return Upstream(script)
+
+
+def always(*replies: Given) -> Upstream:
+    """An upstream that gives *replies* in turn, the last one for ever."""
+    left = list(replies)
+
+    def script(_: bytes) -> Given:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return Upstream(script)
+
+
+class Room:
+    """An engine with real parts around it."""
+
+    def __init__(self, window: int | None = WINDOW, mode: Mode = "on") -> None:
+        self.book = Book()
+        self.desk = Desk(self.book)
+        self.time = 0.0
+        catalogue = Catalogue([Rule("*", "stub", window)], {}, "stub")
+        self.engine = Engine(catalogue, self.desk.fitter, Marks(), mode, self.desk.lessons, self.clock)
+
+    def clock(self) -> float:
+        self.time += 0.25
+        return self.time
+
+    async def ask(self, body: bytes, send: Send, **options: Any) -> Answer:
+        return await self.engine.exchange(Request("chat", body, TENANT, "r1", Options(**options)), send)
+
+
+async def whole(answer: Answer) -> bytes:
+    """Every byte of the answer, as the client gets them."""
+    assert answer.reply is not None
+    found = [answer.head]
+    while chunk := await answer.reply.next_chunk():
+        found.append(chunk)
+    return b"".join(found)
+
+
+def session(tokens: int, **members: Any) -> bytes:
+    """An agent's request of about so many tokens."""
+    return body_of(agent_session(tokens // 370, 300), **members)
+
+
+@pytest.mark.parametrize("wording", WORDINGS)
+@pytest.mark.parametrize("shape", ["whole", "stream", "in stream"])
+async def test_an_overflow_is_answered_with_something_smaller(wording: Wording, shape: str) -> None:
+    """A provider whose window is smaller than we thought gets a smaller view; the client sees only the success."""
+    upstream = strict(shape != "whole", window=5000, wording=wording, overflow_in_stream=shape == "in stream")
+    body = session(6200, **({} if shape == "whole" else {"stream": True}))
+    answer = await Room().ask(body, upstream.send)
+    assert await whole(answer) == (b'{"ok":true}' if shape == "whole" else ROLE + WORD + DONE)
+    assert answer.reply is not None
+    assert answer.reply.status == 200
+    assert answer.report.retries == answer.report.overflows == len(upstream.bodies) - 1 >= 1
+    assert answer.report.outcome == "compacted"
+    sizes = [request_tokens(json.loads(sent)) for sent in upstream.bodies]
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert all(reply.closed for reply in upstream.replies[:-1])
+    assert not upstream.replies[-1].closed
+
+
+@pytest.mark.parametrize("wording", WORDINGS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_provider_that_never_has_enough_gets_two_retries(wording: Wording, stream: bool) -> None:
+    """After two smaller attempts the first error goes to the client: its status, its headers and all its bytes."""
+    verdict = judge(json.loads(session(6200)), Rules(window=2500))
+    status, error = overflow_error(verdict, Rules(window=2500, wording=wording))
+    first = (
+        Given(200, [ROLE, b"data: " + error[:20], error[20:] + b"\n\n", DONE], SSE)
+        if stream
+        else Given(status, [error[:9], error[9:]], (*JSON, ("x-request-id", "again")))
+    )
+    said = ROLE + b"data: " + error + b"\n\n" + DONE if stream else error
+    later = Given(200, [b"data: " + error + b"\n\n"], SSE) if stream else Given(status, [error])
+    upstream = always(first, later, Given(later.status, list(later._chunks), later.headers))
+    answer = await Room().ask(session(6200, stream=stream), upstream.send)
+    sizes = [request_tokens(json.loads(sent)) for sent in upstream.bodies]
+    assert 1 < len(sizes) <= 3
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert answer.reply is not None
+    assert answer.reply.status == first.status
+    assert list(answer.reply.headers) == list(first.headers)
+    assert await whole(answer) == said
+    assert (answer.report.outcome, answer.report.reason) == ("degraded", "overflow")
+    assert answer.report.overflows == len(sizes)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, b'{"error":{"message":"Invalid value for temperature","code":"invalid_value"}}'),
+        (400, b'{"error":{"message":"string too long. Expected a string with maximum length 1024","code":"x"}}'),
+        (400, b"not json"),
+        (401, b'{"error":{"message":"Incorrect API key"}}'),
+        (404, b""),
+        (413, b"<html>"),
+        (
+            429,
+            b'{"error":{"message":"Rate limit: maximum context length tokens per min","code":"rate_limit_exceeded"}}',
+        ),
+        (500, b'{"error":{"message":"The server had an error"}}'),
+        (503, b"busy"),
+    ],
+)
+async def test_every_other_error_passes_verbatim(status: int, error: bytes) -> None:
+    """An error that is no overflow costs one call and arrives as it was, headers included."""
+    upstream = always(Given(status, [error[:4], error[4:]] if error else []))
+    answer = await Room().ask(session(6200), upstream.send)
+    assert len(upstream.bodies) == 1
+    assert answer.reply is upstream.replies[0]
+    assert await whole(answer) == error
+    assert answer.report.retries == answer.report.overflows == 0
+    assert not upstream.replies[0].closed
+
+
+async def test_an_overflow_after_content_passes() -> None:
+    """Once the model has spoken nothing is retried, whatever comes behind."""
+    error = b'data: {"error":{"message":"maximum context length exceeded","code":"context_length_exceeded"}}\n\n'
+    upstream = always(Given(200, [ROLE, WORD, error], SSE))
+    answer = await Room().ask(session(6200, stream=True), upstream.send)
+    assert await whole(answer) == ROLE + WORD + error
+    assert len(upstream.bodies) == 1
+
+
+@pytest.mark.parametrize("cuts", [1, 7, 40, 10_000])
+async def test_the_hold_ends_with_the_first_word(cuts: int) -> None:
+    """Of a stream only what comes before the first content is held, and every byte arrives in order."""
+    opening = b": comment\n\n" + ROLE + b'event: ping\ndata: {"type":"ping"}\n\n' + WORD
+    pieces = [opening[at : at + cuts] for at in range(0, len(opening), cuts)]
+    upstream = always(Given(200, [*pieces, b"rest of it", DONE], SSE))
+    answer = await Room().ask(session(6200, stream=True), upstream.send)
+    assert upstream.replies[0].taken == len(pieces)
+    assert answer.head == opening
+    assert await whole(answer) == opening + b"rest of it" + DONE
+
+
+async def test_the_hold_ends_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that begins and then says nothing is passed on with what came so far."""
+    monkeypatch.setattr("proxy.engine.HOLD_SECONDS", 0.05)
+    assert HOLD_SECONDS <= 5
+    upstream = always(Given(200, [ROLE, 0.5, WORD], SSE))
+    answer = await Room().ask(session(6200, stream=True), upstream.send)
+    assert answer.head == ROLE
+    assert await whole(answer) == ROLE + WORD
+
+
+async def test_a_small_stream_is_not_held() -> None:
+    """Where the view is under half the budget no byte is taken before the client reads."""
+    upstream = always(Given(200, [ROLE, WORD], SSE))
+    answer = await Room().ask(session(1500, stream=True), upstream.send)
+    assert (answer.head, upstream.replies[0].taken) == (b"", 0)
+
+
+@pytest.mark.parametrize("headers", [(("content-type", "application/json"),), (*SSE, ("content-encoding", "gzip"))])
+async def test_what_is_no_plain_stream_is_not_held(headers: tuple[tuple[str, str], ...]) -> None:
+    """A 200 that is not an event stream, or is compressed, goes straight on."""
+    upstream = always(Given(200, [b"x", b"y"], headers))
+    answer = await Room().ask(session(6200, stream=True), upstream.send)
+    assert answer.head == b""
+    assert await whole(answer) == b"xy"
+
+
+async def test_a_compressed_error_is_understood_and_passed_compressed() -> None:
+    """A gzipped overflow is recognised; the one that is passed on keeps its bytes."""
+    _, error = overflow_error(judge(json.loads(session(6200)), Rules(window=3000)), Rules(window=3000))
+    packed = gzip.compress(error)
+    upstream = Upstream(lambda _: Given(400, [packed], (*JSON, ("content-encoding", "gzip"))))
+    answer = await Room().ask(session(6200), upstream.send)
+    assert len(upstream.bodies) > 1
+    assert await whole(answer) == packed
+
+
+async def test_an_unknown_window_is_learned_from_the_first_overflow() -> None:
+    """Nothing is compressed ahead of an unknown window; once it is told, the next request fits without an overflow."""
+    room, upstream = Room(window=None), strict(window=4000)
+    messages = agent_session(18, 300)
+    body = body_of(messages)
+    first = await room.ask(body, upstream.send)
+    assert upstream.bodies[0] is body
+    assert first.report.retries == 1
+    grown = body_of([*messages, *agent_round(99, 100)])
+    second = await room.ask(grown, upstream.send)
+    assert second.report.retries == 0
+    assert second.report.window == 4000
+    assert slices(upstream.bodies[-1])[: len(slices(upstream.bodies[-2]))] == slices(upstream.bodies[-2])
+
+
+async def test_what_is_learned_stays_with_its_tenant() -> None:
+    """One caller's overflow changes nothing for another."""
+    room, upstream = Room(window=None), strict(window=4000)
+    await room.ask(session(6000), upstream.send)
+    assert (await room.engine.fit(Request("chat", session(6000), TENANT, "r2", Options()))).report.window == 4000
+    plan = await room.engine.fit(Request("chat", session(6000), b"o" * 32, "r2", Options()))
+    assert plan.report.reason == "unknown-window"
+
+
+@pytest.mark.parametrize("wording", ["openai", "anthropic", "llamacpp"])
+async def test_stated_prompt_tokens_correct_the_count(wording: Wording) -> None:
+    """A provider that counts half as much again is believed: the next requests fit at once, by its own count."""
+    room, upstream = Room(), strict(window=WINDOW, wording=wording, factor=1.5)
+    messages = agent_session(18, 300)
+    answer = await room.ask(body_of(messages), upstream.send)
+    assert answer.report.retries == 1
+    assert 1.4 <= room.desk.lessons.now(ROUTE, TENANT).lesson.calibration.factor <= 1.6
+    for at in range(12):
+        messages += agent_round(100 + at, 300)
+        again = await room.ask(body_of(messages), upstream.send)
+        assert again.report.retries == 0
+        assert await whole(again) == b'{"ok":true}'
+
+
+async def test_an_output_figure_that_is_too_large_is_lowered_first() -> None:
+    """Where input and output together are too much, the output figure gives way before any message does."""
+    upstream = strict(window=5000, wording="vllm")
+    body = body_of([{"role": "user", "content": prose(1, 3000)}], max_tokens=3500)
+    answer = await Room().ask(body, upstream.send)
+    assert answer.report.retries == 1
+    first, second = map(json.loads, upstream.bodies)
+    assert second["messages"] == first["messages"]
+    assert 1000 <= second["max_tokens"] < first["max_tokens"]
+    assert "output" in answer.report.stages
+
+
+@pytest.mark.parametrize("mode", ["off", "observe"])
+@pytest.mark.parametrize("asked", ["configured", "by the request"])
+async def test_other_modes_change_nothing(mode: Mode, asked: str) -> None:
+    """Off and observe send the client's own bytes and hand back the provider's own error, once."""
+    room = Room(mode=mode if asked == "configured" else "on")
+    upstream = strict(window=4000)
+    body = session(12_000)
+    options: dict[str, Any] = {} if asked == "configured" else {"mode": mode}
+    answer = await room.ask(body, upstream.send, **options)
+    assert len(upstream.bodies) == 1
+    assert upstream.bodies[0] is body
+    assert answer.reply is not None
+    assert answer.reply.status == 400
+    assert answer.report.observed is (mode == "observe")
+    if mode == "observe":
+        assert answer.report.tokens_after is not None
+        assert answer.report.tokens_after < request_tokens(json.loads(body))
+
+
+@pytest.mark.parametrize(("asked", "held"), [(4000, 4000), (50_000, WINDOW)])
+async def test_the_window_header_only_lowers(asked: int, held: int) -> None:
+    """A caller may ask for less than the model's window, never for more."""
+    upstream = strict(window=held)
+    answer = await Room().ask(session(12_000), upstream.send, window=asked)
+    assert answer.report.window == held
+    assert answer.report.retries == 0
+    assert await whole(answer) == b'{"ok":true}'
+
+
+async def test_compact_now_compacts_what_would_fit() -> None:
+    """With the header a conversation above the low mark is compacted under the high one, once, and stays so."""
+    room, upstream = Room(), strict(window=WINDOW)
+    messages = agent_session(14, 300)
+    plain = await Room().ask(body_of(messages), upstream.send)
+    assert plain.report.outcome == "verbatim"
+    answer = await room.ask(body_of(messages), upstream.send, compact_now=True)
+    assert answer.report.outcome == "compacted"
+    assert answer.report.event
+    later = await room.ask(body_of([*messages, *agent_round(99, 20)]), upstream.send)
+    assert slices(upstream.bodies[-1])[: len(slices(upstream.bodies[-2]))] == slices(upstream.bodies[-2])
+    assert not later.report.event
+
+
+async def test_a_refusal_is_never_sent() -> None:
+    """What cannot be brought inside the window is answered here, with nothing paid for."""
+    upstream = strict(window=WINDOW)
+    body = body_of([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
+    answer = await Room().ask(body, upstream.send)
+    assert upstream.bodies == []
+    assert answer.reply is None
+    assert answer.error is not None
+    assert answer.error.status == 400
+    assert (answer.report.outcome, answer.report.reason) == ("refused", "context_length_exceeded")
+
+
+async def test_a_small_body_is_bounded_and_not_counted() -> None:
+    """A body whose bytes are under the low mark is sent as it is, with bounds for figures."""
+    upstream = strict(window=WINDOW)
+    body = body_of([{"role": "user", "content": "hi"}], tools=AGENT_TOOLS)
+    answer = await Room().ask(body, upstream.send)
+    assert upstream.bodies[0] is body
+    assert answer.report.bounded
+    assert answer.report.tokens_after is not None
+    assert answer.report.tokens_after >= request_tokens(json.loads(body))
+    assert upstream.names == ["stub"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "image_url", "image_url": {"url": "https://e.org/a.png"}}],
+        [{"type": "file", "file": {"file_id": "f-1"}}],
+        [{"type": "input_audio", "input_audio": {"data": "QUFB", "format": "wav"}}],
+    ],
+)
+async def test_media_is_never_bounded_by_its_bytes(content: list[Message]) -> None:
+    """A part that weighs more than its bytes say is counted."""
+    answer = await Room().ask(body_of([{"role": "user", "content": content}]), strict(window=WINDOW).send)
+    assert not answer.report.bounded
+
+
+async def test_a_body_that_is_no_request_is_invalid() -> None:
+    """What cannot be read is an error of the caller, before anything is sent."""
+    upstream = strict()
+    for body in (b"", b"[]", b'{"model":"m"}', b'{"model":"m","model":"n","messages":[]}', b'{"messages":7}'):
+        with pytest.raises(InvalidRequest):
+            await Room().ask(body, upstream.send)
+    assert upstream.bodies == []
+
+
+async def test_a_connection_that_fails_is_the_callers_to_know() -> None:
+    """What sending raises goes through, after one call; a reply that breaks while it is judged is closed."""
+
+    class Broken(Given):
+        async def next_chunk(self) -> bytes:
+            raise UpstreamUnreachable("stub", "reset")
+
+    upstream = always(Broken(400, []))
+    with pytest.raises(UpstreamUnreachable):
+        await Room().ask(session(6200), upstream.send)
+    assert len(upstream.bodies) == 1
+    assert upstream.replies[0].closed
+
+
+async def test_a_huge_error_is_passed_unread() -> None:
+    """An error answer above a megabyte is relayed whole and taken for no overflow."""
+    piece = b"maximum context length is 10 tokens " * 3000
+    upstream = always(Given(400, [piece] * 20))
+    answer = await Room().ask(session(6200), upstream.send)
+    assert len(upstream.bodies) == 1
+    assert await whole(answer) == piece * 20
+
+
+async def test_only_our_own_time_is_overhead() -> None:
+    """The clock runs while a request is fitted and while a smaller one is found, not while the provider answers."""
+    room, upstream = Room(), strict(window=5000)
+    answer = await room.ask(session(6200), upstream.send)
+    assert answer.report.retries == 1
+    assert answer.report.overhead_seconds == pytest.approx(0.5)
+
+
+async def test_every_attempt_is_a_faithful_view() -> None:
+    """Retries too keep pairs, systems and bytes."""
+    upstream = strict(window=3000)
+    body = session(6200, tools=AGENT_TOOLS)
+    answer = await Room().ask(body, upstream.send)
+    assert answer.report.retries >= 1
+    for sent in upstream.bodies[1:]:
+        assert message_problems(body, sent) == []
+        assert outline_problems(body, sent) == []
+
+
+def test_the_engine_tells_who_serves_a_model() -> None:
+    """The upstream of a model is what the catalogue says."""
+    assert Room().engine.upstream_of("anything") == "stub"
+
+
+async def test_no_more_than_three_calls() -> None:
+    """However small the views become, a provider that says no to everything is asked three times."""
+    refusal = b'{"error":{"message":"exceeds the context window","code":"context_length_exceeded"}}'
+    upstream = Upstream(lambda _: Given(400, [refusal]))
+    answer = await Room(window=32_768).ask(session(25_000), upstream.send)
+    assert len(upstream.bodies) == 3
+    assert await whole(answer) == refusal
+    assert (answer.report.retries, answer.report.overflows) == (2, 3)
