@@ -46,7 +46,7 @@ from proxy.tasks import Tasks
 from proxy.telemetry import shared
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import DirectUpstream
+from proxy.upstream import DirectUpstream, Probes
 from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
@@ -105,9 +105,10 @@ class House:
     """Everything one process is made of. Made by ``build``, ended by ``close``."""
 
     def __init__(
-        self, server: Server, upstream: DirectUpstream, store: Store, telemetry: Telemetry, logs: Logs
+        self, server: Server, upstream: DirectUpstream, probes: Probes, store: Store, telemetry: Telemetry, logs: Logs
     ) -> None:
         self.server = server
+        self._probes = probes
         self._upstream = upstream
         self._store = store
         self._telemetry = telemetry
@@ -171,7 +172,7 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
-        return cls(server, upstream, store, telemetry, logs)
+        return cls(server, upstream, probes, store, telemetry, logs)
 
     async def keep(self) -> None:
         """Tell the metrics, every second, what no request tells them."""
@@ -189,6 +190,7 @@ class House:
     async def close(self) -> None:
         """Stop listening, then close what was behind."""
         await self.server.close()
+        await self._probes.close()
         await self._upstream.close()
         await self._store.close()
 

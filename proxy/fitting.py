@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import Figures, reserve, scaled
+from proxy.core.budget.figures import Figures, input_room, reserve, scaled
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
@@ -151,9 +151,15 @@ class Fitter:
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
             again = await self.decide(replace(whole, figures=tight), demand, supersede=True)
             return _with_event(again, plan.report.event)
-        if excess > _guess(subject, record):  # where only guesses are too big, the provider may judge
+        if excess > _guess(subject, record) and self._is_certain(subject, plan, output):
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
+
+    def _is_certain(self, subject: Subject, plan: Plan, output: int | None) -> bool:
+        """Whether the plan is too big by our own count too: what was only learned refuses nothing."""
+        figures, factor = subject.figures, max(1.0, subject.factor)
+        held = int((output or figures.reserve) * factor)
+        return (plan.tokens or 0) > input_room(int(figures.window * factor), held, subject.route.max_input)
 
     def _anchored(self, subject: Subject, plan: Plan, links: tuple[bytes, ...], event: int) -> Plan:
         """*plan* with what the provider will count for it, by what it counted for the conversation so far."""
@@ -163,7 +169,8 @@ class Fitter:
         report = plan.report.but(tokens_after=expected)
         if event < 0:
             report = report.but(tokens_before=expected)
-        return replace(plan, report=report, sent=Sent(route, subject.request.tenant, tokens, link, event))
+        sent = Sent(route, subject.request.tenant, tokens, link, event, plain=not subject.reading.media)
+        return replace(plan, report=report, sent=sent)
 
     def _under_low(self, subject: Subject) -> bool:
         """Whether the raw conversation is under the low mark: there nothing can have happened to it."""

@@ -53,13 +53,17 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A counted view that went out: its weight by our count, the conversation's link there, and the event it is of."""
+    """A counted view that went out: its weight by our count, the conversation's link there, and the event it is of.
+
+    ``plain``: it holds text only. Providers price media each in their own way, which says nothing of a vocabulary.
+    """
 
     route: Route
     tenant: bytes
     tokens: int
     link: bytes
     event: int
+    plain: bool = True
 
 
 class Lessons:
@@ -107,10 +111,10 @@ class Lessons:
         route, tenant, counted = sent.route, sent.tenant, sent.tokens
         held = self.now(route, tenant)
         lesson = held.lesson
-        if is_truncated(lesson.calibration, counted, reported):
+        if sent.plain and is_truncated(lesson.calibration, counted, reported):
             return True
         self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
-        calibration = learn(lesson.calibration, counted, reported)
+        calibration = learn(lesson.calibration, counted, reported) if sent.plain else lesson.calibration
         if calibration.factor != lesson.calibration.factor:
             self._keep(route, tenant, structs.replace(lesson, calibration=calibration))
         elif calibration != lesson.calibration:

@@ -28,7 +28,7 @@ class Reading:
     """One request, read: where its items are, what they weigh, and what stands around them.
 
     ``sizes`` are the tokens of each counted member of the outline, ``fixed`` those of everything but the history;
-    ``history`` is the weight of all items that are not system items.
+    ``history`` is the weight of all items that are not system items, ``media`` what images and the like are in all.
     """
 
     body: bytes
@@ -38,6 +38,7 @@ class Reading:
     sizes: dict[str, int]
     fixed: int
     history: int
+    media: int
     known: Known | None
 
     def layout(self) -> Layout:
@@ -137,8 +138,9 @@ class Reader:
         sizes = {key: self._size(scope, encoding, text) for key, text in found.outline.counted().items()}
         system = sum([item.tokens for item in items if item.role == "system"])
         history = sum([item.tokens for item in items]) - system
+        media = sum([item.media for item in items])
         fixed = dialect.PER_REPLY + system + sum(sizes.values())
-        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, history, kept)
+        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, history, media, kept)
 
     def count(self, encoding: str) -> Callable[[str], int]:
         """Counts text in *encoding*."""

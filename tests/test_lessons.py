@@ -92,3 +92,12 @@ async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
     assert after.after(lesson.window, lesson.beside) == 50_000
     assert here.answered(Sent(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False
     assert here.now(after, ONE).lesson.beside == 65_536
+
+
+async def test_pictures_teach_nothing_about_words() -> None:
+    """How a provider prices media says nothing of its vocabulary; the conversation is anchored all the same."""
+    here = lessons(Book(), Hands())
+    assert not here.answered(Sent(ROUTE, ONE, 3_000, b"a", -1, plain=False), 900)
+    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"b", -1, plain=False), 3_000)
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+    assert here.expected(ROUTE, [b"a"], -1, 3_000, 1.0) == 900

@@ -64,7 +64,7 @@ Ask = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], Awaitab
 class Spawn(Protocol):
     """Starts a background task under a name and keeps it."""
 
-    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> object:
+    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """The running task."""
 
 
@@ -103,9 +103,13 @@ class Probes:
         self._clock = clock
         self._headers = (("accept", "application/json"), ("user-agent", agent))
         self._on_told = told
+        self._surveys: dict[str, asyncio.Task[None]] = {}
 
     def told(self, upstream: str, model: str, ask: bool = True) -> Window | None:
-        """What *upstream* last said of *model*; unknown or old, it is asked in the background. Never waits."""
+        """What *upstream* last said of *model*; never waits.
+
+        Unknown or old, it is asked for in the background, unless *ask* says that it is not worth it.
+        """
         server = self._servers.get(upstream)
         if server is None:
             return None
@@ -116,6 +120,13 @@ class Probes:
         if not server.asking and self._clock() >= server.due:
             self._start(server)
         return _find(server.windows, model)
+
+    async def close(self) -> None:
+        """End what is under way, and ask nothing more."""
+        self._servers.clear()
+        for task in self._surveys.values():
+            task.cancel()
+        await asyncio.gather(*self._surveys.values(), return_exceptions=True)  # a failure was reported by its keeper
 
     def known(self) -> list[dict[str, object]]:
         """What servers said of models that were asked for, for people: figures in tokens, ages in seconds."""
@@ -169,7 +180,7 @@ class Probes:
 
     def _start(self, server: _Server) -> None:
         server.asking = True
-        self._spawn(self._survey(server), f"probe {server.name}")
+        self._surveys[server.name] = self._spawn(self._survey(server), f"probe {server.name}")
 
     async def _survey(self, server: _Server) -> None:
         try:

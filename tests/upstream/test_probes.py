@@ -470,3 +470,15 @@ async def test_an_answer_in_an_encoding_is_refused() -> None:
     async with rig({"/v1/models": squeezed}) as about:
         assert await about.ask("m") is None
         assert "encoding" in str(about.probes.surveys()["up"]["trouble"])
+
+
+async def test_closing_ends_what_is_under_way() -> None:
+    """After ``close`` no question is under way, none is asked any more, and nothing failed."""
+    async with rig({"/v1/models": hang}) as about:
+        about.told("m")
+        await until(lambda: bool(about.site.asked))
+        await about.probes.close()
+        await about.upstream.close()
+        assert about.told("m") is None
+        await about.settle()
+        assert len(about.site.asked) == 1

@@ -277,8 +277,9 @@ def test_media_parts_are_the_clients_bytes() -> None:
 def strip_texts(message: Message) -> Message:
     """*message* without the texts that may be clipped."""
     made = json.loads(json.dumps(message))
-    if isinstance(made.get("content"), str):
-        made["content"] = ""
+    for key in ("content", "reasoning_content", "reasoning"):
+        if isinstance(made.get(key), str):
+            made[key] = ""
     for part in made["content"] if isinstance(made.get("content"), list) else ():
         if isinstance(part, dict) and "text" in part:
             part["text"] = ""
