@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from proxy.workers import Worker
 from tests.conftest import StartStub
 from tests.e2e.processes import servers
 from tests.harness import free_port, until
+from tests.server.house import Stage, answer, listening
 from tests.store.conftest import short_path
 
 __all__ = ["short_path"]
@@ -93,6 +95,24 @@ async def test_a_process_serves_and_tells_its_figures(
     assert said.out == ""
     assert f"listening    {address}/v1" in said.err
     assert "memory  (this process only)" in said.err
+
+
+async def test_what_a_server_says_of_its_window_is_logged(tmp_path: Path) -> None:
+    """A server that tells its window is asked once a request is worth it, and the log names model and window."""
+    stage = Stage()
+    entry = b'{"id": "m1", "object": "model", "owned_by": "vllm", "max_model_len": 4096}'
+    stage.reply = answer(b'{"object": "list", "data": [' + entry + b"]}", "Content-Type: application/json")
+    body = {"model": "m1", "messages": [{"role": "user", "content": "word " * 8000}]}
+    async with listening(stage) as port:
+        configured = settings(f"http://127.0.0.1:{port}/v1", models=[])
+        async with running(tmp_path, configured) as (_, address, part), httpx.AsyncClient(trust_env=False) as client:
+            await client.post(f"{address}/v1/chat/completions", json=body)
+            await until(lambda: "upstream.windows" in part.file.read_text())
+            (line,) = [json.loads(text) for text in part.file.read_text().splitlines() if "upstream.windows" in text]
+            status = (await client.get(f"{address}/ullage/api/status")).json()
+    assert (line["upstream"], line["windows"][0]) == ("up", "m1=4096")
+    assert "dropped_fields" not in line
+    assert status["windows"][0]["context_window"] == 4096
 
 
 async def test_metrics_can_be_turned_off(stub: StartStub, tmp_path: Path) -> None:
