@@ -118,18 +118,28 @@ class House:
     @classmethod
     async def build(cls, start: Start, worker: Worker, logs: Logs, tasks: Tasks) -> House:
         """A process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
+        store = await _open_store(start, logs, tasks)
+        upstream = open_upstream(start.settings)
+        try:
+            return await cls._serving(start.settings, worker, logs, tasks, store, upstream)
+        except BaseException:  # whatever it is, the private server must not outlive it
+            await upstream.close()
+            await store.close()
+            raise
+
+    @classmethod
+    async def _serving(
+        cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: DirectUpstream
+    ) -> House:
         # Only here: in a worker the metrics' folder must be in the environment before their client is imported.
         from proxy.telemetry.metrics import Telemetry
 
-        settings = start.settings
         folder = os.environ.get(shared.VARIABLE)
         telemetry = Telemetry(configuration.version(), Path(folder) if folder else None)
-        store = await _open_store(start, logs, tasks)
         tokenizers = Tokenizers()
-        upstream = open_upstream(settings)
 
         def told(name: str, windows: Mapping[str, Window]) -> None:
-            few = {model: window.context_window for model, window in list(windows.items())[:5]}
+            few = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
             logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
 
         probes = open_probes(settings, upstream, tasks, told)
@@ -158,8 +168,6 @@ class House:
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
         except OSError as error:
-            await upstream.close()
-            await store.close()
             raise CannotListen(host, settings.server.port, error) from error
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))

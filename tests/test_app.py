@@ -23,7 +23,11 @@ from proxy.tasks import Tasks
 from proxy.telemetry.logs import Logs
 from proxy.workers import Worker
 from tests.conftest import StartStub
+from tests.e2e.processes import servers
 from tests.harness import free_port, until
+from tests.store.conftest import short_path
+
+__all__ = ["short_path"]
 
 CHAT = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hello."}]}
 ONE = Worker(0, 1)
@@ -124,6 +128,25 @@ async def test_a_taken_port_closes_what_was_opened(tmp_path: Path) -> None:
             await House.build(Start(settings(server={"port": port})), ONE, part.logs, part.tasks)
         assert len(part.tasks) == 0
         await part.close()
+
+
+async def test_a_start_that_breaks_in_the_middle_leaves_no_server(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong after the private server came up, it does not outlive the start."""
+
+    def broken(*_: object) -> None:
+        raise LookupError
+
+    monkeypatch.setattr(app, "open_catalogue", broken)
+    part = Part(short_path)
+    with pytest.raises(LookupError):
+        await House.build(
+            Start(settings(store={"url": "embedded", "path": str(short_path / "d")})), ONE, part.logs, part.tasks
+        )
+    assert (short_path / "d" / "valkey.log").exists(), "it never came up: nothing was tested"
+    assert servers(short_path) == []
+    await part.close()
 
 
 @pytest.mark.parametrize(

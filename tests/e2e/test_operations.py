@@ -194,3 +194,18 @@ async def test_an_agent_is_seen_in_the_figures(stub: StartStub, proxy: StartProx
     figures = await metrics(front)
     assert total(figures, "ullage_requests_total", outcome="compacted") == 3
     assert total(figures, "ullage_compactions_total") == 1
+
+
+async def test_what_servers_say_of_their_windows_is_logged(
+    stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
+) -> None:
+    """A server that tells its window is asked once a request needs it, and the log names model and window."""
+    server = await stub()
+    models = b'{"object":"list","data":[{"id":"m1","object":"model","owned_by":"vllm","max_model_len":4096}]}'
+    front = await proxy(server.url)
+    server.fail(Fault(status=200, headers=(("content-type", "application/json"),), body=models), 3)
+    await web.post(f"{front.url}/chat/completions", json={**LONG, "model": "m1"})
+    await until(lambda: any(line["event"] == "upstream.windows" for line in lines(front)))
+    (line,) = [line for line in lines(front) if line["event"] == "upstream.windows"]
+    assert (line["upstream"], line["windows"][0]) == ("upstream", "m1=4096")
+    assert "dropped_fields" not in line

@@ -74,9 +74,9 @@ async def test_recorded_conversations_that_fit_leave_byte_for_byte(
         body = recording.body(len(recording.messages), "gpt-4o-mini")
         # The second window is one that a count must decide about.
         for window in ("8000000", str(max(2048, int(recording.size * 1.4) + 600))):
-            answer = await post(web, front, body, {"x-ullage-window": window})
+            answer = await post(web, front, body, {"x-ullage-window": window, "authorization": recording.name})
             assert server.seen[-1].body == body, f"{recording.name} in {window}"
-            assert answer.headers["x-ullage-outcome"] == "verbatim"
+            assert answer.headers["x-ullage-outcome"] == "verbatim", f"{recording.name} of {recording.size} in {window}"
         counted += not answer.headers["x-ullage-tokens"].startswith("<")
     assert counted > 0.8 * len(recordings), "hardly any was counted: the second window decides nothing"
 
