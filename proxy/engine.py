@@ -224,15 +224,17 @@ class Engine:
         if sent is None:
             sent = await self._fitter.weigh(request, located, route)
         known = self._lessons.overflowed(route, tenant, overflow, sent)
+        window = _window(route, known, request)
         # When nothing is known but that this was too much, the demand below decides.
-        window = _window(route, known, request) or 2 * len(request.body)
+        assumed = window or 2 * len(request.body)
         factor = max(known.lesson.calibration.factor, (overflow.prompt or 0) / max(1, sent))
         report = plan.report.but(reason="")  # what was unknown ahead is known now
-        subject = await self._fitter.measure(request, located, route, report, window, factor)
+        subject = await self._fitter.measure(request, located, route, report, assumed, factor)
         for demand in (Demand(), Demand(force=True, limit=int(0.75 * sent))):
             smaller = await self._fitter.decide(subject, demand, supersede=True)
             if smaller.error is None and _is_smaller(smaller, plan, sent):
-                return smaller
+                told = smaller.report if window else smaller.report.but(window=None, budget=None)
+                return replace(smaller, report=told)
         return None
 
     async def _look(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:

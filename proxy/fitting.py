@@ -331,7 +331,8 @@ class Fitter:
     @staticmethod
     def _refusal(subject: Subject, tokens: int) -> ContextTooLong:
         figures, factor = subject.figures, subject.factor
-        regions = {"tools": sum(subject.reading.sizes.get(key, 0) for key in TOOLS)}
+        tools = sum(subject.reading.sizes.get(key, 0) for key in TOOLS)
+        regions = {"tools": tools - (subject.reading.fixed - figures.fixed)}  # as small as they could be made
         regions["system messages"] = sum(subject.reading.items[i].tokens for i in subject.layout.systems)
         regions["newest messages"] = tokens - figures.fixed
         largest = max(regions, key=lambda name: regions[name])

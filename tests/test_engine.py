@@ -276,6 +276,16 @@ async def test_an_unknown_window_is_learned_from_the_first_overflow() -> None:
     assert slices(upstream.bodies[-1])[: len(slices(upstream.bodies[-2]))] == slices(upstream.bodies[-2])
 
 
+async def test_an_overflow_that_states_nothing_is_recovered_from_and_invents_no_window() -> None:
+    """Where neither we nor the error know the window, the view shrinks all the same and no window is told."""
+    bare = b'{"error":{"message":"too long","code":"context_length_exceeded"}}'
+    upstream = always(Given(400, [bare]), Given(200, [b'{"ok":true}']))
+    answer = await Room(window=None).ask(session(6200), upstream.send)
+    assert await whole(answer) == b'{"ok":true}'
+    assert len(upstream.bodies[1]) < len(upstream.bodies[0])
+    assert (answer.report.window, answer.report.budget, answer.report.retries) == (None, None, 1)
+
+
 async def test_what_is_learned_stays_with_its_tenant() -> None:
     """One caller's overflow changes nothing for another."""
     room, upstream = Room(window=None), strict(window=4000)

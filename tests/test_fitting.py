@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compression.schedule import Demand, Rules, Rungs
 from proxy.core.conversation.items import lay_out
+from proxy.core.errors import ContextTooLong
 from proxy.fitting import Policy
 from proxy.ports import Options
 from proxy.store import open_store
@@ -40,6 +41,7 @@ from tests.stub.tokens import count_json, fixed_tokens, message_tokens, request_
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 
 WINDOW = 4096
+SCHEMA = {"type": "object", "properties": {f"member_{n}": {"type": "string"} for n in range(6)}}
 windows = st.one_of(st.sampled_from([256, 512, 1024, 2048, 4096, 8192, 32768]), st.integers(256, 32768))
 figures = st.sampled_from([None, None, 1, 64, 300, 1024, 4000, 100_000])
 
@@ -457,3 +459,15 @@ def test_the_strategy_of_growing_conversations_makes_places() -> None:
     messages = SESSIONS["agent"]
     assert len(requests_of(messages)) == 41
     assert lay_out(()).count == 0
+
+
+async def test_a_refusal_speaks_of_the_tools_as_small_as_they_could_be_made() -> None:
+    """No region that the error names is larger than the whole that it says is too large."""
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{n}", "description": "word " * 60, "parameters": SCHEMA}}
+        for n in range(150)
+    ]
+    plan = await Desk().plan(body_of([{"role": "user", "content": "hi"}], tools=tools), 4096)
+    assert isinstance(plan.error, ContextTooLong)
+    assert plan.error.largest == "tools"
+    assert plan.error.largest_tokens < plan.error.tokens
