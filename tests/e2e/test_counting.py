@@ -79,6 +79,7 @@ async def test_a_silent_cut_is_reported(stub: StartStub, proxy: StartProxy) -> N
         headers = {"content-type": "application/json"}
         async with client.post(f"{front.url}/chat/completions", data=body, headers=headers) as reply:
             assert reply.status == 200
+            await reply.read()
     front.end()
     lines = [json.loads(line) for line in front.log.read_text().splitlines() if line.startswith("{")]
     assert [line["reason"] for line in lines if line["event"] == "proxy.request_done"] == ["silently_truncated"]
