@@ -84,7 +84,7 @@ class Fitter:
         policy: Policy,
         records: MutableMapping[tuple[str, bytes], Record],
         asked: MutableMapping[tuple[str, bytes], bool],
-        tools: MutableMapping[tuple[str, int], tuple[str, int]],
+        tools: MutableMapping[tuple[bytes, str, str, int], tuple[str, int]],
         lessons: Lessons,
     ) -> None:
         self._reader = reader
@@ -166,9 +166,8 @@ class Fitter:
         tokens, route = plan.tokens or 0, subject.route
         expected = self._lessons.expected(route, links, event, tokens, subject.factor)
         link = links[-1] if links else b""
-        report = plan.report.but(tokens_after=expected)
-        if event < 0:
-            report = report.but(tokens_before=expected)
+        before = expected if event < 0 else plan.report.tokens_before
+        report = plan.report.but(tokens_before=before, tokens_after=expected)
         sent = Sent(route, subject.request.tenant, tokens, link, event, plain=not subject.reading.media)
         return replace(plan, report=report, sent=sent)
 
@@ -218,10 +217,11 @@ class Fitter:
         others = figures.fixed - sizes[name]
         target = max(0, figures.lasting * 3 // 4 - others)
         count = self._reader.count(subject.route.encoding)
-        if (text, target) not in self._tools:
+        name_of = (subject.request.tenant, subject.route.encoding, text, target)  # nothing of one tenant times another
+        if name_of not in self._tools:
             smaller = shrink(text.encode(), target, count).decode()
-            self._tools[text, target] = (smaller, count(smaller))
-        smaller, tokens = self._tools[text, target]
+            self._tools[name_of] = (smaller, count(smaller))
+        smaller, tokens = self._tools[name_of]
         if tokens >= sizes[name]:
             return subject, None
         return replace(subject, figures=replace(figures, fixed=others + tokens)), smaller
