@@ -30,7 +30,7 @@ from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
 from proxy.lessons import Lessons
 from proxy.reading import Reader
-from proxy.routing import open_catalogue, open_probes, open_upstream
+from proxy.routing import open_bridge, open_catalogue, open_probes, open_upstream
 from proxy.server import Limits, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import (
@@ -46,7 +46,7 @@ from proxy.tasks import Tasks
 from proxy.telemetry import shared
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import DirectUpstream, Probes
+from proxy.upstream import Probes, Upstreams
 from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class House:
     """Everything one process is made of. Made by ``build``, ended by ``close``."""
 
     def __init__(
-        self, server: Server, upstream: DirectUpstream, probes: Probes, store: Store, telemetry: Telemetry, logs: Logs
+        self, server: Server, upstream: Upstreams, probes: Probes, store: Store, telemetry: Telemetry, logs: Logs
     ) -> None:
         self.server = server
         self._probes = probes
@@ -119,7 +119,10 @@ class House:
     async def build(cls, start: Start, worker: Worker, logs: Logs, tasks: Tasks) -> House:
         """A process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
         store = await _open_store(start, logs, tasks)
-        upstream = open_upstream(start.settings)
+        bridge = open_bridge(start.settings, tasks)
+        upstream = Upstreams(open_upstream(start.settings), bridge)
+        if bridge.names:
+            tasks.spawn(bridge.warm(), "load LiteLLM")
         try:
             return await cls._serving(start.settings, worker, logs, tasks, store, upstream)
         except BaseException:  # whatever it is, the private server must not outlive it
@@ -129,7 +132,7 @@ class House:
 
     @classmethod
     async def _serving(
-        cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: DirectUpstream
+        cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: Upstreams
     ) -> House:
         # Only here: in a worker the metrics' folder must be in the environment before their client is imported.
         from proxy.telemetry.metrics import Telemetry

@@ -39,6 +39,9 @@ _HOP_BY_HOP = frozenset(
 )
 _KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie"})
 
+# Providers that are paid by the proxy's own surroundings (a role, a service account), never by a client's key.
+_AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
+
 Encoding = Literal["o200k_base", "cl100k_base"]
 
 
@@ -123,7 +126,13 @@ class Upstream(Section):
     """One server that answers."""
 
     name: str = Field(description="How models and logs refer to it.")
-    base_url: BaseUrl = Field(description="http(s) URL, usually ending in /v1.")
+    base_url: BaseUrl = Field(default="", description="http(s) URL, usually ending in /v1; a provider has its own.")
+    provider: str = Field(
+        default="openai",
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="openai: it speaks OpenAI's API. Anything else: LiteLLM's name for what is behind it.",
+    )
+    options: dict[str, str] = Field(default={}, description="LiteLLM's own settings: regions, projects, API versions.")
     api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
@@ -131,9 +140,23 @@ class Upstream(Section):
     probe: bool = Field(default=True, description="Ask it in the background how large its windows are.")
 
     @property
+    def bridged(self) -> bool:
+        """Whether chat completions reach it through LiteLLM."""
+        return self.provider != "openai"
+
+    @property
+    def ambient(self) -> bool:
+        """Whether the proxy's own surroundings pay for it."""
+        return self.provider in _AMBIENT
+
+    @property
     def carries_key(self) -> bool:
         """Whether requests to it are sent with a key that is not the client's own."""
-        return self.api_key is not None or not _KEY_HEADERS.isdisjoint(name.lower() for name in self.headers)
+        return (
+            self.ambient
+            or self.api_key is not None
+            or not _KEY_HEADERS.isdisjoint(name.lower() for name in self.headers)
+        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -141,6 +164,10 @@ class Upstream(Section):
         if not _NAME.match(self.name):
             remedy = "Use letters, digits, dots, dashes and underscores, beginning with a letter or digit."
             troubles.append((("name",), f"{self.name!r} cannot be a name", remedy))
+        if not self.base_url and not self.bridged:
+            troubles.append((("base_url",), "is required", "Add `base_url: http://127.0.0.1:8000/v1` or the like."))
+        if self.options and not self.bridged:
+            troubles.append((("options",), "mean nothing without a provider", "Name the provider, or take them out."))
         for name in self.headers:
             if not _TOKEN.match(name):
                 troubles.append((("headers", name), "is no header name", "Use letters, digits and dashes."))
