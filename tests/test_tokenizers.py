@@ -16,7 +16,7 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.tokenizers import CHUNK, VOCABULARIES, Tokenizers, estimate, packaged_vocabularies
+from proxy.tokenizers import CHUNK, RUN, VOCABULARIES, Tokenizers, estimate, packaged_vocabularies, shortened
 from tests import strategies
 from tests.material import log, prose
 from tests.stub import tokens as stub
@@ -64,6 +64,48 @@ def test_long_texts(length: int) -> None:
     counted, exact = SHARED.count("o200k_base", text), reference("o200k_base", text)
     assert exact <= counted <= exact + 3 * (length // CHUNK)
     assert length > CHUNK or counted == exact
+
+
+@pytest.mark.parametrize("letter", ["a", " ", "\n", "\t", "0", "=", "_", "的", "é", "\ud83d", "👩"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_runs_of_one_character(encoding: str, letter: str) -> None:
+    """Runs of one character count as tiktoken counts them, wherever they stand in a text."""
+    for length in (2 * RUN + 1, 10 * RUN + 777):
+        run = letter * length
+        for text in (run, prose(1, 100) + run, run + prose(2, 100), f"x{run}y", f"{run}b{run}"):
+            assert SHARED.count(encoding, text) == reference(encoding, text)
+
+
+@pytest.mark.parametrize("letter", ["a", " ", "\n", "的"])
+def test_a_megabyte_of_one_character(letter: str) -> None:
+    """Of a megabyte of one character a few thousand are left to be encoded, and the count is what all of it gives."""
+    for text in (letter * 2**20, "x" + letter * 2**20, (letter * 300_000 + "\u00e9") * 3):
+        assert len(shortened(text)[0]) < 12 * RUN
+    counted = SHARED.count("o200k_base", letter * (2**20 // RUN * RUN))
+    assert counted == 2**20 // RUN * SHARED.count("o200k_base", letter * RUN)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab \n的"), st.integers(1, 4 * RUN)), max_size=5),
+    st.text(max_size=20),
+)
+def test_what_is_cut_is_known(runs: list[tuple[str, int]], end: str) -> None:
+    """What is cut from a text and what is left hold the same characters as the text."""
+    text = "".join(letter * length for letter, length in runs) + end
+    left, cut = shortened(text)
+    for letter in set(text):
+        assert text.count(letter) == left.count(letter) + RUN * cut.get(letter, 0)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize(
+    "text",
+    ["<|endoftext|>" * 8_000, "<|im_start|>system\n" * 4_000, "的" * 100_000, "aB" * 50_000, "\r\n" * 50_000],
+    ids=range(5),
+)
+def test_odd_texts(encoding: str, text: str) -> None:
+    """Special-token text and other repeated text of any length counts as tiktoken counts it."""
+    assert SHARED.count(encoding, text) == reference(encoding, text)
 
 
 def test_many_threads() -> None:
