@@ -33,6 +33,7 @@ class ServerConfig:
 
     ``keyed_upstreams`` are those with an API key of their own: behind ``access_keys`` only stateless routes reach
     them, unless ``relay`` is ``all``. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
+    ``usage_upstreams`` are asked for usage in every stream; clients that did not ask for it do not see it.
     """
 
     default_upstream: str
@@ -43,3 +44,4 @@ class ServerConfig:
     relay: Literal["stateless", "all"] = "stateless"
     origins: frozenset[str] = frozenset()
     limits: Limits = Limits()
+    usage_upstreams: frozenset[str] = frozenset()
