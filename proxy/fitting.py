@@ -242,21 +242,28 @@ class Fitter:
         replicas did since then, they did there.
         """
         route, count = subject.route.name, len(links)
-        places = sorted({*subject.layout.places[-MAX_PLACES:], count} - {0}, reverse=True)
-        names = [(route, links[place - 1]) for place in places]
-        known = next((i for i, name in enumerate(names) if name in self._records), len(names))
-        asked = next((i for i, name in enumerate(names) if name in self._asked), len(names))
-        newer = names[: min(known, asked + 1)]
+        places = [place for place in subject.layout.places[-MAX_PLACES:] if 0 < place < count]
+        newer: list[tuple[str, bytes]] = []
+        known, asked = None, False
+        at = [*places, count][::-1] if count else []
+        for place in at:
+            name = (route, links[place - 1])
+            if name in self._records:
+                known = name
+                break
+            if not asked:
+                newer.append(name)
+                asked = name in self._asked
         if newer:
             root = self._root(subject, links)
             found = await self._recorder.newest(subject.request.tenant, root, route, [link for _, link in newer])
             record = load(found[1], count) if found else None
-            if found and record and record.event.place == places[found[0]]:
+            if found and record and record.event.place == at[found[0]]:
                 self._records[newer[found[0]]] = record
                 return record
             if self._recorder.reachable():
                 self._asked[newer[0]] = True
-        return self._records[names[known]] if known < len(names) else None
+        return self._records[known] if known else None
 
     async def _settle(self, subject: Subject, links: tuple[bytes, ...], event: Event, *, supersede: bool) -> Record:
         """The record of *event*: written here, unless another replica was first; then theirs, if it fits too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import random
 import shutil
@@ -16,8 +17,11 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.conversation import chat
 from proxy.tokenizers import CHUNK, RUN, VOCABULARIES, Tokenizers, estimate, packaged_vocabularies, shortened
 from tests import strategies
+from tests.bench.counting_messages import messages
+from tests.bench.counting_messages import reference as reference_of_message
 from tests.material import log, prose
 from tests.stub import tokens as stub
 
@@ -39,6 +43,15 @@ def reference(encoding: str, text: str) -> int:
 def test_counts_are_tiktokens(encoding: str, text: str) -> None:
     """Any text, lone surrogates and special-token text included, counts as tiktoken counts it as text."""
     assert SHARED.count(encoding, text) == reference(encoding, text)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_messages_count_exactly(encoding: str) -> None:
+    """Messages of every kind (code, CJK, base64, tools, odd text) count as tiktoken and the documented frames give."""
+    own, exact = SHARED.counter(encoding), tiktoken.get_encoding(encoding)
+    for message in messages(200):
+        counted = chat.read_item(json.dumps(message).encode(), own).tokens
+        assert counted == reference_of_message(exact, message), message
 
 
 @settings(max_examples=60)
