@@ -80,6 +80,9 @@ class Server(Section):
     relay: Literal["stateless", "all"] = Field(
         default="stateless", description="Routes relayed when access_keys guard a shared upstream key."
     )
+    websockets: Literal["relay", "refuse"] = Field(
+        default="relay", description="relay: byte for byte, unmanaged; refuse: clients of /v1/responses use HTTP."
+    )
     limits: Limits = Limits()
     drain: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=300.0, description="Seconds that running requests get to end after SIGTERM."
@@ -138,6 +141,10 @@ class Upstream(Section):
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
     timeouts: Timeouts = Timeouts()
     probe: bool = Field(default=True, description="Ask it in the background how large its windows are.")
+    include_usage: bool = Field(
+        default=False,
+        description="Ask for usage in every chat stream, and keep the event that tells it from clients that did not.",
+    )
 
     @property
     def bridged(self) -> bool:

@@ -22,6 +22,10 @@ class Upstreams:
         """The upstreams' names."""
         return tuple(dict.fromkeys((*self._direct.names, *self._bridge.names)))
 
+    def speaks(self, name: str) -> bool:
+        """Whether the upstream can be asked for more than bridged chat completions."""
+        return name in self._straight
+
     async def send(
         self, target: str, method: str, path_qs: str, headers: Sequence[tuple[str, str]], body: Body
     ) -> DirectReply | BridgedReply:
@@ -30,9 +34,17 @@ class Upstreams:
             path = path_qs.partition("?")[0]
             if method == "POST" and path.endswith("/chat/completions") and isinstance(body, bytes):
                 return await self._bridge.send(target, headers, body)
-            if target not in self._straight:
-                raise NotFound(f"The upstream {target!r} answers POST /v1/chat/completions only, not {method} {path}.")
+            self._check(target, method, path)
         return await self._direct.send(target, method, path_qs, headers, body)
+
+    async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
+        """The answer to a request for a WebSocket: with status 101 it has a ``tunnel``. Raises ``UllageError``."""
+        self._check(target, "GET", path_qs.partition("?")[0])
+        return await self._direct.upgrade(target, path_qs, headers)
+
+    def _check(self, target: str, method: str, path: str) -> None:
+        if target not in self._straight:
+            raise NotFound(f"The upstream {target!r} answers POST /v1/chat/completions only, not {method} {path}.")
 
     async def close(self) -> None:
         """Close all connections; requests under way break."""
