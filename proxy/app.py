@@ -23,6 +23,7 @@ from cachetools import LRUCache
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Marks, Shares
+from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
 from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.report import Report
@@ -312,7 +313,8 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
-    policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    policy = Policy(Rules(marks, shares, rungs, allocation), wanted.lower_output)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
     return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)

@@ -8,6 +8,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.core.budget.regions import NOTHING, Totals, add_up
 from proxy.core.conversation.chain import chain
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
@@ -28,7 +29,7 @@ class Reading:
     """One request, read: where its items are, what they weigh, and what stands around them.
 
     ``sizes`` are the tokens of each counted member of the outline, ``fixed`` those of everything but the history;
-    ``history`` is the weight of all items that are not system items, ``media`` what images and the like are in all.
+    ``totals`` are those of the items by role.
     """
 
     body: bytes
@@ -37,9 +38,18 @@ class Reading:
     outline: Outline
     sizes: dict[str, int]
     fixed: int
-    history: int
-    media: int
+    totals: Totals
     known: Known | None
+
+    @property
+    def history(self) -> int:
+        """The weight of all items that are not system items."""
+        return self.totals.history
+
+    @property
+    def media(self) -> int:
+        """What images and the like are in all."""
+        return self.totals.media
 
     def layout(self) -> Layout:
         """The structure of the items, continued from that of a prefix of this body."""
@@ -74,6 +84,7 @@ class Known:
     named: tuple[bytes, str] = (b"", "")
     links: tuple[bytes, ...] = ()
     layout: Layout = EMPTY
+    totals: Totals = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +147,11 @@ class Reader:
             kept.layout = known.layout if known.encoding == encoding else EMPTY
         scope = _scope(dialect, encoding, tenant)
         sizes = {key: self._size(scope, encoding, text) for key, text in found.outline.counted().items()}
-        system = sum([item.tokens for item in items if item.role == "system"])
-        history = sum([item.tokens for item in items]) - system
-        media = sum([item.media for item in items])
-        fixed = dialect.PER_REPLY + system + sum(sizes.values())
-        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, history, media, kept)
+        totals = add_up(items, known.totals if known and seen else NOTHING)
+        if kept:
+            kept.totals = totals
+        fixed = dialect.PER_REPLY + totals.system + sum(sizes.values())
+        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept)
 
     def count(self, encoding: str) -> Callable[[str], int]:
         """Counts text in *encoding*."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.core.budget.media import is_guess, part_tokens
+from proxy.core.budget.memory import memories
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item, Role
@@ -68,7 +69,9 @@ def _read(message: dict[str, Any], count: Count) -> Item:
     calls = tuple(name for call in _calls(message) if (name := _call_id(call)))
     answered = _answered(message)
     overhead = PER_MESSAGE + PER_CALL * len(_calls(message))
-    return Item(role, overhead + media + text, media, digest(message), calls, (answered,) if answered else (), guess)
+    answers = (answered,) if answered else ()
+    memory = count(found) if role in ("system", "user") and (found := memories(_content_text(message))) else 0
+    return Item(role, overhead + media + text, media, digest(message), calls, answers, guess, memory)
 
 
 def read_entry(raw: bytes) -> Entry:
