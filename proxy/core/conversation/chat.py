@@ -79,7 +79,8 @@ def read_entry(raw: bytes) -> Entry:
     message = decode(raw)
     role = ROLES.get(str(message.get("role")), "user")
     media = tuple(str(part.get("type")) for part in _parts(message) if part_tokens(part) is not None)
-    return Entry(role, _content_text(message), tuple(_call_texts(_calls(message))), media)
+    reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))
+    return Entry(role, _content_text(message), tuple(_call_texts(_calls(message))), media, reasoning)
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = ()) -> bytes:
