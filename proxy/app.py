@@ -143,7 +143,7 @@ class House:
             few = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
             logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
 
-        probes = open_probes(settings, upstream, tasks, told)
+        probes = open_probes(settings, upstream, tasks, told, store)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
         engine = open_engine(settings, catalogue, tokenizers, store)
 
@@ -158,6 +158,7 @@ class House:
                 "upstreams": list(upstream.names),
                 "windows": probes.known(),
                 "probes": probes.surveys(),
+                **engine.windows(),
                 "store": _store_status(store),
                 "estimated_encodings": sorted(tokenizers.estimated),
             }

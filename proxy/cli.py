@@ -176,10 +176,13 @@ def _tabulate(rows: list[dict[str, object]]) -> None:
     table.add_column("encoding", no_wrap=True)
     table.add_column("factor", justify="right", no_wrap=True)
     table.add_column("window from", overflow="fold")
+    table.add_column("age", justify="right", no_wrap=True)
+    for title in ("output from", "encoding from", "factor from"):
+        table.add_column(title)
     for row in rows:
-        cells = [
-            f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value) for value in row.values()
-        ]
+        age = row["age_seconds"]
+        told = {**row, "age_seconds": None if age is None else f"{age:g} s"}
+        cells = [f"{cell:,}" if isinstance(cell, int) else "-" if cell is None else str(cell) for cell in told.values()]
         table.add_row(*cells)
     # A pipe has no width: there nothing is folded.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)

@@ -38,6 +38,9 @@ TOOLS_ALLOWANCE = 512
 HEAD_BYTES = 262_144
 """Bodies up to this size are first tried by their bytes alone; larger ones are soon known by their prefix anyway."""
 
+SHOWN = 100
+"""Models that are shown to people at once."""
+
 MEDIA = re.compile(rb'"(?:image|input_|file"|document"|audio|video)')
 """What parts of a message hold whose bytes do not bound their tokens."""
 
@@ -139,6 +142,30 @@ class Engine:
     def upstream_of(self, model: str) -> str:
         """The name of the upstream that serves *model*. Raises ``NotFound`` where none does."""
         return self._catalogue.resolve(model).upstream
+
+    def windows(self) -> dict[str, list[dict[str, object]]]:
+        """What holds for the models that were asked for, and what overflows taught: for people, tokens and seconds."""
+        now = self._clock()
+        routes = sorted(self._catalogue.known()[-SHOWN:], key=lambda route: route.name)
+        return {
+            "models": [
+                {
+                    "upstream": route.upstream,
+                    "model": route.model,
+                    "context_window": route.window,
+                    "max_input_tokens": route.max_input,
+                    "max_output_tokens": route.max_output,
+                    "source": route.source,
+                    "how": route.how,
+                    "age_seconds": None if route.at is None else round(max(0.0, now - route.at), 1),
+                }
+                for route in routes
+            ],
+            "learned": [
+                {"route": name, "context_window": tokens, "age_seconds": age}
+                for name, tokens, age in self._lessons.stated()[:SHOWN]
+            ],
+        }
 
     async def exchange(self, request: Request, send: Send) -> Answer:
         """The answer to *request*: at most one generation is ever paid for.

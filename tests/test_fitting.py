@@ -548,3 +548,14 @@ async def test_an_allocation_refuses_nothing(body: bytes, window: int) -> None:
         assert plan_problems(body, plan, window) == []
         if plan.error is not None:
             assert (await Desk().plan(body, window)).error is not None
+
+
+@pytest.mark.parametrize(("mode", "stages"), [("first", ("output",)), ("last", ("fold",)), ("never", ("fold",))])
+async def test_when_an_output_figure_is_lowered(mode: Any, stages: tuple[str, ...]) -> None:
+    """Where messages and output do not fit together: first lowers the figure, last folds before it, never folds."""
+    body = body_of(agent_session(6, 300), max_tokens=2000)
+    plan = await Desk(policy=replace(POLICY, lower_output=mode)).plan(body, WINDOW)
+    assert plan.report.stages == stages
+    assert plan_problems(body, plan, WINDOW) == []
+    assert (json.loads(plan.body)["max_tokens"] < 2000) == (mode == "first")
+    assert (slices(plan.body) == slices(body)) == (mode == "first")
