@@ -266,8 +266,10 @@ def _steps(found: Fitted) -> Iterator[Step]:
     if record is not None:
         count = functools.partial(found.tokenizers.count, found.subject.route.encoding)
         dialect = DIALECTS[found.subject.request.api]
+        clipped = {index for index, _ in record.event.clips}
+        others = [stage for stage in record.event.stages if stage not in ("fold", "drop", "clip")]
         for index, edit in record.edits.items():
-            stage = "clip"
+            stage = "clip" if index in clipped or not others else others[0]
             saved[stage] = saved.get(stage, 0) + reading.items[index].tokens - dialect.read_item(edit, count).tokens
             touched[stage] = touched.get(stage, 0) + 1
     left = before - (plan.tokens or 0) - sum(saved.values())
