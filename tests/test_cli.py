@@ -182,7 +182,8 @@ def test_models_are_listed_without_a_network():
         272_000,
         128_000,
     )
-    assert (row["encoding"], row["factor"], row["origin"]) == ("o200k_base", 1.0, "table")
+    assert (row["encoding"], row["factor"], row["window_from"]) == ("o200k_base", 1.0, "table")
+    assert (row["age_seconds"], row["output_from"], row["encoding_from"]) == (None, "table", "family")
 
 
 def test_models_are_shown_as_a_table():
@@ -190,8 +191,11 @@ def test_models_are_shown_as_a_table():
     ran = ullage("models", "--upstream", "http://127.0.0.1:1/v1")
     assert ran.returncode == 0
     header, line = ran.stdout.splitlines()
-    assert header.split() == ["model", "upstream", "window", "input", "output", "encoding", "factor", "window", "from"]
-    assert line.split() == ["*", "upstream", "-", "-", "-", "o200k_base", "1.0", "unknown"]
+    figures = ["model", "upstream", "window", "input", "output", "encoding", "factor"]
+    origins = ["window", "from", "age", "output", "from", "encoding", "from", "factor", "from"]
+    assert header.split() == [*figures, *origins]
+    assert line.split()[:8] == ["*", "upstream", "-", "-", "-", "o200k_base", "1.0", "unknown"]
+    assert line.split()[8:] == ["-", "unknown", "family", "default"]
     assert "could not be reached" in ran.stderr
 
 
