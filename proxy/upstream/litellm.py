@@ -24,9 +24,10 @@ OFFLINE: Final = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
     "LITELLM_LOCAL_BLOG_POSTS": "True",
+    "MAX_IMAGE_URL_DOWNLOAD_SIZE_MB": "0",  # otherwise clients name addresses for it to fetch from
     "LITELLM_MODE": "PRODUCTION",  # otherwise it reads a .env file of the working directory
 }
-"""Environment that keeps LiteLLM from fetching tables of its own; set before it is imported."""
+"""Environment that keeps LiteLLM from fetching anything by itself; set before it is imported."""
 
 FIELDS: Final = frozenset(
     {
@@ -40,9 +41,7 @@ FIELDS: Final = frozenset(
 """Members of a request that may be passed on. LiteLLM takes addresses and keys by keyword: those are not a client's."""
 
 _ALWAYS: Final = frozenset({"model", "messages", "stream", "stream_options"})
-_PASSED_BACK: Final = re.compile(
-    r"(?i)(?:llm_provider-)?((?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*)"
-)
+_PASSED_BACK: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
 _PREFIX: Final = re.compile(r"^(?:litellm\.\w+: |\w+(?:Error|Exception) - )+")
 _KEYS: Final = ("x-api-key", "api-key")
 _HELD: Final = 64
@@ -130,8 +129,7 @@ class Bridge:
     def __init__(self, targets: Sequence[Bridged], spawn: Spawn) -> None:
         self._targets = {target.name: target for target in targets}
         self._spawn = spawn
-        self._loading: asyncio.Task[Any] | None = None
-        self._clients: dict[str, Any] = {}
+        self._loading: asyncio.Task[_Loaded] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -149,60 +147,45 @@ class Bridge:
         ``UpstreamUnreachable`` and ``UpstreamTimeout``.
         """
         place = self._targets[target]
-        asked = json.loads(body)
+        asked = _read(body)
         key = _key(place, headers)
-        litellm = await self._library()
-        wanted = {name: value for name, value in asked.items() if value is not None}
-        _check(litellm, place, wanted)
-        stream = wanted.get("stream") is True
-        options: dict[str, Any] = {
-            **{name: value for name, value in wanted.items() if name not in ("model", "stream")},
-            **place.options,
-            "model": f"{place.provider}/{asked['model']}",
-            "stream": stream,
-            "api_key": key,
-            "timeout": place.timeouts.first_byte,
-            "num_retries": 0,
-            "max_retries": 0,
-        }
-        if place.base_url:
-            options["api_base"] = place.base_url
-        if extra := {**_betas(headers), **place.headers}:
-            options["extra_headers"] = extra
-        if place.provider not in litellm.openai_compatible_providers:
-            options["client"] = self._client(place)
+        loaded = await self._library()
+        _check(loaded.litellm, place, asked)
+        call = loaded.wire.Call(place.timeouts)
+        loaded.wire.CALL.set(call)
         try:
-            answer = await litellm.acompletion(**options)
-        except UllageError:
-            raise
+            answer = await loaded.litellm.acompletion(**_options(place, asked, headers, key))
         except Exception as error:  # noqa: BLE001 - LiteLLM's errors have no common base class
-            return _refused(place, error)
-        if not stream:
-            document = answer.model_dump(exclude_none=True)
-            head = [("content-type", "application/json"), *_told(getattr(answer, "_hidden_params", {}))]
-            return BridgedReply(200, head, json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-        head = [("content-type", "text/event-stream"), *_told(getattr(answer, "_hidden_params", {}))]
-        return BridgedReply(200, head, _Pump(_events(place, answer), self._spawn))
+            return _refused(place, call, error)
+        if asked.get("stream") is True:
+            head = [("content-type", "text/event-stream"), *_told(call)]
+            return BridgedReply(200, head, _Pump(_events(place, call, answer), self._spawn))
+        head = [("content-type", "application/json"), *_told(call)]
+        document = {**answer.model_dump(exclude_none=True), "model": asked["model"]}
+        return BridgedReply(200, head, _json(document))
 
     async def close(self) -> None:
         """Close the connections."""
-        for client in self._clients.values():
-            await client.close()
+        if self._loading is not None:
+            loaded = await asyncio.shield(self._loading)
+            await loaded.handler.close()
 
-    async def _library(self) -> Any:
+    async def _library(self) -> _Loaded:
         if self._loading is None:
             self._loading = asyncio.ensure_future(asyncio.to_thread(_load))
         return await asyncio.shield(self._loading)
 
-    def _client(self, place: Bridged) -> Any:
-        if place.name not in self._clients:
-            handler = importlib.import_module("litellm.llms.custom_httpx.http_handler").AsyncHTTPHandler
-            # Following a redirect would hand the key to whoever the answer names.
-            self._clients[place.name] = handler(timeout=place.timeouts.first_byte, follow_redirects=False)
-        return self._clients[place.name]
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """LiteLLM, the module that holds its wire, and the one client it uses."""
+
+    litellm: Any
+    wire: Any
+    handler: Any
 
 
-def _load() -> Any:
+def _load() -> _Loaded:
     os.environ.update(OFFLINE)
     # What it logs may quote prompts; what matters reaches the caller as an error.
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
@@ -211,7 +194,53 @@ def _load() -> Any:
     litellm.suppress_debug_info = True
     litellm.drop_params = False
     litellm.turn_off_message_logging = True
-    return litellm
+    wire: Any = importlib.import_module("proxy.upstream.bridge_wire")
+    http: Any = importlib.import_module("litellm.llms.custom_httpx.http_handler")
+    caching: Any = importlib.import_module("litellm.caching.llm_caching_handler")
+    handler = http.AsyncHTTPHandler(transport=wire.Transport(), follow_redirects=False)
+
+    class Clients(caching.LLMClientCache):  # type: ignore[misc]
+        """Gives out one HTTP client, whichever provider asks for whatever kind."""
+
+        def get_cache(self, key: str, *args: Any, **options: Any) -> Any:
+            return handler if key.startswith("async_httpx_client") else super().get_cache(key, *args, **options)
+
+    litellm.in_memory_llm_clients_cache = Clients()
+    litellm.aclient_session = handler.client  # what providers that are asked with OpenAI's own client get
+    return _Loaded(litellm, wire, handler)
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    """The members of a request that are set. Raises ``InvalidRequest``."""
+    try:
+        asked = json.loads(body)
+    except ValueError as error:
+        raise InvalidRequest("The request body is not valid JSON.") from error
+    if not isinstance(asked, dict) or not isinstance(asked.get("model"), str) or not asked.get("messages"):
+        raise InvalidRequest("The request needs a 'model' and 'messages'.")
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _options(
+    place: Bridged, asked: Mapping[str, Any], headers: Sequence[tuple[str, str]], key: str | None
+) -> dict[str, Any]:
+    """What LiteLLM is called with."""
+    options: dict[str, Any] = {
+        **{name: value for name, value in asked.items() if name not in ("model", "stream")},
+        **place.options,
+        "model": f"{place.provider}/{asked['model']}",
+        "stream": asked.get("stream") is True,
+        "api_key": key,
+        "timeout": place.timeouts.first_byte,
+        "num_retries": 0,
+        "max_retries": 0,
+        "_skip_mcp_handler": True,  # it would call tools itself, through its proxy
+    }
+    if place.base_url:
+        options["api_base"] = place.base_url
+    if extra := {**_betas(headers), **place.headers}:
+        options["extra_headers"] = extra
+    return options
 
 
 def _check(litellm: Any, place: Bridged, wanted: Mapping[str, Any]) -> None:
@@ -243,21 +272,23 @@ def _betas(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers if name.lower() == "anthropic-beta"}
 
 
-async def _events(place: Bridged, stream: Any) -> AsyncIterator[bytes]:
+async def _events(place: Bridged, call: Any, stream: Any) -> AsyncIterator[bytes]:
     """The stream as server-sent events. An error after its start ends it as an event of its own, without ``[DONE]``."""
     try:
         while True:
-            try:
-                async with asyncio.timeout(place.timeouts.idle):
-                    chunk = await anext(stream)
-            except StopAsyncIteration:
+            async with asyncio.timeout(place.timeouts.idle):
+                chunk = await anext(stream, None)
+            if chunk is None:
                 break
             yield _event(_tidy(chunk.model_dump(exclude_none=True)))
         yield b"data: [DONE]\n\n"
     except TimeoutError as error:
         raise UpstreamTimeout(place.name, place.timeouts.idle) from error
-    except Exception as error:  # noqa: BLE001 - LiteLLM's errors have no common base class
-        yield _event(_error_document(error)[1])
+    except Exception as error:
+        if call.broken is not None:
+            cause = "the connection broke before the answer was complete"
+            raise UpstreamUnreachable(place.name, cause) from error
+        yield _event(_own_error(error)[1])
     finally:
         await stream.aclose()
 
@@ -271,64 +302,84 @@ def _tidy(chunk: dict[str, Any]) -> dict[str, Any]:
 
 
 def _event(document: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(document).encode() + b"\n\n"
+    return b"data: " + _json(document) + b"\n\n"
 
 
-def _refused(place: Bridged, error: Exception) -> BridgedReply:
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _refused(place: Bridged, call: Any, error: Exception) -> BridgedReply:
     """The provider's refusal as an answer. Raises what says that there was none."""
-    name = type(error).__name__
-    if name == "Timeout":
-        raise UpstreamTimeout(place.name, place.timeouts.first_byte) from error
-    if name == "APIConnectionError" or _unconnected(error):
-        raise UpstreamUnreachable(place.name, f"{place.provider} could not be connected to") from error
-    status, document = _error_document(error)
-    response = getattr(error, "response", None)
-    head = [
-        ("content-type", "application/json"),
-        *_told({"additional_headers": dict(getattr(response, "headers", {}))}),
-    ]
-    return BridgedReply(status, head, json.dumps(document).encode())
+    if call.broken is not None:
+        raise _unanswered(place, call.broken) from error
+    if 300 <= call.status < 400:
+        raise UpstreamUnreachable(place.name, "it answers with a redirect, which is not followed") from error
+    status, document = _told_error(call, error) if call.error else _own_error(error)
+    return BridgedReply(status, [("content-type", "application/json"), *_told(call)], _json(document))
 
 
-def _unconnected(error: BaseException) -> bool:
-    seen: BaseException | None = error
-    while seen is not None:
-        if type(seen).__name__ in ("ClientConnectorError", "ConnectError", "ConnectTimeout"):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return "Cannot connect to host" in str(error)
+def _unanswered(place: Bridged, broken: Exception) -> UllageError:
+    name = type(broken).__name__
+    if name == "ConnectTimeout":
+        return UpstreamUnreachable(place.name, f"no connection within {place.timeouts.connect:g} s")
+    if name in ("ReadTimeout", "WriteTimeout"):
+        return UpstreamTimeout(place.name, place.timeouts.first_byte)
+    if name == "ConnectError":
+        return UpstreamUnreachable(place.name, f"{place.provider} could not be connected to")
+    return UpstreamUnreachable(place.name, "it closed the connection before it answered")
 
 
-def _error_document(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body of *error* in OpenAI's shape, with the provider's own words where it sent any."""
+def _told_error(call: Any, error: Exception) -> tuple[int, dict[str, Any]]:
+    """Status and body of a provider's refusal in OpenAI's shape, in its own words."""
+    found = _error_object(call.error)
+    text = found.get("message") or call.error.decode("utf-8", "replace").strip()
+    code = found.get("code")
+    overflow = type(error).__name__ == "ContextWindowExceededError"
+    return call.status, _error_document(
+        call.status,
+        str(text),
+        str(found.get("type") or found.get("status") or ""),
+        "context_length_exceeded" if overflow else code if isinstance(code, str) else None,
+    )
+
+
+def _own_error(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Status and body, in OpenAI's shape, of what LiteLLM itself refused or found inside a stream."""
+    error = getattr(error, "original_exception", None) or error
     given = getattr(error, "status_code", None)
     status = given if isinstance(given, int) and 400 <= given <= 599 else 500
     text = _PREFIX.sub("", str(getattr(error, "message", "") or error))
-    inner = _inner(text)
-    message = inner.get("message") or text
-    kind = inner.get("type") or ("invalid_request_error" if status < 500 else "server_error")
+    found = _error_object(text[max(0, text.find("{")) : text.rfind("}") + 1].encode("utf-8", "replace"))
     overflow = type(error).__name__ == "ContextWindowExceededError"
-    code = "context_length_exceeded" if overflow else inner.get("code")
-    return status, {"error": {"message": str(message), "type": str(kind), "param": None, "code": code}}
+    return status, _error_document(
+        status,
+        str(found.get("message") or text),
+        str(found.get("type") or ""),
+        "context_length_exceeded" if overflow else None,
+    )
 
 
-def _inner(text: str) -> dict[str, Any]:
-    """The provider's error object in *text*, as JSON within prose; empty if there is none."""
-    start, end = text.find("{"), text.rfind("}")
+def _error_document(status: int, message: str, kind: str, code: str | None) -> dict[str, Any]:
+    kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def _error_object(body: bytes) -> dict[str, Any]:
+    """The error object of a provider's *body*: what it calls ``error``, or all of it; empty if there is none."""
     try:
-        found = json.loads(text[start : end + 1]) if 0 <= start < end else {}
+        found = json.loads(body)
     except ValueError:
         return {}
     found = found[0] if isinstance(found, list) and found else found
-    inner = found.get("error", found) if isinstance(found, dict) else {}
-    return inner if isinstance(inner, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    inner = found.get("error", found)
+    if isinstance(inner, str):
+        return {"message": inner}
+    return {"message": inner.get("Message") or inner.get("detail"), **inner} if isinstance(inner, dict) else {}
 
 
-def _told(hidden: Any) -> list[tuple[str, str]]:
-    """Rate limits, request ids and pauses the provider told, under its own names."""
-    given = hidden.get("additional_headers") or {} if isinstance(hidden, Mapping) else {}
-    told: dict[str, str] = {}
-    for name, value in given.items():
-        if match := _PASSED_BACK.fullmatch(str(name)):
-            told.setdefault(match[1].lower(), str(value))
-    return list(told.items())
+def _told(call: Any) -> list[tuple[str, str]]:
+    """Rate limits, request ids and pauses the provider told."""
+    return [(name, value) for name, value in call.headers if _PASSED_BACK.fullmatch(name)]
