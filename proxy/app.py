@@ -122,8 +122,6 @@ class House:
         store = await _open_store(start, logs, tasks)
         bridge = open_bridge(start.settings, tasks)
         upstream = Upstreams(open_upstream(start.settings), bridge)
-        if bridge.names:
-            tasks.spawn(bridge.warm(), "load LiteLLM")
         try:
             return await cls._serving(start.settings, worker, logs, tasks, store, upstream)
         except BaseException:  # whatever it is, the private server must not outlive it
@@ -178,6 +176,7 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
+        tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(server, upstream, probes, store, telemetry, logs)
 
     async def keep(self) -> None:

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from proxy.core.budget.figures import reserve
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
+from proxy.upstream import bridge_shapes as shapes
 from proxy.upstream.direct import Timeouts
 
 OFFLINE: Final = {
@@ -42,9 +44,12 @@ FIELDS: Final = frozenset(
 
 _ALWAYS: Final = frozenset({"model", "messages", "stream", "stream_options"})
 _PASSED_BACK: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
-_PREFIX: Final = re.compile(r"^(?:litellm\.\w+: |\w+(?:Error|Exception) - )+")
+_CLAUDE: Final = re.compile("anthropic|claude")
+_MISSING: Final = re.compile(r"No module named '([\w.]+)'")
 _KEYS: Final = ("x-api-key", "api-key")
 _HELD: Final = 64
+_JSON: Final = ("content-type", "application/json")
+_SSE: Final = ("content-type", "text/event-stream")
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
@@ -153,22 +158,25 @@ class Bridge:
         _check(loaded.litellm, place, asked)
         call = loaded.wire.Call(place.timeouts)
         loaded.wire.CALL.set(call)
+        stream, first = asked.get("stream") is True, None
         try:
-            answer = await loaded.litellm.acompletion(**_options(place, asked, headers, key))
+            answer = await loaded.litellm.acompletion(**_options(loaded.litellm, place, asked, headers, key))
+            if stream:  # some providers are asked only when the first event is
+                first = await _first(answer)
         except Exception as error:  # noqa: BLE001 - LiteLLM's errors have no common base class
+            if stream and call.status == 200 and call.broken is None:
+                return BridgedReply(200, [_SSE, *_told(call)], _event(_failed(error)[1]))
             return _refused(place, call, error)
-        if asked.get("stream") is True:
-            head = [("content-type", "text/event-stream"), *_told(call)]
-            return BridgedReply(200, head, _Pump(_events(place, call, answer), self._spawn))
-        head = [("content-type", "application/json"), *_told(call)]
-        document = {**answer.model_dump(exclude_none=True), "model": asked["model"]}
-        return BridgedReply(200, head, _json(document))
+        if stream:
+            events = _events(place, call, first, answer)
+            return BridgedReply(200, [_SSE, *_told(call)], _Pump(events, self._spawn))
+        document = shapes.whole(answer.model_dump(exclude_none=True), asked["model"])
+        return BridgedReply(200, [_JSON, *_told(call)], shapes.encoded(document))
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._loading is not None:
-            loaded = await asyncio.shield(self._loading)
-            await loaded.handler.close()
+        if self._loading is not None and self._loading.done() and not self._loading.exception():
+            await self._loading.result().handler.close()
 
     async def _library(self) -> _Loaded:
         if self._loading is None:
@@ -206,6 +214,7 @@ def _load() -> _Loaded:
             return handler if key.startswith("async_httpx_client") else super().get_cache(key, *args, **options)
 
     litellm.in_memory_llm_clients_cache = Clients()
+    litellm.module_level_aclient = handler
     litellm.aclient_session = handler.client  # what providers that are asked with OpenAI's own client get
     return _Loaded(litellm, wire, handler)
 
@@ -222,10 +231,11 @@ def _read(body: bytes) -> dict[str, Any]:
 
 
 def _options(
-    place: Bridged, asked: Mapping[str, Any], headers: Sequence[tuple[str, str]], key: str | None
+    litellm: Any, place: Bridged, asked: Mapping[str, Any], headers: Sequence[tuple[str, str]], key: str | None
 ) -> dict[str, Any]:
     """What LiteLLM is called with."""
     options: dict[str, Any] = {
+        **_output(litellm, place, asked),
         **{name: value for name, value in asked.items() if name not in ("model", "stream")},
         **place.options,
         "model": f"{place.provider}/{asked['model']}",
@@ -272,15 +282,25 @@ def _betas(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers if name.lower() == "anthropic-beta"}
 
 
-async def _events(place: Bridged, call: Any, stream: Any) -> AsyncIterator[bytes]:
-    """The stream as server-sent events. An error after its start ends it as an event of its own, without ``[DONE]``."""
+async def _first(stream: Any) -> Any:
+    """The first event of *stream*, which is closed if there is none to be had."""
     try:
-        while True:
+        return await anext(stream, None)
+    except BaseException:
+        await stream.aclose()
+        raise
+
+
+async def _events(place: Bridged, call: Any, chunk: Any, stream: Any) -> AsyncIterator[bytes]:
+    """*chunk* and the rest of *stream* as server-sent events.
+
+    An error after the start ends them as an event of its own, without ``[DONE]``.
+    """
+    try:
+        while chunk is not None:
+            yield _event(shapes.chunk(chunk.model_dump(exclude_none=True)))
             async with asyncio.timeout(place.timeouts.idle):
                 chunk = await anext(stream, None)
-            if chunk is None:
-                break
-            yield _event(_tidy(chunk.model_dump(exclude_none=True)))
         yield b"data: [DONE]\n\n"
     except TimeoutError as error:
         raise UpstreamTimeout(place.name, place.timeouts.idle) from error
@@ -288,25 +308,29 @@ async def _events(place: Bridged, call: Any, stream: Any) -> AsyncIterator[bytes
         if call.broken is not None:
             cause = "the connection broke before the answer was complete"
             raise UpstreamUnreachable(place.name, cause) from error
-        yield _event(_own_error(error)[1])
+        yield _event(_failed(error)[1])
     finally:
         await stream.aclose()
 
 
-def _tidy(chunk: dict[str, Any]) -> dict[str, Any]:
-    """*chunk* as OpenAI sends it: a finish reason in every choice, and no choice beside the usage."""
-    choices = chunk.get("choices", [])
-    if "usage" in chunk and not any(choice.get("delta") or choice.get("finish_reason") for choice in choices):
-        return {**chunk, "choices": []}
-    return {**chunk, "choices": [{"finish_reason": None, **choice} for choice in choices]}
+def _output(litellm: Any, place: Bridged, asked: Mapping[str, Any]) -> dict[str, int]:
+    """The length of the answer where the request names none and the provider demands one.
+
+    LiteLLM would reserve all that the model can answer with, a third of some windows; here it is what was kept free.
+    """
+    model = asked["model"]
+    if asked.keys() & {"max_tokens", "max_completion_tokens"} or not _CLAUDE.search(f"{place.provider}/{model}"):
+        return {}
+    try:
+        limits = litellm.get_model_info(model, place.provider)
+    except Exception:  # noqa: BLE001 - what LiteLLM raises for a model it does not know: its own default is small
+        return {}
+    most, window = limits.get("max_output_tokens"), limits.get("max_input_tokens")
+    return {"max_tokens": reserve(None, most, window)} if window else {}
 
 
 def _event(document: Mapping[str, Any]) -> bytes:
-    return b"data: " + _json(document) + b"\n\n"
-
-
-def _json(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return b"data: " + shapes.encoded(document) + b"\n\n"
 
 
 def _refused(place: Bridged, call: Any, error: Exception) -> BridgedReply:
@@ -315,8 +339,19 @@ def _refused(place: Bridged, call: Any, error: Exception) -> BridgedReply:
         raise _unanswered(place, call.broken) from error
     if 300 <= call.status < 400:
         raise UpstreamUnreachable(place.name, "it answers with a redirect, which is not followed") from error
-    status, document = _told_error(call, error) if call.error else _own_error(error)
-    return BridgedReply(status, [("content-type", "application/json"), *_told(call)], _json(document))
+    if found := _MISSING.search(str(error)):
+        cause = f"LiteLLM needs a Python package for {place.provider} that is not installed: {found[1]}"
+        raise UpstreamUnreachable(place.name, cause) from error
+    if call.status == 200:
+        raise UpstreamUnreachable(place.name, f"its answer is not one of {place.provider}'s") from error
+    if type(error).__name__ == "ImageFetchError":
+        raise InvalidRequest(
+            f"{place.provider} cannot be given the address of an image: send the image itself, as a data: URL."
+        ) from error
+    status, document = _failed(error)
+    if call.error:
+        status, document = shapes.refused(call.status, call.error, overflow=_is_overflow(error))
+    return BridgedReply(status, [_JSON, *_told(call)], shapes.encoded(document))
 
 
 def _unanswered(place: Bridged, broken: Exception) -> UllageError:
@@ -330,54 +365,17 @@ def _unanswered(place: Bridged, broken: Exception) -> UllageError:
     return UpstreamUnreachable(place.name, "it closed the connection before it answered")
 
 
-def _told_error(call: Any, error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body of a provider's refusal in OpenAI's shape, in its own words."""
-    found = _error_object(call.error)
-    text = found.get("message") or call.error.decode("utf-8", "replace").strip()
-    code = found.get("code")
-    overflow = type(error).__name__ == "ContextWindowExceededError"
-    return call.status, _error_document(
-        call.status,
-        str(text),
-        str(found.get("type") or found.get("status") or ""),
-        "context_length_exceeded" if overflow else code if isinstance(code, str) else None,
-    )
+def _failed(error: Exception) -> tuple[int, dict[str, Any]]:
+    return shapes.failed(_inner(error), overflow=_is_overflow(error))
 
 
-def _own_error(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body, in OpenAI's shape, of what LiteLLM itself refused or found inside a stream."""
-    error = getattr(error, "original_exception", None) or error
-    given = getattr(error, "status_code", None)
-    status = given if isinstance(given, int) and 400 <= given <= 599 else 500
-    text = _PREFIX.sub("", str(getattr(error, "message", "") or error))
-    found = _error_object(text[max(0, text.find("{")) : text.rfind("}") + 1].encode("utf-8", "replace"))
-    overflow = type(error).__name__ == "ContextWindowExceededError"
-    return status, _error_document(
-        status,
-        str(found.get("message") or text),
-        str(found.get("type") or ""),
-        "context_length_exceeded" if overflow else None,
-    )
+def _is_overflow(error: Exception) -> bool:
+    return type(_inner(error)).__name__ == "ContextWindowExceededError"
 
 
-def _error_document(status: int, message: str, kind: str, code: str | None) -> dict[str, Any]:
-    kind = kind or ("invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
-
-
-def _error_object(body: bytes) -> dict[str, Any]:
-    """The error object of a provider's *body*: what it calls ``error``, or all of it; empty if there is none."""
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return {}
-    found = found[0] if isinstance(found, list) and found else found
-    if not isinstance(found, dict):
-        return {}
-    inner = found.get("error", found)
-    if isinstance(inner, str):
-        return {"message": inner}
-    return {"message": inner.get("Message") or inner.get("detail"), **inner} if isinstance(inner, dict) else {}
+def _inner(error: Exception) -> Exception:
+    """What LiteLLM wrapped because it happened in the middle of a stream."""
+    return getattr(error, "original_exception", None) or error
 
 
 def _told(call: Any) -> list[tuple[str, str]]:

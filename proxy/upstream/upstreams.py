@@ -26,6 +26,11 @@ class Upstreams:
         """Whether the upstream can be asked for more than bridged chat completions."""
         return name in self._straight
 
+    async def warm(self) -> None:
+        """Load what bridged upstreams need, seconds of work, so that the first request does not wait for it."""
+        if self._bridged:
+            await self._bridge.warm()
+
     async def send(
         self, target: str, method: str, path_qs: str, headers: Sequence[tuple[str, str]], body: Body
     ) -> DirectReply | BridgedReply:
