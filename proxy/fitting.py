@@ -15,7 +15,7 @@ from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
 from proxy.core.compression.view import Raw, View, assemble, write
-from proxy.core.conversation import chat
+from proxy.core.conversation import chat, messages
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
@@ -25,7 +25,7 @@ from proxy.lessons import Lessons, Sent
 from proxy.ports import Recorder, Request
 from proxy.reading import Located, Reader, Reading
 
-DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat})
+DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages})
 
 RENDER_INLINE = 65_536
 """Bytes of folded items that are digested on the event loop; more goes to a thread."""
@@ -133,7 +133,7 @@ class Fitter:
             record = None
         elif record is None or event != since:
             supersede = supersede or demand.force or (since is not None and since.place == event.place)
-            record = await self._settle(subject, links, event, supersede=supersede)
+            record = await self._settle(subject, links, event, supersede=supersede, keep=not demand.peek)
         root = self._root(subject, links)
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
@@ -144,7 +144,8 @@ class Fitter:
         excess = weight - subject.figures.inside(output or subject.figures.reserve)
         if excess > 0 and tries and event is not None:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
-            again = await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
+            tighter = Demand(True, max(0, limit), demand.peek)
+            again = await self.decide(whole, tighter, supersede=True, tries=tries - 1)
             return _with_event(again, plan.report.event)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
             # The client asked for no room at all: better a short answer than none.
@@ -192,14 +193,15 @@ class Fitter:
         modest = mode == "last" and figures.reserve <= half
         if fits and not _lossy(event, since) and (event == since or modest):
             return event, None
-        for held in (half, min(1024, figures.window // 4)):
+        least = scaled(subject.reading.outline.least, subject.factor)
+        for held in (max(least, half), max(least, min(1024, figures.window // 4))):
             if held >= figures.reserve:
                 continue
             relaxed = self._schedule(subject, replace(figures, reserve=held))
             kinder = relaxed.run(since, demand)
             if relaxed.fits(kinder, figures.inside(held)) and not (fits and _lossy(kinder, since)):
                 used = figures.stepped + relaxed.weight(subject.layout.count, kinder)
-                left = max(1, figures.window - used - figures.window // 64)
+                left = max(1, least, figures.window - used - figures.window // 64)
                 return kinder, left if left < figures.reserve else None
         return event, None
 
@@ -258,8 +260,13 @@ class Fitter:
                 self._asked[newer[0]] = True
         return self._records[names[known]] if known < len(names) else None
 
-    async def _settle(self, subject: Subject, links: tuple[bytes, ...], event: Event, *, supersede: bool) -> Record:
-        """The record of *event*: written here, unless another replica was first; then theirs, if it fits too."""
+    async def _settle(
+        self, subject: Subject, links: tuple[bytes, ...], event: Event, *, supersede: bool, keep: bool
+    ) -> Record:
+        """The record of *event*: written here, unless another replica was first; then theirs, if it fits too.
+
+        Without *keep* it is only told what the record would be.
+        """
         figures, raw = subject.figures, self._raw(subject)
         count = self._reader.count(subject.route.encoding)
         folded = raw.spans[event.cut - 1][1] if event.cut else 0
@@ -268,6 +275,8 @@ class Fitter:
         else:
             block, edits = await asyncio.to_thread(write, raw, event, count)
         record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed)
+        if not keep:
+            return record
         route, link, root = subject.route.name, links[event.place - 1], self._root(subject, links)
         tenant = subject.request.tenant
         held = await self._recorder.fix(tenant, root, route, link, dump(record), supersede=supersede)
@@ -290,7 +299,7 @@ class Fitter:
         if tools is not None:
             edits[next(key for key in TOOLS if key in reading.sizes)] = tools
         if output is not None:
-            figure = int(output * subject.factor)
+            figure = max(int(output * subject.factor), outline.least)
             names = raw.dialect.OUTPUT_FIGURES
             edits.update({key: str(figure) for key in names if key in outline.fields})
         at = len(reading.body[: reading.scan.start].decode())

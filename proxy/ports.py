@@ -30,6 +30,7 @@ class Request:
     """One managed request as the server hands it to the engine.
 
     ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is scoped by it.
+    ``model`` is the one the path names, where it does; it wins over the body's.
     """
 
     api: str
@@ -37,6 +38,7 @@ class Request:
     tenant: bytes
     request_id: str
     options: Options = Options()
+    model: str = ""
 
 
 class Reply(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 from proxy.core.conversation.chain import chain
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
-from proxy.core.conversation.outline import Outline, read_outline
+from proxy.core.conversation.outline import TOOLS, Outline, read_outline
 from proxy.core.conversation.scan import Scan, Span, extend, scan
 from proxy.core.errors import InvalidRequest
 from proxy.ports import Counter
@@ -139,7 +139,8 @@ class Reader:
         system = sum([item.tokens for item in items if item.role == "system"])
         history = sum([item.tokens for item in items]) - system
         media = sum([item.media for item in items])
-        fixed = dialect.PER_REPLY + system + sum(sizes.values())
+        tools = dialect.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
+        fixed = dialect.PER_REPLY + tools + system + sum(sizes.values())
         return Reading(found.body, found.scan, items, found.outline, sizes, fixed, history, media, kept)
 
     def count(self, encoding: str) -> Callable[[str], int]:

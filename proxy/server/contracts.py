@@ -40,6 +40,9 @@ class Engine(Protocol):
     async def exchange(self, request: ports.Request, send: ports.Send) -> Answer:
         """The answer to *request*. Raises ``UllageError``."""
 
+    async def count(self, request: ports.Request, send: ports.Send) -> Answer:
+        """The answer to a request for a count of tokens. Raises ``UllageError``."""
+
 
 class Upstream(Protocol):
     """Sends requests to named upstreams."""

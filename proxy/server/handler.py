@@ -26,7 +26,7 @@ from proxy.server.gate import Gate
 from proxy.server.intake import Intake, options, read_headers
 from proxy.server.local import Local
 from proxy.server.outgoing import ClientLeft, Outgoing
-from proxy.server.routes import MANAGED, api_path, is_local, is_stateless, wire
+from proxy.server.routes import COUNTING, api_path, is_local, is_stateless, managed, wire
 from proxy.server.usage import UsageTap
 
 _LOG: Final = logging.getLogger(__name__)
@@ -101,8 +101,8 @@ class Handler:
             await self._local.answer(request, path, out)
             return out
         began = time.perf_counter()
-        managed = request.method == "POST" and path in MANAGED
-        api = MANAGED[path] if managed else "relay"
+        found = managed(path) if request.method == "POST" else None
+        api = found[0] if found else "relay"
         call = Call(out, Report(f"{self._prefix}-{next(self._count):x}", api), wire(path))
         task = self._gate.enter()
         try:
@@ -174,10 +174,13 @@ class Handler:
             return await self._upstream.send(upstream, "POST", path_qs, headers, data)
 
         api, request_id = call.report.api, call.report.request_id
+        path = path_qs.partition("?")[0]
+        ask = self._engine.count if path in COUNTING else self._engine.exchange
+        _, model = managed(path) or ("", "")
         try:
-            answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes), send)
+            answer = await ask(ports.Request(api, body, tenant, request_id, wishes, model), send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
-            model = named_model(body, complete=True)
+            model = model or named_model(body, complete=True)
             call.report = call.report.but(model=model, upstream=error.upstream)
             raise
         # A stream may last for minutes and needs nothing of its request any more.

@@ -126,3 +126,36 @@ def _head(url: str) -> bytes:
 def _text(value: Any, key: str) -> str:
     found = value.get(key) if isinstance(value, dict) else value if key in ("url", "image_url") else None
     return found if isinstance(found, str) else ""
+
+
+BLOCK_PIXELS_PER_TOKEN, BLOCK_EDGE, BLOCK_IMAGE = 750, 1568, 1600
+"""Anthropic's rule: an image is scaled to this longest edge, costs a token for so many pixels, and at most so many."""
+
+
+def block_tokens(block: Mapping[str, Any]) -> tuple[int, bool] | None:
+    """Tokens of an image or document block with a ``source``, and whether they are a guess; ``None`` for other blocks.
+
+    A document whose source is text or blocks is no media: its words are counted as words.
+    """
+    source = block.get("source")
+    if block.get("type") not in ("image", "document") or not isinstance(source, dict):
+        return None
+    data = source.get("data") if source.get("type") == "base64" else None
+    if block["type"] == "image":
+        size = image_size(_head(f"data:,{data[: _HEADER * 2]}")) if isinstance(data, str) else None
+        return (BLOCK_IMAGE, True) if size is None else (_block_image(*size), False)
+    if source.get("type") in ("text", "content"):
+        return None
+    if not isinstance(data, str):
+        return UNKNOWN_IMAGE, True
+    return 16 + len(data) * 3 // 4 // PDF_BYTES_PER_TOKEN, True
+
+
+def _block_image(width: int, height: int) -> int:
+    scale = min(1.0, BLOCK_EDGE / max(width, height, 1))
+    return min(BLOCK_IMAGE, int(width * scale) * int(height * scale) // BLOCK_PIXELS_PER_TOKEN + 1)
+
+
+def opaque_tokens(size: int) -> int:
+    """A guess at what *size* characters of base64 stand for, when they are text that only the provider can read."""
+    return size * 3 // 16

@@ -4,36 +4,48 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.conversation.scan import Field, members, reject_duplicates
 from proxy.core.errors import InvalidRequest
 
 TOOLS = ("tools", "functions")
-COUNTED = (*TOOLS, "response_format", "instructions")
+COUNTED = (*TOOLS, "response_format", "instructions", "text", "prompt", "system", "output_config", "output_format")
 """Members beside the items that the provider counts as input."""
+
+EMPTY = ("null", "[]", "{}", '""')
+"""What a member says that says nothing."""
+
+SYSTEM = ("instructions", "system")
+"""Those of them that are the operator's words: a text, or a list of text blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Facts of an outline. ``text`` is its JSON, ``fields`` the spans of its members in that text."""
+    """Facts of an outline. ``text`` is its JSON, ``fields`` the spans of its members in that text.
+
+    ``least`` is the smallest output figure that the other members allow; ``said`` are the words of the members that
+    hold the operator's.
+    """
 
     text: str
     model: str
     stream: bool
     requested: int | None
     fields: Mapping[str, Field]
+    least: int = 0
+    said: Mapping[str, str] = field(default_factory=dict)
 
     def counted(self) -> dict[str, str]:
-        """The JSON text of every member that a provider counts as input."""
-        found = {key: self.value(key) for key in COUNTED if key in self.fields}
-        return {key: value for key, value in found.items() if value not in ("null", "[]", "{}")}
+        """The text of every member that a provider counts as input: words as they are, all else as JSON."""
+        found = {key: self.said.get(key) or self.value(key) for key in COUNTED if key in self.fields}
+        return {key: value for key, value in found.items() if value not in EMPTY}
 
     def value(self, key: str) -> str:
         """The JSON text of the member *key*. Raises ``KeyError``."""
-        field = self.fields[key]
-        return self.text[field.start : field.end]
+        where = self.fields[key]
+        return self.text[where.start : where.end]
 
 
 def read_outline(text: str, figures: Sequence[str]) -> Outline:
@@ -46,7 +58,7 @@ def read_outline(text: str, figures: Sequence[str]) -> Outline:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
     reject_duplicates(found)
-    fields = {field.key: field for field in found}
+    fields = {each.key: each for each in found}
     values = {key: _value(text, fields, key) for key in ("model", "stream", *figures)}
     model = values["model"]
     if model is not None and not isinstance(model, str):
@@ -57,6 +69,8 @@ def read_outline(text: str, figures: Sequence[str]) -> Outline:
         stream=values["stream"] is True,
         requested=next((v for key in figures if _is_figure(v := values[key])), None),
         fields=fields,
+        least=_least(_value(text, fields, "thinking")),
+        said={key: words for key in SYSTEM if (words := _words(_value(text, fields, key)))},
     )
 
 
@@ -74,8 +88,21 @@ def splice(outline: Outline, at: int, items: bytes, edits: Mapping[str, str]) ->
 
 
 def _value(text: str, fields: Mapping[str, Field], key: str) -> Any:
-    field = fields.get(key)
-    return json.loads(text[field.start : field.end]) if field else None
+    where = fields.get(key)
+    return json.loads(text[where.start : where.end]) if where else None
+
+
+def _least(thinking: Any) -> int:
+    """The smallest output figure beside a budget for thinking, which has to be smaller."""
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    return budget + 1 if isinstance(budget, int) and _is_figure(budget) else 0
+
+
+def _words(value: Any) -> str:
+    """The words of a text or of a list of nothing but text blocks; empty for anything else."""
+    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
+        return "\n".join(part["text"] for part in value)
+    return value if isinstance(value, str) else ""
 
 
 def _is_figure(value: Any) -> bool:
