@@ -117,18 +117,16 @@ class ContextTooLong(UllageError):
     kind = "invalid_request_error"
 
     def __init__(self, *, tokens: int, limit: int, reserve: int, largest: str, largest_tokens: int) -> None:
-        remedy = (
-            f"the {largest} alone take {largest_tokens} tokens and may not be shrunk. Please shorten the {largest}."
-        )
+        alone = f"the {largest} alone take {largest_tokens} tokens and may not be shrunk"
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, after compression this request still "
             f"needs {tokens} tokens of input and {reserve} of output, {self.excess(tokens, limit, reserve)} too many; "
-            f"{remedy}"
+            f"{alone}. Please shorten the {largest}."
         )
         head = f"prompt is too long: {tokens} tokens > {limit} maximum"
         if tokens <= limit:
             head = f"input length and `max_tokens` exceed context limit: {tokens} + {reserve} > {limit}"
-        self.anthropic = f"{head} (after compression; {remedy.rstrip('.')})"
+        self.anthropic = f"{head} (after compression; {alone}). Please shorten the {largest}."
         self.tokens = tokens
         self.limit = limit
         self.reserve = reserve
@@ -145,6 +143,8 @@ ANTHROPIC_KINDS = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    500: "api_error",
+    502: "api_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
@@ -154,7 +154,7 @@ ANTHROPIC_KINDS = {
 def error_body(error: UllageError, api: str) -> bytes:
     """The JSON body of *error* in the shape clients of *api* understand (``messages``: Anthropic's, else OpenAI's)."""
     if api == "messages":
-        kind = ANTHROPIC_KINDS.get(error.status, error.kind if error.status < 500 else "api_error")
+        kind = ANTHROPIC_KINDS.get(error.status, error.kind)
         text = error.anthropic if isinstance(error, ContextTooLong) else error.message
         shape: dict[str, object] = {"type": "error", "error": {"type": kind, "message": text}}
     else:

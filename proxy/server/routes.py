@@ -16,7 +16,8 @@ MANAGED: Final = {root + name: api for root in ROOTS for name, api in _APIS.item
 COUNTING: Final = frozenset(path for path in MANAGED if path.endswith("/count_tokens"))
 """Managed routes that ask what a conversation weighs instead of going on with it."""
 
-_DEPLOYMENT: Final = re.compile(r"(/openai/deployments/([^/]+)/)(.+)")
+# Plain names only: what an upstream could decode into another path is none.
+_DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)
 
 LIVE: Final = frozenset({"/health/live", "/healthz", "/health/liveliness"})
 READY: Final = frozenset({"/health/ready", "/readyz", "/health/readiness"})
@@ -39,7 +40,7 @@ def api_path(path: str) -> str:
         if path.startswith(root):
             return path[len(root) :]
     deployed = _DEPLOYMENT.fullmatch(path)
-    return deployed[3] if deployed else path.lstrip("/")
+    return deployed[2] if deployed else path.lstrip("/")
 
 
 def managed(path: str) -> tuple[str, str] | None:
@@ -47,9 +48,9 @@ def managed(path: str) -> tuple[str, str] | None:
     if path in MANAGED:
         return MANAGED[path], ""
     deployed = _DEPLOYMENT.fullmatch(path)
-    if deployed is None or deployed[3] not in _APIS:
+    if deployed is None or deployed[2] not in _APIS:
         return None
-    return _APIS[deployed[3]], unquote(deployed[2])
+    return _APIS[deployed[2]], deployed[1]
 
 
 def wire(path: str) -> str:
