@@ -11,6 +11,7 @@ from typing import Literal
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.figures import Marks, input_room, reserve
 from proxy.core.compression.schedule import Demand
+from proxy.core.conversation.identity import name_of
 from proxy.core.errors import UllageError
 from proxy.core.overflow.classify import STATUSES, Overflow, classify
 from proxy.core.overflow.stream import Opening
@@ -191,11 +192,20 @@ class Engine:
 
     async def fit(self, request: Request, *, peek: bool = False) -> Plan:
         """What to send for *request*: the client's own bytes, or the smaller view of its conversation."""
+        plan, session = await self._fit(request, peek)
+        session = request.options.conversation or request.session or session
+        report = plan.report.but(epoch=request.epoch)
+        if session:
+            report = report.but(conversation=name_of(request.tenant, session))
+        return replace(plan, report=report)
+
+    async def _fit(self, request: Request, peek: bool) -> tuple[Plan, str]:
+        """The plan, and what the body calls the conversation."""
         head = read_head(request.api, request.body)
         located = None if head else self._fitter.locate(request)
         about = located.outline if located else head
         model, stream = (about.model, about.stream is True) if about else ("", False)
-        model = request.model or model
+        model, session = request.model or model, about.session if about else ""
         route = self._catalogue.resolve(model, len(request.body))
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
@@ -203,7 +213,7 @@ class Engine:
         if mode == "off" or window is None:
             reason = "off" if mode == "off" else "unknown-window"
             report = Report(request.request_id, request.api, model, route.upstream, stream, reason=reason)
-            return Plan(request.body, report, route)
+            return Plan(request.body, report, route), session
         if head is not None and not request.options.compact_now:
             held = reserve(head.requested, route.max_output, window)
             budget = input_room(window, held, route.max_input)
@@ -220,15 +230,15 @@ class Engine:
                     tokens_after=bounded,
                     bounded=True,
                 )
-                return Plan(request.body, report, route)
+                return Plan(request.body, report, route), session
         located = located or self._fitter.locate(request)
         report = Report(request.request_id, request.api, model, route.upstream, stream)
         factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now, peek=peek))
         if mode == "observe":
-            return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route)
-        return plan
+            return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route), session
+        return plan, session
 
     async def recover(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
         """Something strictly smaller than *plan*, by what *overflow* states; ``None`` where there is nothing."""
@@ -240,7 +250,9 @@ class Engine:
         sent = plan.tokens
         if sent is None:
             sent = await self._fitter.weigh(request, located, route)
-        known = self._lessons.overflowed(route, tenant, overflow, sent)
+        if located.outline.stored:
+            return self._fitter.truncating(located, plan)
+        known = self._lessons.overflowed(route, tenant, overflow, None if located.outline.unseen else sent)
         window = _window(route, known, request)
         # When nothing is known but that this was too much, the demand below decides.
         assumed = window or 2 * len(request.body)
@@ -251,6 +263,7 @@ class Engine:
             smaller = await self._fitter.decide(subject, demand, supersede=True)
             if smaller.error is None and _is_smaller(smaller, plan, sent):
                 told = smaller.report if window else smaller.report.but(window=None, budget=None)
+                told = told.but(conversation=plan.report.conversation or told.conversation)
                 return replace(smaller, report=told)
         return None
 

@@ -15,7 +15,7 @@ from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
 from proxy.core.compression.view import Raw, View, assemble, write
-from proxy.core.conversation import chat, messages
+from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
@@ -25,7 +25,7 @@ from proxy.lessons import Lessons, Sent
 from proxy.ports import Recorder, Request
 from proxy.reading import Located, Reader, Reading
 
-DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages})
+DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
 
 RENDER_INLINE = 65_536
 """Bytes of folded items that are digested on the event loop; more goes to a thread."""
@@ -36,10 +36,14 @@ MAX_PLACES = 512
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How views are kept small: the schedule's rules, and when an output figure may be lowered."""
+    """How views are kept small: the schedule's rules, and when an output figure may be lowered.
+
+    ``stored``: whether a provider may cut a history that only it has, or its error is the answer.
+    """
 
     rules: Rules
     lower_output: Literal["never", "last", "first"] = "last"
+    stored: Literal["truncate", "error"] = "truncate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,16 @@ class Fitter:
         reading = await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located)
         return reading.fixed + reading.history
 
+    def truncating(self, located: Located, plan: Plan) -> Plan | None:
+        """*plan* with leave for the provider to cut the history that only it has; ``None`` where that is not wanted."""
+        outline = located.outline
+        if self._policy.stored == "error" or "truncation" in outline.fields or "truncation" in plan.report.stages:
+            return None
+        at = plan.body.index(b"{") + 1
+        body = plan.body[:at] + b'"truncation":"auto",' + plan.body[at:]
+        report = plan.report.but(outcome="compacted", stages=(*plan.report.stages, "truncation"))
+        return replace(plan, body=body, report=report)
+
     async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
         """The plan for *subject*: its own bytes while they fit, else the view of its newest event, verified."""
         whole = subject
@@ -127,6 +141,8 @@ class Fitter:
             return self._anchored(subject, self._verbatim(subject, b""), links, -1)
         subject = replace(subject, layout=subject.reading.layout())
         record = await self._newest(subject, links)
+        if quiet and record is None and self._is_managed(subject):
+            return self._anchored(subject, self._verbatim(subject, self._root(subject, links)), links, -1)
         since = record.event if record else None
         event, output = self._events(subject, since, demand)
         if event is None:
@@ -169,8 +185,16 @@ class Fitter:
         link = links[-1] if links else b""
         before = expected if event < 0 else plan.report.tokens_before
         report = plan.report.but(tokens_before=before, tokens_after=expected)
+        if subject.reading.outline.unseen:
+            return replace(plan, report=report)  # what the provider reports says nothing of what we counted
         sent = Sent(route, subject.request.tenant, tokens, link, event, plain=not subject.reading.media)
         return replace(plan, report=report, sent=sent)
+
+    @staticmethod
+    def _is_managed(subject: Subject) -> bool:
+        """Whether the client asked the provider to shorten the conversation itself, before it is too long."""
+        managed = subject.reading.outline.managed
+        return managed is not None and managed <= subject.figures.window * subject.factor
 
     def _under_low(self, subject: Subject) -> bool:
         """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
@@ -180,7 +204,11 @@ class Fitter:
         return figures.fixed + subject.reading.history <= low and figures.reserve <= figures.window // 2
 
     def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:
-        return Schedule(subject.reading.items, subject.layout, figures or subject.figures, self._policy.rules)
+        rules = self._policy.rules
+        if subject.reading.outline.stored:
+            # Calls whose results are here, and results whose calls are, may be what the provider keeps.
+            rules = replace(rules, rungs=replace(rules.rungs, fold=False, drop=False))
+        return Schedule(subject.reading.items, subject.layout, figures or subject.figures, rules)
 
     def _events(self, subject: Subject, since: Event | None, demand: Demand) -> tuple[Event | None, int | None]:
         """The newest event, and the output figure when it is lowered so that nothing has to be dropped or clipped."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from proxy.core.conversation.identity import session_in
 from proxy.core.conversation.scan import ESCAPED_LETTER, UNREADABLE
 
 TOOLS_ALLOWANCE: Final = 512
@@ -36,6 +37,10 @@ class Head(Protocol):
     def requested(self) -> int | None:
         """The output figure the request states."""
 
+    @property
+    def session(self) -> str:
+        """What the body calls the conversation; empty where it says nothing of it."""
+
     def bounded(self) -> bool:
         """Whether no token of the input is less than a byte of the body."""
 
@@ -62,10 +67,16 @@ class _Chat(msgspec.Struct):
     conversation: msgspec.Raw = msgspec.Raw()
     previous_response_id: msgspec.Raw = msgspec.Raw()
     mcp_servers: msgspec.Raw = msgspec.Raw()
+    prompt_cache_key: str | None = None
+    metadata: Any = None
 
     @property
     def requested(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def session(self) -> str:
+        return session_in({"metadata": self.metadata, "prompt_cache_key": self.prompt_cache_key})
 
     def has_tools(self) -> bool:
         return _given(self.tools) or _given(self.functions)
@@ -86,10 +97,16 @@ class _Responses(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw()
     conversation: msgspec.Raw = msgspec.Raw()
     previous_response_id: msgspec.Raw = msgspec.Raw()
+    prompt_cache_key: str | None = None
+    metadata: Any = None
 
     @property
     def requested(self) -> int | None:
         return self.max_output_tokens
+
+    @property
+    def session(self) -> str:
+        return session_in({"metadata": self.metadata, "prompt_cache_key": self.prompt_cache_key})
 
     def has_tools(self) -> bool:
         return _given(self.tools)

@@ -27,8 +27,9 @@ PREFIX_FROM = 8_192
 class Reading:
     """One request, read: where its items are, what they weigh, and what stands around them.
 
-    ``sizes`` are the tokens of each counted member of the outline, ``fixed`` those of everything but the history;
-    ``history`` is the weight of all items that are not system items, ``media`` what images and the like are in all.
+    ``body`` is the client's, or the same with its items as a list. ``sizes`` are the tokens of each counted member of
+    the outline, ``fixed`` those of everything but the history; ``history`` is the weight of all items that are not
+    system items, ``media`` what images and the like are in all.
     """
 
     body: bytes
@@ -113,7 +114,13 @@ class Reader:
         scope = hashlib.sha256(tenant + dialect.API.encode())
         memo = Memo(scope.copy(), body) if len(body) >= PREFIX_FROM else None
         known = memo.find(self._prefixes) if memo else None
-        where = (extend(body, dialect.LIST, known.scan) if known else None) or scan(body, dialect.LIST)
+        try:
+            where = (extend(body, dialect.LIST, known.scan) if known else None) or scan(body, dialect.LIST)
+        except InvalidRequest:
+            listed = dialect.listed(body)
+            if listed is None:
+                raise
+            return self.locate(dialect, tenant, listed)
         raw = where.outline(body)
         name = _key(scope, raw)
         outline = self._outlines.get(name)

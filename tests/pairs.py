@@ -96,4 +96,32 @@ def violations(items: Sequence[Message]) -> list[str]:
     kinds = {block.get("type") for content in contents for block in content if isinstance(block, Mapping)}
     if kinds & {"tool_use", "tool_result"}:
         return block_violations(items)
+    if any("type" in item for item in items):
+        return item_violations(items)
     return pair_violations(items)
+
+
+def item_violations(items: Sequence[Message]) -> list[str]:
+    """The same for ``/v1/responses``: calls and results meet by id, and no reasoning stands without what came of it."""
+    found: list[str] = []
+    waiting: dict[str, None] = {}
+    for index, item in enumerate(items):
+        kind, name = str(item.get("type", "message")), str(item.get("call_id"))
+        if kind in CALLS:
+            waiting[name] = None
+        elif kind in RESULTS:
+            if name not in waiting:
+                found.append(f"messages[{index}]: the result for {name!r} answers no open call right before it")
+            waiting.pop(name, None)
+        if kind == "reasoning" and (index + 1 == len(items) or _is_clients(items[index + 1])):
+            found.append(f"messages[{index}]: the reasoning stands without its required following item")
+    return found + _unanswered(waiting, before=len(items))
+
+
+CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
+RESULTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
+
+
+def _is_clients(item: Message) -> bool:
+    kind = str(item.get("type", "message"))
+    return kind in RESULTS or (kind == "message" and item.get("role") != "assistant")

@@ -43,6 +43,7 @@ class Report(msgspec.Struct, frozen=True):
     stages: tuple[str, ...] = ()
     regions: Mapping[str, int] = {}
     conversation: str = ""
+    epoch: int = 0
     event: bool = False
     observed: bool = False
     retries: int = 0

@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from proxy import ports
+from proxy.core.conversation.identity import epoch_of, session_of
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.report import NO_USAGE, Report
 from proxy.server import answers, cors
@@ -177,8 +178,9 @@ class Handler:
         path = path_qs.partition("?")[0]
         ask = self._engine.count if path in COUNTING else self._engine.exchange
         _, model = managed(path) or ("", "")
+        session, epoch = session_of(intake.seen), epoch_of(intake.seen)
         try:
-            answer = await ask(ports.Request(api, body, tenant, request_id, wishes, model), send)
+            answer = await ask(ports.Request(api, body, tenant, request_id, wishes, model, session, epoch), send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
             model = model or named_model(body, complete=True)
             call.report = call.report.but(model=model, upstream=error.upstream)

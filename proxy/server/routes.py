@@ -9,7 +9,12 @@ from urllib.parse import unquote
 ROOTS: Final = ("/openai/v1/", "/anthropic/v1/", "/v1/", "/")
 """Where an API's routes begin, the longest first: clients take a base URL with or without its version."""
 
-_APIS: Final = {"chat/completions": "chat", "messages": "messages", "messages/count_tokens": "messages"}
+_APIS: Final = {
+    "chat/completions": "chat",
+    "messages": "messages",
+    "messages/count_tokens": "messages",
+    "responses": "responses",
+}
 
 MANAGED: Final = {root + name: api for root in ROOTS for name, api in _APIS.items()}
 

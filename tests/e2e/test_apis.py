@@ -14,7 +14,7 @@ from tests.harness import Proxy
 from tests.material import AGENT_TOOLS, agent_session, chat_turn, log, prose
 from tests.stub import Answer, Stub
 
-APIS: Mapping[str, dict[str, Any]] = {"messages": {"wording": "anthropic"}}
+APIS: Mapping[str, dict[str, Any]] = {"messages": {"wording": "anthropic"}, "responses": {}}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

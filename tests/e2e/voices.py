@@ -11,7 +11,7 @@ from openai import DefaultAsyncHttpxClient as OpenAIWeb
 from openai.types.chat import ChatCompletionChunk
 
 from tests import forms
-from tests.stub import chat, messages
+from tests.stub import chat, messages, responses
 
 Item = dict[str, Any]
 
@@ -107,6 +107,47 @@ class Anthropic(_Web):
         return [{"role": "user", "content": blocks}]
 
 
+class Responses(_Web):
+    """The Responses API, spoken by OpenAI's own client; every output item is sent back as it came."""
+
+    wire = responses
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.client = AsyncOpenAI(base_url=url, api_key=KEY, http_client=OpenAIWeb(**self.hooks), max_retries=0)
+
+    def opening(self, chat: Sequence[Item]) -> tuple[list[Item], dict[str, Any]]:
+        """Items, and the instructions beside them."""
+        system = forms.system_of(chat)
+        return forms.to_responses(chat), {"instructions": system} if system else {}
+
+    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Tools have another form, and the output figure another name."""
+        made = {"max_output_tokens" if key == "max_tokens" else key: value for key, value in options.items()}
+        made |= {"tools": forms.tools_of(made["tools"], "responses")} if "tools" in made else {}
+        return {"store": False, **made}
+
+    async def ask(self, asked: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
+        """The output items."""
+        if stream:
+            async with self.client.responses.stream(**asked, input=items) as events:
+                answer = await events.get_final_response()
+        else:
+            answer = await self.client.responses.create(**asked, input=items)
+        assert answer.status == "completed"
+        assert answer.usage is not None
+        return [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in answer.output]
+
+    def calls(self, answer: Sequence[Item]) -> list[str]:
+        """The ids of the function calls."""
+        return [item["call_id"] for item in answer if item["type"] == "function_call"]
+
+    def results(self, names: Sequence[str], texts: Sequence[str]) -> list[Item]:
+        """An output item for each."""
+        pairs = zip(names, texts, strict=True)
+        return [{"type": "function_call_output", "call_id": name, "output": text} for name, text in pairs]
+
+
 class OpenAI(_Web):
     """Chat completions, spoken by OpenAI's own client."""
 
@@ -146,7 +187,11 @@ class OpenAI(_Web):
         return [{"role": "tool", "tool_call_id": name, "content": text} for name, text in pairs]
 
 
-VOICES: Mapping[str, type[Anthropic] | type[OpenAI]] = {"chat": OpenAI, "messages": Anthropic}
+VOICES: Mapping[str, type[Anthropic] | type[OpenAI] | type[Responses]] = {
+    "chat": OpenAI,
+    "messages": Anthropic,
+    "responses": Responses,
+}
 
 
 async def gather(stream: AsyncStream[ChatCompletionChunk]) -> tuple[dict[str, Any], str, bool]:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from tests.stub import chat, messages
+from tests.stub import chat, messages, responses
 from tests.stub.answers import Answer, Frame
 from tests.stub.faults import JSON, NO_FAULT, SSE, Fault, Headers
 from tests.stub.record import PromptCache, Seen
@@ -25,7 +25,7 @@ from tests.stub.rules import Rules, Verdict
 from tests.stub.tokens import count
 
 FOR_EVER = 3600.0
-WIRES: dict[str, Any] = {wire.PATH: wire for wire in (chat, messages)}
+WIRES: dict[str, Any] = {wire.PATH: wire for wire in (chat, messages, responses)}
 Script = Callable[[Seen], Answer]
 
 
@@ -48,6 +48,7 @@ class Stub:
         self.seen: list[Seen] = []
         self.probes: list[Seen] = []
         self.cache = PromptCache()
+        self.stored: dict[str, list[Any]] = {}
         self.models: list[str] = []
         self._answers: deque[Answer] = deque()
         self._faults: deque[Fault] = deque()
@@ -153,6 +154,8 @@ class Stub:
             body = json.loads(seen.body)
         except ValueError:
             body = None
+        if wire is responses and isinstance(body, dict):
+            body = responses.expanded(body, self.stored)
         verdict = wire.judge(body, self.rules)
         if wire is messages and not seen.header("anthropic-version"):
             verdict = Verdict("invalid", "anthropic-version: header is required")
@@ -167,6 +170,8 @@ class Stub:
         seen.cached = self.cache.read(seen.parsed, wire)
         answer = self._answers.popleft() if self._answers else self.script(seen)
         frame = Frame(seen.number, seen.model, self._usage(seen, answer, wire))
+        if wire is responses and seen.parsed.get("store", True):
+            self.stored[f"resp_{seen.number}"] = [*responses.items(body), *responses.answered(answer, frame)]
         if not seen.stream:
             return 200, JSON, [wire.whole(answer, frame)]
         with_usage = bool((seen.parsed.get("stream_options") or {}).get("include_usage"))
@@ -175,6 +180,8 @@ class Stub:
     def _overflow(self, verdict: Verdict, stream: bool, wire: Any) -> tuple[int, Headers, Iterable[bytes]]:
         status, body = wire.overflow_error(verdict, self.rules)
         if stream and self.rules.overflow_in_stream:
+            if wire is responses:
+                return 200, SSE, responses.overflow_events(body)
             event = b"event: error\n" if self.rules.wording == "anthropic" else b""
             return 200, SSE, [event + b"data: " + body + b"\n\n"]
         return status, JSON, [body]

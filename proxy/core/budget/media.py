@@ -45,7 +45,7 @@ def part_tokens(part: Mapping[str, Any]) -> int | None:
     """Tokens of a media part of a message; ``None`` when *part* is not media."""
     kind = part.get("type")
     value = part.get(kind) if isinstance(kind, str) else None
-    if kind in ("image_url", "input_image", "image"):
+    if kind in ("image_url", "input_image", "image", "computer_screenshot"):
         detail = _text(value, "detail") or _text(part, "detail") or "auto"
         return image_tokens(_text(value, "url") or _text(part, "image_url"), detail)
     if kind in ("input_audio", "audio"):

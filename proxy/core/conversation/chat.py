@@ -56,6 +56,12 @@ ROLES: Mapping[str, Role] = {
 _COUNTED_ELSEWHERE = frozenset({"role", "content", "tool_calls", "function_call", "cache_control"})
 
 
+def listed(body: bytes) -> bytes | None:
+    """``None``: what is no list of messages is no request of this API."""
+    del body
+    return None
+
+
 def read_item(raw: bytes, count: Count) -> Item:
     """The item of one message's bytes. Raises ``InvalidRequest`` where it is not a message at all."""
     message = decode(raw)

@@ -25,6 +25,9 @@ class Dialect(Protocol):
     PER_TOOLS: int
     MARKER: bytes
 
+    def listed(self, body: bytes) -> bytes | None:
+        """*body* with its items as a list, where the API has another way to say them; else ``None``."""
+
     def read_item(self, raw: bytes, count: Count) -> Item:
         """The item of one element's bytes. Raises ``InvalidRequest`` where it is none."""
 

@@ -65,6 +65,12 @@ class _Weight:
         return self.text + self.media + self.sealed
 
 
+def listed(body: bytes) -> bytes | None:
+    """``None``: what is no list of messages is no request of this API."""
+    del body
+    return None
+
+
 def read_item(raw: bytes, count: Count) -> Item:
     """The item of one message's bytes. Raises ``InvalidRequest`` where it is not a message at all."""
     message = slots.element(raw, LIST)
