@@ -34,7 +34,8 @@ POLICY = Policy(Rules(Marks(), Shares(), Rungs()))
 SYSTEMS = ("system", "developer")
 OURS = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
 """The members of a body that a plan may change."""
-IDENTITIES = ("role", "type", "id", "tool_call_id", "tool_use_id", "call_id", "name", "image_url", "thinking", "signature")
+IDENTITIES = ("role", "type", "id", "tool_call_id", "tool_use_id", "call_id", "name", "image_url", "thinking")
+IDENTITIES += ("signature", "encrypted_content")
 """Members of a message that no clip may change."""
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 """For properties of whole conversations: shrinking one takes minutes, what was drawn is shown as it is."""
@@ -280,7 +281,7 @@ def is_clip(was: Any, now: Any) -> bool:
             return False
         return all(is_clip(was[key], now[key]) for key in was)
     if isinstance(was, list) and isinstance(now, list):
-        return len(was) == len(now) and all(map(_is_clip, was, now))
+        return len(was) == len(now) and all(map(is_clip, was, now))
     if isinstance(was, str) and isinstance(now, str) and was != now:
         return _is_clipped_text(was, now) or _is_clipped_json(was, now)
     return bool(was == now)
