@@ -133,7 +133,7 @@ class Stub:
         if path in WIRES and seen.method == "POST":
             status, headers, chunks = self._chat(seen, WIRES[path])
         elif path == "/messages/count_tokens" and self.rules.counts:
-            status, headers, chunks = self._count(seen)
+            status, headers, chunks = self._tally(seen)
         else:
             seen.verdict = "relay"
             status, headers, chunks = 200, JSON, [self._relay(path, seen)]
@@ -141,7 +141,7 @@ class Stub:
             chunks = [chunk for chunk in chunks if b"[DONE]" not in chunk]
         return await _send(request, status, headers, chunks, fault)
 
-    def _count(self, seen: Seen) -> tuple[int, Headers, Iterable[bytes]]:
+    def _tally(self, seen: Seen) -> tuple[int, Headers, Iterable[bytes]]:
         seen.parsed = json.loads(seen.body)
         verdict = messages.judge({"max_tokens": 1, **seen.parsed}, self.rules)
         if verdict.kind == "invalid":
