@@ -108,7 +108,7 @@ class Fitter:
     ) -> Subject:
         """The request, read and weighed against *window* (in the provider's tokens)."""
         dialect = DIALECTS[request.api]
-        reading = await self._reader.read(dialect, route.encoding, request.tenant, located)
+        reading = await self._reader.read(dialect, route.encoding, request.tenant, located, route.model)
         requested = reading.outline.requested
         held = reserve(requested, route.max_output, window)
         usual = scaled(reserve(None, route.max_output, window), factor)
@@ -118,7 +118,7 @@ class Fitter:
 
     async def weigh(self, request: Request, located: Located, route: Route) -> int:
         """Tokens of the request as the client sent it, by our own count."""
-        reading = await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located)
+        reading = await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located, route.model)
         return reading.fixed + reading.history
 
     def truncating(self, located: Located, plan: Plan) -> Plan | None:
@@ -246,8 +246,8 @@ class Fitter:
         text = subject.reading.outline.value(name)
         others = figures.fixed - sizes[name]
         target = max(0, figures.lasting * 3 // 4 - others)
-        count = self._reader.count(subject.route.encoding)
-        name_of = (subject.request.tenant, subject.route.encoding, text, target)  # nothing of one tenant times another
+        count = self._reader.count_tools(subject.route.encoding, subject.route.model)
+        name_of = (subject.request.tenant, subject.route.name, text, target)  # nothing of one tenant times another
         if name_of not in self._tools:
             smaller = shrink(text.encode(), target, count).decode()
             self._tools[name_of] = (smaller, count(smaller))
@@ -272,21 +272,28 @@ class Fitter:
         replicas did since then, they did there.
         """
         route, count = subject.route.name, len(links)
-        places = sorted({*subject.layout.places[-MAX_PLACES:], count} - {0}, reverse=True)
-        names = [(route, links[place - 1]) for place in places]
-        known = next((i for i, name in enumerate(names) if name in self._records), len(names))
-        asked = next((i for i, name in enumerate(names) if name in self._asked), len(names))
-        newer = names[: min(known, asked + 1)]
+        places = [place for place in subject.layout.places[-MAX_PLACES:] if 0 < place < count]
+        newer: list[tuple[str, bytes]] = []
+        known, asked = None, False
+        at = [*places, count][::-1] if count else []
+        for place in at:
+            name = (route, links[place - 1])
+            if name in self._records:
+                known = name
+                break
+            if not asked:
+                newer.append(name)
+                asked = name in self._asked
         if newer:
             root = self._root(subject, links)
             found = await self._recorder.newest(subject.request.tenant, root, route, [link for _, link in newer])
             record = load(found[1], count) if found else None
-            if found and record and record.event.place == places[found[0]]:
+            if found and record and record.event.place == at[found[0]]:
                 self._records[newer[found[0]]] = record
                 return record
             if self._recorder.reachable():
                 self._asked[newer[0]] = True
-        return self._records[names[known]] if known < len(names) else None
+        return self._records[known] if known else None
 
     async def _settle(
         self, subject: Subject, links: tuple[bytes, ...], event: Event, *, supersede: bool, keep: bool
@@ -296,7 +303,7 @@ class Fitter:
         Without *keep* it is only told what the record would be.
         """
         figures, raw = subject.figures, self._raw(subject)
-        count = self._reader.count(subject.route.encoding)
+        count = self._reader.count(subject.route.encoding, subject.route.model)
         folded = raw.spans[event.cut - 1][1] if event.cut else 0
         if folded <= RENDER_INLINE:
             block, edits = write(raw, event, count)
@@ -317,7 +324,7 @@ class Fitter:
     def _compacted(
         self, subject: Subject, root: bytes, record: Record | None, tools: str | None, output: int | None, fresh: bool
     ) -> Plan:
-        reading, count = subject.reading, self._reader.count(subject.route.encoding)
+        reading, count = subject.reading, self._reader.count(subject.route.encoding, subject.route.model)
         raw = self._raw(subject)
         if record is None:
             view = View(reading.body[reading.scan.start : reading.scan.end], sum(i.tokens for i in reading.items))

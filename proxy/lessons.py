@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from msgspec import structs
 
-from proxy.core.budget.calibration import Calibration, is_truncated, learn, prior
+from proxy.core.budget.calibration import Calibration, is_credible, is_truncated, learn, prior
 from proxy.core.budget.catalogue import Route
 from proxy.core.overflow.classify import Overflow
 from proxy.ports import Clock, Recorder
@@ -113,6 +113,8 @@ class Lessons:
         lesson = held.lesson
         if sent.plain and is_truncated(lesson.calibration, counted, reported):
             return True
+        if not is_credible(counted, reported, plain=sent.plain):
+            return False
         self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
         calibration = learn(lesson.calibration, counted, reported) if sent.plain else lesson.calibration
         if calibration.factor != lesson.calibration.factor:
@@ -126,9 +128,10 @@ class Lessons:
 
         *links* name the conversation after each item, *event* the event the view comes from (-1: none).
         """
+        name = route.name
         for link in links[: -ANCHOR_REACH - 1 : -1]:
-            anchor = self._anchors.get((route.name, link))
-            if anchor is not None:
+            if (name, link) in self._anchors:
+                anchor = self._anchors[name, link]
                 fits = anchor.event == event and anchor.counted <= tokens
                 return anchor.reported + int((tokens - anchor.counted) * factor) if fits else int(tokens * factor)
         return int(tokens * factor)

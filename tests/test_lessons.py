@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxy.core.budget.catalogue import Route
 from proxy.core.overflow.classify import Overflow
 from proxy.lessons import FRESH_SECONDS, Lessons, Sent
@@ -68,6 +70,16 @@ async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
     assert here.expected(ROUTE, [b"x", b"y"], -1, 1_100, 1.5) == 1_650
     assert here.expected(ROUTE, [b"x", b"a", b"b"], 2, 1_100, 1.5) == 1_650
     assert here.expected(ROUTE, [b"a"], -1, 900, 1.0) == 900
+
+
+@pytest.mark.parametrize("reported", [0, 5_000_000, 2**53 - 1])
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
+    """A figure that no prompt of that size can have says nothing of the conversation, nor of the provider's count."""
+    here = lessons(Book(), Hands())
+    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
+    assert here.expected(ROUTE, [b"a"], -1, 1_000, 1.0) == 1_000
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
 
 
 async def test_a_silent_cut_is_told() -> None:

@@ -137,6 +137,10 @@ class Upstream(Section):
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
     timeouts: Timeouts = Timeouts()
     probe: bool = Field(default=True, description="Ask it in the background how large its windows are.")
+    include_usage: bool = Field(
+        default=False,
+        description="Ask for usage in every chat stream, and keep the event that tells it from clients that did not.",
+    )
 
     count_tokens: Literal["auto", "relay", "own"] = Field(
         default="auto", description="Who answers /v1/messages/count_tokens: it if it can, it, or our own count."

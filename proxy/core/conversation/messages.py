@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.core.budget.media import block_tokens, opaque_tokens
+from proxy.core.budget.media import is_guess, opaque_tokens, part_tokens
+from proxy.core.budget.prices import prices_of
 from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
@@ -103,11 +104,11 @@ def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Ro
 
 
 def _weigh(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
-    kind, media = block.get("type"), block_tokens(block)
-    if media is not None:
-        tokens, is_guess = media
+    kind = block.get("type")
+    if _is_media(block):
+        tokens = part_tokens(block, prices_of(count)) or 0
         weight.media += tokens
-        weight.guess += tokens if is_guess else 0
+        weight.guess += tokens if is_guess(block) else 0
         weight.text += sum(count(str(block[key])) for key in ("title", "context") if block.get(key))
     elif kind == "text":
         weight.text += count(_text(block.get("text")))
@@ -148,7 +149,7 @@ def read_entry(raw: bytes) -> Entry:
     blocks = _blocks(message)
     role = _role(message, blocks)
     calls = [(_text(b.get("name")), quoted(b.get("input"))) for b in blocks if str(b.get("type")).endswith("tool_use")]
-    media = [str(block.get("type")) for block in blocks if block_tokens(block) is not None]
+    media = [str(block.get("type")) for block in blocks if _is_media(block)]
     said = "\n".join(_said(blocks)) if role == "tool" else ""
     return Entry(role, "\n".join(_spoken(blocks)), tuple(calls), tuple(media), said)
 
@@ -184,7 +185,7 @@ def media_parts(raw: bytes) -> list[bytes]:
         return []
     parts = [source[start:end].encode() for start, end in elements(source, found.start)[0]]
     values = [(part, decode(part)) for part in parts]
-    return [part for part, value in values if isinstance(value, dict) and block_tokens(value) is not None]
+    return [part for part, value in values if isinstance(value, dict) and _is_media(value)]
 
 
 def marker(raw: bytes) -> bytes:
@@ -241,6 +242,14 @@ def _blocks(holder: Any) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         return []
     return [part if isinstance(part, dict) else {"type": "text", "text": quoted(part)} for part in content]
+
+
+def _is_media(block: Mapping[str, Any]) -> bool:
+    """Whether a block is a picture or a file; a document whose source is text or blocks is words."""
+    source = block.get("source")
+    kinds = {"image": (), "document": ("text", "content")}
+    kind = str(block.get("type"))
+    return kind in kinds and isinstance(source, dict) and source.get("type") not in kinds[kind]
 
 
 def _said(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -13,7 +13,10 @@ from proxy.core.conversation.scan import Field, members, reject_duplicates
 from proxy.core.errors import InvalidRequest
 
 TOOLS = ("tools", "functions")
-COUNTED = (*TOOLS, "response_format", "instructions", "text", "prompt", "system", "output_config", "output_format")
+COUNTED = (
+    *(*TOOLS, "tool_choice", "response_format", "instructions", "text", "prompt", "system"),
+    *("output_config", "output_format"),
+)
 """Members beside the items that the provider counts as input."""
 
 STORED = ("previous_response_id", "conversation")

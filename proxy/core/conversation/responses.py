@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from proxy.core.budget.media import UNKNOWN_IMAGE, is_guess, opaque_tokens, part_tokens
+from proxy.core.budget.media import is_guess, is_media, opaque_tokens, part_tokens
+from proxy.core.budget.prices import prices_of
 from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
@@ -88,9 +89,9 @@ def read_item(raw: bytes, count: Count) -> Item:
 
 def _read(value: dict[str, Any], count: Count) -> Item:
     kind, role = _kind(value), _role(value)
-    parts = _parts(value)
-    sizes = [(part, tokens) for part in parts if (tokens := part_tokens(part)) is not None]
-    sizes += [(value, UNKNOWN_IMAGE)] if kind == _PICTURE else []
+    prices = prices_of(count)
+    sizes = [(part, part_tokens(part, prices) or 0) for part in _parts(value) if is_media(part)]
+    sizes += [(value, prices.picture.tokens(None, "high"))] if kind == _PICTURE else []
     media, guess = sum(tokens for _, tokens in sizes), sum(tokens for part, tokens in sizes if is_guess(part))
     if kind == _REFERENCE:
         media, guess = REFERENCE, REFERENCE
@@ -121,7 +122,7 @@ def read_entry(raw: bytes) -> Entry:
     """What one element says, for those who write about it."""
     value = decode(raw)
     kind, role = _kind(value), _role(value)
-    media = tuple(str(part.get("type")) for part in _parts(value) if part_tokens(part) is not None)
+    media = tuple(str(part.get("type")) for part in _parts(value) if is_media(part))
     if kind == "reasoning":
         return Entry(role, "")
     calls = ((str(value.get("name") or kind), _arguments(value)),) if kind.endswith("_call") else ()
@@ -176,7 +177,7 @@ def media_parts(raw: bytes) -> list[bytes]:
         return []
     parts = [source[start:end].encode() for start, end in elements(source, found.start)[0]]
     values = [(part, decode(part)) for part in parts]
-    return [part for part, value in values if isinstance(value, dict) and part_tokens(value) is not None]
+    return [part for part, value in values if isinstance(value, dict) and is_media(value)]
 
 
 def marker(raw: bytes) -> bytes:
@@ -231,9 +232,9 @@ def _counted(value: Mapping[str, Any]) -> Iterator[str]:
             for part in held:
                 if not isinstance(part, dict):
                     yield quoted(part)
-                elif part_tokens(part) is None:
+                elif not is_media(part):
                     yield from _part_texts(part)
-        elif isinstance(held, dict) and part_tokens(held) is not None:
+        elif isinstance(held, dict) and is_media(held):
             continue  # a screenshot
         else:
             yield from (text for path, text in leaves(held, (key,)) if path[-1] != _OPAQUE)
