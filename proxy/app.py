@@ -23,6 +23,7 @@ from cachetools import LRUCache
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Marks, Shares
+from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
 from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.report import Report
@@ -142,9 +143,9 @@ class House:
             few = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
             logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
 
-        probes = open_probes(settings, upstream, tasks, told)
+        probes = open_probes(settings, upstream, tasks, told, store)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
-        engine = _engine(settings, catalogue, tokenizers, store)
+        engine = open_engine(settings, catalogue, tokenizers, store)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -157,6 +158,7 @@ class House:
                 "upstreams": list(upstream.names),
                 "windows": probes.known(),
                 "probes": probes.surveys(),
+                **engine.windows(),
                 "store": _store_status(store),
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
@@ -305,7 +307,8 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
+def open_engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
+    """The conductor of *settings*, with memories of its own."""
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
@@ -313,7 +316,8 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
-    policy = Policy(Rules(marks, shares, rungs), wanted.lower_output, wanted.stored_history)
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    policy = Policy(Rules(marks, shares, rungs, allocation), wanted.lower_output, wanted.stored_history)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}

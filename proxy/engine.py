@@ -10,6 +10,7 @@ from typing import Literal
 
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.figures import Marks, input_room, reserve
+from proxy.core.budget.windows import Source
 from proxy.core.compression.schedule import Demand
 from proxy.core.conversation.identity import name_of
 from proxy.core.errors import UllageError
@@ -35,6 +36,9 @@ Counting = Literal["auto", "relay", "own"]
 
 ERROR_BYTES = 1_048_576
 """An error answer larger than this is passed on without being looked at."""
+
+SHOWN = 100
+"""Models that are shown to people at once."""
 
 
 def _learn_nothing(usage: Usage) -> bool:
@@ -133,6 +137,30 @@ class Engine:
         """The name of the upstream that serves *model*. Raises ``NotFound`` where none does."""
         return self._catalogue.resolve(model).upstream
 
+    def windows(self) -> dict[str, list[dict[str, object]]]:
+        """What holds for the models that were asked for, and what overflows taught: for people, tokens and seconds."""
+        now = self._clock()
+        routes = sorted(self._catalogue.known()[-SHOWN:], key=lambda route: route.name)
+        return {
+            "models": [
+                {
+                    "upstream": route.upstream,
+                    "model": route.model,
+                    "context_window": route.window,
+                    "max_input_tokens": route.max_input,
+                    "max_output_tokens": route.max_output,
+                    "source": route.source,
+                    "how": route.how,
+                    "age_seconds": None if route.at is None else round(max(0.0, now - route.at), 1),
+                }
+                for route in routes
+            ],
+            "learned": [
+                {"route": name, "context_window": tokens, "age_seconds": age}
+                for name, tokens, age in self._lessons.stated()[:SHOWN]
+            ],
+        }
+
     async def exchange(self, request: Request, send: Send) -> Answer:
         """The answer to *request*: at most one generation is ever paid for.
 
@@ -190,16 +218,19 @@ class Engine:
             return _learn_nothing
         return lambda usage: usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
 
-    async def fit(self, request: Request, *, peek: bool = False) -> Plan:
-        """What to send for *request*: the client's own bytes, or the smaller view of its conversation."""
-        plan, session = await self._fit(request, peek)
+    async def fit(self, request: Request, *, counted: bool = False, peek: bool = False) -> Plan:
+        """What to send for *request*: the client's own bytes, or the smaller view of its conversation.
+
+        *counted* counts it even where its bytes show that it fits; *peek* only asks, and makes nothing a fact.
+        """
+        plan, session = await self._fit(request, counted, peek)
         session = request.options.conversation or request.session or session
         report = plan.report.but(epoch=request.epoch)
         if session:
             report = report.but(conversation=name_of(request.tenant, session))
         return replace(plan, report=report)
 
-    async def _fit(self, request: Request, peek: bool) -> tuple[Plan, str]:
+    async def _fit(self, request: Request, counted: bool, peek: bool) -> tuple[Plan, str]:
         """The plan, and what the body calls the conversation."""
         head = read_head(request.api, request.body)
         located = None if head else self._fitter.locate(request)
@@ -210,29 +241,26 @@ class Engine:
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
         window = _window(route, known, request)
+        report = Report(
+            request.request_id,
+            request.api,
+            model,
+            route.upstream,
+            stream,
+            source=_source(route, known, window),
+            project=request.options.project,
+            task_size=request.options.task_size,
+        )
         if mode == "off" or window is None:
             reason = "off" if mode == "off" else "unknown-window"
-            report = Report(request.request_id, request.api, model, route.upstream, stream, reason=reason)
-            return Plan(request.body, report, route), session
-        if head is not None and not request.options.compact_now:
+            return Plan(request.body, report.but(reason=reason), route), session
+        if head is not None and not request.options.compact_now and not counted:
             held = reserve(head.requested, route.max_output, window)
             budget = input_room(window, held, route.max_input)
-            if bounded := bound(request.body, head, int(self._marks.low * budget)):
-                report = Report(
-                    request.request_id,
-                    request.api,
-                    model,
-                    route.upstream,
-                    stream,
-                    window=window,
-                    budget=budget,
-                    tokens_before=bounded,
-                    tokens_after=bounded,
-                    bounded=True,
-                )
-                return Plan(request.body, report, route), session
+            if tokens := bound(request.body, head, int(self._marks.low * budget)):
+                bounds = {"tokens_before": tokens, "tokens_after": tokens, "bounded": True}
+                return Plan(request.body, report.but(window=window, budget=budget, **bounds), route), session
         located = located or self._fitter.locate(request)
-        report = Report(request.request_id, request.api, model, route.upstream, stream)
         factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now, peek=peek))
@@ -257,7 +285,8 @@ class Engine:
         # When nothing is known but that this was too much, the demand below decides.
         assumed = window or 2 * len(request.body)
         factor = max(known.lesson.calibration.factor, (overflow.prompt or 0) / max(1, sent))
-        report = plan.report.but(reason="")  # what was unknown ahead is known now
+        # What was unknown ahead is known now.
+        report = plan.report.but(reason="", source=_source(route, known, window))
         subject = await self._fitter.measure(request, located, route, report, assumed, factor)
         for demand in (Demand(), Demand(force=True, limit=int(0.75 * sent))):
             smaller = await self._fitter.decide(subject, demand, supersede=True)
@@ -294,6 +323,14 @@ def _window(route: Route, known: Held, request: Request) -> int | None:
     if request.options.window is not None:
         window = min(window or request.options.window, request.options.window)
     return window
+
+
+def _source(route: Route, known: Held, window: int | None) -> Source | Literal["request"]:
+    """Who says that *window* holds; the request itself where it asked for a smaller one."""
+    told = route.after(known.lesson.window, known.lesson.beside)
+    if window != told:
+        return "request"
+    return route.source if told == route.window else "learned"
 
 
 async def _watch(reply: Reply) -> tuple[bytes, Overflow | None]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.core.budget.prices import Meter, prices
+from proxy.core.budget.regions import NOTHING, Totals, add_up
 from proxy.core.budget.tools import reads_declarations, tools_tokens
 from proxy.core.conversation.chain import chain
 from proxy.core.conversation.dialect import Dialect
@@ -30,8 +31,7 @@ class Reading:
     """One request, read: where its items are, what they weigh, and what stands around them.
 
     ``body`` is the client's, or the same with its items as a list. ``sizes`` are the tokens of each counted member of
-    the outline, ``fixed`` those of everything but the history; ``history`` is the weight of all items that are not
-    system items, ``media`` what images and the like are in all.
+    the outline, ``fixed`` those of everything but the history; ``totals`` are those of the items by role.
     """
 
     body: bytes
@@ -40,9 +40,18 @@ class Reading:
     outline: Outline
     sizes: dict[str, int]
     fixed: int
-    history: int
-    media: int
+    totals: Totals
     known: Known | None
+
+    @property
+    def history(self) -> int:
+        """The weight of all items that are not system items."""
+        return self.totals.history
+
+    @property
+    def media(self) -> int:
+        """What images and the like are in all."""
+        return self.totals.media
 
     def layout(self) -> Layout:
         """The structure of the items, continued from that of a prefix of this body."""
@@ -77,6 +86,7 @@ class Known:
     named: tuple[bytes, str] = (b"", "")
     links: tuple[bytes, ...] = ()
     layout: Layout = EMPTY
+    totals: Totals = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +157,12 @@ class Reader:
             kept.named, kept.links = known.named, known.links
             kept.layout = known.layout if known.measure == measure else EMPTY
         sizes = await self._sizes_of(scope, found.outline.counted(), encoding, model)
-        system = sum([item.tokens for item in items if item.role == "system"])
-        history = sum([item.tokens for item in items]) - system
-        media = sum([item.media for item in items])
+        totals = add_up(items, known.totals if known and seen else NOTHING)
+        if kept:
+            kept.totals = totals
         tools = dialect.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
-        fixed = dialect.PER_REPLY + tools + system + sum(sizes.values())
-        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, history, media, kept)
+        fixed = dialect.PER_REPLY + tools + totals.system + sum(sizes.values())
+        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept)
 
     def count(self, encoding: str, model: str = "") -> Meter:
         """Counts text in *encoding*, and knows what media cost with *model*."""

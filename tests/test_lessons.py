@@ -113,3 +113,17 @@ async def test_pictures_teach_nothing_about_words() -> None:
     assert not here.answered(Sent(ROUTE, ONE, 1_000, b"b", -1, plain=False), 3_000)
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
     assert here.expected(ROUTE, [b"a"], -1, 3_000, 1.0) == 900
+
+
+async def test_stated_windows_are_told_with_their_age() -> None:
+    """People see which windows overflows stated and when, also from another replica, and never of whom."""
+    book, wall = Book(), Hands()
+    here = Lessons(book, {}, {}, Hands(), wall)
+    assert here.stated() == []
+    for tenant in (ONE, b"2" * 32):
+        here.overflowed(ROUTE, tenant, Overflow("input_too_long", 16_384), 20_000)
+    wall.time += 30
+    assert here.stated() == [(ROUTE.name, 16_384, 30.0)]
+    there = Lessons(book, {}, {}, Hands(), wall)
+    await there.of(ROUTE, ONE)
+    assert there.stated() == [(ROUTE.name, 16_384, 30.0)]

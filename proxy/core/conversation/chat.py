@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.core.budget.media import is_guess, is_media, part_tokens
+from proxy.core.budget.memory import memories
 from proxy.core.budget.prices import prices_of
 from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
@@ -89,7 +90,9 @@ def _read(message: dict[str, Any], count: Count) -> Item:
     calls = tuple(name for call in _calls(message) if (name := _call_id(call)))
     answered = _answered(message)
     overhead = PER_MESSAGE + PER_CALL * len(_calls(message)) + PER_NAME * bool(message.get("name"))
-    return Item(role, overhead + media + text, media, digest(message), calls, (answered,) if answered else (), guess)
+    answers = (answered,) if answered else ()
+    memory = count(found) if role in ("system", "user") and (found := memories(_content_text(message))) else 0
+    return Item(role, overhead + media + text, media, digest(message), calls, answers, guess, memory)
 
 
 def read_entry(raw: bytes) -> Entry:
@@ -97,7 +100,8 @@ def read_entry(raw: bytes) -> Entry:
     message = decode(raw)
     role = ROLES.get(str(message.get("role")), "user")
     media = tuple(str(part.get("type")) for part in _parts(message) if is_media(part))
-    return Entry(role, _content_text(message), tuple(_call_texts(_calls(message))), media)
+    reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))
+    return Entry(role, _content_text(message), tuple(_call_texts(_calls(message))), media, reasoning)
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:

@@ -11,11 +11,13 @@ from proxy.core.conversation.items import Role
 class Entry:
     """The words of one item: its text, its tool calls as (name, arguments) and the kinds of its media parts.
 
-    ``said`` is what the user wrote beside the tool results of the same item; ``text`` holds it too.
+    ``reasoning`` is what the model thought before it spoke, where that is readable; ``said`` what the user wrote beside
+    the tool results of the same item (``text`` holds it too).
     """
 
     role: Role
     text: str
     calls: tuple[tuple[str, str], ...] = ()
     media: tuple[str, ...] = ()
+    reasoning: str = ""
     said: str = ""

@@ -18,10 +18,10 @@ Role = Literal["system", "user", "assistant", "tool"]
 class Item:
     """Numbers and names of one item; never its text, because a slice of a body keeps the whole body alive.
 
-    ``tokens`` is its weight in the model's encoding, of which ``media`` cannot be clipped and ``guess`` is a guess
-    (files, audio, images elsewhere). ``digest`` (16 bytes) is equal for items that mean the same however a client
-    serialises them. ``calls`` and ``answers`` are tool call ids. ``sealed`` is text that must not be edited (signed or
-    encrypted reasoning), ``said`` what the user wrote beside tool results in one item.
+    ``tokens`` is its weight in the model's encoding, of which ``media`` cannot be clipped, ``guess`` is a guess (files,
+    audio, images elsewhere) and ``memory`` was injected by an agent; ``sealed`` must not be edited (signed or encrypted
+    reasoning), and ``said`` is what the user wrote beside tool results in one item. ``digest`` (16 bytes) is equal for
+    items that mean the same however a client serialises them. ``calls`` and ``answers`` are tool call ids.
     """
 
     role: Role
@@ -31,6 +31,7 @@ class Item:
     calls: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     guess: int = 0
+    memory: int = 0
     sealed: int = 0
     said: int = 0
 

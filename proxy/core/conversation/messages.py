@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.core.budget.media import is_guess, opaque_tokens, part_tokens
+from proxy.core.budget.memory import memories
 from proxy.core.budget.prices import prices_of
 from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
@@ -93,9 +94,9 @@ def _read(message: dict[str, Any], count: Count) -> Item:
     answers = tuple(str(b["tool_use_id"]) for b in blocks if b.get("type") == "tool_result" and b.get("tool_use_id"))
     role = _role(message, blocks)
     said = sum(count(text) for text in _said(blocks)) if role == "tool" else 0
-    return Item(
-        role, weight.total, weight.media, digest(message), calls, answers, weight.guess, weight.sealed, said=said
-    )
+    memory = count(found) if role in ("system", "user") and (found := memories("\n".join(_said(blocks)))) else 0
+    facts = {"guess": weight.guess, "memory": memory, "sealed": weight.sealed, "said": said}
+    return Item(role, weight.total, weight.media, digest(message), calls, answers, **facts)
 
 
 def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Role:
@@ -151,7 +152,8 @@ def read_entry(raw: bytes) -> Entry:
     calls = [(_text(b.get("name")), quoted(b.get("input"))) for b in blocks if str(b.get("type")).endswith("tool_use")]
     media = [str(block.get("type")) for block in blocks if _is_media(block)]
     said = "\n".join(_said(blocks)) if role == "tool" else ""
-    return Entry(role, "\n".join(_spoken(blocks)), tuple(calls), tuple(media), said)
+    reasoning = "\n".join(_text(block.get("thinking")) for block in blocks if block.get("type") == "thinking")
+    return Entry(role, "\n".join(_spoken(blocks)), tuple(calls), tuple(media), reasoning, said)
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.budget.media import is_guess, is_media, opaque_tokens, part_tokens
+from proxy.core.budget.memory import memories
 from proxy.core.budget.prices import prices_of
 from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
@@ -102,7 +103,9 @@ def _read(value: dict[str, Any], count: Count) -> Item:
     calls = tuple(str(value[key]) for key in named if value.get(key)) if role == "assistant" else ()
     answers = next(((str(value[key]),) for key in _ANSWERS if value.get(key)), ()) if role == "tool" else ()
     tokens = text + media + opaque
-    return Item(role, tokens, media, digest(value), calls, answers, guess + opaque, sealed + opaque)
+    memory = count(found) if role in ("system", "user") and (found := memories("\n".join(_words(value)))) else 0
+    facts = {"guess": guess + opaque, "memory": memory, "sealed": sealed + opaque}
+    return Item(role, tokens, media, digest(value), calls, answers, **facts)
 
 
 def _kind(value: Mapping[str, Any]) -> str:
@@ -124,7 +127,8 @@ def read_entry(raw: bytes) -> Entry:
     kind, role = _kind(value), _role(value)
     media = tuple(str(part.get("type")) for part in _parts(value) if is_media(part))
     if kind == "reasoning":
-        return Entry(role, "")
+        parts = [part for key in ("summary", "content") for part in value.get(key) or () if isinstance(part, dict)]
+        return Entry(role, "", reasoning="\n".join(str(part.get("text") or "") for part in parts))
     calls = ((str(value.get("name") or kind), _arguments(value)),) if kind.endswith("_call") else ()
     return Entry(role, "\n".join(_words(value)), calls, media)
 
