@@ -53,7 +53,7 @@ def open_upstream(settings: Settings) -> DirectUpstream:
             upstream.name,
             upstream.base_url or OWN_ADDRESSES[upstream.provider],
             _key(upstream),
-            "x-api-key" if upstream.provider == ANTHROPIC else "authorization",
+            api_key_header=upstream.key_header,
             headers=_headers(upstream),
             timeouts=_timeouts(upstream),
         )

@@ -41,6 +41,7 @@ _KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-k
 
 # Providers that are paid by the proxy's own surroundings (a role, a service account), never by a client's key.
 _AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
+_KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
 
 Encoding = Literal["o200k_base", "cl100k_base"]
 
@@ -138,6 +139,9 @@ class Upstream(Section):
     options: dict[str, str] = Field(default={}, description="LiteLLM's own settings: regions, projects, API versions.")
     api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
+    api_key_header: str = Field(
+        default="", description="Header that carries api_key; empty: by host, else authorization."
+    )
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
     timeouts: Timeouts = Timeouts()
     probe: bool = Field(default=True, description="Ask it in the background how large its windows are.")
@@ -145,6 +149,19 @@ class Upstream(Section):
         default=False,
         description="Ask for usage in every chat stream, and keep the event that tells it from clients that did not.",
     )
+
+    count_tokens: Literal["auto", "relay", "own"] = Field(
+        default="auto", description="Who answers /v1/messages/count_tokens: it if it can, it, or our own count."
+    )
+
+    @property
+    def key_header(self) -> str:
+        """The header in which this server looks for its key."""
+        if self.provider == "anthropic":
+            return self.api_key_header or "x-api-key"
+        host = urlsplit(self.base_url).hostname or ""
+        known = next((header for suffix, header in _KEY_HEADERS_BY_HOST if host.endswith(suffix)), "authorization")
+        return self.api_key_header or known
 
     @property
     def bridged(self) -> bool:
@@ -175,6 +192,8 @@ class Upstream(Section):
             troubles.append((("base_url",), "is required", "Add `base_url: http://127.0.0.1:8000/v1` or the like."))
         if self.options and not self.bridged:
             troubles.append((("options",), "mean nothing without a provider", "Name the provider, or take them out."))
+        if self.api_key_header and not _TOKEN.match(self.api_key_header):
+            troubles.append((("api_key_header",), "is no header name", "Use letters, digits and dashes."))
         for name in self.headers:
             if not _TOKEN.match(name):
                 troubles.append((("headers", name), "is no header name", "Use letters, digits and dashes."))
@@ -269,6 +288,10 @@ class Compression(Section):
     low_mark: Annotated[Share, Field(gt=0)] = Field(default=0.40, description="A compaction goes down to this share.")
     lower_output: Literal["last", "first", "never"] = Field(
         default="last", description="When the request's own output figure may be lowered to make room."
+    )
+    stored_history: Literal["truncate", "error"] = Field(
+        default="truncate",
+        description="When a history that only the provider keeps is too long: let it cut that, or pass its error on.",
     )
     stages: Stages = Stages()
     shares: Shares = Shares()
