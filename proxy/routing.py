@@ -83,9 +83,9 @@ def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
 
 
 def _bridged_address(upstream: configuration.Upstream) -> str | None:
-    # LiteLLM adds Anthropic's version itself.
-    base_url = upstream.base_url
-    return (base_url.removesuffix("/v1") if upstream.provider == ANTHROPIC else base_url) or None
+    # LiteLLM would look for an address it is not given in the environment, where this proxy's own may stand.
+    base_url = upstream.base_url or OWN_ADDRESSES.get(upstream.provider)
+    return base_url.removesuffix("/v1") if base_url and upstream.provider == ANTHROPIC else base_url
 
 
 def _key(upstream: configuration.Upstream) -> str | None:
