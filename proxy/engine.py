@@ -14,7 +14,8 @@ from proxy.core.budget.figures import Marks, input_room, reserve
 from proxy.core.compression.schedule import Demand
 from proxy.core.conversation.scan import ESCAPED_LETTER, UNREADABLE
 from proxy.core.errors import UllageError
-from proxy.core.overflow.classify import STATUSES, Overflow, classify
+from proxy.core.overflow.classify import STATUSES, classify
+from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import Opening
 from proxy.core.report import Report, Usage
 from proxy.fitting import Fitter, Plan
@@ -250,7 +251,8 @@ class Engine:
             body, complete = await _read(reply, ERROR_BYTES)
             counted = plan.tokens if plan.tokens is not None else None
             encoding = reply.header("content-encoding")
-            return body, classify(reply.status, body, counted, encoding) if complete else None
+            found = classify(reply.status, body, counted, encoding) if complete else None
+            return body, found if found and found.too_long else None
         if reply.status != 200 or not plan.report.stream or not _may_overflow(plan):
             return b"", None
         if not reply.header("content-type").startswith("text/event-stream") or reply.header("content-encoding"):

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from proxy.core.budget.calibration import Calibration, is_truncated, learn, prior
 from proxy.core.budget.catalogue import Route
-from proxy.core.overflow.classify import Overflow
+from proxy.core.overflow.kinds import Overflow
 from proxy.ports import Clock, Recorder
 
 FRESH_SECONDS = 60.0
@@ -98,7 +98,7 @@ class Lessons:
         """What is known after *route* refused a view of *counted* tokens of ours with what *overflow* states."""
         lesson = self.now(route, tenant).lesson
         window, beside = lesson.window, lesson.beside
-        if overflow.limit and overflow.kind != "payload_too_large":
+        if overflow.limit and overflow.kind != "payload":
             still = window if beside == route.told else None
             window, beside = min(overflow.limit, still or overflow.limit), route.told
         calibration = lesson.calibration

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.overflow.classify import Overflow
+from proxy.core.overflow.kinds import Overflow
 from proxy.lessons import FRESH_SECONDS, Lessons, Sent
 from tests.fits import Book
 
@@ -30,7 +30,7 @@ async def test_an_overflow_teaches_every_replica() -> None:
     book, clock = Book(), Hands()
     here, there = lessons(book, clock), lessons(book, clock)
     assert (await there.of(ROUTE, ONE)).lesson.window is None
-    here.overflowed(ROUTE, ONE, Overflow("input_too_long", 8192, 15_000), 10_000)
+    here.overflowed(ROUTE, ONE, Overflow("input", 8192, 15_000), 10_000)
     assert here.now(ROUTE, ONE).lesson.window == 8192
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.5
     assert (await there.of(ROUTE, ONE)).lesson.window is None
@@ -42,14 +42,14 @@ async def test_lessons_stay_with_their_tenant() -> None:
     """What one caller's traffic taught is not used for another's."""
     book, clock = Book(), Hands()
     here = lessons(book, clock)
-    here.overflowed(ROUTE, ONE, Overflow("input_too_long", 8192), 10_000)
+    here.overflowed(ROUTE, ONE, Overflow("input", 8192), 10_000)
     assert (await here.of(ROUTE, TWO)).lesson.window is None
 
 
 async def test_a_payload_limit_is_no_window() -> None:
     """Bytes that were too many say nothing about tokens."""
     here = lessons(Book(), Hands())
-    here.overflowed(ROUTE, ONE, Overflow("payload_too_large", 32_000_000), 10_000)
+    here.overflowed(ROUTE, ONE, Overflow("payload", 32_000_000), 10_000)
     assert here.now(ROUTE, ONE).lesson.window is None
 
 
@@ -83,11 +83,11 @@ async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
     here = lessons(Book(), Hands())
     before = Route("up", "m", 32_768, None, "o200k_base", "server")
     after = Route("up", "m", 65_536, None, "o200k_base", "server")
-    here.overflowed(before, ONE, Overflow("input_too_long", 16_384), 20_000)
+    here.overflowed(before, ONE, Overflow("input", 16_384), 20_000)
     lesson = here.now(before, ONE).lesson
     assert before.after(lesson.window, lesson.beside) == 16_384
     assert after.after(lesson.window, lesson.beside) == 65_536
-    here.overflowed(after, ONE, Overflow("input_too_long", 50_000), 60_000)
+    here.overflowed(after, ONE, Overflow("input", 50_000), 60_000)
     lesson = here.now(after, ONE).lesson
     assert after.after(lesson.window, lesson.beside) == 50_000
     assert here.answered(Sent(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False

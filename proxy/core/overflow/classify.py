@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from proxy.core.overflow.rules import CODES, FIELDS, VETO, WORDINGS, Kind
+from proxy.core.overflow.kinds import Kind, Overflow
+from proxy.core.overflow.rules import CODES, FIELDS, VETO, WORDINGS
+
+__all__ = ["STATUSES", "UNCORROBORATED", "Overflow", "classify", "classify_error"]
 
 STATUSES = frozenset({400, 413, 422, 500})
 """Statuses an overflow comes with; pace (429) never means length."""
@@ -20,17 +22,6 @@ UNCORROBORATED = 0.6
 _LONGEST = 65_536
 _DEEPEST = 6
 _MOST_TEXTS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Overflow:
-    """What an overflow states, in the provider's tokens; ``None`` where it says nothing. ``decisive``: by a code."""
-
-    kind: Kind
-    limit: int | None = None
-    prompt: int | None = None
-    output: int | None = None
-    decisive: bool = False
 
 
 def classify(status: int, body: bytes, counted: int | None = None, encoding: str = "") -> Overflow | None:
@@ -66,8 +57,8 @@ def classify_error(error: Any) -> Overflow | None:
 
 def _overflow(kind: Kind, figures: Mapping[str, int], *, decisive: bool) -> Overflow:
     limit, prompt, output = figures.get("limit"), figures.get("prompt"), figures.get("output")
-    if kind == "input_plus_output_too_long" and limit is not None and prompt is not None and prompt > limit:
-        kind = "input_too_long"
+    if kind == "input_plus_output" and limit is not None and prompt is not None and prompt > limit:
+        kind = "input"
     return Overflow(kind, limit, prompt, output, decisive)
 
 

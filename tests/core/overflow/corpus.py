@@ -26,3 +26,13 @@ def rows() -> list[Row]:
     if not FILE.is_file():
         pytest.skip(f"no recorded error answers in {FOLDER} (ULLAGE_SHARED names another folder)")
     return [json.loads(line) for line in FILE.read_text("utf-8").splitlines() if line]
+
+
+KINDS = {
+    "input_too_long": "input",
+    "input_plus_output_too_long": "input_plus_output",
+    "payload_too_large": "payload",
+    "output_cap_too_large": "output_cap",
+    "rate_limit": "rate_limit",
+}
+"""The recordings' names of kinds, and ours."""
