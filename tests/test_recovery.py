@@ -156,7 +156,7 @@ async def test_a_fallback_that_fails_leaves_the_first_error() -> None:
 
 
 async def test_elsewhere_first_holds_for_overflows_too() -> None:
-    """With the fallback first, an overflow nobody foresaw goes there at once; where it fails, the view is made smaller."""
+    """With the fallback first, an overflow nobody foresaw goes there at once; where that fails, the view shrinks."""
     house = House(BIG, COMPRESS, told=16_000, own=5_000)
     await house.ask(session(6_000))
     assert house.route == ["own", "other"]
@@ -219,7 +219,7 @@ async def test_payloads_shrink_and_teach_no_window() -> None:
 async def test_input_and_output_together_lower_the_output() -> None:
     """The output figure gives way before any message does, if what is left is of use and the setting allows."""
     body = body_of(agent_session(11, 250), max_tokens=2_500)
-    split = dict(wording="vllm", own=5_000, told=16_000)
+    split = {"wording": "vllm", "own": 5_000, "told": 16_000}
     for lower, kept in (("last", True), ("never", False)):
         house = House(lower=lower, **split)
         answer = await house.ask(body)

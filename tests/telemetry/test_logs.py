@@ -66,7 +66,8 @@ def test_a_request_is_one_line_of_facts(logged):
         "event": "proxy.request_done", "level": "info", "request_id": "req_1", "api": "chat", "model": "gpt-5",
         "upstream": "openai", "conversation": "c0ffee", "status": 200, "outcome": "compacted", "reason": "fold",
         "stream": False, "stages": ["fold", "drop"], "tokens_before": 9000, "tokens_after": 3500, "bounded": False,
-        "window": 8192, "pressure": 0.5, "compaction": True, "observed": False, "retries": 1, "overflows": 1, "fallback": "",
+        "window": 8192, "pressure": 0.5, "compaction": True, "observed": False, "retries": 1, "overflows": 1,
+        "fallback": "",
         "input_tokens": 3400, "output_tokens": 50, "cached_tokens": 3000, "overhead_ms": 1.5, "duration_ms": 1500.0,
     }  # fmt: skip
 

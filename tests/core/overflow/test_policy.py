@@ -20,7 +20,7 @@ def test_how_far_the_model_itself_goes_first(steps: tuple[str, ...], extent: str
 
 @pytest.mark.parametrize("lower", ["never", "last", "first"])
 def test_what_is_sent_again(lower: Lower) -> None:
-    """A refusal for length is; a rate limit and a stop never; a cap of the output where figures may be lowered first."""
+    """Refusals for length are, a rate limit and a stop never, a cap of the output where figures go first."""
     assert all(retries_smaller(Overflow(kind), lower) for kind in ("input", "input_plus_output", "payload"))
     assert not any(retries_smaller(Overflow(kind, 100), lower) for kind in ("rate_limit", "stop"))
     assert retries_smaller(Overflow("output_cap", 4_096), lower) == (lower == "first")
