@@ -133,6 +133,9 @@ def models(
     pattern: Annotated[str | None, typer.Argument(help="Name or glob; quote it.", metavar="[PATTERN]")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
     upstream: Annotated[str | None, typer.Option(help="The only upstream: http(s)://host/v1.", metavar="URL")] = None,
+    key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with a client's key: what its traffic taught.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per model.")] = False,
 ) -> None:
     """Show each model's window, limits, encoding and count factor, and where the window comes from."""
@@ -151,7 +154,7 @@ def models(
 
     from proxy.listing import listing
 
-    found = asyncio.run(listing(settings, pattern))
+    found = asyncio.run(listing(settings, pattern, os.environ.get(key_env, "") if key_env else ""))
     for name, trouble in found.troubles.items():
         typer.echo(f"{name}: {trouble}", err=True)
     rows = [asdict(row) for row in found.rows]

@@ -12,6 +12,7 @@ from proxy.core.budget.calibration import prior
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.windows import Window
 from proxy.core.errors import NotFound
+from proxy.learned import Learned, learned
 from proxy.routing import open_catalogue, open_probes, open_upstream
 from proxy.settings import Settings
 from proxy.tasks import Tasks
@@ -45,10 +46,11 @@ class Listing:
     troubles: Mapping[str, str]
 
 
-async def listing(settings: Settings, pattern: str | None) -> Listing:
+async def listing(settings: Settings, pattern: str | None, key: str = "") -> Listing:
     """The models of *settings* whose names match the glob *pattern*; without one, those configured and those told of.
 
-    Asks each upstream once, for a few seconds at most; one that cannot be reached is left out.
+    What traffic taught is what holds for clients with *key*, or of every access key. Asks each upstream once, for a few
+    seconds at most; one that cannot be reached is left out.
     """
     failures: list[BaseException] = []
     tasks = Tasks(lambda _, error: failures.append(error))
@@ -68,12 +70,14 @@ async def listing(settings: Settings, pattern: str | None) -> Listing:
         return find(told.get(name, {}), model)
 
     catalogue = await asyncio.to_thread(open_catalogue, settings, known)
-    return Listing(tuple(_rows(settings, catalogue, told, pattern)), troubles)
+    routes = list(_routes(settings, catalogue, told, pattern))
+    taught = await learned(settings, routes, key)
+    return Listing(tuple(_row(route, taught.get(route.name)) for route in routes), troubles)
 
 
-def _rows(
+def _routes(
     settings: Settings, catalogue: Catalogue, told: Mapping[str, Mapping[str, Window]], pattern: str | None
-) -> Iterable[Row]:
+) -> Iterable[Route]:
     """Without a *pattern* the rules in their order, then what servers told of; else every name that matches, sorted."""
     configured = [rule.name for rule in settings.models] or ([EVERY] if settings.upstreams else [])
     if pattern is None:
@@ -85,27 +89,23 @@ def _rows(
             names = [pattern]
     for name in dict.fromkeys(names):
         try:
-            route = catalogue.resolve(name)
+            yield catalogue.resolve(name)
         except NotFound:  # no rule is about it: a request for it would be refused, so there is nothing to tell
             continue
-        yield _row(route)
 
 
 def _told_names(told: Mapping[str, Mapping[str, Window]], most: int | None) -> Sequence[str]:
     return [name for windows in told.values() for name in sorted(windows)[:most]]
 
 
-def _row(route: Route) -> Row:
-    return Row(
-        route.model,
-        route.upstream,
-        route.window,
-        route.max_input,
-        route.max_output,
-        route.encoding,
-        prior(route.model, exact=route.exact).factor,
-        f"{route.source}: {route.how}" if route.how else route.source,
-    )
+def _row(route: Route, taught: Learned | None) -> Row:
+    origin = f"{route.source}: {route.how}" if route.how else route.source
+    window, factor = route.window, prior(route.model, exact=route.exact).factor
+    if taught is not None:
+        factor = taught.factor
+        if taught.window is not None:
+            window, origin = taught.window, f"learned: {taught.how}"
+    return Row(route.model, route.upstream, window, route.max_input, route.max_output, route.encoding, factor, origin)
 
 
 def _is_glob(name: str) -> bool:
