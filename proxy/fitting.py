@@ -19,7 +19,7 @@ from proxy.core.conversation import chat
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
-from proxy.core.conversation.portable import MARKS
+from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
 from proxy.core.errors import ContextTooLong, UllageError
 from proxy.core.overflow.policy import Extent, Lower
 from proxy.core.report import Report
@@ -131,16 +131,20 @@ class Fitter:
 
     def rerouted(self, request: Request, model: str) -> bytes:
         """The body of *request* for another *model*: its name, and no reasoning that only its author can read."""
-        dialect, body = DIALECTS[request.api], request.body
         located = self.locate(request)
-        items = body[located.scan.start : located.scan.end]
+        body, outline, where = located.body, located.outline, located.scan
+        items, edits = body[where.start : where.end], {"model": json.dumps(model)}
         if MARKS.search(items):
-            raws = [body[start:end] for start, end in located.scan.spans]
-            items = b",".join(filter(None, [dialect.portable(raw) if MARKS.search(raw) else raw for raw in raws]))
-        at, name = len(body[: located.scan.start].decode()), json.dumps(model)
-        if "model" in located.outline.fields:
-            return splice(located.outline, at, items, {"model": name})
-        return splice(located.outline, at, items, {}).replace(b"{", b'{"model":' + name.encode() + b",", 1)
+            portable = PORTABLE[request.api]
+            raws = [body[start:end] for start, end in where.spans]
+            kept = [portable(raw) if MARKS.search(raw) else raw for raw in raws]
+            if kept != raws:
+                items, edits = b",".join(filter(None, kept)), {**edits, **WITHOUT.get(request.api, {})}
+        at = len(body[: where.start].decode())
+        found = splice(outline, at, items, {key: value for key, value in edits.items() if key in outline.fields})
+        if "model" in outline.fields:
+            return found
+        return found.replace(b"{", b'{"model":' + edits["model"].encode() + b",", 1)
 
     def with_output(self, request: Request, plan: Plan, most: int) -> Plan | None:
         """*plan* with every output figure above *most* lowered to it; ``None`` where there is none."""
