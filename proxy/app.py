@@ -105,9 +105,17 @@ class House:
     """Everything one process is made of. Made by ``build``, ended by ``close``."""
 
     def __init__(
-        self, server: Server, upstream: DirectUpstream, probes: Probes, store: Store, telemetry: Telemetry, logs: Logs
+        self,
+        server: Server,
+        upstream: DirectUpstream,
+        probes: Probes,
+        store: Store,
+        telemetry: Telemetry,
+        logs: Logs,
+        lessons: Lessons,
     ) -> None:
         self.server = server
+        self._lessons = lessons
         self._probes = probes
         self._upstream = upstream
         self._store = store
@@ -144,7 +152,8 @@ class House:
 
         probes = open_probes(settings, upstream, tasks, told)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
-        engine = _engine(settings, catalogue, tokenizers, store)
+        lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, logs.noticed)
+        engine = _engine(settings, catalogue, tokenizers, store, lessons)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -157,6 +166,7 @@ class House:
                 "upstreams": list(upstream.names),
                 "windows": probes.known(),
                 "probes": probes.surveys(),
+                "learned": lessons.learned(),
                 "store": _store_status(store),
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
@@ -172,7 +182,7 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
-        return cls(server, upstream, probes, store, telemetry, logs)
+        return cls(server, upstream, probes, store, telemetry, logs, lessons)
 
     async def keep(self) -> None:
         """Tell the metrics, every second, what no request tells them."""
@@ -184,6 +194,7 @@ class House:
                 self._telemetry.store_error(kind)
             self._store_errors += fresh
             self._telemetry.in_flight(self.server.in_flight)
+            self._telemetry.learned_windows(len(self._lessons.learned()))
             self._telemetry.lines_dropped(self._logs.writer.dropped)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
@@ -304,7 +315,7 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
+def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store, lessons: Lessons) -> Engine:
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
@@ -313,7 +324,6 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
-    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
     return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
 

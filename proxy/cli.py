@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 import typer
 
 if TYPE_CHECKING:
-    from proxy.settings import SettingsError
+    from proxy.clients import Client
+    from proxy.doctor import Diagnosis
+    from proxy.settings import Settings, SettingsError
 
 REFUSED = 1
 MISUSED = 2
@@ -186,6 +188,82 @@ def _tabulate(rows: list[dict[str, object]]) -> None:
 
 
 @app.command()
+def doctor(
+    upstream: Annotated[str | None, typer.Option(help="The server: http(s)://host/v1.", metavar="URL")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask [default: the first one listed].")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
+    window: Annotated[int | None, typer.Option(help="Context window of the model, in tokens.", min=1)] = None,
+    key_env: Annotated[str | None, typer.Option(help="Environment variable with the key.", metavar="NAME")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Send the long request even where it may be billed.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds each request may take.", min=1)] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Ask a live server what matters: its window, how it reports overflow, whether its counts agree with ours.
+
+    Sends three short requests, of about 400 tokens each. Whether overflow is reported takes one that is longer than
+    the window: it is sent to a server on this machine or network, to any other one only with --yes, since a provider
+    that accepts it bills it. Exit code 1 if something stands in the way.
+    """
+    from proxy.settings import SettingsError, load
+
+    if key_env is not None and not os.environ.get(key_env):
+        typer.echo(f"The environment variable {key_env} is not set, or empty.", err=True)
+        raise typer.Exit(MISUSED)
+    overrides: dict[tuple[str, ...], object] = {}
+    if upstream is not None:
+        overrides["upstreams",] = [{"name": "upstream", "base_url": upstream}]
+    if window is not None:
+        overrides["models", model or "*", "context_window"] = window
+    try:
+        settings = load(config, overrides, os.environ)
+    except SettingsError as error:
+        _complain(error)
+        raise typer.Exit(REFUSED) from error
+    if not settings.upstreams:
+        typer.echo("There is no server to ask. Try: ullage doctor --upstream http://127.0.0.1:8000/v1", err=True)
+        raise typer.Exit(MISUSED)
+    import asyncio
+    from dataclasses import asdict
+
+    from proxy.doctor import examine
+
+    key = os.environ[key_env] if key_env else ""
+    found = asyncio.run(examine(settings, model, key=key, oversize=yes, seconds=timeout))
+    if as_json:
+        typer.echo(json.dumps({**asdict(found), "healthy": found.healthy}, indent=2))
+    else:
+        _show_findings(found)
+    raise typer.Exit(0 if found.healthy else REFUSED)
+
+
+def _show_findings(found: Diagnosis) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    signs = {"ok": "[green]ok[/]", "info": "[blue]--[/]", "warning": "[yellow]!![/]", "error": "[bold red]XX[/]"}
+    for finding in found.findings:
+        sign = signs[finding.level]
+        table.add_row(sign, finding.topic, _plain(finding.text))
+        if finding.remedy:
+            table.add_row("", "", f"[dim]{_plain(finding.remedy)}[/]")
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    console.print(f"{_plain(found.model or '(no model)')} at {_plain(found.base_url)}", markup=True)
+    console.print(table)
+    console.print(f"{found.sent:,} tokens were sent, by our count.")
+
+
+def _plain(text: str) -> str:
+    """*text* so that rich shows its brackets."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
+@app.command()
 def health(
     url: Annotated[str | None, typer.Option(help="The proxy's address [default: the configured port].")] = None,
 ) -> None:
@@ -221,6 +299,81 @@ def _ready(address: str) -> int:
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+@app.command()
+def connect(
+    client: Annotated[str | None, typer.Argument(help="Its name; none: list them.", metavar="[CLIENT]")] = None,
+    model: Annotated[str | None, typer.Option(help="The model it is to ask for.")] = None,
+    window: Annotated[int | None, typer.Option(help="Its window in tokens [default: what is known].", min=1)] = None,
+    url: Annotated[str | None, typer.Option(help="The proxy's address [default: the configured port].")] = None,
+    key: Annotated[str | None, typer.Option(help="Environment variable that holds the key.", metavar="NAME")] = None,
+    config: Annotated[Path | None, typer.Option(help="The proxy's YAML file.", metavar="FILE")] = None,
+    roomy: Annotated[bool, typer.Option(help="Tell ten times the window: the client's own compaction rests.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Change the client's files.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Put back what --write changed.")] = False,
+) -> None:
+    """Print, write or take back a client's configuration: where the proxy is, and how large the window."""
+    from proxy import connect as clients_of
+    from proxy.clients import Facts, clients
+
+    known = clients()
+    if client is None:
+        for name, each in known.items():
+            typer.echo(f"{name:16}{each.title} ({each.api})")
+        return
+    settings = _settings(config, {})
+    journal = settings.store.path / clients_of.JOURNAL
+    chosen = known.get(client)
+    if problem := _misused(client, chosen, write and undo, model is None and not undo):
+        typer.echo(problem, err=True)
+        raise typer.Exit(MISUSED)
+    assert chosen is not None
+    try:
+        if undo:
+            said = clients_of.undo(client, chosen, journal)
+        else:
+            told, output = _limits(settings, model) if model else (None, None)
+            size = window or told
+            root = (url or _configured_address(os.environ)).rstrip("/").removesuffix("/v1")
+            facts = Facts(root, key or chosen.key, model, size and size * (10 if roomy else 1), output)
+            said = clients_of.connect(client, chosen, facts, os.environ, journal if write else None)
+    except (clients_of.ConnectError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(REFUSED) from error
+    typer.echo("\n".join(said))
+
+
+def _misused(name: str, client: Client | None, both: bool, nameless: bool) -> str:
+    """What is wrong with how `ullage connect` was used; empty if nothing is."""
+    if client is None:
+        return f"No client is called {name}. `ullage connect` lists them."
+    if both:
+        return "Give --write or --undo, not both."
+    if client.needs_model and nameless:
+        return f"{client.title} wants to be told its models: give --model NAME."
+    return ""
+
+
+def _settings(config: Path | None, overrides: Mapping[tuple[str, ...], object]) -> Settings:
+    """The settings; ends the process with what is wrong with them."""
+    from proxy.settings import SettingsError, load
+
+    try:
+        return load(config, overrides, os.environ)
+    except SettingsError as error:
+        _complain(error)
+        raise typer.Exit(REFUSED) from error
+
+
+def _limits(settings: Settings, model: str) -> tuple[int | None, int | None]:
+    """Window and longest answer of *model* in tokens, where they are known."""
+    import asyncio
+
+    from proxy.listing import listing
+
+    rows = asyncio.run(listing(settings, model)).rows
+    return (rows[0].context_window, rows[0].max_output_tokens) if rows else (None, None)
 
 
 def _complain(error: SettingsError) -> None:

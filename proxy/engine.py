@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from proxy.core.budget.catalogue import Catalogue, Route
+from proxy.core.budget.catalogue import COMPRESS, Catalogue
 from proxy.core.budget.figures import Marks, input_room, reserve
 from proxy.core.compression.schedule import Demand
 from proxy.core.conversation.scan import ESCAPED_LETTER, UNREADABLE
-from proxy.core.errors import UllageError
+from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.classify import STATUSES, classify
 from proxy.core.overflow.kinds import Overflow
+from proxy.core.overflow.policy import Extent, first_extent
 from proxy.core.overflow.stream import Opening
 from proxy.core.report import Report, Usage
 from proxy.fitting import Fitter, Plan
-from proxy.lessons import Held, Lessons, Sent
+from proxy.lessons import Lessons, Sent
 from proxy.ports import Clock, Mode, Reply, Request, Send
+from proxy.recovery import Recovery
 
 RETRIES = 2
 """How often an overflow is answered with something smaller; then the provider's first error goes to the client."""
@@ -92,6 +94,25 @@ class Told:
         """Nothing is under way any more."""
 
 
+class Course:
+    """How far the attempts at one request have come.
+
+    ``left`` are the fallbacks that nobody asked yet, ``later`` is what may be made smaller once all of them failed.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.overflows = 0
+        self.retries = 0
+        self.later: tuple[Plan, Overflow] | None = None
+        steps = plan.route.steps if plan.route else ()
+        self._first = steps[0] if steps else COMPRESS
+        self.left = [step for step in steps if step not in (COMPRESS, plan.report.fallback)]
+
+    def goes_elsewhere_first(self, plan: Plan) -> bool:
+        """Whether a fallback is to be asked before *plan* is made smaller."""
+        return not plan.report.fallback and self._first != COMPRESS and bool(self.left)
+
+
 class _Message(msgspec.Struct):
     content: msgspec.Raw = msgspec.Raw()
 
@@ -134,6 +155,7 @@ class Engine:
         self._mode = mode
         self._lessons = lessons
         self._clock = clock
+        self._recovery = Recovery(fitter, lessons)
 
     def upstream_of(self, model: str) -> str:
         """The name of the upstream that serves *model*. Raises ``NotFound`` where none does."""
@@ -148,42 +170,128 @@ class Engine:
         plan = await self.fit(request)
         spent = self._clock() - started
         first: Answer | None = None
-        for attempt in range(RETRIES + 1):
-            report = plan.report.but(retries=attempt, overflows=attempt, overhead_seconds=spent)
+        course = Course(plan)
+        while True:
+            report = plan.report.but(retries=course.overflows, overflows=course.overflows, overhead_seconds=spent)
             if plan.error is not None or plan.route is None:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
-            reply = await send(plan.route.upstream, plan.body)
-            head, overflow = await self._look(reply, plan)
-            if overflow is None:
+            reply, head, overflow = await self._send(plan, send, course)
+            if reply is not None and overflow is None:
                 return Answer(report, reply, head, learn=self._learner(reply, plan.sent))
-            first = first or Answer(report, Told(reply), head)
-            reply.close()
+            if reply is not None and first is None:
+                first = Answer(report, Told(reply), head)
+            assert first is not None
             started = self._clock()
-            smaller = await self.recover(request, plan, overflow) if attempt < RETRIES else None
+            following = await self._following(request, plan, overflow, course)
             spent += self._clock() - started
-            if smaller is None:
-                report = report.but(
-                    overflows=attempt + 1, outcome="degraded", reason="overflow", overhead_seconds=spent
+            if following is None:
+                report = first.report.but(
+                    retries=course.overflows - 1,
+                    overflows=course.overflows,
+                    outcome="degraded",
+                    reason="overflow",
+                    overhead_seconds=spent,
                 )
                 return replace(first, report=report)
-            plan = smaller
-        raise AssertionError("the last attempt always returns")
+            plan = following
+
+    async def _send(self, plan: Plan, send: Send, course: Course) -> tuple[Reply | None, bytes, Overflow | None]:
+        """The reply to *plan*, the bytes taken from it, and the overflow if it is one.
+
+        No reply where a fallback that was to make an overflow good failed in another way: the overflow is the news.
+        """
+        assert plan.route is not None
+        upstream = plan.route.upstream
+        foreign = bool(plan.report.fallback) and upstream != self.upstream_of(plan.report.model)
+        rescue = bool(plan.report.fallback) and course.overflows > 0
+        try:
+            reply = await (send(upstream, plan.body, keyless=True) if foreign else send(upstream, plan.body))
+        except (UpstreamUnreachable, UpstreamTimeout):
+            if rescue:
+                return None, b"", None
+            raise
+        head, overflow = await self._look(reply, plan)
+        if overflow is not None:
+            course.overflows += 1
+            reply.close()
+        elif rescue and reply.status >= 400:
+            reply.close()
+            return None, b"", None
+        return reply, head, overflow
+
+    async def _following(self, request: Request, plan: Plan, overflow: Overflow | None, course: Course) -> Plan | None:
+        """What to send after *plan* was refused; ``None`` where nothing is left to try."""
+        if request.options.mode != "on" or self._mode != "on":
+            return None
+        if overflow is not None:
+            await self._recovery.learn(plan.request or request, plan, overflow)
+            if course.goes_elsewhere_first(plan):
+                course.later = (plan, overflow)
+            elif smaller := await self._smaller(request, plan, overflow, course):
+                return smaller
+        while course.left:
+            found = await self._by_fallback(request, course.left.pop(0), "any")
+            if found.error is None:
+                return found
+        if course.later is None:
+            return None
+        later, course.later = course.later, None
+        return await self._smaller(request, *later, course)
+
+    async def _smaller(self, request: Request, plan: Plan, overflow: Overflow, course: Course) -> Plan | None:
+        if course.retries >= RETRIES:
+            return None
+        smaller = await self._recovery.smaller(plan.request or request, plan, overflow)
+        if smaller is None:
+            return None
+        course.retries += 1
+        return replace(smaller, request=plan.request, report=_as_fallback(smaller.report, plan.report.fallback))
+
+    async def fit(self, request: Request) -> Plan:
+        """What to send for *request*: the client's own bytes, the smaller view of its conversation, or a fallback's.
+
+        The steps of the model's policy are tried in order; those that would have to drop or clip only if all would.
+        """
+        plan = await self._fit(request)
+        if plan.route is None or plan.route.steps == (COMPRESS,) or not (plan.withheld or plan.error):
+            return plan
+        steps = plan.route.steps
+        for extent in ("gentle", "any"):
+            for at, step in enumerate(steps):
+                if step != COMPRESS:
+                    found = await self._by_fallback(request, step, extent)
+                elif extent == "gentle" and at == 0:
+                    continue  # that far it was tried
+                else:
+                    found = await self._fit(request, extent)
+                if found.error is None and not found.withheld:
+                    return found
+        return plan if plan.error else await self._fit(request, "any")
+
+    async def _by_fallback(self, request: Request, model: str, extent: Extent) -> Plan:
+        """What to send when *model* is asked in place of the one that was."""
+        other = replace(request, body=self._fitter.rerouted(request, model))
+        plan = await self._fit(other, extent)
+        asked = self._fitter.locate(request).outline.model
+        return replace(plan, request=other, report=_as_fallback(plan.report.but(model=asked), model))
 
     def _learner(self, reply: Reply, sent: Sent | None) -> Callable[[Usage], bool]:
         if sent is None or reply.status != 200:
             return _learn_nothing
         return lambda usage: usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
 
-    async def fit(self, request: Request) -> Plan:
-        """What to send for *request*: the client's own bytes, or the smaller view of its conversation."""
+    async def _fit(self, request: Request, extent: Extent | None = None) -> Plan:
+        """The plan for *request* and the model it names, as far as *extent* (its policy's, if none) allows."""
         head = _read_head(request.body)
         located = None if head else self._fitter.locate(request)
         about = located.outline if located else head
         model, stream = (about.model, about.stream is True) if about else ("", False)
         route = self._catalogue.resolve(model, len(request.body))
+        if request.variant:
+            route = replace(route, variant=request.variant)
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
-        window = _window(route, known, request)
+        window = self._recovery.window(route, known, request)
         if mode == "off" or window is None:
             reason = "off" if mode == "off" else "unknown-window"
             report = Report(request.request_id, request.api, model, route.upstream, stream, reason=reason)
@@ -209,34 +317,12 @@ class Engine:
         report = Report(request.request_id, request.api, model, route.upstream, stream)
         factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
-        plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now))
+        if extent is None:
+            extent = "any" if mode == "observe" or request.options.compact_now else first_extent(route.steps)
+        plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now), extent=extent)
         if mode == "observe":
             return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route)
         return plan
-
-    async def recover(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
-        """Something strictly smaller than *plan*, by what *overflow* states; ``None`` where there is nothing."""
-        assert plan.route is not None
-        if request.options.mode != "on" or self._mode != "on":
-            return None
-        route, tenant = plan.route, request.tenant
-        located = self._fitter.locate(request)
-        sent = plan.tokens
-        if sent is None:
-            sent = await self._fitter.weigh(request, located, route)
-        known = self._lessons.overflowed(route, tenant, overflow, sent)
-        window = _window(route, known, request)
-        # When nothing is known but that this was too much, the demand below decides.
-        assumed = window or 2 * len(request.body)
-        factor = max(known.lesson.calibration.factor, (overflow.prompt or 0) / max(1, sent))
-        report = plan.report.but(reason="")  # what was unknown ahead is known now
-        subject = await self._fitter.measure(request, located, route, report, assumed, factor)
-        for demand in (Demand(), Demand(force=True, limit=int(0.75 * sent))):
-            smaller = await self._fitter.decide(subject, demand, supersede=True)
-            if smaller.error is None and _is_smaller(smaller, plan, sent):
-                told = smaller.report if window else smaller.report.but(window=None, budget=None)
-                return replace(smaller, report=told)
-        return None
 
     async def _look(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
         """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is."""
@@ -252,7 +338,7 @@ class Engine:
             counted = plan.tokens if plan.tokens is not None else None
             encoding = reply.header("content-encoding")
             found = classify(reply.status, body, counted, encoding) if complete else None
-            return body, found if found and found.too_long else None
+            return body, found if self._recovery.concerns(found) else None
         if reply.status != 200 or not plan.report.stream or not _may_overflow(plan):
             return b"", None
         if not reply.header("content-type").startswith("text/event-stream") or reply.header("content-encoding"):
@@ -260,12 +346,12 @@ class Engine:
         return await _watch(reply)
 
 
-def _window(route: Route, known: Held, request: Request) -> int | None:
-    """The window that holds for this request, in the provider's tokens; ``None`` where nobody knows."""
-    window = route.after(known.lesson.window, known.lesson.beside)
-    if request.options.window is not None:
-        window = min(window or request.options.window, request.options.window)
-    return window
+def _as_fallback(report: Report, model: str) -> Report:
+    """*report* of a plan for the fallback *model*, which says so; as it is where there is none."""
+    if not model:
+        return report
+    outcome = "degraded" if report.outcome == "verbatim" else report.outcome
+    return report.but(fallback=model, reason="fallback", outcome=outcome)
 
 
 async def _watch(reply: Reply) -> tuple[bytes, Overflow | None]:
@@ -339,8 +425,3 @@ def _given(raw: msgspec.Raw) -> bool:
 def _may_overflow(plan: Plan) -> bool:
     budget, after = plan.report.budget, plan.report.tokens_after
     return budget is None or after is None or after * 2 >= budget
-
-
-def _is_smaller(plan: Plan, than: Plan, sent: int) -> bool:
-    lowered = plan.output is not None and (than.output is None or plan.output < than.output)
-    return plan.body != than.body and ((plan.tokens or 0) < sent or ((plan.tokens or 0) <= sent and lowered))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Figures, input_room, reserve, scaled
@@ -19,7 +19,9 @@ from proxy.core.conversation import chat
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
+from proxy.core.conversation.portable import MARKS
 from proxy.core.errors import ContextTooLong, UllageError
+from proxy.core.overflow.policy import Extent, Lower
 from proxy.core.report import Report
 from proxy.lessons import Lessons, Sent
 from proxy.ports import Recorder, Request
@@ -39,12 +41,15 @@ class Policy:
     """How views are kept small: the schedule's rules, and when an output figure may be lowered."""
 
     rules: Rules
-    lower_output: Literal["never", "last", "first"] = "last"
+    lower_output: Lower = "last"
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One request under consideration, measured. ``factor``: provider tokens per token of our count."""
+    """One request under consideration, measured. ``factor``: provider tokens per token of our count.
+
+    ``lower`` says when its output figure may give way, where not the policy does.
+    """
 
     request: Request
     route: Route
@@ -54,11 +59,16 @@ class Subject:
     factor: float
     requested: int | None
     report: Report
+    lower: Lower | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What goes upstream, or why nothing does. ``tokens`` is the view's weight in our own count, if counted."""
+    """What goes upstream, or why nothing does. ``tokens`` is the view's weight in our own count, if counted.
+
+    ``request`` is what it is a view of, where that is not the client's own request. ``withheld``: it would have gone
+    further than was allowed; nothing was decided, and this is no view to send.
+    """
 
     body: bytes
     report: Report
@@ -68,6 +78,8 @@ class Plan:
     output: int | None = None
     sent: Sent | None = None
     error: UllageError | None = None
+    request: Request | None = None
+    withheld: bool = False
 
 
 class Fitter:
@@ -117,8 +129,43 @@ class Fitter:
         reading = await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located)
         return reading.fixed + reading.history
 
-    async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
-        """The plan for *subject*: its own bytes while they fit, else the view of its newest event, verified."""
+    def rerouted(self, request: Request, model: str) -> bytes:
+        """The body of *request* for another *model*: its name, and no reasoning that only its author can read."""
+        dialect, body = DIALECTS[request.api], request.body
+        located = self.locate(request)
+        items = body[located.scan.start : located.scan.end]
+        if MARKS.search(items):
+            raws = [body[start:end] for start, end in located.scan.spans]
+            items = b",".join(filter(None, [dialect.portable(raw) if MARKS.search(raw) else raw for raw in raws]))
+        at, name = len(body[: located.scan.start].decode()), json.dumps(model)
+        if "model" in located.outline.fields:
+            return splice(located.outline, at, items, {"model": name})
+        return splice(located.outline, at, items, {}).replace(b"{", b'{"model":' + name.encode() + b",", 1)
+
+    def with_output(self, request: Request, plan: Plan, most: int) -> Plan | None:
+        """*plan* with every output figure above *most* lowered to it; ``None`` where there is none."""
+        located = self.locate(replace(request, body=plan.body))
+        outline, (start, end) = located.outline, (located.scan.start, located.scan.end)
+        given = {key: outline.value(key) for key in DIALECTS[request.api].OUTPUT_FIGURES if key in outline.fields}
+        edits = {key: str(most) for key, value in given.items() if value.isdecimal() and int(value) > most}
+        if not edits:
+            return None
+        body = splice(outline, len(plan.body[:start].decode()), plan.body[start:end], edits)
+        stages = tuple(dict.fromkeys((*plan.report.stages, "output")))
+        return replace(plan, body=body, output=most, report=plan.report.but(outcome="compacted", stages=stages))
+
+    @property
+    def lower(self) -> Lower:
+        """When a request's own output figure may be lowered."""
+        return self._policy.lower_output
+
+    async def decide(
+        self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2, extent: Extent = "any"
+    ) -> Plan:
+        """The plan for *subject*: its own bytes while they fit, else the view of its newest event, verified.
+
+        A plan that would go further than *extent* is withheld.
+        """
         whole = subject
         subject, tools = self._shrink_tools(whole)
         quiet = tools is None and not demand.force and demand.limit is None
@@ -129,6 +176,8 @@ class Fitter:
         record = await self._newest(subject, links)
         since = record.event if record else None
         event, output = self._events(subject, since, demand)
+        if extent != "any" and self._exceeds(extent, event, since, tools is not None or output is not None):
+            return replace(self._verbatim(subject, self._root(subject, links)), withheld=True)
         if event is None:
             record = None
         elif record is None or event != since:
@@ -144,16 +193,22 @@ class Fitter:
         excess = weight - subject.figures.inside(output or subject.figures.reserve)
         if excess > 0 and tries and event is not None:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
-            again = await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
+            lower = Demand(True, max(0, limit))
+            again = await self.decide(whole, lower, supersede=True, tries=tries - 1, extent=extent)
             return _with_event(again, plan.report.event)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
-            again = await self.decide(replace(whole, figures=tight), demand, supersede=True)
+            again = await self.decide(replace(whole, figures=tight), demand, supersede=True, extent=extent)
             return _with_event(again, plan.report.event)
         if excess > _guess(subject, record) and self._is_certain(subject, plan, output):
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
+
+    @staticmethod
+    def _exceeds(extent: Extent, event: Event | None, since: Event | None, edited: bool) -> bool:
+        """Whether *event* goes further than *extent*; *edited*: something beside the items is changed too."""
+        return _lossy(event, since) or (extent == "keep" and (edited or event != since))
 
     def _is_certain(self, subject: Subject, plan: Plan, output: int | None) -> bool:
         """Whether the plan is too big by our own count too: what was only learned refuses nothing."""
@@ -168,7 +223,8 @@ class Fitter:
         link = links[-1] if links else b""
         before = expected if event < 0 else plan.report.tokens_before
         report = plan.report.but(tokens_before=before, tokens_after=expected)
-        sent = Sent(route, subject.request.tenant, tokens, link, event, plain=not subject.reading.media)
+        held = int((plan.output or subject.figures.reserve) * subject.factor)
+        sent = Sent(route, subject.request.tenant, tokens, link, event, not subject.reading.media, held)
         return replace(plan, report=report, sent=sent)
 
     def _under_low(self, subject: Subject) -> bool:
@@ -183,7 +239,7 @@ class Fitter:
 
     def _events(self, subject: Subject, since: Event | None, demand: Demand) -> tuple[Event | None, int | None]:
         """The newest event, and the output figure when it is lowered so that nothing has to be dropped or clipped."""
-        figures, mode = subject.figures, self._policy.lower_output
+        figures, mode = subject.figures, subject.lower or self._policy.lower_output
         schedule = self._schedule(subject)
         event = schedule.run(since, demand)
         if subject.requested is None or mode == "never":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -30,6 +30,7 @@ class Request:
     """One managed request as the server hands it to the engine.
 
     ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is scoped by it.
+    ``variant`` is what its headers ask for that changes a model's window, such as a beta flag.
     """
 
     api: str
@@ -37,6 +38,7 @@ class Request:
     tenant: bytes
     request_id: str
     options: Options = Options()
+    variant: str = ""
 
 
 class Reply(Protocol):
@@ -63,8 +65,14 @@ class Reply(Protocol):
         """Abort what is still under way; harmless when the body was read to its end."""
 
 
-Send = Callable[[str, bytes], Awaitable[Reply]]
-"""Sends a body to the named upstream, on this request's own path and headers. Raises ``UpstreamUnreachable``."""
+class Send(Protocol):
+    """Sends a body to the named upstream, on this request's own path and headers."""
+
+    def __call__(self, upstream: str, body: bytes, *, keyless: bool = False) -> Awaitable[Reply]:
+        """The answer once its head is here; *keyless*: without the client's own credentials, meant for another server.
+
+        Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``.
+        """
 
 
 class Counter(Protocol):

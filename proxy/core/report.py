@@ -25,7 +25,8 @@ class Report(msgspec.Struct, frozen=True):
     """Facts about one request. Holds counts and names only: never a prompt, a key or a summary.
 
     All token figures are in tokens of the model's encoding. ``bounded`` says that the byte bound spared the
-    count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds.
+    count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds. ``fallback`` names the model
+    that was asked instead of ``model``.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class Report(msgspec.Struct, frozen=True):
     observed: bool = False
     retries: int = 0
     overflows: int = 0
+    fallback: str = ""
     overhead_seconds: float = 0.0
     status: int = 0
     usage: Usage = NO_USAGE
@@ -89,6 +91,8 @@ def response_headers(report: Report) -> list[tuple[str, str]]:
         headers.append(("x-ullage-tokens-removed", str(report.tokens_removed)))
     if report.retries:
         headers.append(("x-ullage-retries", str(report.retries)))
+    if report.fallback:
+        headers.append(("x-ullage-fallback", report.fallback))
     if report.conversation:
         headers.append(("x-ullage-conversation", report.conversation))
     return headers

@@ -23,7 +23,7 @@ from proxy.server.body import BodyReader, Upload, inflated
 from proxy.server.config import ServerConfig
 from proxy.server.contracts import Engine, Observe, Route, Upstream
 from proxy.server.gate import Gate
-from proxy.server.intake import Intake, options, read_headers
+from proxy.server.intake import Intake, options, read_headers, window_variant, without_secrets
 from proxy.server.local import Local
 from proxy.server.outgoing import ClientLeft, Outgoing
 from proxy.server.routes import MANAGED, api_path, is_local, is_stateless, wire
@@ -170,12 +170,13 @@ class Handler:
             intake.drop(("content-encoding",))
         headers = intake.forward
 
-        async def send(upstream: str, data: bytes) -> ports.Reply:
-            return await self._upstream.send(upstream, "POST", path_qs, headers, data)
+        async def send(upstream: str, body: bytes, *, keyless: bool = False) -> ports.Reply:
+            going = without_secrets(headers) if keyless else headers
+            return await self._upstream.send(upstream, "POST", path_qs, going, body)
 
-        api, request_id = call.report.api, call.report.request_id
+        api, request_id, variant = call.report.api, call.report.request_id, window_variant(intake)
         try:
-            answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes), send)
+            answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes, variant), send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
             model = named_model(body, complete=True)
             call.report = call.report.but(model=model, upstream=error.upstream)

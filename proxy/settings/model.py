@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from proxy.core.overflow.policy import loop
 from proxy.settings.fields import (
     MIB,
     AccessKey,
@@ -150,6 +151,12 @@ class Upstream(Section):
         return self
 
 
+class Fallback(Section):
+    """Another model that is asked instead."""
+
+    fallback: str = Field(min_length=1, description="Its name, as a client would give it.")
+
+
 class Model(Section):
     """What is known of the models a name or glob matches; the first match in the list counts."""
 
@@ -167,6 +174,14 @@ class Model(Section):
         default="learn",
         description="If not found: learn it from the first overflow, or assume a number.",
     )
+    overflow: Annotated[tuple[Literal["compress"] | Fallback, ...], Field(min_length=1)] = Field(
+        default=("compress",), description="What to try, in order, when it does not fit: compress, {fallback: MODEL}."
+    )
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """The fallback models, in order."""
+        return tuple(step.fallback for step in self.overflow if isinstance(step, Fallback))
 
     def matches(self, model: str) -> bool:
         """Whether this rule is about *model* (case counts)."""
@@ -270,7 +285,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refuse([*self._bad_names(), *self._bad_references(), *self._unreachable()])
+        refuse([*self._bad_names(), *self._bad_references(), *self._unreachable(), *self._bad_fallbacks()])
         return self
 
     def default_upstream(self) -> Upstream:
@@ -302,6 +317,20 @@ class Settings(Section):
         for index, rule in enumerate(self.models):
             if rule.upstream and rule.upstream not in names:
                 yield ("models", index, "upstream"), f"there is no upstream {rule.upstream!r}", remedy
+
+    def _bad_fallbacks(self) -> Iterator[Trouble]:
+        for index, rule in enumerate(self.models):
+            steps = [step.fallback if isinstance(step, Fallback) else "compress" for step in rule.overflow]
+            where = ("models", index, "overflow")
+            if len(set(steps)) < len(steps):
+                yield where, "a step stands there twice", "Name each once."
+            for name in rule.fallbacks:
+                way = (name, *loop(name, lambda model: self.model(model).fallbacks)[1:])
+                if self.model(name) is rule or len(way) > 1:
+                    told = " -> ".join(dict.fromkeys((rule.name, *way)))
+                    remedy = f"Give {name!r} a rule of its own above this one, without a fallback that leads back."
+                    yield where, f"the fallbacks lead in a circle: {told} -> ...", remedy
+                    break
 
     def _unreachable(self) -> Iterator[Trouble]:
         for index, rule in enumerate(self.models):

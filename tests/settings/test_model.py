@@ -6,7 +6,7 @@ import pytest
 
 from proxy.settings import Settings, load, refuse_open
 from proxy.settings.model import Upstream
-from tests.settings.files import EXAMPLE, written
+from tests.settings.files import EXAMPLE, problems, written
 
 
 def test_the_example_is_the_defaults():
@@ -42,7 +42,8 @@ def test_the_example_shows_every_key_of_the_schema():
                 yield from spelt(inner, (*path, name))
 
     schema = Settings.model_json_schema()
-    declared = set(keys(schema, schema["$defs"]))
+    declared = set(keys(schema, schema["$defs"])) - {("models", "overflow", "fallback")}  # has no default to show
+    assert "{fallback: " in EXAMPLE.read_text()
     assert set(spelt(yaml.safe_load(EXAMPLE.read_text()))) == declared
     assert ("server", "limits", "body") in declared
     assert json.dumps(schema)
@@ -92,3 +93,35 @@ def test_what_carries_a_key():
     assert not Upstream.model_validate({**plain, "headers": {"x-team": "red"}}).carries_key
     assert Upstream.model_validate({**plain, "api_key": "k"}).carries_key
     assert Upstream.model_validate({**plain, "headers": {"Api-Key": "k"}}).carries_key
+
+
+@pytest.mark.parametrize(
+    ("models", "told"),
+    [
+        ("[{name: '*', overflow: [compress, {fallback: big}]}]", "lead in a circle: * -> big"),
+        (
+            "[{name: a, overflow: [{fallback: b}]}, {name: b, overflow: [compress, {fallback: a}]}]",
+            "lead in a circle: a -> b",
+        ),
+        ("[{name: a, overflow: [compress, compress]}]", "a step stands there twice"),
+        ("[{name: a, overflow: []}]", "overflow"),
+        ("[{name: a, overflow: [shrink]}]", "overflow"),
+        ("[{name: a, overflow: [{model: b}]}]", "overflow"),
+    ],
+)
+def test_fallbacks_that_lead_nowhere_are_refused(tmp_path, models, told):
+    """A circle, a step named twice, none at all, or something else than a step is told with its place."""
+    text = f"upstreams: [{{name: u, base_url: 'http://h'}}]\nmodels: {models}\n"
+    assert any(told in str(problem) for problem in problems(tmp_path, text))
+
+
+def test_fallbacks_in_any_order(tmp_path):
+    """Steps stay in the order they are written in; a fallback that another rule is about leads in no circle."""
+    text = (
+        "upstreams: [{name: u, base_url: 'http://h'}]\n"
+        "models: [{name: big}, {name: '*', overflow: [{fallback: big}, compress]}]\n"
+    )
+    found = load(written(tmp_path, text), {}, {})
+    assert found.models[1].fallbacks == ("big",)
+    assert found.models[1].overflow[1] == "compress"
+    assert found.models[0].overflow == ("compress",)

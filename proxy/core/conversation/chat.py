@@ -11,6 +11,7 @@ from proxy.core.budget.media import is_guess, part_tokens
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item, Role
+from proxy.core.conversation.portable import SEALED, unsealed
 from proxy.core.conversation.scan import Field, decode, elements, members
 from proxy.core.errors import InvalidRequest
 
@@ -149,6 +150,25 @@ def clipped(raw: bytes, clip: Callable[[str, int], str], count: Count, tokens: i
             break
         room -= excess
     return result
+
+
+def portable(raw: bytes) -> bytes:
+    """The message without reasoning that only the model which wrote it can read; the same bytes where it has none.
+
+    Only what surrounds the texts is looked at: contents and tool arguments stay as they are.
+    """
+    message = decode(raw)
+    if not isinstance(message, dict) or message.get("role") != "assistant":
+        return raw
+    kept = {key: value for key, value in message.items() if key not in SEALED}
+    for key in ("content", "tool_calls", "provider_specific_fields", "extra_content"):
+        if isinstance(kept.get(key), (dict, list)):
+            kept[key] = unsealed(kept[key])
+    if kept == message:
+        return raw
+    if kept.get("content") in (None, []) and not _calls(kept):
+        kept["content"] = ""  # an assistant message of nothing is refused, and without it the turns would not alternate
+    return _quoted(kept).encode()
 
 
 class _Slot:

@@ -1,0 +1,91 @@
+"""After a provider said "too long": something strictly smaller by what it stated, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.core.budget.catalogue import Route
+from proxy.core.budget.figures import reserve
+from proxy.core.compression.schedule import Demand
+from proxy.core.overflow.kinds import Overflow
+from proxy.core.overflow.policy import lowering, retries_smaller
+from proxy.fitting import Fitter, Plan
+from proxy.lessons import Held, Lessons
+from proxy.ports import Request
+from proxy.reading import Located
+
+SHRINK = 0.75
+"""Of the view that was refused, what is sent next where the error states nothing to go by."""
+
+
+class Recovery:
+    """Finds what to send after an overflow. Uses the deterministic stages only: the client is waiting."""
+
+    def __init__(self, fitter: Fitter, lessons: Lessons) -> None:
+        self._fitter = fitter
+        self._lessons = lessons
+
+    def concerns(self, overflow: Overflow | None) -> bool:
+        """Whether something smaller may be sent for *overflow*; every other error is the client's to see."""
+        return overflow is not None and retries_smaller(overflow, self._fitter.lower)
+
+    def window(self, route: Route, known: Held, request: Request) -> int | None:
+        """The window that holds for *request*, in the provider's tokens; ``None`` where nobody knows."""
+        window = self._lessons.window(route, known.lesson)
+        if request.options.window is not None:
+            window = min(window or request.options.window, request.options.window)
+        return window
+
+    async def learn(self, request: Request, plan: Plan, overflow: Overflow) -> None:
+        """Keep what *overflow* teaches, after *plan* of *request* was refused with it."""
+        if plan.route is None or overflow.kind == "output_cap":
+            return
+        located = self._fitter.locate(request)
+        sent = await self._weight(request, located, plan)
+        asked = plan.sent.output if plan.sent else reserve(located.outline.requested, plan.route.max_output, 0)
+        self._lessons.overflowed(plan.route, request.tenant, overflow, sent, asked)
+
+    async def _weight(self, request: Request, located: Located, plan: Plan) -> int:
+        assert plan.route is not None
+        return plan.tokens if plan.tokens is not None else await self._fitter.weigh(request, located, plan.route)
+
+    async def smaller(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
+        """Something strictly smaller than *plan* of *request*, by what *overflow* states; ``None`` if there is nothing.
+
+        What *overflow* teaches should have been learned before.
+        """
+        assert plan.route is not None
+        route = plan.route
+        if overflow.kind == "output_cap":
+            return self._less_output(request, plan, overflow)
+        located = self._fitter.locate(request)
+        sent = await self._weight(request, located, plan)
+        known = self._lessons.now(route, request.tenant)
+        window = self.window(route, known, request)
+        if overflow.window is not None:  # a figure too odd to be kept is still what this request was measured by
+            window = min(window or overflow.window, overflow.window)
+        # When nothing is known but that this was too much, the demand below decides.
+        assumed = window or 2 * len(request.body)
+        factor = max(known.lesson.calibration.factor, (overflow.prompt or 0) / max(1, sent))
+        report = plan.report.but(reason="" if plan.report.reason == "unknown-window" else plan.report.reason)
+        subject = await self._fitter.measure(request, located, route, report, assumed, factor)
+        subject = replace(subject, lower=lowering(overflow, self._fitter.lower))
+        less = Demand(force=True, limit=int(SHRINK * sent))
+        for demand in (less,) if overflow.kind == "payload" else (Demand(), less):
+            found = await self._fitter.decide(subject, demand, supersede=True)
+            if found.error is None and is_smaller(found, plan, sent):
+                told = found.report if window else found.report.but(window=None, budget=None)
+                return replace(found, report=told)
+        return None
+
+    def _less_output(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
+        if overflow.limit is None or (plan.output is not None and plan.output <= overflow.limit):
+            return None
+        return self._fitter.with_output(request, plan, overflow.limit)
+
+
+def is_smaller(plan: Plan, than: Plan, sent: int) -> bool:
+    """Whether *plan* asks for strictly less *than* one that weighed *sent* tokens: fewer of them, or less output."""
+    lowered = plan.output is not None and (than.output is None or plan.output < than.output)
+    weight = plan.tokens or 0
+    return plan.body != than.body and (weight < sent or (weight <= sent and lowered))
