@@ -25,6 +25,7 @@ from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.budget.windows import Window
 from proxy.core.compression.schedule import Rules, Rungs
+from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
@@ -153,7 +154,8 @@ class House:
         probes = open_probes(settings, upstream, tasks, told)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
         lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, logs.noticed)
-        engine = _engine(settings, catalogue, tokenizers, store, lessons)
+        classifier = Classifier(await asyncio.to_thread(configuration.overflow_rules, settings))
+        engine = _engine(settings, catalogue, tokenizers, store, lessons, classifier)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -315,7 +317,14 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store, lessons: Lessons) -> Engine:
+def _engine(
+    settings: Settings,
+    catalogue: Catalogue,
+    tokenizers: Tokenizers,
+    store: Store,
+    lessons: Lessons,
+    classifier: Classifier,
+) -> Engine:
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
@@ -325,7 +334,7 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
-    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
+    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter, classifier)
 
 
 def _record_bytes(record: Any) -> int:

@@ -19,11 +19,11 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.budget.windows import Window as Told
 from proxy.core.diagnosis import Finding, Tried, Window
 from proxy.core.errors import NotFound, UllageError
-from proxy.core.overflow.classify import classify
+from proxy.core.overflow.classify import Classifier
 from proxy.lessons import remedy
 from proxy.routing import open_catalogue, open_probes, open_upstream
 from proxy.server.usage import UsageTap
-from proxy.settings import Settings
+from proxy.settings import Settings, overflow_rules
 from proxy.settings.model import Upstream
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
@@ -75,6 +75,7 @@ class _Visit:
     upstream: DirectUpstream
     name: str
     seconds: float
+    classifier: Classifier
     model: str = ""
     figure: str = "max_tokens"
     sent: int = 0
@@ -123,9 +124,10 @@ def _with_key(settings: Settings, target: Upstream, key: str) -> Settings:
 
 @asynccontextmanager
 async def _visiting(settings: Settings, name: str, seconds: float) -> AsyncIterator[_Visit]:
+    classifier = Classifier(await asyncio.to_thread(overflow_rules, settings))
     upstream = open_upstream(settings)
     try:
-        yield _Visit(upstream, name, seconds)
+        yield _Visit(upstream, name, seconds, classifier)
     finally:
         await upstream.close()
 
@@ -229,7 +231,7 @@ async def _ask(visit: _Visit, text: str, counted: int, *, stream: bool = False) 
     status, body = await _exchange(visit, "POST", "/v1/chat/completions", json.dumps(asked).encode())
     tap = UsageTap()
     tap.feed(body)
-    found = classify(status if status != 200 else 400, body, counted)
+    found = visit.classifier.answer(status if status != 200 else 400, (), body, counted)
     if status == 200 and (found is None or b'"choices"' in body[:4096]):
         return Tried(counted, status, tap.usage.input_tokens)
     return Tried(counted, 400 if status == 200 else status, None, found, _text(body))

@@ -14,10 +14,10 @@ from proxy.core.budget.figures import Marks, input_room, reserve
 from proxy.core.compression.schedule import Demand
 from proxy.core.conversation.scan import ESCAPED_LETTER, UNREADABLE
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.overflow.classify import STATUSES, classify
+from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import Extent, first_extent
-from proxy.core.overflow.stream import Opening
+from proxy.core.overflow.stream import Ending, Opening
 from proxy.core.report import Report, Usage
 from proxy.fitting import Fitter, Plan
 from proxy.lessons import Lessons, Sent
@@ -64,6 +64,7 @@ class Answer:
     head: bytes = b""
     error: UllageError | None = None
     learn: Callable[[Usage], bool] = _learn_nothing
+    ending: Ending | None = None
 
 
 class Told:
@@ -148,7 +149,9 @@ class Engine:
         mode: Mode,
         lessons: Lessons,
         clock: Clock,
+        classifier: Classifier,
     ) -> None:
+        self._classifier = classifier
         self._catalogue = catalogue
         self._fitter = fitter
         self._marks = marks
@@ -177,7 +180,8 @@ class Engine:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply, head, overflow = await self._send(plan, send, course)
             if reply is not None and overflow is None:
-                return Answer(report, reply, head, learn=self._learner(reply, plan.sent))
+                ending = Ending(self._classifier, reply.headers) if reply.status == 200 and plan.sent else None
+                return Answer(report, reply, head, learn=self._learner(reply, plan.sent, ending), ending=ending)
             if reply is not None and first is None:
                 first = Answer(report, Told(reply), head)
             assert first is not None
@@ -275,10 +279,17 @@ class Engine:
         asked = self._fitter.locate(request).outline.model
         return replace(plan, request=other, report=_as_fallback(plan.report.but(model=asked), model))
 
-    def _learner(self, reply: Reply, sent: Sent | None) -> Callable[[Usage], bool]:
+    def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None) -> Callable[[Usage], bool]:
         if sent is None or reply.status != 200:
             return _learn_nothing
-        return lambda usage: usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
+
+        def learn(usage: Usage) -> bool:
+            if ending is not None and ending.overflow is not None:
+                self._lessons.ended(sent, ending.overflow, usage)
+                return False
+            return usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
+
+        return learn
 
     async def _fit(self, request: Request, extent: Extent | None = None) -> Plan:
         """The plan for *request* and the model it names, as far as *extent* (its policy's, if none) allows."""
@@ -333,17 +344,13 @@ class Engine:
             raise
 
     async def _judge(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
-        if reply.status in STATUSES:
+        if reply.status >= 400:
             body, complete = await _read(reply, ERROR_BYTES)
-            counted = plan.tokens if plan.tokens is not None else None
-            encoding = reply.header("content-encoding")
-            found = classify(reply.status, body, counted, encoding) if complete else None
+            found = self._classifier.answer(reply.status, reply.headers, body, plan.tokens) if complete else None
             return body, found if self._recovery.concerns(found) else None
-        if reply.status != 200 or not plan.report.stream or not _may_overflow(plan):
+        if reply.status != 200 or not _may_overflow(plan):
             return b"", None
-        if not reply.header("content-type").startswith("text/event-stream") or reply.header("content-encoding"):
-            return b"", None
-        return await _watch(reply)
+        return await _watch(reply, Opening(self._classifier, reply.headers, plan.tokens))
 
 
 def _as_fallback(report: Report, model: str) -> Report:
@@ -354,9 +361,9 @@ def _as_fallback(report: Report, model: str) -> Report:
     return report.but(fallback=model, reason="fallback", outcome=outcome)
 
 
-async def _watch(reply: Reply) -> tuple[bytes, Overflow | None]:
-    """Hold the opening of a stream until it is clear what it is; all of it, if it is an overflow."""
-    opening, taken = Opening(), [await reply.next_chunk()]
+async def _watch(reply: Reply, opening: Opening) -> tuple[bytes, Overflow | None]:
+    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow."""
+    taken = [await reply.next_chunk()]
     loop = asyncio.get_running_loop()
     deadline = loop.time() + HOLD_SECONDS
     while taken[-1] and opening.feed(taken[-1]) == "undecided":

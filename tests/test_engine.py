@@ -15,7 +15,7 @@ from proxy.core.budget.figures import Marks
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
 from proxy.engine import HOLD_SECONDS, Answer, Engine
 from proxy.ports import Mode, Options, Reply, Request, Send
-from tests.fits import TENANT, Book, Desk, Message, body_of, message_problems, outline_problems, slices
+from tests.fits import TENANT, Book, Desk, Message, body_of, classifier, message_problems, outline_problems, slices
 from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
@@ -108,7 +108,7 @@ class Room:
         self.desk = Desk(self.book)
         self.time = 0.0
         catalogue = Catalogue([Rule("*", "stub", window)], {}, "stub")
-        self.engine = Engine(catalogue, self.desk.fitter, Marks(), mode, self.desk.lessons, self.clock)
+        self.engine = Engine(catalogue, self.desk.fitter, Marks(), mode, self.desk.lessons, self.clock, classifier())
 
     def clock(self) -> float:
         self.time += 0.25

@@ -16,7 +16,7 @@ from proxy.engine import Answer, Engine
 from proxy.fitting import Plan
 from proxy.ports import Options, Reply, Request
 from proxy.recovery import is_smaller
-from tests.fits import POLICY, TENANT, Book, Desk, body_of, slices
+from tests.fits import POLICY, TENANT, Book, Desk, body_of, classifier, slices
 from tests.material import agent_session, prose
 from tests.stub import Rules, judge
 from tests.stub.rules import overflow_error
@@ -47,7 +47,7 @@ class House:
         catalogue = Catalogue(
             [Rule(BIG, "other", other), Rule("*", "own", told or own, steps=steps or (COMPRESS,))], {}, "own"
         )
-        self.engine = Engine(catalogue, desk.fitter, Marks(), "on", desk.lessons, lambda: 0.0)
+        self.engine = Engine(catalogue, desk.fitter, Marks(), "on", desk.lessons, lambda: 0.0, classifier())
 
     async def send(self, upstream: str, body: bytes, *, keyless: bool = False) -> Reply:
         self.sent.append((upstream, body, keyless))

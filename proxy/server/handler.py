@@ -17,6 +17,7 @@ from aiohttp import web
 
 from proxy import ports
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.overflow.stream import Ending
 from proxy.core.report import NO_USAGE, Report
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
@@ -189,7 +190,7 @@ class Handler:
         call.report = answer.report
         if answer.reply is None:
             raise answer.error or UllageError()
-        await self._pass(call, answer.reply, answer.head)
+        await self._pass(call, answer.reply, answer.head, answer.ending)
         if call.tap is not None and answer.learn(call.tap.usage):
             call.note("silently_truncated")
 
@@ -256,7 +257,7 @@ class Handler:
                 "key could be read on this path (server.relay: all allows it)."
             )
 
-    async def _pass(self, call: Call, reply: ports.Reply, first: bytes) -> None:
+    async def _pass(self, call: Call, reply: ports.Reply, first: bytes, ending: Ending | None = None) -> None:
         out = call.out
         streamed = reply.header("content-type").startswith("text/event-stream")
         if streamed and not call.report.stream:
@@ -268,6 +269,8 @@ class Handler:
             while chunk:
                 out.write(chunk)
                 tap.feed(chunk)
+                if ending is not None:
+                    ending.feed(chunk)
                 if out.paused:
                     await out.drain()
                 chunk = await reply.next_chunk()

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from proxy.core.overflow.policy import loop
+from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
 from proxy.settings.fields import (
     MIB,
     AccessKey,
@@ -272,6 +273,32 @@ class Telemetry(Section):
     metrics: bool = Field(default=True, description="Serve /metrics.")
 
 
+class OverflowRule(Section):
+    """How an upstream says that a request is too long, where Ullage does not know it yet."""
+
+    means: Literal["input", "input_plus_output", "payload", "output_cap", "rate_limit", "other"] = Field(
+        default="input", description="What was too much; other: the error has nothing to do with length."
+    )
+    phrase: str | None = Field(
+        default=None,
+        description="Words of the error: {limit}, {prompt}, {output}, {requested}, {cap} are figures, * is anything.",
+    )
+    code: str | None = Field(default=None, min_length=1, description="A code, type or reason, however it is written.")
+    source: str = Field(default="configured", min_length=1, description="Who says so.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.phrase is None) == (self.code is None):
+            refuse([((), "needs a phrase or a code, and not both", 'Write, say: phrase: "over {limit} tokens".')])
+        if self.code is not None and not code_name(self.code):
+            refuse([(("code",), f"{self.code!r} holds no letter or digit", "Write it as the error does.")])
+        try:
+            phrase_regex(self.phrase or "x")
+        except BadRule as error:
+            refuse([(("phrase",), str(error), "See config/ullage.yaml for what a phrase may hold.")])
+        return self
+
+
 ANY = Model(name="*")
 
 
@@ -285,6 +312,9 @@ class Settings(Section):
     compression: Compression = Compression()
     summaries: Summaries = Summaries()
     telemetry: Telemetry = Telemetry()
+    overflow_rules: tuple[OverflowRule, ...] = Field(
+        default=(), description="More ways of saying that a request is too long; tried before the packaged ones."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

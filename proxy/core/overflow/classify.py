@@ -80,7 +80,10 @@ class Classifier:
         if reason is None:
             return None
         usage = _usage(value)
-        prompt, output = _first(usage, "prompt_tokens", "input_tokens"), _first(usage, "completion_tokens", "output_tokens")
+        prompt, output = (
+            _first(usage, "prompt_tokens", "input_tokens"),
+            _first(usage, "completion_tokens", "output_tokens"),
+        )
         return Overflow("stop", None, prompt, output, decisive=True, rule=str(reason))
 
     def _verdict(self, status: int, parts: Parts) -> Overflow | None:

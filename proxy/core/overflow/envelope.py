@@ -14,14 +14,14 @@ MOST_TEXTS, MOST_CHARACTERS, DEEPEST = 60, 24_000, 8
 
 ECHOES = frozenset(
     {
-        "choices", "doc_url", "documentation_url", "examples", "id", "input", "messages", "model", "more_info", "prompt",
-        "provider_name", "request", "request_body", "request_id", "requestid", "stack", "stacktrace", "trace",
+        "choices", "doc_url", "documentation_url", "examples", "id", "input", "messages", "model", "more_info",
+        "prompt", "provider_name", "request", "request_body", "request_id", "requestid", "stack", "stacktrace", "trace",
         "traceback", "url", "usage", "help", "user_id",
     }
 )  # fmt: skip
 """Members that repeat the request, or point elsewhere: they say nothing of what went wrong."""
 
-NAMING = frozenset({"code", "type", "reason", "status", "error_type", "error_code", "errorcode", "__type", "name", "kind"})
+NAMING = frozenset({"code", "type", "reason", "status", "error_type", "error_code", "errorcode", "__type", "kind"})
 """Members that hold machine-readable names."""
 
 _NAMED_PLACE = re.compile(

@@ -23,7 +23,7 @@ class Overflow:
 
     ``limit`` is the window or the cap of the input; for ``output_cap`` the most output, for ``rate_limit`` the tokens
     of a span; never set for ``payload``. ``prompt`` and ``output`` are what the request had and asked for,
-    ``requested`` both together. ``decisive``: a machine-readable code said so. ``rule``: the name of the rule that knew it.
+    ``requested`` both together. ``decisive``: a machine-readable code said so. ``rule``: who speaks so, or the code.
     """
 
     kind: Kind

@@ -7,15 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from proxy.core.overflow.kinds import Kind
-from proxy.core.overflow.words import NOTIONS, Lexicon, Row
+from proxy.core.overflow.words import NOTIONS, Lexicon
 
 Meaning = Literal["input", "input_plus_output", "payload", "output_cap", "rate_limit", "other"]
 Role = Literal["limit", "cap", "prompt", "output", "requested"]
 
 MEANINGS: frozenset[str] = frozenset(get_args(Meaning))
 ROLES: frozenset[str] = frozenset(get_args(Role))
-KINDS: frozenset[str] = frozenset(get_args(Kind))
 
 LONGEST_PHRASE = 300
 _GAPS = {"~": "[_KL]{0,5}?", "..": "[^.Nn]{0,8}?", "...": "[^.]{0,16}?", "....": ".{0,24}?"}
@@ -70,8 +68,9 @@ class Rules:
 def read_rules(data: Mapping[str, Any], own: Iterable[Mapping[str, Any]] = ()) -> Rules:
     """The rules in *data*, preceded by a user's *own*: codes and phrases. Raises ``BadRule``."""
     own = list(own)
-    terms = [(word, [notion]) for notion, lists in data["words"].items() for words in lists for word in words]
-    terms += [(term["word"], _listed(term["means"])) for term in data.get("terms", ())]
+    terms: list[tuple[str, Sequence[str]]] = [(term["word"], _listed(term["means"])) for term in data.get("terms", ())]
+    for notion, lists in data["words"].items():
+        terms += [(word, [notion]) for words in lists for word in words]
     try:
         lexicon = Lexicon(terms, [row["text"] for row in data.get("noise", ())])
     except KeyError as error:
@@ -178,6 +177,3 @@ def _letters(names: str) -> str:
         return "[" + "".join(NOTIONS[name] for name in names.split("|")) + "]"
     except KeyError as error:
         raise BadRule(f"{error.args[0]!r} is no notion; there are {', '.join(NOTIONS)}") from None
-
-
-__all__ = ["BadRule", "Pattern", "Phrase", "Role", "Row", "Rule", "Rules", "code_name", "phrase_regex", "read_rules", "without"]

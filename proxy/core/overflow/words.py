@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 NOTIONS: dict[str, str] = {
-    "input": "I", "request": "J", "tokens": "K", "context": "C", "window": "W", "over": "O", "excess": "E", "many": "Y",
-    "under": "U", "most": "M", "output": "X", "bytes": "B", "rate": "R", "media": "F", "batch": "A", "time": "D",
-    "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N", "field": "T", "elsewhere": "H", "nothing": "_",
+    "input": "I", "request": "J", "tokens": "K", "context": "C", "window": "W", "over": "O", "excess": "E",
+    "many": "Y", "under": "U", "most": "M", "output": "X", "bytes": "B", "rate": "R", "media": "F", "batch": "A",
+    "time": "D", "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N",
+    "field": "T", "elsewhere": "H", "nothing": "_",
 }  # fmt: skip
-"""The letter of each notion. Besides: ``.`` ends a sentence, ``n`` is a figure that counts no tokens, ``_`` is filler."""
+"""The letter of each notion. Besides: ``.`` ends a sentence, ``n`` is a figure of something else, ``_`` is filler."""
 
 LONGEST_TEXT = 6_000
 _LONGEST_RUN = 8
+_MOST_FILLER = 9
 
 _CJK = "\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
 _TOKEN = re.compile(
@@ -28,6 +30,7 @@ _TOKEN = re.compile(
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _PARTS = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _SIGNS = {"+": "+", ",": ",", "、": ",", "，": ",", "-": "-"}
+_PUNCTUATION = {"over": ">", "under": "U", "range": "[", "end": ".", "arrow": "_", "colon": ","}
 _JOINING = frozenset({"and", "but", "while", "whereas", "и", "но", "et", "und", "y", "e"})
 
 
@@ -77,46 +80,25 @@ class Lexicon:
 
     def read(self, text: str) -> Row:
         """*text* as notions; of a very long one only the beginning."""
-        notions: list[str] = []
-        figures: dict[int, int] = {}
-        words: list[str] = []
-        size = 0
-
-        def add(letters: str) -> None:
-            nonlocal size
-            if letters == "_" and notions and notions[-1] == "_" and len(notions) > 3 and notions[-5:] == ["_"] * 5:
-                return  # a long stretch of filler says no more than a short one
-            notions.append(letters)
-            size += len(letters)
-
-        def flush() -> None:
-            for letters in self._of(words):
-                add(letters)
-            words.clear()
-
         text = text[:LONGEST_TEXT]
         for noise in self._noise:
             text = text.replace(noise, "")
+        writer = _Writer()
+        words: list[str] = []
         for token in _TOKEN.finditer(_folded(_CAMEL.sub("_", text))):
-            kind, found = token.lastgroup, token.group()
-            if kind == "word":
-                words.extend(self._split(found))
+            if token.lastgroup == "word":
+                words.extend(self._split(token.group()))
                 continue
-            flush()
-            if kind in ("number", "rest"):
-                number = _number(token)
-                if number is None:
-                    add("n")
-                else:
-                    figures[size] = number
-                    add("N")
-            elif kind == "run":
-                for letters in self._within(found):
-                    add(letters)
+            writer.add(*self._of(words))
+            words.clear()
+            if token.lastgroup in ("number", "rest"):
+                writer.figure(_number(token))
+            elif token.lastgroup == "run":
+                writer.add(*self._within(token.group()))
             else:
-                add(_letter(kind, found))
-        flush()
-        return _without_bytes(Row("".join(notions), figures))
+                writer.add(_letter(token.lastgroup, token.group()))
+        writer.add(*self._of(words))
+        return writer.row()
 
     def _split(self, word: str) -> list[str]:
         if self._at([word], 0):
@@ -148,6 +130,32 @@ class Lexicon:
             at = end or at + 1
 
 
+class _Writer:
+    """Puts a row together."""
+
+    def __init__(self) -> None:
+        self._notions: list[str] = []
+        self._figures: dict[int, int] = {}
+        self._size = self._filler = 0
+
+    def add(self, *letters: str) -> None:
+        for some in letters:
+            self._filler = self._filler + 1 if some == "_" else 0
+            if self._filler <= _MOST_FILLER:  # a long stretch of filler says no more than a short one
+                self._notions.append(some)
+                self._size += len(some)
+
+    def figure(self, figure: int | None) -> None:
+        if figure is not None:
+            self._figures[self._size] = figure
+        self.add("n" if figure is None else "N")
+
+    def row(self) -> Row:
+        """What was written; figures in front of a unit of bytes, characters or pixels count no tokens."""
+        notions = re.sub("N(?=[BF])", "n", "".join(self._notions))
+        return Row(notions, {at: figure for at, figure in self._figures.items() if notions[at] == "N"})
+
+
 def _folded(text: str) -> str:
     return unicodedata.normalize("NFKC", text).lower()
 
@@ -157,7 +165,7 @@ def _is_run(phrase: str) -> bool:
 
 
 def _letter(kind: str | None, found: str) -> str:
-    return {"over": ">", "under": "U", "range": "[", "end": ".", "arrow": "_", "colon": ","}.get(kind or "") or _SIGNS[found]
+    return _PUNCTUATION.get(kind or "") or _SIGNS[found]
 
 
 def _number(token: re.Match[str]) -> int | None:
@@ -167,9 +175,3 @@ def _number(token: re.Match[str]) -> int | None:
         return None
     value = int(re.sub(r"\D", "", text[: len(text) - len(rest)])[:15])
     return value * {"k": 1_000, "m": 1_000_000}.get(rest, 1)
-
-
-def _without_bytes(row: Row) -> Row:
-    """Figures in front of a unit of bytes, characters or pixels count no tokens."""
-    notions = re.sub("N(?=[BF])", "n", row.notions)
-    return Row(notions, {at: figure for at, figure in row.figures.items() if notions[at] == "N"})
