@@ -85,7 +85,8 @@ class Anchor:
 class Sent:
     """A counted view that went out: its weight by our count, the conversation's link there, and the event it is of.
 
-    ``output`` is the answer's allowance in the provider's tokens.
+    ``output`` is the answer's allowance in the provider's tokens. Not ``counted``: ``tokens`` is what its bytes make at
+    least.
 
     ``plain``: it holds text only. Providers price media each in their own way, which says nothing of a vocabulary.
     """
@@ -97,6 +98,7 @@ class Sent:
     event: int
     plain: bool = True
     output: int = 0
+    counted: bool = True
 
 
 def _quiet(event: str, facts: Mapping[str, object]) -> None:
@@ -163,12 +165,15 @@ class Lessons:
         if overflow.kind not in ("input", "input_plus_output", "stop"):
             return
         lesson, now = self.now(sent.route, sent.tenant).lesson, self._wall()
-        weight = usage.input_tokens or int(sent.tokens * lesson.calibration.factor)
-        if overflow.window and beliefs.plausible(overflow.window, sent.tokens, sent.output):
+        counted = sent.tokens if sent.counted else None
+        weight = usage.input_tokens or int((counted or 0) * lesson.calibration.factor)
+        if overflow.window and beliefs.plausible(overflow.window, counted, sent.output):
             belief = beliefs.told(lesson.belief, overflow.window, sent.route.told, now)
-        else:
+        elif weight:
             # Prompt and answer filled it between them; of an answer without a figure the prompt's part is known.
             belief = beliefs.lowered(lesson.belief, weight + (usage.output_tokens or 0), now)
+        else:
+            return
         self._keep(sent.route, sent.tenant, structs.replace(lesson, belief=belief))
 
     def answered(self, sent: Sent, reported: int) -> bool:
@@ -179,8 +184,10 @@ class Lessons:
         if sent.plain and is_truncated(lesson.calibration, counted, reported):
             self._was_cut(sent, lesson, reported)
             return True
-        self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
-        calibration = learn(lesson.calibration, counted, reported) if sent.plain else lesson.calibration
+        calibration = lesson.calibration
+        if sent.counted:
+            self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
+            calibration = learn(calibration, counted, reported) if sent.plain else calibration
         belief = lesson.belief if lesson.belief is NOTHING else beliefs.answered(lesson.belief, reported, self._wall())
         if calibration.factor != lesson.calibration.factor or belief is not lesson.belief:
             self._keep(route, tenant, Lesson(calibration, belief))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.core.budget.catalogue import Route
+from proxy.core.budget.catalogue import COMPRESS, Route
 from proxy.core.budget.figures import reserve
 from proxy.core.compression.schedule import Demand
 from proxy.core.overflow.kinds import Overflow
@@ -16,6 +16,26 @@ from proxy.reading import Located
 
 SHRINK = 0.75
 """Of the view that was refused, what is sent next where the error states nothing to go by."""
+
+
+class Course:
+    """How far the attempts at one request have come.
+
+    ``left`` are the fallbacks that nobody asked yet, ``later`` is what may be made smaller once all of them failed.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.sent = 0
+        self.overflows = 0
+        self.retries = 0
+        self.later: tuple[Plan, Overflow] | None = None
+        steps = plan.route.steps if plan.route else ()
+        self._first = steps[0] if steps else COMPRESS
+        self.left = [step for step in steps if step not in (COMPRESS, plan.report.fallback)]
+
+    def goes_elsewhere_first(self, plan: Plan) -> bool:
+        """Whether a fallback is to be asked before *plan* is made smaller."""
+        return not plan.report.fallback and self._first != COMPRESS and bool(self.left)
 
 
 class Recovery:

@@ -209,3 +209,19 @@ def test_the_remedy_fits_the_server(how: str, word: str) -> None:
     text = remedy(replace(ROUTE, how=how))
     assert word in text
     assert len(text) <= 200
+
+
+async def test_what_was_never_counted_teaches_too() -> None:
+    """Of a view that was bounded from below a cut shows all the same; it corrects no count and anchors nothing."""
+    here = lessons(Book(), Hands())
+    sent = Sent(ROUTE, ONE, 30_000, b"", -1, counted=False)
+    assert not here.answered(sent, 90_000)
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+    assert here.expected(ROUTE, [b""], -1, 100, 1.0) == 100
+    assert here.answered(sent, 8_192)
+    assert window(here, ROUTE) == 8_192
+    here = lessons(Book(), Hands())
+    here.ended(sent, Overflow("input"), Usage())
+    assert window(here, ROUTE) is None
+    here.ended(sent, Overflow("input", 16_384), Usage())
+    assert window(here, ROUTE) == 16_384

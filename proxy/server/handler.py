@@ -34,6 +34,8 @@ from proxy.server.usage import UsageTap
 _LOG: Final = logging.getLogger(__name__)
 # What a client that did not wait is logged as, after a web server's custom.
 _LEFT: Final = 499
+# Reasons that say how a request was sent, and less than what became of it.
+_OUTDONE: Final = ("unknown-window", "fallback")
 _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
 
 
@@ -191,8 +193,8 @@ class Handler:
         if answer.reply is None:
             raise answer.error or UllageError()
         await self._pass(call, answer.reply, answer.head, answer.ending)
-        if call.tap is not None and answer.learn(call.tap.usage):
-            call.note("silently_truncated")
+        if call.tap is not None and answer.learn(call.tap.usage) and call.report.reason in ("", *_OUTDONE):
+            call.report = call.report.but(reason="silently_truncated")
 
     async def _relay(
         self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake, reader: BodyReader

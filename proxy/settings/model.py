@@ -158,7 +158,7 @@ class Upstream(Section):
 class Fallback(Section):
     """Another model that is asked instead."""
 
-    fallback: str = Field(min_length=1, description="Its name, as a client would give it.")
+    fallback: str = Field(pattern=r"^[!-~]+$", description="Its name, as a client would give it; shown in a header.")
 
 
 class Model(Section):

@@ -69,10 +69,11 @@ async def test_a_lying_usage_does_no_harm(stub: StartStub, proxy: StartProxy) ->
     assert ledger.fill > 0.1
 
 
-async def test_a_silent_cut_is_reported_and_learned(stub: StartStub, proxy: StartProxy) -> None:
+@pytest.mark.parametrize("told", [131_072, None], ids=["window_told", "window_unknown"])
+async def test_a_silent_cut_is_reported_and_learned(stub: StartStub, proxy: StartProxy, told: int | None) -> None:
     """A server that cuts the prompt and answers is told in the log, with the remedy once, and cuts nothing more."""
     server = await stub(window=4_096, truncates=True)
-    front = await proxy(server.url, window=131_072)
+    front = await proxy(server.url, window=told)
     messages = [{"role": "user", "content": "Read this. " + "lorem ipsum dolor sit amet " * 6_000}]
     body = json.dumps({"model": "house-model", "messages": messages}).encode()
     bodies = [body, body.replace(b"Read", b"Sum up"), body.replace(b"Read", b"Translate")]

@@ -107,6 +107,7 @@ def test_what_carries_a_key():
         ("[{name: a, overflow: []}]", "overflow"),
         ("[{name: a, overflow: [shrink]}]", "overflow"),
         ("[{name: a, overflow: [{model: b}]}]", "overflow"),
+        ('[{name: a, overflow: [{fallback: "b\\n"}]}]', "overflow"),
     ],
 )
 def test_fallbacks_that_lead_nowhere_are_refused(tmp_path, models, told):
