@@ -32,7 +32,7 @@ from proxy.fitting import Fitter, Policy
 from proxy.lessons import Lessons
 from proxy.reading import Reader
 from proxy.routing import open_catalogue, open_probes, open_upstream
-from proxy.server import Limits, Server, ServerConfig
+from proxy.server import Limits, Models, Place, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import (
     Embedded,
@@ -174,8 +174,9 @@ class House:
             }
 
         config = _server_config(settings)
+        models = _models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status)
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -339,6 +340,23 @@ def _engine(
 
 def _record_bytes(record: Any) -> int:
     return 512 + len(record.block) + sum(map(len, record.edits.values()))
+
+
+def _models(settings: Settings, catalogue: Catalogue, upstream: DirectUpstream) -> Models:
+    def figures(model: str) -> Mapping[str, int]:
+        """A model's limits under the names that clients read them by."""
+        route = catalogue.resolve(model)
+        told = {
+            "context_length": route.window,
+            "max_model_len": route.window,
+            "max_input_tokens": route.max_input or route.window,
+            "max_output_tokens": route.max_output,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    places = [Place(each.name) for each in settings.upstreams]
+    named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
+    return Models(upstream, places, settings.default_upstream().name, named, figures)
 
 
 def _server_config(settings: Settings) -> ServerConfig:

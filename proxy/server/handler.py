@@ -18,7 +18,7 @@ from aiohttp import web
 from proxy import ports
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import Ending
-from proxy.core.report import NO_USAGE, Report
+from proxy.core.report import NO_USAGE, Report, response_headers
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
 from proxy.server.body import BodyReader, Upload, inflated
@@ -27,8 +27,9 @@ from proxy.server.contracts import Engine, Observe, Route, Upstream
 from proxy.server.gate import Gate
 from proxy.server.intake import Intake, options, read_headers, window_variant, without_secrets
 from proxy.server.local import Local
+from proxy.server.models import Models
 from proxy.server.outgoing import ClientLeft, Outgoing
-from proxy.server.routes import MANAGED, api_path, is_local, is_stateless, wire
+from proxy.server.routes import MANAGED, api_path, is_local, is_stateless, listed_model, wire
 from proxy.server.usage import UsageTap
 
 _LOG: Final = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class Handler:
         access: Access,
         gate: Gate,
         local: Local,
+        models: Models,
     ) -> None:
         self._config = config
         self._limits = config.limits
@@ -92,6 +94,7 @@ class Handler:
         self._access = access
         self._gate = gate
         self._local = local
+        self._models = models
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
 
@@ -151,6 +154,9 @@ class Handler:
             raise InvalidRequest("This is a reverse proxy: send the path of an API route.")
         if intake.seen.get("upgrade", "").lower() == "websocket":
             await self._tunnel(request, path_qs, call, intake)
+            return
+        if request.method == "GET" and (listed := listed_model(path)) is not None:
+            await self._list(path_qs, listed, call, intake)
             return
         reader = BodyReader(request.content, request.content_length, self._limits, self._gate.held)
         try:
@@ -228,6 +234,19 @@ class Handler:
             reader.release()
         del body, sending
         await self._pass(call, reply, b"")
+
+    async def _list(self, path_qs: str, model: str, call: Call, intake: Intake) -> None:
+        """Answer for one model, or for all where *model* is empty."""
+        upstream = self._route(model) if model else self._config.default_upstream
+        call.report = call.report.but(model=model, upstream=upstream)
+        if model:
+            heard = await self._models.one(path_qs, model, intake.forward, self._route)
+        else:
+            heard = await self._models.list(path_qs, intake.forward, self._route)
+        headers = [*heard.headers, *response_headers(call.report), *call.cors]
+        call.out.start(heard.status, headers, sized=any(name.lower() == "content-length" for name, _ in heard.headers))
+        call.out.write(heard.body)
+        call.out.finish()
 
     async def _tunnel(self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake) -> None:
         path, _, query = path_qs.partition("?")
