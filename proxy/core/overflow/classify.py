@@ -34,6 +34,7 @@ _CONTENT = re.compile(r"(?:^|[.\]])(?:messages?|input|system|contents?|prompt|in
 _SENTENCE = re.compile(r"[^.]+")
 _UNCOUNTED = re.compile("[TA]")
 _WINDOWED = re.compile("[KWC]")
+_OF_THE_WINDOW = re.compile("[WC]")
 _OF_TOKENS = re.compile("[WCIK]|^[^X]*J[^X]*$")
 
 
@@ -118,15 +119,14 @@ class Classifier:
         calm = _silenced(row)
         figures = Figures() if _UNCOUNTED.search(row.notions) else read_figures(calm, self._rules.figures)
         found_rules = list(self._said(row, sentences))
-        if figures.are_too_many and _OF_TOKENS.search(calm.notions):
+        spoken_of = _OF_THE_WINDOW if "R" in row.notions else _OF_TOKENS
+        if figures.are_too_many and spoken_of.search(calm.notions):
             return _by_figures(figures, found_rules, calm)
         if strong := next((reading for reading in found_rules if reading.strong), None):
             return replace(strong, figures=figures)
         if "R" in row.notions:
             return _Reading("rate_limit", read_figures(row, self._rules.figures), rule="rate")
-        if chosen := _chosen(found_rules):
-            return replace(chosen, figures=figures)
-        return None
+        return replace(found_rules[0], figures=figures) if found_rules else None
 
     def _said(self, row: Row, sentences: Sequence[str]) -> Iterator[_Reading]:
         for rule in self._rules.rules:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_TEXTS, MOST_CHARACTERS, DEEPEST = 60, 24_000, 8
+MOST_TEXTS, MOST_CHARACTERS, DEEPEST = 60, 24_000, 20
 """What is looked at of an answer: texts, characters of all of them, levels of nesting."""
 
 ECHOES = frozenset(
@@ -44,10 +44,10 @@ class Parts:
     def take(self, text: str) -> None:
         """Keep *text*, as a code where it is one word, while there is room."""
         text = text.strip()
-        if not text or self._room <= 0 or len(self.texts) >= MOST_TEXTS:
-            return
         if _IDENTIFIER.match(text):
-            self.codes.append(text)
+            self.codes += [text] if len(self.codes) < MOST_TEXTS else []
+            return
+        if not text or self._room <= 0 or len(self.texts) >= MOST_TEXTS:
             return
         text = text[: self._room]
         if text not in self.texts:
@@ -102,7 +102,7 @@ def _walk(value: Any, name: str, parts: Parts, depth: int) -> None:
         _object(value, parts, depth)
     elif isinstance(value, list):
         for member in value[:40]:
-            _walk(member, name, parts, depth - 1)
+            _walk(member, "", parts, depth - 1)
     elif isinstance(value, int) and not isinstance(value, bool):
         parts.members.append((name, value))
         if name in NAMING:

@@ -18,7 +18,7 @@ ROLES: frozenset[str] = frozenset(get_args(Role))
 LONGEST_PHRASE = 300
 _GAPS = {"~": "[_KL]{0,5}?", "..": "[^.Nn]{0,8}?", "...": "[^.]{0,16}?", "....": ".{0,24}?"}
 _PLAIN = frozenset("+->[,")
-_HOLE = re.compile(r"\{(\w+)\}|(\*)")
+_HOLE = re.compile(r"\{(\w+)\}| ?(\*) ?")
 
 
 class BadRule(ValueError):

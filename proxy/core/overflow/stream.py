@@ -42,7 +42,8 @@ class Opening:
         self.overflow: Overflow | None = None
         self._classifier = classifier
         self._counted = counted
-        self._plain = Plain(_encoding(headers), 2 * LONGEST)
+        self._events = _header(headers, "content-type").startswith("text/event-stream")
+        self._plain = Plain(_header(headers, "content-encoding"), 2 * LONGEST)
         self._buffer = b""
         self._streamed: bool | None = None
 
@@ -81,7 +82,11 @@ class Opening:
             return None
         if begun[:1] in (b"{", b"["):
             return False
-        return True if begun.startswith(_LINES) or len(begun) == 5 else None
+        if self._events or begun.startswith(_LINES):
+            return True
+        if len(begun) == 5:
+            self.verdict = "content"  # neither events nor JSON
+        return None
 
     def _look(self, event: bytes) -> None:
         if len(event) > LONGEST:
@@ -107,7 +112,7 @@ class Ending:
     def __init__(self, classifier: Classifier, headers: Headers = ()) -> None:
         self.overflow: Overflow | None = None
         self._classifier = classifier
-        self._plain = Plain(_encoding(headers), _WATCHED)
+        self._plain = Plain(_header(headers, "content-encoding"), _WATCHED)
         self._event = b""
         self._tail = b""
 
@@ -129,8 +134,8 @@ class Ending:
     def _errors(self, held: bytes) -> None:
         for event in _END.split(held)[:-1]:
             _, value = _event(event)
-            if value is not None and is_error(value):
-                self.overflow = self._classifier.event(value)
+            if value is not None and is_error(value) and (found := self._classifier.event(value)):
+                self.overflow = found
                 return
 
     def _stops(self, data: bytes) -> None:
@@ -140,8 +145,8 @@ class Ending:
                 return
 
 
-def _encoding(headers: Headers) -> str:
-    return next((value for name, value in headers if name.lower() == "content-encoding"), "")
+def _header(headers: Headers, wanted: str) -> str:
+    return next((value for name, value in headers if name.lower() == wanted), "")
 
 
 def _is_answer(body: bytes) -> bool:

@@ -21,7 +21,7 @@ _MOST_FILLER = 9
 
 _CJK = "\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
 _TOKEN = re.compile(
-    rf"(?P<number>(?<![\w.])(?:[1-9]\d{{0,2}}(?:[,.'\u202f\u00a0]\d{{3}})+(?![\d])|\d+)(?P<rest>\.\d+|[km](?![a-z])|))"
+    rf"(?P<number>(?<![A-Za-z0-9_.])(?:[1-9]\d{{0,2}}(?:[,.'\u202f\u00a0]\d{{3}})+(?![\d])|\d+)(?P<rest>\.\d+|[km](?![a-z])|))"
     rf"|(?P<run>[{_CJK}]+)"
     rf"|(?P<word>[^\W\d_{_CJK}](?:[^\W{_CJK}]|['’/.-](?=[^\W_{_CJK}]))*)"
     r"|(?P<colon>(?<=\d):(?!\S))|(?P<arrow>[=-]>|<\d{3}>)|(?P<over>>=?|≥)|(?P<under><=?|≤)|(?P<range>\[\s*[01]\s*,)"
@@ -101,7 +101,7 @@ class Lexicon:
         return writer.row()
 
     def _split(self, word: str) -> list[str]:
-        if self._at([word], 0):
+        if word.isalpha() or any(entry.words == (word,) for entry in self._entries.get(word[:2], ())):
             return [word]
         parts = _PARTS.findall(word)
         return parts if len(parts) > 1 else [word]
@@ -171,7 +171,7 @@ def _letter(kind: str | None, found: str) -> str:
 def _number(token: re.Match[str]) -> int | None:
     """The figure; ``None`` for a fraction and for what belongs to a word, such as a model's name."""
     text, rest, after = token["number"], token["rest"], token.string[token.end() : token.end() + 1]
-    if rest.startswith(".") or after == "%" or (after.isalpha() and not _is_run(after)) or after == "_":
+    if rest.startswith(".") or after == "%" or (after.isalpha() and after.isascii()) or after == "_":
         return None
     value = int(re.sub(r"\D", "", text[: len(text) - len(rest)])[:15])
     return value * {"k": 1_000, "m": 1_000_000}.get(rest, 1)

@@ -1,7 +1,8 @@
 """Errors that people met and posted, beside the recordings: facts about providers, each with where it was seen.
 
 They were collected and judged after the first rules were written, and before any was changed for them: then 59 of the
-60 that mean length were recognised, 8 of 41 look-alikes were taken for it, and 2 of 44 limits were wrong.
+60 that mean length were recognised, 8 of 41 look-alikes were taken for it, and 2 of 44 limits were wrong. A second lot,
+written down after the rules had been mended for the first, gave 54 of 55, 4 of 47 and 1 of 35.
 """
 
 from __future__ import annotations
