@@ -166,7 +166,7 @@ class Lessons:
             return
         lesson, now = self.now(sent.route, sent.tenant).lesson, self._wall()
         counted = sent.tokens if sent.counted else None
-        weight = usage.input_tokens or int((counted or 0) * lesson.calibration.factor)
+        weight = usage.input_tokens or overflow.prompt or int((counted or 0) * lesson.calibration.factor)
         if overflow.window and beliefs.plausible(overflow.window, counted, sent.output):
             belief = beliefs.told(lesson.belief, overflow.window, sent.route.told, now)
         elif weight:
