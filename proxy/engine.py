@@ -41,6 +41,8 @@ HEAD_BYTES = 262_144
 
 MOST_BYTES_A_TOKEN = 12
 """Of a request's JSON there is hardly ever more to a token, whitespace and escapes included: English has 4 to 5."""
+SHOWN = 100
+"""Models that are shown to people at once."""
 
 MEDIA = re.compile(rb'"(?:image|input_|file"|document"|audio|video)')
 """What parts of a message hold whose bytes do not bound their tokens."""
@@ -148,6 +150,31 @@ class Engine:
         """The name of the upstream that serves *model*. Raises ``NotFound`` where none does."""
         return self._catalogue.resolve(model).upstream
 
+    def windows(self) -> dict[str, list[dict[str, object]]]:
+        """What holds for the models that were asked for, and what overflows taught: for people, tokens and seconds."""
+        now = self._clock()
+        routes = sorted(self._catalogue.known()[-SHOWN:], key=lambda route: route.name)
+        return {
+            "models": [
+                {
+                    "upstream": route.upstream,
+                    "model": route.model,
+                    "context_window": route.window,
+                    "max_input_tokens": route.max_input,
+                    "max_output_tokens": route.max_output,
+                    "source": route.source,
+                    "how": route.how,
+                    "age_seconds": None if route.at is None else round(max(0.0, now - route.at), 1),
+                }
+                for route in routes
+            ],
+            "learned": self.learned()[:SHOWN],
+        }
+
+    def learned(self) -> list[dict[str, object]]:
+        """The windows that traffic taught and that hold now: for people, tokens and seconds."""
+        return self._lessons.learned()
+
     async def exchange(self, request: Request, send: Send) -> Answer:
         """The answer to *request*: at most one generation is ever paid for.
 
@@ -233,12 +260,14 @@ class Engine:
         course.retries += 1
         return replace(smaller, request=plan.request, report=_as_fallback(smaller.report, plan.report.fallback))
 
-    async def fit(self, request: Request) -> Plan:
+    async def fit(self, request: Request, *, counted: bool = False) -> Plan:
         """What to send for *request*: the client's own bytes, the smaller view of its conversation, or a fallback's.
+
+        *counted* counts it even where its bytes show that it fits.
 
         The steps of the model's policy are tried in order; those that would have to drop or clip only if all would.
         """
-        plan = await self._fit(request)
+        plan = await self._fit(request, counted=counted)
         if plan.route is None or plan.route.steps == (COMPRESS,) or not (plan.withheld or plan.error):
             return plan
         steps = plan.route.steps
@@ -273,7 +302,7 @@ class Engine:
 
         return learn
 
-    async def _fit(self, request: Request, extent: Extent | None = None) -> Plan:
+    async def _fit(self, request: Request, extent: Extent | None = None, *, counted: bool = False) -> Plan:
         """The plan for *request* and the model it names, as far as *extent* (its policy's, if none) allows."""
         head = _read_head(request.body)
         located = None if head else self._fitter.locate(request)
@@ -285,29 +314,27 @@ class Engine:
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
         window = self._recovery.window(route, known, request)
+        report = Report(
+            request.request_id,
+            request.api,
+            model,
+            route.upstream,
+            stream,
+            source=self._recovery.source(route, known, window),
+            project=request.options.project,
+            task_size=request.options.task_size,
+        )
         if mode == "off" or window is None:
+            sent = _uncounted(request, route) if mode != "off" else None
             reason = "off" if mode == "off" else "unknown-window"
-            report = Report(request.request_id, request.api, model, route.upstream, stream, reason=reason)
-            return Plan(request.body, report, route, sent=_uncounted(request, route) if mode != "off" else None)
-        if head is not None and not request.options.compact_now:
+            return Plan(request.body, report.but(reason=reason), route, sent=sent)
+        if head is not None and not request.options.compact_now and not counted:
             held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
             budget = input_room(window, held, route.max_input)
             if bound := _bound(request.body, head, int(self._marks.low * budget)):
-                report = Report(
-                    request.request_id,
-                    request.api,
-                    model,
-                    route.upstream,
-                    stream,
-                    window=window,
-                    budget=budget,
-                    tokens_before=bound,
-                    tokens_after=bound,
-                    bounded=True,
-                )
-                return Plan(request.body, report, route)
+                bounds = {"tokens_before": bound, "tokens_after": bound, "bounded": True}
+                return Plan(request.body, report.but(window=window, budget=budget, **bounds), route)
         located = located or self._fitter.locate(request)
-        report = Report(request.request_id, request.api, model, route.upstream, stream)
         factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         if extent is None:

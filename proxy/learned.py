@@ -22,6 +22,7 @@ class Learned:
     window: int | None
     how: str
     factor: float
+    age_seconds: float | None = None
 
 
 async def learned(settings: Settings, routes: Iterable[Route], key: str = "") -> Mapping[str, Learned]:
@@ -75,4 +76,6 @@ def _told(route: Route, lesson: Lesson, now: float) -> Learned:
     factor = lesson.calibration.factor
     if window is None or window == route.window:
         return Learned(None, "", factor)
-    return Learned(window, "stated by an error" if window == lesson.belief.stated else "worked out", factor)
+    stated = window == lesson.belief.stated
+    at = lesson.belief.stated_at if stated else lesson.belief.lowered_at
+    return Learned(window, "stated by an error" if stated else "worked out", factor, round(max(0.0, now - at), 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -26,7 +27,10 @@ EVERY: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model. Figures in tokens, ``None`` where nobody knows; ``origin`` says where the window comes from."""
+    """One model. Figures in tokens, ``None`` where nobody knows; each ``from`` says where a figure comes from.
+
+    ``age_seconds`` is how long ago a server said its window, or traffic taught it; ``None`` where neither did.
+    """
 
     model: str
     upstream: str
@@ -35,7 +39,11 @@ class Row:
     max_output_tokens: int | None
     encoding: str
     factor: float
-    origin: str
+    window_from: str
+    age_seconds: float | None
+    output_from: str
+    encoding_from: str
+    factor_from: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,8 @@ async def listing(settings: Settings, pattern: str | None, key: str = "") -> Lis
     catalogue = await asyncio.to_thread(open_catalogue, settings, known)
     routes = list(_routes(settings, catalogue, told, pattern))
     taught = await learned(settings, routes, key)
-    return Listing(tuple(_row(route, taught.get(route.name)) for route in routes), troubles)
+    rows = [_row(settings, route, told, taught.get(route.name)) for route in routes]
+    return Listing(tuple(rows), troubles)
 
 
 def _routes(
@@ -98,14 +107,39 @@ def _told_names(told: Mapping[str, Mapping[str, Window]], most: int | None) -> S
     return [name for windows in told.values() for name in sorted(windows)[:most]]
 
 
-def _row(route: Route, taught: Learned | None) -> Row:
-    origin = f"{route.source}: {route.how}" if route.how else route.source
-    window, factor = route.window, prior(route.model, exact=route.exact).factor
-    if taught is not None:
-        factor = taught.factor
-        if taught.window is not None:
-            window, origin = taught.window, f"learned: {taught.how}"
-    return Row(route.model, route.upstream, window, route.max_input, route.max_output, route.encoding, factor, origin)
+def _row(settings: Settings, route: Route, told: Mapping[str, Mapping[str, Window]], taught: Learned | None) -> Row:
+    rule = settings.model(route.model)
+    window = find(told.get(route.upstream, {}), route.model) if route.source == "server" else None
+    start = prior(route.model, exact=route.exact)
+    holds, origin = route.window, f"{route.source}: {route.how}" if route.how else route.source
+    age = None if route.at is None else round(max(0.0, time.perf_counter() - route.at), 1)
+    factor, factor_from = start.factor, "configured" if route.exact else "family" if start.factor != 1.0 else "default"
+    if taught is not None and taught.factor != factor:
+        factor, factor_from = taught.factor, "learned"
+    if taught is not None and taught.window is not None:
+        holds, origin, age = taught.window, f"learned: {taught.how}", taught.age_seconds
+    return Row(
+        route.model,
+        route.upstream,
+        holds,
+        route.max_input,
+        route.max_output,
+        route.encoding,
+        factor,
+        origin,
+        age,
+        _output_from(route, rule.max_output_tokens, window),
+        "configured" if route.exact else "family",
+        factor_from,
+    )
+
+
+def _output_from(route: Route, configured: int | None, told: Window | None) -> str:
+    if route.max_output is None:
+        return "unknown"
+    if configured is not None:
+        return "configured"
+    return "server" if told is not None and told.max_output_tokens is not None else "table"
 
 
 def _is_glob(name: str) -> bool:

@@ -32,10 +32,10 @@ async def test_models_shows_what_an_overflow_taught(stub: StartStub, proxy: Star
     assert front.home is not None
     asked = settings(server.url, front.home / "data")
     (row,) = (await listing(asked, UNHEARD, KEY)).rows
-    assert (row.context_window, row.origin) == (TRUE, "learned: stated by an error")
+    assert (row.context_window, row.window_from) == (TRUE, "learned: stated by an error")
     for other in ("", "sk-other"):
         (row,) = (await listing(asked, UNHEARD, other)).rows
-        assert (row.context_window, row.origin) == (None, "unknown")
+        assert (row.context_window, row.window_from) == (None, "unknown")
 
 
 @pytest.mark.parametrize("url", ["memory", "embedded"])

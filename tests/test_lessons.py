@@ -82,6 +82,16 @@ async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
     assert here.expected(ROUTE, [b"a"], -1, 900, 1.0) == 900
 
 
+@pytest.mark.parametrize("reported", [0, 5_000_000, 2**53 - 1])
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
+    """A figure that no prompt of that size can have says nothing of the conversation, nor of the provider's count."""
+    here = lessons(Book(), Hands())
+    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
+    assert here.expected(ROUTE, [b"a"], -1, 1_000, 1.0) == 1_000
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+
+
 async def test_a_silent_cut_is_told() -> None:
     """A report far below the count is flagged, and neither anchors nor calibrates."""
     here = lessons(Book(), Hands())
@@ -184,7 +194,8 @@ async def test_what_is_learned_is_told_once() -> None:
     for tokens in (10_000, 11_000):
         here.overflowed(ROUTE, ONE, Overflow("input", 8_192), tokens)
     assert [(event, facts["observed_window"]) for event, facts in said] == [("upstream.window_learned", 8_192)]
-    assert here.learned() == [{"route": "up,m", "context_window": 8_192, "how": "stated"}]
+    shown = {"route": "up,m", "context_window": 8_192, "how": "stated", "age_seconds": 0.0}
+    assert here.learned() == [shown]
     said.clear()
     for tenant in (ONE, TWO, TWO):
         assert here.answered(Sent(ROUTE, tenant, 9_000, b"a", -1), 4_096)

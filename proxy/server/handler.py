@@ -21,6 +21,7 @@ from proxy.core.overflow.stream import Ending
 from proxy.core.report import NO_USAGE, Report, response_headers
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
+from proxy.server.asked import UsageHider, ask
 from proxy.server.body import BodyReader, Upload, inflated
 from proxy.server.config import ServerConfig
 from proxy.server.contracts import Engine, Observe, Route, Upstream
@@ -50,13 +51,14 @@ _NAMED: Final = msgspec.json.Decoder(_Named)
 class Call:
     """One request while it is under way."""
 
-    __slots__ = ("cors", "out", "report", "tap", "wire")
+    __slots__ = ("cors", "hider", "out", "report", "tap", "wire")
 
     def __init__(self, out: Outgoing, report: Report, api: str) -> None:
         self.out = out
         self.report = report
         self.wire = api
         self.tap: UsageTap | None = None
+        self.hider: UsageHider | None = None
         self.cors: list[tuple[str, str]] = []
 
     def note(self, reason: str, status: int = 0) -> None:
@@ -181,11 +183,20 @@ class Handler:
             intake.drop(("content-encoding",))
         headers = intake.forward
 
+        api, request_id, variant = call.report.api, call.report.request_id, window_variant(intake)
+
         async def send(upstream: str, body: bytes, *, keyless: bool = False) -> ports.Reply:
             going = without_secrets(headers) if keyless else headers
-            return await self._upstream.send(upstream, "POST", path_qs, going, body)
+            asked = ask(body) if api == "chat" and upstream in self._config.usage_upstreams else None
+            call.hider = UsageHider() if asked is not None else None
+            if asked is None:
+                return await self._upstream.send(upstream, "POST", path_qs, going, body)
+            # An event can only be taken out of what can be read.
+            plain = [pair for pair in going if pair[0].lower() != "accept-encoding"]
+            return await self._upstream.send(
+                upstream, "POST", path_qs, [*plain, ("Accept-Encoding", "identity")], asked
+            )
 
-        api, request_id, variant = call.report.api, call.report.request_id, window_variant(intake)
         try:
             answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes, variant), send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
@@ -284,20 +295,23 @@ class Handler:
         if streamed and not call.report.stream:
             call.report = call.report.but(stream=True)
         tap = call.tap = UsageTap(reply.header("content-encoding"))
+        hider = call.hider if streamed and not reply.header("content-encoding") else None
         try:
-            answers.start(call.out, reply, call.report, call.cors)
+            answers.start(call.out, reply, call.report, call.cors, sized=hider is None)
             chunk = first or await reply.next_chunk()
             while chunk:
-                out.write(chunk)
+                out.write(hider.feed(chunk) if hider else chunk)
                 tap.feed(chunk)
                 if ending is not None:
                     ending.feed(chunk)
                 if out.paused:
                     await out.drain()
                 chunk = await reply.next_chunk()
+            out.write(hider.rest() if hider else b"")
             out.finish()
         except (UpstreamUnreachable, UpstreamTimeout):
             call.note("upstream_stream_error")
+            out.write(hider.rest() if hider else b"")
             event = streamed and not reply.header("content-encoding")
             out.break_off(answers.last_event(answers.StreamBroken(), call.wire) if event else b"")
         finally:
