@@ -180,8 +180,10 @@ class Engine:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply, head, overflow = await self._send(plan, send, course)
             if reply is not None and overflow is None:
-                ending = Ending(self._classifier, reply.headers) if reply.status == 200 and plan.sent else None
-                return Answer(report, reply, head, learn=self._learner(reply, plan.sent, ending), ending=ending)
+                ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
+                late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, plain=False)  # nothing was counted
+                learn = self._learner(reply, plan.sent, ending, late)
+                return Answer(report, reply, head, learn=learn, ending=ending)
             if reply is not None and first is None:
                 first = Answer(report, Told(reply), head)
             assert first is not None
@@ -214,7 +216,9 @@ class Engine:
             if rescue:
                 return None, b"", None
             raise
-        head, overflow = await self._look(reply, plan)
+        # Who said so once is believed: the view that is judged now is far below what was refused.
+        counted = None if course.overflows else plan.tokens
+        head, overflow = await self._look(reply, plan, counted)
         if overflow is not None:
             course.overflows += 1
             reply.close()
@@ -279,15 +283,17 @@ class Engine:
         asked = self._fitter.locate(request).outline.model
         return replace(plan, request=other, report=_as_fallback(plan.report.but(model=asked), model))
 
-    def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None) -> Callable[[Usage], bool]:
-        if sent is None or reply.status != 200:
+    def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None, late: Sent) -> Callable[[Usage], bool]:
+        if reply.status != 200:
             return _learn_nothing
 
         def learn(usage: Usage) -> bool:
             if ending is not None and ending.overflow is not None:
-                self._lessons.ended(sent, ending.overflow, usage)
+                self._lessons.ended(late, ending.overflow, usage)
                 return False
-            return usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
+            return (
+                sent is not None and usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
+            )
 
         return learn
 
@@ -335,22 +341,22 @@ class Engine:
             return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route)
         return plan
 
-    async def _look(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
+    async def _look(self, reply: Reply, plan: Plan, counted: int | None) -> tuple[bytes, Overflow | None]:
         """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is."""
         try:
-            return await self._judge(reply, plan)
+            return await self._judge(reply, plan, counted)
         except BaseException:
             reply.close()  # whoever waited is gone or the connection broke: nobody else would end the call
             raise
 
-    async def _judge(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
+    async def _judge(self, reply: Reply, plan: Plan, counted: int | None) -> tuple[bytes, Overflow | None]:
         if reply.status >= 400:
             body, complete = await _read(reply, ERROR_BYTES)
-            found = self._classifier.answer(reply.status, reply.headers, body, plan.tokens) if complete else None
+            found = self._classifier.answer(reply.status, reply.headers, body, counted) if complete else None
             return body, found if self._recovery.concerns(found) else None
         if reply.status != 200 or not _may_overflow(plan):
             return b"", None
-        return await _watch(reply, Opening(self._classifier, reply.headers, plan.tokens))
+        return await _watch(reply, Opening(self._classifier, reply.headers, counted))
 
 
 def _as_fallback(report: Report, model: str) -> Report:

@@ -163,12 +163,14 @@ class Lessons:
         if overflow.kind not in ("input", "input_plus_output", "stop"):
             return
         lesson, now = self.now(sent.route, sent.tenant).lesson, self._wall()
-        weight = usage.input_tokens or int(sent.tokens * lesson.calibration.factor)
-        if overflow.window and beliefs.plausible(overflow.window, sent.tokens, sent.output):
+        weight = usage.input_tokens or overflow.prompt or int(sent.tokens * lesson.calibration.factor)
+        if overflow.window and beliefs.plausible(overflow.window, sent.tokens or None, sent.output):
             belief = beliefs.told(lesson.belief, overflow.window, sent.route.told, now)
-        else:
+        elif weight:
             # Prompt and answer filled it between them; of an answer without a figure the prompt's part is known.
             belief = beliefs.lowered(lesson.belief, weight + (usage.output_tokens or 0), now)
+        else:
+            return
         self._keep(sent.route, sent.tenant, structs.replace(lesson, belief=belief))
 
     def answered(self, sent: Sent, reported: int) -> bool:
