@@ -191,8 +191,10 @@ class Engine:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply, head, overflow = await self._send(plan, send, course)
             if reply is not None and overflow is None:
-                ending = Ending(self._classifier, reply.headers) if reply.status == 200 and plan.sent else None
-                return Answer(report, reply, head, learn=self._learner(reply, plan.sent, ending), ending=ending)
+                ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
+                late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
+                learn = self._learner(reply, plan.sent, ending, late)
+                return Answer(report, reply, head, learn=learn, ending=ending)
             if reply is not None and first is None:
                 first = Answer(report, Told(reply), head)
             assert first is not None
@@ -290,15 +292,17 @@ class Engine:
         asked = self._fitter.locate(request).outline.model
         return replace(plan, request=other, report=_as_fallback(plan.report.but(model=asked), model))
 
-    def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None) -> Callable[[Usage], bool]:
-        if sent is None or reply.status != 200:
+    def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None, late: Sent) -> Callable[[Usage], bool]:
+        if reply.status != 200:
             return _learn_nothing
 
         def learn(usage: Usage) -> bool:
             if ending is not None and ending.overflow is not None:
-                self._lessons.ended(sent, ending.overflow, usage)
+                self._lessons.ended(late, ending.overflow, usage)
                 return False
-            return usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
+            return (
+                sent is not None and usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
+            )
 
         return learn
 

@@ -42,8 +42,10 @@ def test_the_example_shows_every_key_of_the_schema():
                 yield from spelt(inner, (*path, name))
 
     schema = Settings.model_json_schema()
-    declared = set(keys(schema, schema["$defs"])) - {("models", "overflow", "fallback")}  # has no default to show
-    assert "{fallback: " in EXAMPLE.read_text()
+    entries = {("models", "overflow", "fallback")}  # these lists are empty by default
+    entries |= {("overflow_rules", name) for name in ("means", "phrase", "code", "source")}
+    declared = set(keys(schema, schema["$defs"])) - entries
+    assert all(f"{path[-1]}: " in EXAMPLE.read_text() for path in entries)
     assert set(spelt(yaml.safe_load(EXAMPLE.read_text()))) == declared
     assert ("server", "limits", "body") in declared
     assert json.dumps(schema)
@@ -140,3 +142,28 @@ def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
     whole = load(written(tmp_path, "compression:\n  allocation: {recent: 0.7, reserve: 0.3}\n"), {}, {})
     assert whole.compression.allocation.given
     assert not load(None, {}, {}).compression.allocation.given
+
+
+@pytest.mark.parametrize(
+    ("rule", "complaint"),
+    [
+        ("{means: input}", "a phrase or a code"),
+        ('{phrase: "a b", code: c}', "a phrase or a code"),
+        ('{phrase: "{window} tokens"}', "{window}"),
+        ('{phrase: "*"}', "1 to 300"),
+        ('{code: "--"}', "no letter or digit"),
+        ('{phrase: "a b", means: joy}', "means"),
+    ],
+)
+def test_rules_of_overflows_are_checked(tmp_path, rule, complaint):
+    """A rule that could never match, or would match anything, is refused where it stands."""
+    found = problems(tmp_path, f"overflow_rules: [{rule}]")
+    assert any(complaint in f"{one.key} {one.message}" for one in found)
+
+
+def test_rules_of_overflows(tmp_path):
+    """A phrase or a code with what it means, and who says so."""
+    text = 'overflow_rules: [{phrase: "over {limit}", source: us}, {code: E1, means: other}]'
+    first, second = load(written(tmp_path, text), {}, {}).overflow_rules
+    assert (first.means, first.phrase, first.source) == ("input", "over {limit}", "us")
+    assert (second.means, second.code, second.source) == ("other", "E1", "configured")

@@ -92,7 +92,8 @@ class Classifier:
         code, named = self._code(parts.codes)
         chosen = _chosen(readings)
         if chosen is None or (code is not None and chosen.means == "other"):
-            chosen = _Reading(code, Figures(), rule=named) if code else _by_status(status, readings)
+            told = chosen.figures if chosen else Figures()
+            chosen = _Reading(code, told, rule=named) if code else _by_status(status, readings, parts)
         elif code == "rate_limit" and not chosen.strong:
             chosen = replace(chosen, means="rate_limit")
         elif code == "other":
@@ -126,7 +127,8 @@ class Classifier:
             return replace(strong, figures=figures)
         if "R" in row.notions:
             return _Reading("rate_limit", read_figures(row, self._rules.figures), rule="rate")
-        return replace(found_rules[0], figures=figures) if found_rules else None
+        said = found_rules[0] if found_rules else _Reading("other", figures)
+        return replace(said, figures=figures) if found_rules or figures.limit else None
 
     def _said(self, row: Row, sentences: Sequence[str]) -> Iterator[_Reading]:
         for rule in self._rules.rules:
@@ -181,10 +183,12 @@ def _is_elsewhere(chosen: _Reading, place: str) -> bool:
     return chosen.means == "input" and bool(place) and not _CONTENT.search(place)
 
 
-def _by_status(status: int, readings: Sequence[_Reading]) -> _Reading | None:
+def _by_status(status: int, readings: Sequence[_Reading], parts: Parts) -> _Reading | None:
+    """What was read; of an answer without a word what its status says."""
     if readings:
         return readings[0]
-    return _Reading("payload", Figures(), rule="status 413") if status == 413 else None
+    silent = not parts.texts and not parts.codes
+    return _Reading("payload", Figures(), rule="status 413") if status == 413 and silent else None
 
 
 def _by_figures(figures: Figures, said: Sequence[_Reading], row: Row) -> _Reading:

@@ -119,6 +119,14 @@ def test_the_input_alone_may_be_too_long() -> None:
     assert found.kind == "input"
 
 
+@pytest.mark.parametrize("code", ["context_length_exceeded", "bad_request"])
+def test_a_limit_alone(code: str) -> None:
+    """An error that names the window and complains of nothing in known words is about the window."""
+    found = said("This model's maximum context length is 6000 tokens. However, you sent more.", code=code)
+    assert found is not None
+    assert (found.kind, found.limit) == ("input", 6000)
+
+
 def test_a_code_is_enough() -> None:
     """A machine-readable code means overflow without any sentence, and states what its members say."""
     body = {"error": {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 34031, "n_ctx": 8192}}
