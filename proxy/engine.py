@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import msgspec
+from types import MappingProxyType
+from typing import Literal
 
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
 from proxy.core.budget.figures import Marks, input_room, reserve
 from proxy.core.compression.schedule import Demand
-from proxy.core.conversation.scan import ESCAPED_LETTER, UNREADABLE
+from proxy.core.conversation.identity import name_of
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
@@ -20,6 +19,7 @@ from proxy.core.overflow.policy import Extent, first_extent, is_news
 from proxy.core.overflow.stream import Ending, Opening
 from proxy.core.report import Report, Usage
 from proxy.fitting import Fitter, Plan
+from proxy.heads import MEDIA, bound, read_head
 from proxy.lessons import Lessons, Sent
 from proxy.ports import Clock, Mode, Reply, Request, Send
 from proxy.recovery import Course, Recovery
@@ -30,25 +30,19 @@ RETRIES = 2
 HOLD_SECONDS = 5.0
 """How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
 
+UNCOUNTED = frozenset({404, 405, 501})
+"""How upstreams that cannot count tokens answer."""
+
+Counting = Literal["auto", "relay", "own"]
+"""Who answers ``count_tokens``: the upstream if it can, the upstream, or our own count."""
+
 ERROR_BYTES = 1_048_576
 """An error answer larger than this is passed on without being looked at."""
-
-TOOLS_ALLOWANCE = 512
-"""Tokens that a provider's own rendering of tools may add to what their bytes bound."""
-
-HEAD_BYTES = 262_144
-"""Bodies up to this size are first tried by their bytes alone; larger ones are soon known by their prefix anyway."""
 
 MOST_BYTES_A_TOKEN = 12
 """Of a request's JSON there is hardly ever more to a token, whitespace and escapes included: English has 4 to 5."""
 SHOWN = 100
 """Models that are shown to people at once."""
-
-MEDIA = re.compile(rb'"(?:image|input_|file"|document"|audio|video)')
-"""What parts of a message hold whose bytes do not bound their tokens."""
-
-DECIDING = re.compile(rb'"m(?:odel|essages)"')
-"""Members that must not occur twice. Where these words occur more often, the exact scanner tells where."""
 
 
 def _learn_nothing(usage: Usage) -> bool:
@@ -100,28 +94,27 @@ class Told:
         """Nothing is under way any more."""
 
 
-class _Message(msgspec.Struct):
-    content: msgspec.Raw = msgspec.Raw()
+class Written:
+    """An answer of our own: JSON with status 200."""
 
+    status = 200
+    headers: Sequence[tuple[str, str]]
 
-class _Head(msgspec.Struct):
-    """The members that decide where a request goes and whether it may need a closer look."""
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.headers = (("content-type", "application/json"), ("content-length", str(len(body))))
 
-    messages: list[_Message]
-    model: str = ""
-    stream: bool | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    tools: msgspec.Raw = msgspec.Raw()
-    functions: msgspec.Raw = msgspec.Raw()
-    audio: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    conversation: msgspec.Raw = msgspec.Raw()
-    previous_response_id: msgspec.Raw = msgspec.Raw()
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return dict(self.headers).get(name.lower(), "")
 
+    async def next_chunk(self) -> bytes:
+        """All of it, then nothing."""
+        body, self._body = self._body, b""
+        return body
 
-_HEADS = msgspec.json.Decoder(_Head)
-_LIST = ord("[")
+    def close(self) -> None:
+        """Nothing is under way."""
 
 
 class Engine:
@@ -136,9 +129,11 @@ class Engine:
         lessons: Lessons,
         clock: Clock,
         classifier: Classifier,
+        counting: Mapping[str, Counting] = MappingProxyType({}),
     ) -> None:
         self._classifier = classifier
         self._catalogue = catalogue
+        self._counting = counting
         self._fitter = fitter
         self._marks = marks
         self._mode = mode
@@ -244,7 +239,7 @@ class Engine:
                 return smaller
             elif overflow.kind == "output_cap":
                 return None  # another model has another cap, but nobody said that it was the conversation's length
-        while course.left:
+        while course.left and self._may_leave(request):
             found = await self._by_fallback(request, course.left.pop(0), "any")
             if found.error is None:
                 return found
@@ -262,17 +257,39 @@ class Engine:
         course.retries += 1
         return replace(smaller, request=plan.request, report=_as_fallback(smaller.report, plan.report.fallback))
 
-    async def fit(self, request: Request, *, counted: bool = False) -> Plan:
+    async def count(self, request: Request, send: Send) -> Answer:
+        """The answer to a request that asks what a conversation weighs: that of the view that would be sent.
+
+        The upstream's where it has one, else our own count. Nothing is recorded. Raises as ``exchange`` does.
+        """
+        plan = await self.fit(request, peek=True)
+        assert plan.route is not None
+        report = plan.report.but(api="count_tokens", event=False)
+        body = plan.body if plan.error is None else request.body
+        how = self._counting.get(plan.route.upstream, "auto")
+        if how != "own":
+            reply = await send(plan.route.upstream, body)
+            if how == "relay" or reply.status not in UNCOUNTED:
+                return Answer(report, reply)
+            reply.close()
+        tokens = report.tokens_after
+        if tokens is None or report.bounded or plan.error is not None:
+            counted = await self._fitter.weigh(request, self._fitter.locate(request), plan.route)
+            factor = self._lessons.now(plan.route, request.tenant).lesson.calibration.factor
+            tokens = int(counted * factor)
+        return Answer(report, Written(b'{"input_tokens":%d}' % tokens))
+
+    async def fit(self, request: Request, *, counted: bool = False, peek: bool = False) -> Plan:
         """What to send for *request*: the client's own bytes, the smaller view of its conversation, or a fallback's.
 
-        *counted* counts it even where its bytes show that it fits.
+        *counted* counts it even where its bytes show that it fits; *peek* only asks, and makes nothing a fact.
 
         The steps of the model's policy are tried in order; those that would have to drop or clip only if all would.
         """
-        plan = await self._fit(request, counted=counted)
+        plan = await self._fit(request, "any" if peek else None, counted=counted, peek=peek)
         if plan.route is None or plan.route.steps == (COMPRESS,) or not (plan.withheld or plan.error):
             return plan
-        steps = plan.route.steps
+        steps = plan.route.steps if self._may_leave(request) else ()
         for extent in ("gentle", "any"):
             for at, step in enumerate(steps):
                 if step != COMPRESS:
@@ -284,6 +301,10 @@ class Engine:
                 if found.error is None and not found.withheld:
                     return found
         return plan if plan.error else await self._fit(request, "any")
+
+    def _may_leave(self, request: Request) -> bool:
+        """Whether another model can answer: not where the path names this one, or its server has the history."""
+        return not request.model and not self._fitter.locate(request).outline.stored
 
     async def _by_fallback(self, request: Request, model: str, extent: Extent) -> Plan:
         """What to send when *model* is asked in place of the one that was."""
@@ -306,12 +327,24 @@ class Engine:
 
         return learn
 
-    async def _fit(self, request: Request, extent: Extent | None = None, *, counted: bool = False) -> Plan:
+    async def _fit(
+        self, request: Request, extent: Extent | None = None, *, counted: bool = False, peek: bool = False
+    ) -> Plan:
         """The plan for *request* and the model it names, as far as *extent* (its policy's, if none) allows."""
-        head = _read_head(request.body)
+        plan, session = await self._plan(request, extent, counted, peek)
+        session = request.options.conversation or request.session or session
+        report = plan.report.but(epoch=request.epoch)
+        if session:
+            report = report.but(conversation=name_of(request.tenant, session))
+        return replace(plan, report=report)
+
+    async def _plan(self, request: Request, extent: Extent | None, counted: bool, peek: bool) -> tuple[Plan, str]:
+        """The plan, and what the body calls the conversation."""
+        head = read_head(request.api, request.body)
         located = None if head else self._fitter.locate(request)
         about = located.outline if located else head
         model, stream = (about.model, about.stream is True) if about else ("", False)
+        model, session = request.model or model, about.session if about else ""
         route = self._catalogue.resolve(model, len(request.body))
         if request.variant:
             route = replace(route, variant=request.variant)
@@ -331,22 +364,22 @@ class Engine:
         if mode == "off" or window is None:
             sent = _uncounted(request, route) if mode != "off" else None
             reason = "off" if mode == "off" else "unknown-window"
-            return Plan(request.body, report.but(reason=reason), route, sent=sent)
+            return Plan(request.body, report.but(reason=reason), route, sent=sent), session
         if head is not None and not request.options.compact_now and not counted:
-            held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
+            held = reserve(head.requested, route.max_output, window)
             budget = input_room(window, held, route.max_input)
-            if bound := _bound(request.body, head, int(self._marks.low * budget)):
-                bounds = {"tokens_before": bound, "tokens_after": bound, "bounded": True}
-                return Plan(request.body, report.but(window=window, budget=budget, **bounds), route)
+            if tokens := bound(request.body, head, int(self._marks.low * budget)):
+                bounds = {"tokens_before": tokens, "tokens_after": tokens, "bounded": True}
+                return Plan(request.body, report.but(window=window, budget=budget, **bounds), route), session
         located = located or self._fitter.locate(request)
         factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         if extent is None:
             extent = "any" if mode == "observe" or request.options.compact_now else first_extent(route.steps)
-        plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now), extent=extent)
+        plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now, peek=peek), extent=extent)
         if mode == "observe":
-            return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route)
-        return plan
+            return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route), session
+        return plan, session
 
     async def _look(self, reply: Reply, plan: Plan, *, again: bool) -> tuple[bytes, Overflow | None]:
         """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is.
@@ -419,37 +452,6 @@ async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
             return await chunk
     except TimeoutError:
         return None
-
-
-def _read_head(body: bytes) -> _Head | None:
-    """The head of *body*; ``None`` where it is large, or takes the exact scanner to say what it is."""
-    if len(body) > HEAD_BYTES:
-        return None
-    try:
-        head = _HEADS.decode(body)
-    except UNREADABLE:
-        return None
-    return head if len(DECIDING.findall(body)) <= 2 and not ESCAPED_LETTER.search(body) else None
-
-
-def _bound(body: bytes, head: _Head, low: int) -> int:
-    """Tokens that bound the body's input, if that alone shows it is under the *low* mark; else zero.
-
-    A token is at least one byte of text, and JSON is never shorter than the text it stands for.
-    """
-    bound = len(body) + (TOOLS_ALLOWANCE if _given(head.tools) or _given(head.functions) else 0)
-    elsewhere = (head.audio, head.prompt, head.conversation, head.previous_response_id)
-    if bound > low or any(map(_given, elsewhere)):
-        return 0
-    for message in head.messages:
-        content = memoryview(message.content)
-        if content.nbytes and content[0] == _LIST and MEDIA.search(content):
-            return 0
-    return bound
-
-
-def _given(raw: msgspec.Raw) -> bool:
-    return memoryview(raw).nbytes > 0
 
 
 def _may_overflow(plan: Plan) -> bool:

@@ -70,7 +70,9 @@ class Recovery:
         if plan.route is None or overflow.kind == "output_cap":
             return
         located = self._fitter.locate(request)
-        sent = await self._weight(request, located, plan)
+        if located.outline.stored:
+            return
+        sent = None if located.outline.unseen else await self._weight(request, located, plan)
         asked = plan.sent.output if plan.sent else reserve(located.outline.requested, plan.route.max_output, 0)
         self._lessons.overflowed(plan.route, request.tenant, overflow, sent, asked)
 
@@ -88,6 +90,8 @@ class Recovery:
         if overflow.kind == "output_cap":
             return self._less_output(request, plan, overflow)
         located = self._fitter.locate(request)
+        if located.outline.stored:
+            return self._fitter.truncating(located, plan)
         sent = await self._weight(request, located, plan)
         known = self._lessons.now(route, request.tenant)
         window = self.window(route, known, request)
@@ -107,6 +111,7 @@ class Recovery:
             found = await self._fitter.decide(subject, demand, supersede=True)
             if found.error is None and is_smaller(found, plan, sent):
                 told = found.report if window else found.report.but(window=None, budget=None)
+                told = told.but(conversation=plan.report.conversation or told.conversation)
                 return replace(found, report=told)
         return None
 

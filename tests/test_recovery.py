@@ -184,6 +184,17 @@ async def test_other_modes_go_nowhere_else(mode: str) -> None:
     assert house.route == ["own"]
 
 
+async def test_what_belongs_to_one_server_stays_there() -> None:
+    """A model named by the path, and a history that only its server has, are answered by no other."""
+    house = House(BIG, COMPRESS)
+    named = Request("chat", clipping(), TENANT, "r", Options(), OWN)
+    answer = await house.engine.exchange(named, house.send)
+    assert (house.route, answer.report.fallback) == (["own"], "")
+    body = {"model": OWN, "previous_response_id": "resp_1", "input": [{"role": "user", "content": prose(1, 6_000)}]}
+    plan = await house.engine.fit(Request("responses", json.dumps(body).encode(), TENANT, "r"))
+    assert plan.report.fallback == ""
+
+
 async def test_sealed_reasoning_stays_at_home() -> None:
     """Signed reasoning goes to the model that wrote it, never to a fallback."""
     messages = agent_session(4, 200)
