@@ -23,16 +23,17 @@ from cachetools import LRUCache
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Marks, Shares
+from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
 from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
-from proxy.lessons import Lessons
+from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.reading import Reader
 from proxy.routing import open_catalogue, open_probes, open_upstream
-from proxy.server import Limits, Server, ServerConfig
+from proxy.server import Limits, Models, Place, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import (
     Embedded,
@@ -113,10 +114,10 @@ class House:
         store: Store,
         telemetry: Telemetry,
         logs: Logs,
-        lessons: Lessons,
+        engine: Engine,
     ) -> None:
         self.server = server
-        self._lessons = lessons
+        self._engine = engine
         self._probes = probes
         self._upstream = upstream
         self._store = store
@@ -151,11 +152,9 @@ class House:
             few = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
             logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
 
-        probes = open_probes(settings, upstream, tasks, told)
+        probes = open_probes(settings, upstream, tasks, told, store)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
-        lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, logs.noticed)
-        classifier = Classifier(await asyncio.to_thread(configuration.overflow_rules, settings))
-        engine = _engine(settings, catalogue, tokenizers, store, lessons, classifier)
+        engine = await asyncio.to_thread(open_engine, settings, catalogue, tokenizers, store, logs.noticed)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -168,14 +167,15 @@ class House:
                 "upstreams": list(upstream.names),
                 "windows": probes.known(),
                 "probes": probes.surveys(),
-                "learned": lessons.learned(),
+                **engine.windows(),
                 "store": _store_status(store),
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
 
         config = _server_config(settings)
+        models = _models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status)
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -184,7 +184,7 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
-        return cls(server, upstream, probes, store, telemetry, logs, lessons)
+        return cls(server, upstream, probes, store, telemetry, logs, engine)
 
     async def keep(self) -> None:
         """Tell the metrics, every second, what no request tells them."""
@@ -196,7 +196,7 @@ class House:
                 self._telemetry.store_error(kind)
             self._store_errors += fresh
             self._telemetry.in_flight(self.server.in_flight)
-            self._telemetry.learned_windows(len(self._lessons.learned()))
+            self._telemetry.learned_windows(len(self._engine.learned()))
             self._telemetry.lines_dropped(self._logs.writer.dropped)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
@@ -317,14 +317,10 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def _engine(
-    settings: Settings,
-    catalogue: Catalogue,
-    tokenizers: Tokenizers,
-    store: Store,
-    lessons: Lessons,
-    classifier: Classifier,
+def open_engine(
+    settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store, notice: Notice = unnoticed
 ) -> Engine:
+    """The conductor of *settings*, with memories of its own; *notice* is told what traffic teaches of servers."""
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
@@ -332,13 +328,33 @@ def _engine(
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
-    policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    policy = Policy(Rules(marks, shares, rungs, allocation), wanted.lower_output)
+    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
+    classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
     return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter, classifier)
 
 
 def _record_bytes(record: Any) -> int:
     return 512 + len(record.block) + sum(map(len, record.edits.values()))
+
+
+def _models(settings: Settings, catalogue: Catalogue, upstream: DirectUpstream) -> Models:
+    def figures(model: str) -> Mapping[str, int]:
+        """A model's limits under the names that clients read them by."""
+        route = catalogue.resolve(model)
+        told = {
+            "context_length": route.window,
+            "max_model_len": route.window,
+            "max_input_tokens": route.max_input or route.window,
+            "max_output_tokens": route.max_output,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    places = [Place(each.name) for each in settings.upstreams]
+    named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
+    return Models(upstream, places, settings.default_upstream().name, named, figures)
 
 
 def _server_config(settings: Settings) -> ServerConfig:
@@ -348,7 +364,9 @@ def _server_config(settings: Settings) -> ServerConfig:
         version=configuration.version(),
         access_keys=tuple(key.get_secret_value() for key in server.access_keys),
         admin_key=server.admin_key.get_secret_value() if server.admin_key else None,
+        websockets=settings.server.websockets == "relay",
         keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.carries_key),
+        usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
         relay=server.relay,
         origins=frozenset(server.origins),
         limits=replace(

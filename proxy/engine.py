@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from proxy.core.budget.catalogue import COMPRESS, Catalogue
+from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
 from proxy.core.budget.figures import Marks, input_room, reserve
 from proxy.core.compression.schedule import Demand
 from proxy.core.conversation.scan import ESCAPED_LETTER, UNREADABLE
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.policy import Extent, first_extent
+from proxy.core.overflow.policy import Extent, first_extent, is_news
 from proxy.core.overflow.stream import Ending, Opening
 from proxy.core.report import Report, Usage
 from proxy.fitting import Fitter, Plan
 from proxy.lessons import Lessons, Sent
 from proxy.ports import Clock, Mode, Reply, Request, Send
-from proxy.recovery import Recovery
+from proxy.recovery import Course, Recovery
 
 RETRIES = 2
 """How often an overflow is answered with something smaller; then the provider's first error goes to the client."""
@@ -38,6 +38,11 @@ TOOLS_ALLOWANCE = 512
 
 HEAD_BYTES = 262_144
 """Bodies up to this size are first tried by their bytes alone; larger ones are soon known by their prefix anyway."""
+
+MOST_BYTES_A_TOKEN = 12
+"""Of a request's JSON there is hardly ever more to a token, whitespace and escapes included: English has 4 to 5."""
+SHOWN = 100
+"""Models that are shown to people at once."""
 
 MEDIA = re.compile(rb'"(?:image|input_|file"|document"|audio|video)')
 """What parts of a message hold whose bytes do not bound their tokens."""
@@ -95,25 +100,6 @@ class Told:
         """Nothing is under way any more."""
 
 
-class Course:
-    """How far the attempts at one request have come.
-
-    ``left`` are the fallbacks that nobody asked yet, ``later`` is what may be made smaller once all of them failed.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self.overflows = 0
-        self.retries = 0
-        self.later: tuple[Plan, Overflow] | None = None
-        steps = plan.route.steps if plan.route else ()
-        self._first = steps[0] if steps else COMPRESS
-        self.left = [step for step in steps if step not in (COMPRESS, plan.report.fallback)]
-
-    def goes_elsewhere_first(self, plan: Plan) -> bool:
-        """Whether a fallback is to be asked before *plan* is made smaller."""
-        return not plan.report.fallback and self._first != COMPRESS and bool(self.left)
-
-
 class _Message(msgspec.Struct):
     content: msgspec.Raw = msgspec.Raw()
 
@@ -164,6 +150,31 @@ class Engine:
         """The name of the upstream that serves *model*. Raises ``NotFound`` where none does."""
         return self._catalogue.resolve(model).upstream
 
+    def windows(self) -> dict[str, list[dict[str, object]]]:
+        """What holds for the models that were asked for, and what overflows taught: for people, tokens and seconds."""
+        now = self._clock()
+        routes = sorted(self._catalogue.known()[-SHOWN:], key=lambda route: route.name)
+        return {
+            "models": [
+                {
+                    "upstream": route.upstream,
+                    "model": route.model,
+                    "context_window": route.window,
+                    "max_input_tokens": route.max_input,
+                    "max_output_tokens": route.max_output,
+                    "source": route.source,
+                    "how": route.how,
+                    "age_seconds": None if route.at is None else round(max(0.0, now - route.at), 1),
+                }
+                for route in routes
+            ],
+            "learned": self.learned()[:SHOWN],
+        }
+
+    def learned(self) -> list[dict[str, object]]:
+        """The windows that traffic taught and that hold now: for people, tokens and seconds."""
+        return self._lessons.learned()
+
     async def exchange(self, request: Request, send: Send) -> Answer:
         """The answer to *request*: at most one generation is ever paid for.
 
@@ -175,13 +186,13 @@ class Engine:
         first: Answer | None = None
         course = Course(plan)
         while True:
-            report = plan.report.but(retries=course.overflows, overflows=course.overflows, overhead_seconds=spent)
+            report = plan.report.but(retries=course.sent, overflows=course.overflows, overhead_seconds=spent)
             if plan.error is not None or plan.route is None:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply, head, overflow = await self._send(plan, send, course)
             if reply is not None and overflow is None:
                 ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
-                late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, plain=False)  # nothing was counted
+                late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
                 learn = self._learner(reply, plan.sent, ending, late)
                 return Answer(report, reply, head, learn=learn, ending=ending)
             if reply is not None and first is None:
@@ -191,38 +202,32 @@ class Engine:
             following = await self._following(request, plan, overflow, course)
             spent += self._clock() - started
             if following is None:
-                report = first.report.but(
-                    retries=course.overflows - 1,
-                    overflows=course.overflows,
-                    outcome="degraded",
-                    reason="overflow",
-                    overhead_seconds=spent,
-                )
-                return replace(first, report=report)
+                facts = {"retries": course.sent - 1, "overflows": course.overflows, "overhead_seconds": spent}
+                return replace(first, report=first.report.but(outcome="degraded", reason="overflow", **facts))
             plan = following
 
     async def _send(self, plan: Plan, send: Send, course: Course) -> tuple[Reply | None, bytes, Overflow | None]:
         """The reply to *plan*, the bytes taken from it, and the overflow if it is one.
 
-        No reply where a fallback that was to make an overflow good failed in another way: the overflow is the news.
+        No reply where an overflow came before and this one is no news beside it.
         """
         assert plan.route is not None
-        upstream = plan.route.upstream
-        foreign = bool(plan.report.fallback) and upstream != self.upstream_of(plan.report.model)
-        rescue = bool(plan.report.fallback) and course.overflows > 0
+        upstream, fallback = plan.route.upstream, bool(plan.report.fallback)
+        foreign = fallback and upstream != self.upstream_of(plan.report.model)
+        later = course.overflows > 0
+        course.sent += 1
         try:
             reply = await (send(upstream, plan.body, keyless=True) if foreign else send(upstream, plan.body))
+            head, overflow = await self._look(reply, plan, again=later)
         except (UpstreamUnreachable, UpstreamTimeout):
-            if rescue:
+            if fallback and later:
                 return None, b"", None
             raise
-        # Who said so once is believed: the view that is judged now is far below what was refused.
-        counted = None if course.overflows else plan.tokens
-        head, overflow = await self._look(reply, plan, counted)
+        course.overflows += overflow is not None
         if overflow is not None:
-            course.overflows += 1
             reply.close()
-        elif rescue and reply.status >= 400:
+        elif later and not is_news(reply.status, rescue=fallback):
+            course.overflows += not fallback
             reply.close()
             return None, b"", None
         return reply, head, overflow
@@ -237,6 +242,8 @@ class Engine:
                 course.later = (plan, overflow)
             elif smaller := await self._smaller(request, plan, overflow, course):
                 return smaller
+            elif overflow.kind == "output_cap":
+                return None  # another model has another cap, but nobody said that it was the conversation's length
         while course.left:
             found = await self._by_fallback(request, course.left.pop(0), "any")
             if found.error is None:
@@ -255,12 +262,14 @@ class Engine:
         course.retries += 1
         return replace(smaller, request=plan.request, report=_as_fallback(smaller.report, plan.report.fallback))
 
-    async def fit(self, request: Request) -> Plan:
+    async def fit(self, request: Request, *, counted: bool = False) -> Plan:
         """What to send for *request*: the client's own bytes, the smaller view of its conversation, or a fallback's.
+
+        *counted* counts it even where its bytes show that it fits.
 
         The steps of the model's policy are tried in order; those that would have to drop or clip only if all would.
         """
-        plan = await self._fit(request)
+        plan = await self._fit(request, counted=counted)
         if plan.route is None or plan.route.steps == (COMPRESS,) or not (plan.withheld or plan.error):
             return plan
         steps = plan.route.steps
@@ -297,7 +306,7 @@ class Engine:
 
         return learn
 
-    async def _fit(self, request: Request, extent: Extent | None = None) -> Plan:
+    async def _fit(self, request: Request, extent: Extent | None = None, *, counted: bool = False) -> Plan:
         """The plan for *request* and the model it names, as far as *extent* (its policy's, if none) allows."""
         head = _read_head(request.body)
         located = None if head else self._fitter.locate(request)
@@ -309,29 +318,27 @@ class Engine:
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
         window = self._recovery.window(route, known, request)
+        report = Report(
+            request.request_id,
+            request.api,
+            model,
+            route.upstream,
+            stream,
+            source=self._recovery.source(route, known, window),
+            project=request.options.project,
+            task_size=request.options.task_size,
+        )
         if mode == "off" or window is None:
+            sent = _uncounted(request, route) if mode != "off" else None
             reason = "off" if mode == "off" else "unknown-window"
-            report = Report(request.request_id, request.api, model, route.upstream, stream, reason=reason)
-            return Plan(request.body, report, route)
-        if head is not None and not request.options.compact_now:
+            return Plan(request.body, report.but(reason=reason), route, sent=sent)
+        if head is not None and not request.options.compact_now and not counted:
             held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
             budget = input_room(window, held, route.max_input)
             if bound := _bound(request.body, head, int(self._marks.low * budget)):
-                report = Report(
-                    request.request_id,
-                    request.api,
-                    model,
-                    route.upstream,
-                    stream,
-                    window=window,
-                    budget=budget,
-                    tokens_before=bound,
-                    tokens_after=bound,
-                    bounded=True,
-                )
-                return Plan(request.body, report, route)
+                bounds = {"tokens_before": bound, "tokens_after": bound, "bounded": True}
+                return Plan(request.body, report.but(window=window, budget=budget, **bounds), route)
         located = located or self._fitter.locate(request)
-        report = Report(request.request_id, request.api, model, route.upstream, stream)
         factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         if extent is None:
@@ -341,22 +348,32 @@ class Engine:
             return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route)
         return plan
 
-    async def _look(self, reply: Reply, plan: Plan, counted: int | None) -> tuple[bytes, Overflow | None]:
-        """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is."""
+    async def _look(self, reply: Reply, plan: Plan, *, again: bool) -> tuple[bytes, Overflow | None]:
+        """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is.
+
+        A claim is held against our own count, but a provider that was believed once is believed *again*.
+        """
         try:
-            return await self._judge(reply, plan, counted)
+            return await self._judge(reply, plan, again)
         except BaseException:
             reply.close()  # whoever waited is gone or the connection broke: nobody else would end the call
             raise
 
-    async def _judge(self, reply: Reply, plan: Plan, counted: int | None) -> tuple[bytes, Overflow | None]:
+    async def _judge(self, reply: Reply, plan: Plan, again: bool) -> tuple[bytes, Overflow | None]:
+        counted = None if again else plan.tokens
         if reply.status >= 400:
             body, complete = await _read(reply, ERROR_BYTES)
             found = self._classifier.answer(reply.status, reply.headers, body, counted) if complete else None
             return body, found if self._recovery.concerns(found) else None
-        if reply.status != 200 or not _may_overflow(plan):
+        if reply.status != 200 or not (again or _may_overflow(plan)):
             return b"", None
         return await _watch(reply, Opening(self._classifier, reply.headers, counted))
+
+
+def _uncounted(request: Request, route: Route) -> Sent:
+    """What an answer can teach of a view that nobody counted, since no window is known to hold it against."""
+    plain = not MEDIA.search(request.body)
+    return Sent(route, request.tenant, len(request.body) // MOST_BYTES_A_TOKEN, b"", -1, plain, counted=False)
 
 
 def _as_fallback(report: Report, model: str) -> Report:

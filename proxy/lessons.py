@@ -15,7 +15,7 @@ from msgspec import structs
 
 from proxy.core.budget import beliefs
 from proxy.core.budget.beliefs import NOTHING, Belief
-from proxy.core.budget.calibration import Calibration, is_truncated, learn, prior
+from proxy.core.budget.calibration import Calibration, is_credible, is_truncated, learn, prior
 from proxy.core.budget.catalogue import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
@@ -85,7 +85,8 @@ class Anchor:
 class Sent:
     """A counted view that went out: its weight by our count, the conversation's link there, and the event it is of.
 
-    ``output`` is the answer's allowance in the provider's tokens.
+    ``output`` is the answer's allowance in the provider's tokens. Not ``counted``: ``tokens`` is what its bytes make at
+    least.
 
     ``plain``: it holds text only. Providers price media each in their own way, which says nothing of a vocabulary.
     """
@@ -97,9 +98,11 @@ class Sent:
     event: int
     plain: bool = True
     output: int = 0
+    counted: bool = True
 
 
-def _quiet(event: str, facts: Mapping[str, object]) -> None:
+def unnoticed(event: str, facts: Mapping[str, object]) -> None:
+    """A notice that nobody takes."""
     del event, facts
 
 
@@ -112,7 +115,7 @@ class Lessons:
         known: MutableMapping[tuple[str, bytes], Held],
         anchors: MutableMapping[tuple[str, bytes], Anchor],
         clock: Clock,
-        notice: Notice = _quiet,
+        notice: Notice = unnoticed,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._recorder = recorder
@@ -163,8 +166,9 @@ class Lessons:
         if overflow.kind not in ("input", "input_plus_output", "stop"):
             return
         lesson, now = self.now(sent.route, sent.tenant).lesson, self._wall()
-        weight = usage.input_tokens or overflow.prompt or int(sent.tokens * lesson.calibration.factor)
-        if overflow.window and beliefs.plausible(overflow.window, sent.tokens or None, sent.output):
+        counted = sent.tokens if sent.counted else None
+        weight = usage.input_tokens or overflow.prompt or int((counted or 0) * lesson.calibration.factor)
+        if overflow.window and beliefs.plausible(overflow.window, counted, sent.output):
             belief = beliefs.told(lesson.belief, overflow.window, sent.route.told, now)
         elif weight:
             # Prompt and answer filled it between them; of an answer without a figure the prompt's part is known.
@@ -181,8 +185,12 @@ class Lessons:
         if sent.plain and is_truncated(lesson.calibration, counted, reported):
             self._was_cut(sent, lesson, reported)
             return True
-        self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
-        calibration = learn(lesson.calibration, counted, reported) if sent.plain else lesson.calibration
+        if sent.counted and not is_credible(counted, reported, plain=sent.plain):
+            return False
+        calibration = lesson.calibration
+        if sent.counted:
+            self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
+            calibration = learn(calibration, counted, reported) if sent.plain else calibration
         belief = lesson.belief if lesson.belief is NOTHING else beliefs.answered(lesson.belief, reported, self._wall())
         if calibration.factor != lesson.calibration.factor or belief is not lesson.belief:
             self._keep(route, tenant, Lesson(calibration, belief))
@@ -191,17 +199,21 @@ class Lessons:
         return False
 
     def learned(self) -> list[dict[str, object]]:
-        """The windows learned that hold now, in this process, for people: figures in tokens, no tenant."""
+        """The windows learned that hold now, in this process, for people: tokens and seconds, no tenant."""
         now = self._wall()
-        rows: dict[tuple[str, int, str], None] = {}
+        rows: dict[tuple[str, int, str], float] = {}
         for (name, _), held in list(self._known.items()):
             belief = held.lesson.belief
             if belief is NOTHING:
                 continue
-            for how, figure in (("stated", beliefs.fresh(belief, now)), ("worked out", beliefs.level(belief, now))):
+            stated, level = beliefs.fresh(belief, now), beliefs.level(belief, now)
+            for how, figure, at in (("stated", stated, belief.stated_at), ("worked out", level, belief.lowered_at)):
                 if figure is not None:
-                    rows[name, figure, how] = None
-        return [{"route": name, "context_window": figure, "how": how} for name, figure, how in sorted(rows)]
+                    rows[name, figure, how] = max(at, rows.get((name, figure, how), 0.0))
+        return [
+            {"route": name, "context_window": figure, "how": how, "age_seconds": round(max(0.0, now - at), 1)}
+            for (name, figure, how), at in sorted(rows.items())
+        ]
 
     def _was_cut(self, sent: Sent, lesson: Lesson, reported: int) -> None:
         """Learn from a silent cut, and say so once for each route."""
@@ -222,9 +234,10 @@ class Lessons:
 
         *links* name the conversation after each item, *event* the event the view comes from (-1: none).
         """
+        name = route.name
         for link in links[: -ANCHOR_REACH - 1 : -1]:
-            anchor = self._anchors.get((route.name, link))
-            if anchor is not None:
+            if (name, link) in self._anchors:
+                anchor = self._anchors[name, link]
                 fits = anchor.event == event and anchor.counted <= tokens
                 return anchor.reported + int((tokens - anchor.counted) * factor) if fits else int(tokens * factor)
         return int(tokens * factor)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
-from proxy.core.budget.catalogue import Route
+from proxy.core.budget.catalogue import COMPRESS, Route
 from proxy.core.budget.figures import reserve
+from proxy.core.budget.windows import Source
 from proxy.core.compression.schedule import Demand
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import lowering, retries_smaller
@@ -16,6 +18,26 @@ from proxy.reading import Located
 
 SHRINK = 0.75
 """Of the view that was refused, what is sent next where the error states nothing to go by."""
+
+
+class Course:
+    """How far the attempts at one request have come.
+
+    ``left`` are the fallbacks that nobody asked yet, ``later`` is what may be made smaller once all of them failed.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.sent = 0
+        self.overflows = 0
+        self.retries = 0
+        self.later: tuple[Plan, Overflow] | None = None
+        steps = plan.route.steps if plan.route else ()
+        self._first = steps[0] if steps else COMPRESS
+        self.left = [step for step in steps if step not in (COMPRESS, plan.report.fallback)]
+
+    def goes_elsewhere_first(self, plan: Plan) -> bool:
+        """Whether a fallback is to be asked before *plan* is made smaller."""
+        return not plan.report.fallback and self._first != COMPRESS and bool(self.left)
 
 
 class Recovery:
@@ -35,6 +57,13 @@ class Recovery:
         if request.options.window is not None:
             window = min(window or request.options.window, request.options.window)
         return window
+
+    def source(self, route: Route, known: Held, window: int | None) -> Source | Literal["request"]:
+        """Who says that *window* holds; the request itself where it asked for a smaller one."""
+        told = self._lessons.window(route, known.lesson)
+        if window != told:
+            return "request"
+        return route.source if told == route.window else "learned"
 
     async def learn(self, request: Request, plan: Plan, overflow: Overflow) -> None:
         """Keep what *overflow* teaches, after *plan* of *request* was refused with it."""
@@ -67,7 +96,10 @@ class Recovery:
         # When nothing is known but that this was too much, the demand below decides.
         assumed = window or 2 * len(request.body)
         factor = max(known.lesson.calibration.factor, (overflow.prompt or 0) / max(1, sent))
-        report = plan.report.but(reason="" if plan.report.reason == "unknown-window" else plan.report.reason)
+        # What was unknown ahead is known now.
+        reason = "" if plan.report.reason == "unknown-window" else plan.report.reason
+        source = "learned" if overflow.window is not None and window == overflow.window else None
+        report = plan.report.but(reason=reason, source=source or self.source(route, known, window))
         subject = await self._fitter.measure(request, located, route, report, assumed, factor)
         subject = replace(subject, lower=lowering(overflow, self._fitter.lower))
         less = Demand(force=True, limit=int(SHRINK * sent))

@@ -230,6 +230,45 @@ async def test_input_and_output_together_lower_the_output() -> None:
         assert last["max_tokens"] >= 1_000
 
 
+CAP = (
+    b'{"error":{"message":"max_tokens is too large: 9000. This model supports at most 4096 completion tokens, '
+    b'whereas you provided 9000.","type":"invalid_request_error","param":"max_tokens","code":"invalid_value"}}'
+)
+
+
+@pytest.mark.parametrize(("lower", "calls"), [("last", 1), ("never", 1), ("first", 2)])
+async def test_a_cap_of_the_output(lower: str, calls: int) -> None:
+    """An answer longer than the model gives is the client's to correct, unless figures may be lowered first."""
+    house = House(COMPRESS, BIG, own=40_000, lower=lower)
+    house.broken = lambda upstream: Given(400, [CAP]) if len(house.sent) == 1 else None
+    body = body_of(agent_session(6, 200), max_tokens=9_000)
+    answer = await house.ask(body)
+    assert house.route == ["own"] * calls
+    if calls == 1:
+        assert await whole(answer) == CAP
+        assert house.sent[0][1] is body
+    else:
+        assert await whole(answer) == b'{"ok":true}'
+        assert house.sent[1][1] == body.replace(b"9000", b"4096")
+        assert "output" in answer.report.stages
+    assert house.desk.lessons.learned() == []
+
+
+@pytest.mark.parametrize("status", [400, 200])
+async def test_a_rate_limit_is_passed_on(status: int) -> None:
+    """Tokens per minute are no window: nothing is sent again, nothing learned, and no other model asked."""
+    error = (
+        b'{"error":{"message":"Request too large for gpt-4o on tokens per min (TPM): Limit 3000, Requested 6012.",'
+        b'"type":"tokens","code":"rate_limit_exceeded"}}'
+    )
+    house = House(COMPRESS, BIG, own=40_000)
+    house.broken = lambda upstream: Given(429 if status == 400 else 200, [error])
+    answer = await house.ask(session(6_000))
+    assert await whole(answer) == error
+    assert house.route == ["own"]
+    assert house.desk.lessons.learned() == []
+
+
 async def test_repeated_refusals_without_a_figure_teach() -> None:
     """A provider that never says its limit is believed to have less than it refused: later requests fit at once."""
     house = House(told=16_000, own=5_000)

@@ -36,6 +36,3 @@ class Dialect(Protocol):
 
     def clipped(self, raw: bytes, clip: Callable[[str, int], str], count: Count, tokens: int) -> bytes:
         """The element cut to about *tokens*."""
-
-    def portable(self, raw: bytes) -> bytes:
-        """The element without what only the model that wrote it can read; empty where nothing of it is left."""

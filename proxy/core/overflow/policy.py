@@ -30,6 +30,15 @@ def retries_smaller(overflow: Overflow, lower: Lower) -> bool:
     return overflow.too_long or (overflow.kind == "output_cap" and lower == "first" and overflow.limit is not None)
 
 
+def is_news(status: int, *, rescue: bool) -> bool:
+    """Whether an answer of *status*, to what was sent after an overflow, is for the client to see instead of that.
+
+    A fallback that fails never is: nobody asked for it. Nor is one more "no" from the model itself, whose figures are
+    about a body that the client never saw.
+    """
+    return status < 400 or not (rescue or status in (400, 413, 422))
+
+
 def lowering(overflow: Overflow, lower: Lower) -> Lower:
     """When the output figure gives way in what is sent for *overflow*: first, if input and output were too much."""
     return "first" if overflow.kind == "input_plus_output" and lower != "never" else lower

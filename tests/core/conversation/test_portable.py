@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.conversation import chat
-from proxy.core.conversation.portable import MARKS, is_sealed, unsealed
+from proxy.core.conversation.portable import MARKS, PORTABLE, chat, is_sealed, messages, responses, unsealed
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"signature": "kept"}'}}
 SIGNED = {**CALL, "extra_content": {"google": {"thought_signature": "AbC="}}}
@@ -43,7 +42,7 @@ def test_sealed_reasoning_is_left_out(message: dict[str, Any], kept: dict[str, A
     """Signed and encrypted parts go, plain text and tool calls stay, and no message is left without content."""
     raw = json.dumps(message).encode()
     assert MARKS.search(raw)
-    assert json.loads(chat.portable(raw)) == kept
+    assert json.loads(chat(raw)) == kept
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_sealed_reasoning_is_left_out(message: dict[str, Any], kept: dict[str, A
 )
 def test_everything_else_stays_byte_for_byte(raw: bytes) -> None:
     """Words in a text are not reasoning, and users and tools have none."""
-    assert chat.portable(raw) is raw
+    assert chat(raw) is raw
 
 
 def test_nested_values() -> None:
@@ -65,3 +64,46 @@ def test_nested_values() -> None:
     assert unsealed({"a": [{"b": 1, "signature": 2}, {"type": "thinking"}], "c": "x"}) == {"a": [{"b": 1}], "c": "x"}
     assert is_sealed({"type": "redacted_thinking"})
     assert not is_sealed("thinking")
+
+
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [
+        ([{"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "tool_use", "id": "a"}], 1),
+        ([{"type": "redacted_thinking", "data": "e"}], 0),
+    ],
+)
+def test_thinking_blocks_of_messages_are_left_out(content: list[dict[str, Any]], kept: int) -> None:
+    """Blocks of thought go, signed or redacted; a message of nothing else goes whole."""
+    left = messages(json.dumps({"role": "assistant", "content": content}).encode())
+    assert (json.loads(left)["content"] if left else []) == content[len(content) - kept :]
+
+
+@pytest.mark.parametrize("content", ['"thinking"', '[{"type":"text","text":"signature"}]', "null"])
+def test_messages_without_thoughts_stay_byte_for_byte(content: str) -> None:
+    """Everything else is the client's own bytes."""
+    raw = f'{{ "role":"user","content":{content} }}'.encode()
+    assert messages(raw) is raw
+
+
+@pytest.mark.parametrize(
+    ("item", "kept"),
+    [
+        ({"type": "reasoning", "id": "rs_1", "encrypted_content": "e"}, None),
+        ({"type": "item_reference", "id": "msg_1"}, None),
+        ({"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f"}, ("type", "call_id", "name")),
+        ({"type": "message", "role": "assistant", "id": "msg_1", "content": []}, ("type", "role", "content")),
+        ({"type": "message", "role": "user", "content": "reasoning"}, ("type", "role", "content")),
+        ({"type": "function_call_output", "id": "fc_2", "call_id": "c"}, ("type", "id", "call_id")),
+    ],
+)
+def test_responses_items_lose_what_another_server_keeps(item: dict[str, Any], kept: tuple[str, ...] | None) -> None:
+    """Reasoning and references go, calls and answers keep their call_id and lose their stored name."""
+    left = responses(json.dumps(item).encode())
+    assert (tuple(json.loads(left)) if left else None) == kept
+
+
+def test_every_api_has_its_own() -> None:
+    """What is no object is nobody's to change."""
+    assert set(PORTABLE) == {"chat", "messages", "responses"}
+    assert all(portable(b'"thinking"') == b'"thinking"' for portable in PORTABLE.values())

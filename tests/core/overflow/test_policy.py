@@ -6,7 +6,7 @@ import pytest
 
 from proxy.core.budget.catalogue import COMPRESS
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.policy import Lower, first_extent, loop, lowering, retries_smaller
+from proxy.core.overflow.policy import Lower, first_extent, is_news, loop, lowering, retries_smaller
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,13 @@ def test_loops_are_found() -> None:
     assert loop("a", steps.__getitem__) == ()
     assert loop("x", steps.__getitem__) == ("x", "y", "z", "y")
     assert loop("me", steps.__getitem__) == ("me", "me")
+
+
+@pytest.mark.parametrize(
+    ("status", "own", "rescue"),
+    [(200, True, True), (400, False, False), (413, False, False), (422, False, False)]
+    + [(status, True, False) for status in (401, 403, 429, 500, 503)],
+)
+def test_what_is_news_after_an_overflow(status: int, own: bool, rescue: bool) -> None:
+    """Success is; another no of the model itself is not, nor is any failure of a fallback."""
+    assert (is_news(status, rescue=False), is_news(status, rescue=True)) == (own, rescue)
