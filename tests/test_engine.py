@@ -268,6 +268,17 @@ async def test_an_overflow_in_an_object_with_status_200(stream: bool) -> None:
     answer = await Room().ask(session(6200, stream=stream), upstream.send)
     assert len(upstream.bodies) == 2
     assert await whole(answer) == b'{"choices": []}'
+<<<<<<< HEAD
+=======
+
+
+@pytest.mark.parametrize("headers", [(("content-type", "application/json"),), (*SSE, ("content-encoding", "gzip"))])
+async def test_what_is_no_plain_stream_passes_whole(headers: tuple[tuple[str, str], ...]) -> None:
+    """A 200 that is not an event stream, or says it is compressed and is not, arrives with all its bytes."""
+    upstream = always(Given(200, [b"x", b"y"], headers))
+    answer = await Room().ask(session(6200, stream=True), upstream.send)
+    assert await whole(answer) == b"xy"
+>>>>>>> overflow
 
 
 async def test_a_compressed_error_is_understood_and_passed_compressed() -> None:
