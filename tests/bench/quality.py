@@ -77,7 +77,8 @@ def metrics() -> ModuleType:
     if not path.exists():
         raise SystemExit(f"{path} is not there: set ULLAGE_TRANSCRIPTS to the folder of recordings beside it.")
     spec = importlib.util.spec_from_file_location("quality_metrics", path)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.ntok = count  # type: ignore[attr-defined]
