@@ -329,6 +329,7 @@ def _server_config(settings: Settings) -> ServerConfig:
         version=configuration.version(),
         access_keys=tuple(key.get_secret_value() for key in server.access_keys),
         admin_key=server.admin_key.get_secret_value() if server.admin_key else None,
+        websockets=settings.server.websockets == "relay",
         keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.carries_key),
         relay=server.relay,
         origins=frozenset(server.origins),

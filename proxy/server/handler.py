@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from typing import Final
+from urllib.parse import parse_qs
 
 import msgspec
 from aiohttp import web
@@ -17,7 +18,7 @@ from aiohttp import web
 from proxy import ports
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.report import NO_USAGE, Report
-from proxy.server import answers, cors
+from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
 from proxy.server.body import BodyReader, Upload, inflated
 from proxy.server.config import ServerConfig
@@ -145,8 +146,9 @@ class Handler:
         path = path_qs.partition("?")[0]
         if request.method == "CONNECT" or not path.startswith("/"):
             raise InvalidRequest("This is a reverse proxy: send the path of an API route.")
-        if intake.seen.get("upgrade", "").lower() == "websocket" and api_path(path) == "responses":
-            raise answers.UpgradeRefused()
+        if intake.seen.get("upgrade", "").lower() == "websocket":
+            await self._tunnel(request, path_qs, call, intake)
+            return
         reader = BodyReader(request.content, request.content_length, self._limits, self._gate.held)
         try:
             if call.report.api == "relay":
@@ -222,6 +224,26 @@ class Handler:
             reader.release()
         del body, sending
         await self._pass(call, reply, b"")
+
+    async def _tunnel(self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake) -> None:
+        path, _, query = path_qs.partition("?")
+        refusal = answers.UpgradeRefused() if api_path(path) == "responses" else None
+        if refusal and not self._config.websockets:
+            raise refusal
+        model = parse_qs(query).get("model", [""])[0]
+        upstream = self._route(model) if model else self._config.default_upstream
+        call.report = call.report.but(model=model, upstream=upstream, stream=True)
+        self._check_stateless("GET", path, upstream)
+        reply = await self._upstream.upgrade(upstream, path_qs, intake.forward)
+        if reply.status == websocket.SWITCHING:
+            call.report = call.report.but(status=reply.status)
+            await websocket.relay(request, call.out, reply)
+        elif refusal:
+            # Clients of this route that are told 426 go on without a WebSocket at once; other answers they try again.
+            reply.close()
+            raise refusal
+        else:
+            await self._pass(call, reply, b"")
 
     def _check_stateless(self, method: str, path: str, upstream: str) -> None:
         config = self._config

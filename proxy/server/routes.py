@@ -43,7 +43,7 @@ def is_stateless(method: str, path: str) -> bool:
     name = api_path(path)
     if method == "POST":
         return name in _STATELESS_POST or name.startswith(_STATELESS_TREES)
-    return method in ("GET", "HEAD") and (name == "models" or name.startswith("models/"))
+    return method in ("GET", "HEAD") and (name in ("models", "realtime") or name.startswith("models/"))
 
 
 def _climbs(path: str) -> bool:
