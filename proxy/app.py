@@ -22,7 +22,7 @@ from cachetools import LRUCache
 
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue
-from proxy.core.budget.figures import Marks, Shares
+from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.windows import Window
 from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.report import Report
@@ -306,16 +306,17 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
 
 def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
     wanted = settings.compression
-    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
+    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
+    buffers = Buffers(**wanted.buffers.model_dump())
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
     stages = wanted.stages
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
-    policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
+    policy = Policy(Rules(marks, shares, rungs), wanted.lower_output, wanted.policy == "economy", buffers)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
-    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
+    return Engine(catalogue, fitter, wanted.mode, lessons, time.perf_counter)
 
 
 def _record_bytes(record: Any) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from proxy.core.budget.catalogue import Catalogue, Route
-from proxy.core.budget.figures import Marks, input_room, reserve
+from proxy.core.budget.figures import input_room, reserve
 from proxy.core.compression.schedule import Demand
 from proxy.core.conversation.scan import ESCAPED_LETTER, UNREADABLE
 from proxy.core.errors import UllageError
@@ -122,14 +122,12 @@ class Engine:
         self,
         catalogue: Catalogue,
         fitter: Fitter,
-        marks: Marks,
         mode: Mode,
         lessons: Lessons,
         clock: Clock,
     ) -> None:
         self._catalogue = catalogue
         self._fitter = fitter
-        self._marks = marks
         self._mode = mode
         self._lessons = lessons
         self._clock = clock
@@ -190,7 +188,7 @@ class Engine:
         if head is not None and not request.options.compact_now:
             held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
             budget = input_room(window, held, route.max_input)
-            if bound := _bound(request.body, head, int(self._marks.low * budget)):
+            if bound := _bound(request.body, head, self._fitter.low(route, window, budget)):
                 report = Report(
                     request.request_id,
                     request.api,

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import Figures, input_room, reserve, scaled
+from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, input_room, reserve, scaled
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
@@ -36,10 +36,25 @@ MAX_PLACES = 512
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How views are kept small: the schedule's rules, and when an output figure may be lowered."""
+    """How views are kept small: the schedule's rules, and when an output figure may be lowered.
+
+    ``economy`` compacts where it gets dear and not only where it gets full.
+    """
 
     rules: Rules
     lower_output: Literal["never", "last", "first"] = "last"
+    economy: bool = False
+    buffers: Buffers = NO_BUFFERS
+
+    def figures(self, route: Route, window: int, requested: int | None, fixed: int, factor: float) -> Figures:
+        """What a request may use; *window* and *requested* are in the provider's tokens, the rest in ours."""
+        usual = reserve(None, route.max_output, window)
+        limit = None if route.max_input is None else scaled(route.max_input, factor)
+        cap = scaled(economy_cap(window, route.tier), factor) if self.economy else None
+        held = reserve(requested, route.max_output, window)
+        return Figures(
+            scaled(window, factor), scaled(held, factor), fixed, scaled(usual, factor), limit, cap, self.buffers
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +110,11 @@ class Fitter:
         self._tools = tools
         self._lessons = lessons
 
+    def low(self, route: Route, window: int, budget: int) -> int:
+        """The lowest low mark that a request inside *budget* can have: what weighs less needs no closer look."""
+        figures = self._policy.figures(route, window, None, 0, 1.0)
+        return figures.low(self._policy.rules.marks, min(budget, figures.lasting))
+
     def locate(self, request: Request) -> Located:
         """Where things stand in the body. Raises ``InvalidRequest`` where it cannot be read."""
         return self._reader.locate(DIALECTS[request.api], request.tenant, request.body)
@@ -106,10 +126,7 @@ class Fitter:
         dialect = DIALECTS[request.api]
         reading = await self._reader.read(dialect, route.encoding, request.tenant, located)
         requested = reading.outline.requested
-        held = reserve(requested, route.max_output, window)
-        usual = scaled(reserve(None, route.max_output, window), factor)
-        limit = None if route.max_input is None else scaled(route.max_input, factor)
-        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed, usual, limit)
+        figures = self._policy.figures(route, window, requested, reading.fixed, factor)
         return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
 
     async def weigh(self, request: Request, located: Located, route: Route) -> int:
@@ -175,7 +192,7 @@ class Fitter:
         """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
         figures = subject.figures
         budget = min(figures.lasting, figures.budget)
-        low = min(figures.mark(self._policy.rules.marks.low, budget), budget)
+        low = min(figures.low(self._policy.rules.marks, budget), budget)
         return figures.fixed + subject.reading.history <= low and figures.reserve <= figures.window // 2
 
     def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
-from proxy.core.budget.figures import Marks
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
 from proxy.engine import HOLD_SECONDS, Answer, Engine
 from proxy.ports import Mode, Options, Reply, Request, Send
@@ -108,7 +107,7 @@ class Room:
         self.desk = Desk(self.book)
         self.time = 0.0
         catalogue = Catalogue([Rule("*", "stub", window)], {}, "stub")
-        self.engine = Engine(catalogue, self.desk.fitter, Marks(), mode, self.desk.lessons, self.clock)
+        self.engine = Engine(catalogue, self.desk.fitter, mode, self.desk.lessons, self.clock)
 
     def clock(self) -> float:
         self.time += 0.25

@@ -1,6 +1,6 @@
 """Configuration: read from YAML, environment and flags, here and nowhere else; errors name file, line, key, remedy."""
 
-from proxy.settings.data import ModelFacts, model_table, packaged, version
+from proxy.settings.data import ModelFacts, Prices, model_table, packaged, prices, version
 from proxy.settings.load import Overrides, load
 from proxy.settings.model import (
     Compression,
@@ -24,6 +24,7 @@ __all__ = [
     "Model",
     "ModelFacts",
     "Overrides",
+    "Prices",
     "Problem",
     "Server",
     "Settings",
@@ -36,6 +37,7 @@ __all__ = [
     "load",
     "model_table",
     "packaged",
+    "prices",
     "refuse_open",
     "summary",
     "version",

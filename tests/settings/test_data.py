@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from proxy.settings import model_table, packaged, version
+from proxy.settings import model_table, packaged, prices, version
 from tests.settings.files import EXAMPLE
 
 
@@ -37,3 +37,16 @@ def test_the_smaller_of_two_window_figures_is_taken():
     table = model_table()
     assert table["wandb/zai-org/GLM-5.2"].max_input_tokens == 262_144
     assert table["wandb/google/gemma-4-31B-it"].max_input_tokens == 262_000
+
+
+@pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="needs litellm's table")
+def test_prices_and_their_tiers_are_read_as_data():
+    """A model's prices come from the table, with or without a provider's prefix; dearer ones hold above their tier."""
+    found = prices(["gemini-2.5-pro", "x/gpt-4o-mini", "nobody-knows"])
+    assert set(found) == {"gemini-2.5-pro", "x/gpt-4o-mini"}
+    price = found["gemini-2.5-pro"]
+    assert price.tier == model_table()["gemini-2.5-pro"].price_tier == 200_000
+    assert price.of(200_000, 0) == pytest.approx(0.25)
+    assert price.of(200_001, 0) == pytest.approx(0.5000025)
+    assert price.of(1_000, 1_000) < price.of(1_000, 0) / 2
+    assert model_table()["gpt-4o"].price_tier is None

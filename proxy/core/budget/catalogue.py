@@ -48,7 +48,7 @@ class Route:
     """Where a request goes and what it may use. ``window`` is ``None`` when nobody knows; ``source`` says who does.
 
     ``max_input`` limits the input beside the window; ``how`` names where a server says so. ``exact``: the
-    configuration names the encoding, so our count is taken for the provider's.
+    configuration names the encoding, so our count is taken for the provider's. Inputs above ``tier`` cost more.
     """
 
     upstream: str
@@ -60,6 +60,7 @@ class Route:
     exact: bool = False
     max_input: int | None = None
     how: str = ""
+    tier: int | None = None
 
     @property
     def name(self) -> str:
@@ -153,6 +154,7 @@ class Catalogue:
             source,
             rule.encoding is not None,
             rule.max_input or _input_limit(facts, window),
+            tier=facts.tier,
         )
         return _Known(rule, facts, route)
 

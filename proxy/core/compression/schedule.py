@@ -103,7 +103,7 @@ class Schedule:
         self._sum = layout.sums
         self._users = layout.user_sums
         self._fixed = figures.stepped
-        self._high = min(figures.mark(self._marks.high, figures.lasting), figures.ceiling)
+        self._high = min(figures.high(self._marks, figures.lasting), figures.ceiling)
 
     def weight(self, place: int, event: Event | None) -> int:
         """Tokens of the view's items at *place*, the fixed part aside, when *event* was the last one."""
@@ -159,7 +159,7 @@ class Schedule:
 
         A function of the folded prefix's weights and the budget only.
         """
-        shares = self._shares
+        shares, budget = self._shares, self._figures.spendable(budget)
         room = max(0, budget - self._fixed)
         users = self._users[cut] - sum(self._items[i].tokens for i in anchors)
         pins = min(int(shares.pins * budget), users + users // 16)
@@ -174,8 +174,8 @@ class Schedule:
         """
         fixed, ceiling = self._fixed, min(budget, self._figures.ceiling)
         levels = _Levels(
-            self._figures.mark(self._marks.low, budget) - fixed,
-            min(self._figures.mark(self._marks.high, budget), ceiling) - fixed,
+            self._figures.low(self._marks, budget) - fixed,
+            min(self._figures.high(self._marks, budget), ceiling) - fixed,
             ceiling - fixed,
         )
         present = self.weight(place, event)
