@@ -144,7 +144,7 @@ class House:
 
         probes = open_probes(settings, upstream, tasks, told)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
-        engine = _engine(settings, catalogue, tokenizers, store)
+        engine = open_engine(settings, catalogue, tokenizers, store)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -304,7 +304,8 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
+def open_engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
+    """The conductor of *settings*, with memories of its own."""
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
     buffers = Buffers(**wanted.buffers.model_dump())

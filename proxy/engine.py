@@ -171,8 +171,11 @@ class Engine:
             return _learn_nothing
         return lambda usage: usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
 
-    async def fit(self, request: Request) -> Plan:
-        """What to send for *request*: the client's own bytes, or the smaller view of its conversation."""
+    async def fit(self, request: Request, *, counted: bool = False) -> Plan:
+        """What to send for *request*: the client's own bytes, or the smaller view of its conversation.
+
+        *counted* counts it even where its bytes show that it fits.
+        """
         head = _read_head(request.body)
         located = None if head else self._fitter.locate(request)
         about = located.outline if located else head
@@ -185,7 +188,7 @@ class Engine:
             reason = "off" if mode == "off" else "unknown-window"
             report = Report(request.request_id, request.api, model, route.upstream, stream, reason=reason)
             return Plan(request.body, report, route)
-        if head is not None and not request.options.compact_now:
+        if head is not None and not request.options.compact_now and not counted:
             held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
             budget = input_room(window, held, route.max_input)
             if bound := _bound(request.body, head, self._fitter.low(route, window, budget)):

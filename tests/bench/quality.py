@@ -216,13 +216,17 @@ def row(name: str, scores: Sequence[dict[str, Any]]) -> list[str]:
     return cells
 
 
-def report(bench: Bench, shares: Sequence[float], compactors: dict[str, Compactor]) -> Iterator[tuple[str, list[str]]]:
+def report(
+    bench: Bench, shares: Sequence[float], compactors: dict[str, Compactor], *, sequence: bool
+) -> Iterator[tuple[str, list[str]]]:
     """The heading and cells of each row: over all conversations, and over those whose window has room to compact."""
     work = [(share, name) for share in shares for name in compactors]
     found: dict[tuple[float, str], list[tuple[bool, dict[str, Any]]]] = {}
     for share, name in track(work, "measuring", console=Console(stderr=True)):
-        scores = [(bench.roomy(case, share), bench.score(case, share, compactors[name])) for case in bench.cases]
-        found[share, name] = scores
+        compact = compactors[name]
+        found[share, name] = [
+            (bench.roomy(case, share), bench.score(case, share, compact, sequence=sequence)) for case in bench.cases
+        ]
     for share in shares:
         for roomy in (False, True):
             title = f"budget {share:.0%} of each history, " + ("where it has room to compact" if roomy else "all")
@@ -275,7 +279,8 @@ def main() -> None:
             markdown=given.markdown,
         )
     else:
-        show(list(report(bench, shares, ways(bench.script, ablate=given.ablate))), markdown=given.markdown)
+        compared = ways(bench.script, ablate=given.ablate)
+        show(list(report(bench, shares, compared, sequence=not given.ablate)), markdown=given.markdown)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def levels(figures: Figures) -> tuple[int, int, int, int]:
 
 
 def test_buffers_of_a_large_window() -> None:
-    """In a window of 200,000 the usual buffers stand at 160,000, 172,000 and 181,000, and the smaller threshold wins."""
+    """In a window of 200,000 the usual buffers stand at 160,000, 172,000 and 181,000; the smaller threshold wins."""
     figures = Figures(200_000, 16_000, 0, 16_000, buffers=USUAL)
     full = Marks(high=1.0, soft=0.99, low=0.4)
     assert figures.soft(full, figures.lasting) == 160_000
