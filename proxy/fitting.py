@@ -145,6 +145,8 @@ class Fitter:
         subject = replace(subject, layout=subject.reading.layout())
         record = await self._newest(subject, links)
         since = record.event if record else None
+        if demand.force and demand.limit is None and since is not None and since.place == subject.layout.count:
+            demand = Demand()  # it was compacted at this very place: asked again, nothing more happens
         event, output = self._events(subject, since, demand)
         if event is None:
             record = None

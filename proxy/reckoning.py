@@ -20,7 +20,8 @@ RIGHT = ("window", "requests", "answered", "fitted before", "events", "tokens be
 def replay_all(settings: Settings, sessions: Sequence[Session], model: str) -> list[Replayed]:
     """The replays of *sessions*, with a bar on the terminal meanwhile."""
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    quiet = not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
         job = progress.add_task("", total=len(sessions))
         return asyncio.run(replay(settings, sessions, model, lambda: progress.advance(job)))
 
