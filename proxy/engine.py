@@ -36,6 +36,9 @@ TOOLS_ALLOWANCE = 512
 HEAD_BYTES = 262_144
 """Bodies up to this size are first tried by their bytes alone; larger ones are soon known by their prefix anyway."""
 
+OBSERVED = "\0observed"
+"""Added to a conversation's label where it is only observed; no header can carry it."""
+
 MEDIA = re.compile(rb'"(?:image|input_|file"|document"|audio|video)')
 """What parts of a message hold whose bytes do not bound their tokens."""
 
@@ -205,14 +208,16 @@ class Engine:
                     bounded=True,
                 )
                 return Plan(request.body, report, route)
+        if mode == "observe":
+            # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
+            own = replace(request.options, conversation=request.options.conversation + OBSERVED)
+            request = replace(request, options=own)
         located = located or self._fitter.locate(request)
         report = Report(request.request_id, request.api, model, route.upstream, stream)
         factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now))
-        if mode == "observe":
-            return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route)
-        return plan
+        return _observed(request, plan, route) if mode == "observe" else plan
 
     async def recover(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
         """Something strictly smaller than *plan*, by what *overflow* states; ``None`` where there is nothing."""
@@ -257,6 +262,12 @@ class Engine:
         if not reply.header("content-type").startswith("text/event-stream") or reply.header("content-encoding"):
             return b"", None
         return await _watch(reply)
+
+
+def _observed(request: Request, plan: Plan, route: Route) -> Plan:
+    """The client's own bytes, with the report of what *plan* would have done."""
+    reason = "would_refuse" if plan.error else "would_compact" if plan.body != request.body else ""
+    return Plan(request.body, plan.report.but(observed=True, outcome="verbatim", reason=reason), route)
 
 
 def _window(route: Route, known: Held, request: Request) -> int | None:

@@ -340,6 +340,31 @@ async def test_other_modes_change_nothing(mode: Mode, asked: str) -> None:
         assert answer.report.tokens_after < request_tokens(json.loads(body))
 
 
+async def test_observing_leaves_no_trace_in_what_is_sent_later() -> None:
+    """A conversation that was only observed, even asked to compact, is compacted later as if nobody had looked."""
+    room, messages = Room(), agent_session(34, 300)
+    upstream, other = strict(window=10**9), strict(window=WINDOW)
+    events = []
+    for end in range(24, len(messages) + 1, 2):
+        answer = await room.ask(body_of(messages[:end]), upstream.send, mode="observe", compact_now=end == 24)
+        events.append(answer.report.event)
+        assert answer.report.reason == "would_compact"
+    assert 1 <= sum(events) <= 3
+    await room.ask(body_of(messages), other.send)
+    assert other.bodies[0] == (await Room().engine.fit(Request("chat", body_of(messages), TENANT, "r"))).body
+    assert all(json.loads(body)["messages"] == messages[: 24 + 2 * at] for at, body in enumerate(upstream.bodies))
+
+
+async def test_observing_says_what_would_be_refused() -> None:
+    """What could not be brought inside the window passes, and the report says that it would not."""
+    upstream = strict(window=10**9)
+    body = body_of([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
+    answer = await Room(mode="observe").ask(body, upstream.send)
+    assert upstream.bodies == [body]
+    assert answer.report.reason == "would_refuse"
+    assert answer.error is None
+
+
 @pytest.mark.parametrize(("asked", "held"), [(4000, 4000), (50_000, WINDOW)])
 async def test_the_window_header_only_lowers(asked: int, held: int) -> None:
     """A caller may ask for less than the model's window, never for more."""

@@ -57,10 +57,11 @@ class Telemetry:
         route.seconds.observe(duration)
         if report.tokens_before is not None:
             route.before.inc(report.tokens_before)
-        if report.tokens_after is not None and report.outcome != "refused":  # of a refused one nothing went upstream
-            route.after.inc(report.tokens_after)
+        sent = report.tokens_before if report.observed else report.tokens_after
+        if sent is not None and report.outcome != "refused":  # of a refused one nothing went upstream
+            route.after.inc(sent)
             if report.window:
-                route.fill.observe(report.tokens_after / report.window)
+                route.fill.observe(sent / report.window)
         if report.outcome != "verbatim" or report.retries or report.overflows or report.reason or report.status >= 400:
             self._observe_rare(report, route)
 
@@ -87,6 +88,8 @@ class Telemetry:
 
     def _observe_rare(self, report: Report, route: _Route) -> None:
         families = self._families
+        if report.observed and report.reason.startswith("would_"):
+            families.observed.labels(report.reason.removeprefix("would_")).inc()
         if not report.observed and report.outcome != "refused":
             route.removed.inc(report.tokens_removed)
             for stage in report.stages:
@@ -145,6 +148,7 @@ class _Families:
         self.removed = counter("ullage_tokens_removed_total", "Input tokens that did not go upstream.", model)
         self.stages = counter("ullage_stages_total", "Compression stages used.", ("stage",))
         self.compactions = counter("ullage_compactions_total", "Compactions sent for the first time.", model)
+        self.observed = counter("ullage_observed_total", "Requests that mode observe let pass.", ("would",))
         self.fill = histogram(
             "ullage_context_fill_ratio", "Input sent upstream over the model's window.", model, buckets=_FILL
         )
