@@ -23,6 +23,7 @@ from cachetools import LRUCache
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
+from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
 from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.report import Report
@@ -31,7 +32,7 @@ from proxy.fitting import Fitter, Policy
 from proxy.lessons import Lessons
 from proxy.reading import Reader
 from proxy.routing import open_catalogue, open_probes, open_upstream
-from proxy.server import Limits, Server, ServerConfig
+from proxy.server import Limits, Models, Place, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import (
     Embedded,
@@ -142,7 +143,7 @@ class House:
             few = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
             logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
 
-        probes = open_probes(settings, upstream, tasks, told)
+        probes = open_probes(settings, upstream, tasks, told, store)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
         engine = open_engine(settings, catalogue, tokenizers, store)
 
@@ -157,13 +158,15 @@ class House:
                 "upstreams": list(upstream.names),
                 "windows": probes.known(),
                 "probes": probes.surveys(),
+                **engine.windows(),
                 "store": _store_status(store),
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
 
         config = _server_config(settings)
+        models = _models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status)
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -314,7 +317,9 @@ def open_engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
-    policy = Policy(Rules(marks, shares, rungs), wanted.lower_output, wanted.policy == "economy", buffers)
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    rules = Rules(marks, shares, rungs, allocation)
+    policy = Policy(rules, wanted.lower_output, wanted.policy == "economy", buffers)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
     return Engine(catalogue, fitter, wanted.mode, lessons, time.perf_counter)
@@ -322,6 +327,23 @@ def open_engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers
 
 def _record_bytes(record: Any) -> int:
     return 512 + len(record.block) + sum(map(len, record.edits.values()))
+
+
+def _models(settings: Settings, catalogue: Catalogue, upstream: DirectUpstream) -> Models:
+    def figures(model: str) -> Mapping[str, int]:
+        """A model's limits under the names that clients read them by."""
+        route = catalogue.resolve(model)
+        told = {
+            "context_length": route.window,
+            "max_model_len": route.window,
+            "max_input_tokens": route.max_input or route.window,
+            "max_output_tokens": route.max_output,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    places = [Place(each.name) for each in settings.upstreams]
+    named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
+    return Models(upstream, places, settings.default_upstream().name, named, figures)
 
 
 def _server_config(settings: Settings) -> ServerConfig:
@@ -333,6 +355,7 @@ def _server_config(settings: Settings) -> ServerConfig:
         admin_key=server.admin_key.get_secret_value() if server.admin_key else None,
         websockets=settings.server.websockets == "relay",
         keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.carries_key),
+        usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
         relay=server.relay,
         origins=frozenset(server.origins),
         limits=replace(

@@ -111,7 +111,7 @@ class Desk:
         options: Options = Options(),  # noqa: B008 - frozen
         factor: float = 1.0,
         max_input: int | None = None,
-        model: str = "gpt-4o-mini",
+        model: str = "house-model",
     ) -> Plan:
         """The plan for *body* in a *window* of so many tokens."""
         request = Request("chat", body, tenant, "r", options)

@@ -34,6 +34,7 @@ class ServerConfig:
     ``keyed_upstreams`` are those with an API key of their own: behind ``access_keys`` only stateless routes reach
     them, unless ``relay`` is ``all``. ``websockets``: the Responses
     route's are relayed too. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
+    ``usage_upstreams`` are asked for usage in every stream; clients that did not ask for it do not see it.
     """
 
     default_upstream: str
@@ -45,3 +46,4 @@ class ServerConfig:
     origins: frozenset[str] = frozenset()
     websockets: bool = True
     limits: Limits = Limits()
+    usage_upstreams: frozenset[str] = frozenset()

@@ -30,6 +30,15 @@ def api_path(path: str) -> str:
     return path.lstrip("/")
 
 
+def listed_model(path: str) -> str | None:
+    """The model that a ``GET`` of *path* asks about, empty for all of them; ``None`` where it asks something else."""
+    name = api_path(path)
+    if name == "models":
+        return ""
+    model = name.removeprefix("models/")
+    return model if model != name and model and not _climbs(path) else None
+
+
 def wire(path: str) -> str:
     """The API whose error shape callers of *path* understand."""
     name = api_path(path).partition("/")[0]
