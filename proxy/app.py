@@ -319,10 +319,11 @@ def open_engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
     rules = Rules(marks, shares, rungs, allocation)
-    policy = Policy(rules, wanted.lower_output, wanted.policy == "economy", buffers)
+    policy = Policy(rules, wanted.lower_output, wanted.stored_history, wanted.policy == "economy", buffers)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
-    return Engine(catalogue, fitter, wanted.mode, lessons, time.perf_counter)
+    counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
+    return Engine(catalogue, fitter, wanted.mode, lessons, time.perf_counter, counting)
 
 
 def _record_bytes(record: Any) -> int:
