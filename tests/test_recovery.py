@@ -49,7 +49,7 @@ class House:
         )
         self.engine = Engine(catalogue, desk.fitter, Marks(), "on", desk.lessons, lambda: 0.0, classifier())
 
-    async def send(self, upstream: str, body: bytes, *, keyless: bool = False) -> Reply:
+    async def send(self, upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Reply:
         self.sent.append((upstream, body, keyless))
         if instead := self.broken(upstream):
             return instead
@@ -285,7 +285,7 @@ async def test_repeated_refusals_without_a_figure_teach() -> None:
     house = House(told=16_000, own=5_000)
     bare = b'{"error":{"message":"input is too long","code":"context_length_exceeded"}}'
 
-    async def send(upstream: str, body: bytes, *, keyless: bool = False) -> Reply:
+    async def send(upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Reply:
         reply = await house.send(upstream, body)
         return Given(400, [bare]) if reply.status == 400 else reply
 
