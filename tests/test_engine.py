@@ -268,8 +268,6 @@ async def test_an_overflow_in_an_object_with_status_200(stream: bool) -> None:
     answer = await Room().ask(session(6200, stream=stream), upstream.send)
     assert len(upstream.bodies) == 2
     assert await whole(answer) == b'{"choices": []}'
-<<<<<<< HEAD
-=======
 
 
 @pytest.mark.parametrize("headers", [(("content-type", "application/json"),), (*SSE, ("content-encoding", "gzip"))])
@@ -278,7 +276,6 @@ async def test_what_is_no_plain_stream_passes_whole(headers: tuple[tuple[str, st
     upstream = always(Given(200, [b"x", b"y"], headers))
     answer = await Room().ask(session(6200, stream=True), upstream.send)
     assert await whole(answer) == b"xy"
->>>>>>> overflow
 
 
 async def test_a_compressed_error_is_understood_and_passed_compressed() -> None:
