@@ -145,9 +145,9 @@ async def _read_back(plan: Plan, subject: Subject, settings: Settings, tokenizer
     dialect = DIALECTS[subject.request.api]
     reader = Reader(tokenizers, {}, {}, {}, {})
     located = reader.locate(dialect, TENANT, plan.body)
-    view = await reader.read(dialect, subject.route.encoding, TENANT, located)
+    view = await reader.read(dialect, subject.route.encoding, TENANT, located, subject.route.model)
     wanted = settings.compression
-    return Fitted(plan, subject, view, Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark), tokenizers)
+    return Fitted(plan, subject, view, Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest), tokenizers)
 
 
 def api_of(body: bytes) -> str:
