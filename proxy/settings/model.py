@@ -42,6 +42,8 @@ _HOP_BY_HOP = frozenset(
 )
 _KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie"})
 
+# Providers that are paid by the proxy's own surroundings (a role, a service account), never by a client's key.
+_AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
 _KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
 
 Encoding = Literal["o200k_base", "cl100k_base"]
@@ -131,7 +133,13 @@ class Upstream(Section):
     """One server that answers."""
 
     name: str = Field(description="How models and logs refer to it.")
-    base_url: BaseUrl = Field(description="http(s) URL, usually ending in /v1.")
+    base_url: BaseUrl = Field(default="", description="http(s) URL, usually ending in /v1; a provider has its own.")
+    provider: str = Field(
+        default="openai",
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="openai: it speaks OpenAI's API. Anything else: LiteLLM's name for what is behind it.",
+    )
+    options: dict[str, str] = Field(default={}, description="LiteLLM's own settings: regions, projects, API versions.")
     api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
     api_key_header: str = Field(
@@ -152,14 +160,30 @@ class Upstream(Section):
     @property
     def key_header(self) -> str:
         """The header in which this server looks for its key."""
+        if self.provider == "anthropic":
+            return self.api_key_header or "x-api-key"
         host = urlsplit(self.base_url).hostname or ""
         known = next((header for suffix, header in _KEY_HEADERS_BY_HOST if host.endswith(suffix)), "authorization")
         return self.api_key_header or known
 
     @property
+    def bridged(self) -> bool:
+        """Whether chat completions reach it through LiteLLM."""
+        return self.provider != "openai"
+
+    @property
+    def ambient(self) -> bool:
+        """Whether the proxy's own surroundings pay for it."""
+        return self.provider in _AMBIENT
+
+    @property
     def carries_key(self) -> bool:
         """Whether requests to it are sent with a key that is not the client's own."""
-        return self.api_key is not None or not _KEY_HEADERS.isdisjoint(name.lower() for name in self.headers)
+        return (
+            self.ambient
+            or self.api_key is not None
+            or not _KEY_HEADERS.isdisjoint(name.lower() for name in self.headers)
+        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -167,6 +191,10 @@ class Upstream(Section):
         if not _NAME.match(self.name):
             remedy = "Use letters, digits, dots, dashes and underscores, beginning with a letter or digit."
             troubles.append((("name",), f"{self.name!r} cannot be a name", remedy))
+        if not self.base_url and not self.bridged:
+            troubles.append((("base_url",), "is required", "Add `base_url: http://127.0.0.1:8000/v1` or the like."))
+        if self.options and not self.bridged:
+            troubles.append((("options",), "mean nothing without a provider", "Name the provider, or take them out."))
         if self.api_key_header and not _TOKEN.match(self.api_key_header):
             troubles.append((("api_key_header",), "is no header name", "Use letters, digits and dashes."))
         for name in self.headers:
