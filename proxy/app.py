@@ -25,12 +25,12 @@ from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.budget.windows import Window
 from proxy.core.compression.schedule import Rules, Rungs
-from proxy.core.report import Report
+from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
 from proxy.lessons import Lessons
 from proxy.reading import Reader
-from proxy.routing import open_catalogue, open_probes, open_upstream
+from proxy.routing import open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Limits, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import (
@@ -42,6 +42,7 @@ from proxy.store import (
     master_key,
     open_store,
 )
+from proxy.summaries import Jobs
 from proxy.tasks import Tasks
 from proxy.telemetry import shared
 from proxy.telemetry.logs import Logs
@@ -93,7 +94,7 @@ async def serve(start: Start, worker: Worker) -> int:
     housekeeping = tasks.spawn(house.keep(), "housekeeping")
     gc.freeze()  # what start-up built stays: no collection needs to look at it again
     await stopping[0].wait()
-    await _unless(stopping[1], house.server.drain(settings.server.drain))
+    await _unless(stopping[1], house.drain(settings.server.drain))
     housekeeping.cancel()  # it never ends by itself: nothing should wait for it
     await house.close()
     await tasks.finish(1.0)
@@ -105,7 +106,14 @@ class House:
     """Everything one process is made of. Made by ``build``, ended by ``close``."""
 
     def __init__(
-        self, server: Server, upstream: DirectUpstream, probes: Probes, store: Store, telemetry: Telemetry, logs: Logs
+        self,
+        server: Server,
+        upstream: DirectUpstream,
+        probes: Probes,
+        store: Store,
+        telemetry: Telemetry,
+        logs: Logs,
+        jobs: Jobs | None,
     ) -> None:
         self.server = server
         self._probes = probes
@@ -113,6 +121,7 @@ class House:
         self._store = store
         self._telemetry = telemetry
         self._logs = logs
+        self._jobs = jobs
         self._store_errors: Counter[str] = Counter()
 
     @classmethod
@@ -144,7 +153,13 @@ class House:
 
         probes = open_probes(settings, upstream, tasks, told)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
-        engine = _engine(settings, catalogue, tokenizers, store)
+
+        def summarised(report: SummaryReport) -> None:
+            telemetry.summary(report)
+            logs.summary_done(report)
+
+        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised)
+        engine = _engine(settings, catalogue, tokenizers, store, jobs)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -172,7 +187,7 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
-        return cls(server, upstream, probes, store, telemetry, logs)
+        return cls(server, upstream, probes, store, telemetry, logs, jobs)
 
     async def keep(self) -> None:
         """Tell the metrics, every second, what no request tells them."""
@@ -185,11 +200,22 @@ class House:
             self._store_errors += fresh
             self._telemetry.in_flight(self.server.in_flight)
             self._telemetry.lines_dropped(self._logs.writer.dropped)
+            if self._jobs is not None:
+                self._telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
+
+    async def drain(self, seconds: float) -> None:
+        """Let running requests end, then the summaries they started, all within *seconds*."""
+        began = time.monotonic()
+        await self.server.drain(seconds)
+        if self._jobs is not None:
+            await self._jobs.finish(max(0.0, seconds - (time.monotonic() - began)))
 
     async def close(self) -> None:
         """Stop listening, then close what was behind."""
         await self.server.close()
+        if self._jobs is not None:
+            await self._jobs.finish(0.0)
         await self._probes.close()
         await self._upstream.close()
         await self._store.close()
@@ -304,17 +330,19 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
+def _engine(
+    settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store, jobs: Jobs | None
+) -> Engine:
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
-    shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
+    shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
     stages = wanted.stages
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
-    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
+    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
     return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
 
 

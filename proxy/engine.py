@@ -154,6 +154,7 @@ class Engine:
             reply = await send(plan.route.upstream, plan.body)
             head, overflow = await self._look(reply, plan)
             if overflow is None:
+                self._fitter.answered(request, plan, reply.status)
                 return Answer(report, reply, head, learn=self._learner(reply, plan.sent))
             first = first or Answer(report, Told(reply), head)
             reply.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -17,18 +18,24 @@ from proxy.core.compression.tools import shrink
 from proxy.core.compression.view import Raw, View, assemble, write
 from proxy.core.conversation import chat
 from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.items import EMPTY, Layout
+from proxy.core.conversation.items import EMPTY, Layout, lay_out
 from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.errors import ContextTooLong, UllageError
 from proxy.core.report import Report
 from proxy.lessons import Lessons, Sent
-from proxy.ports import Recorder, Request
+from proxy.ports import Passage, Recorder, Request, Summaries, Summary, Warm
 from proxy.reading import Located, Reader, Reading
 
 DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat})
 
 RENDER_INLINE = 65_536
 """Bytes of folded items that are digested on the event loop; more goes to a thread."""
+
+LEAST_SUMMARY = 96
+"""Tokens a model's summary must be allowed to have: below, the digest says more."""
+
+MOST_SUMMARY = 8_192
+"""Tokens it may have in the largest window: no model writes more of use in one answer."""
 
 MAX_PLACES = 512
 """Places asked of the store at once; an event is never further back than the room between the marks."""
@@ -58,7 +65,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What goes upstream, or why nothing does. ``tokens`` is the view's weight in our own count, if counted."""
+    """What goes upstream, or why nothing does. ``tokens`` is the view's weight in our own count, if counted.
+
+    ``event`` is the newest event of the conversation, ``links`` name it after each item.
+    """
 
     body: bytes
     report: Report
@@ -68,6 +78,8 @@ class Plan:
     output: int | None = None
     sent: Sent | None = None
     error: UllageError | None = None
+    event: Event | None = None
+    links: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 class Fitter:
@@ -86,6 +98,7 @@ class Fitter:
         asked: MutableMapping[tuple[str, bytes], bool],
         tools: MutableMapping[tuple[bytes, str, str, int], tuple[str, int]],
         lessons: Lessons,
+        summaries: Summaries | None = None,
     ) -> None:
         self._reader = reader
         self._recorder = recorder
@@ -94,6 +107,7 @@ class Fitter:
         self._asked = asked
         self._tools = tools
         self._lessons = lessons
+        self._summaries = summaries
 
     def locate(self, request: Request) -> Located:
         """Where things stand in the body. Raises ``InvalidRequest`` where it cannot be read."""
@@ -140,6 +154,7 @@ class Fitter:
         else:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
         plan = self._anchored(subject, plan, links, record.event.place if record else -1)
+        plan = replace(plan, event=record.event if record else None)
         weight = scaled(plan.report.tokens_after or 0, subject.factor)
         excess = weight - subject.figures.inside(output or subject.figures.reserve)
         if excess > 0 and tries and event is not None:
@@ -169,7 +184,7 @@ class Fitter:
         before = expected if event < 0 else plan.report.tokens_before
         report = plan.report.but(tokens_before=before, tokens_after=expected)
         sent = Sent(route, subject.request.tenant, tokens, link, event, plain=not subject.reading.media)
-        return replace(plan, report=report, sent=sent)
+        return replace(plan, report=report, sent=sent, links=links)
 
     def _under_low(self, subject: Subject) -> bool:
         """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
@@ -263,11 +278,13 @@ class Fitter:
         figures, raw = subject.figures, self._raw(subject)
         count = self._reader.count(subject.route.encoding)
         folded = raw.spans[event.cut - 1][1] if event.cut else 0
+        summary = await self._summary(subject, links, event, count)
+        text, spent = (summary.text, summary.spent) if summary else ("", 0)
         if folded <= RENDER_INLINE:
-            block, edits = write(raw, event, count)
+            block, edits = write(raw, event, count, text)
         else:
-            block, edits = await asyncio.to_thread(write, raw, event, count)
-        record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed)
+            block, edits = await asyncio.to_thread(write, raw, event, count, text)
+        record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed, spent)
         route, link, root = subject.route.name, links[event.place - 1], self._root(subject, links)
         tenant = subject.request.tenant
         held = await self._recorder.fix(tenant, root, route, link, dump(record), supersede=supersede)
@@ -276,6 +293,100 @@ class Fitter:
             record = theirs
         self._records[route, link] = record
         return record
+
+    async def _summary(
+        self, subject: Subject, links: tuple[bytes, ...], event: Event, count: Callable[[str], int]
+    ) -> Summary | None:
+        """What a model wrote of what *event* folds, or of a part of it, if that is there and has its place in it.
+
+        Without the store replicas know different summaries, and none is used: their views must be equal.
+        """
+        if self._summaries is None or not event.block or not self._recorder.reachable():
+            return None
+        passage = self._passage(subject, links, event.cut, None)
+        if passage is None:
+            return None
+        found = await (self._summaries.write(passage) if self._summaries.inline else self._summaries.ready(passage))
+        most = min(event.text // 2, passage.cap + passage.cap // 4)
+        return found if found is not None and count(found.text) <= most else None
+
+    def answered(self, request: Request, plan: Plan, status: int) -> None:
+        """Note that *plan* was answered with *status*; past the soft mark a summary is begun for the next event."""
+        subject, summaries, report = plan.subject, self._summaries, plan.report
+        if summaries is None:
+            return
+        if status == 429:
+            summaries.limited(request.tenant)
+        if status != 200:
+            return
+        # A byte bound is about four times what it bounds.
+        summaries.sent(request.tenant, (report.tokens_after or 0) // (4 if report.bounded else 1))
+        if subject is None or report.observed:
+            return
+        marks, figures, event, count = self._policy.rules.marks, subject.figures, plan.event, subject.layout.count
+        if not plan.links or not count:
+            return
+        schedule = self._schedule(subject)
+        if figures.stepped + schedule.weight(count, event) <= figures.mark(marks.soft, figures.lasting):
+            return
+        since = plan.links[event.place - 1] if event else self._root(subject, plan.links)
+        if not summaries.is_due(request, subject.route, since):
+            return
+        wanted = schedule.run(event, Demand(force=True))
+        if wanted is None or not wanted.block or wanted.cut <= (event.cut if event else 0):
+            return  # what does without a fold needs no summary
+        passage = self._passage(subject, plan.links, wanted.cut, event)
+        if passage is not None:
+            summaries.prepare(passage)
+
+    def _passage(self, subject: Subject, links: tuple[bytes, ...], cut: int, event: Event | None) -> Passage | None:
+        """The first *cut* items, to be summed up; ``None`` where the window leaves a summary no room."""
+        figures, layout, raw = subject.figures, subject.layout, self._raw(subject)
+        share = self._policy.rules.shares.summary
+        step = _step(min(MOST_SUMMARY, int(share * subject.factor * figures.lasting)))
+        cap = int(step / max(1.0, subject.factor))
+        if cap < LEAST_SUMMARY:
+            return None
+        route = subject.route.name
+        cuts = tuple((at, links[at - 1]) for at in layout.cuts[1:] if at <= cut) or ((cut, links[cut - 1]),)
+        place = event.place if event else 0
+        record = self._records.get((route, links[place - 1])) if place else None
+        return Passage(
+            request=subject.request,
+            route=subject.route,
+            root=self._root(subject, links),
+            since=links[place - 1] if place else self._root(subject, links),
+            cuts=cuts,
+            covered=event.cut if event else 0,
+            tokens=layout.sums[cut],
+            cap=cap,
+            step=step,
+            head=self._head(subject),
+            window=figures.window,
+            factor=subject.factor,
+            read=lambda start, stop: [raw.dialect.read_entry(raw.item(i)) for i in range(start, stop)],
+            warm=lambda: self._warm(subject, record, cut),
+        )
+
+    @staticmethod
+    def _head(subject: Subject) -> bytes:
+        """A digest of what stands before the conversation: system items and every counted member."""
+        reading = subject.reading
+        parts = [reading.items[i].digest for i in subject.layout.systems]
+        parts += [value.encode("utf-8", "surrogatepass") for _, value in sorted(reading.outline.counted().items())]
+        return hashlib.sha256(b"\0".join(parts)).digest()[:8]
+
+    def _warm(self, subject: Subject, record: Record | None, cut: int) -> Warm:
+        """The prompt of the first *cut* items as they last went upstream, which the provider's cache may have."""
+        reading, count = subject.reading, self._reader.count(subject.route.encoding)
+        items, spans = reading.items[:cut], reading.scan.spans[:cut]
+        raw = Raw(reading.body, spans, items, lay_out(items), DIALECTS[subject.request.api])
+        if record is None:
+            view = View(reading.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
+        else:
+            edits = {i: value for i, value in record.edits.items() if i < cut}
+            view = assemble(raw, record.event, record.block, edits, count)
+        return Warm(reading.outline.text, view.content, subject.figures.fixed + view.tokens)
 
     def _compacted(
         self, subject: Subject, root: bytes, record: Record | None, tools: str | None, output: int | None, fresh: bool
@@ -301,7 +412,8 @@ class Fitter:
             (record.event.stages if record else ()) + (("tools",) if tools else ()) + (("output",) if output else ())
         )
         report = self._report(subject, tokens, root)
-        report = report.but(outcome="compacted", stages=stages, event=fresh)
+        spent = record.spent if record else 0
+        report = report.but(outcome="compacted", stages=stages, event=fresh, summary_tokens=spent)
         return Plan(body, report, subject.route, tokens, subject, output)
 
     def _verbatim(self, subject: Subject, root: bytes) -> Plan:
@@ -343,6 +455,12 @@ class Fitter:
             largest=largest,
             largest_tokens=int(regions[largest] * factor),
         )
+
+
+def _step(tokens: int) -> int:
+    """The largest power of two, or one and a half of it, that is not above *tokens*."""
+    power = 1 << max(0, tokens.bit_length() - 1)
+    return min(tokens, power + power // 2 if power + power // 2 <= tokens else power)
 
 
 def _with_event(plan: Plan, event: bool) -> Plan:

@@ -27,8 +27,7 @@ class Access:
         if self._keys:
             return self._by_proxy_key(intake)
         seen = intake.seen
-        parts = [f"{name}\0{seen[name]}" for name in ("authorization", "x-api-key", "api-key") if seen.get(name)]
-        return sha256(("ullage tenant\0client\0" + "\0".join(parts)).encode("utf-8", "surrogateescape")).digest()
+        return _client([(name, seen[name]) for name in ("authorization", "x-api-key", "api-key") if seen.get(name)])
 
     def check_origin(self, intake: Intake) -> str:
         """The listed foreign origin this request comes from, or an empty string. Raises ``Forbidden`` for others."""
@@ -69,7 +68,7 @@ class Access:
     def _tenant_of(self, key: str) -> bytes:
         if not self._known(key):
             raise Unauthorized("The key in x-ullage-key is not one of the proxy's access keys.")
-        return sha256(b"ullage tenant\0proxy\0" + key.encode("utf-8", "surrogateescape")).digest()
+        return _shared(key)
 
     def _known(self, key: str) -> bool:
         digest = _digest(key)
@@ -77,6 +76,24 @@ class Access:
         for known in self._keys:
             found |= hmac.compare_digest(digest, known)
         return found
+
+
+def tenants_of(keys: Iterable[str]) -> frozenset[bytes]:
+    """The tenants that callers with one of *keys* are: by an access key, or by a key of their own in any header."""
+    found: set[bytes] = set()
+    for key in keys:
+        found.add(_shared(key))
+        found.update(_client([(name, value)]) for name in CREDENTIALS for value in (key, f"Bearer {key}"))
+    return frozenset(found)
+
+
+def _client(held: Iterable[tuple[str, str]]) -> bytes:
+    parts = "\0".join(f"{name}\0{value}" for name, value in held)
+    return sha256(f"ullage tenant\0client\0{parts}".encode("utf-8", "surrogateescape")).digest()
+
+
+def _shared(key: str) -> bytes:
+    return sha256(b"ullage tenant\0proxy\0" + key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _digest(key: str) -> bytes:

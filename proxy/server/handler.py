@@ -175,7 +175,8 @@ class Handler:
 
         api, request_id = call.report.api, call.report.request_id
         try:
-            answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes), send)
+            origin = ports.Origin(path_qs, tuple(headers))
+            answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes, origin), send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
             model = named_model(body, complete=True)
             call.report = call.report.but(model=model, upstream=error.upstream)

@@ -10,10 +10,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, valu
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from proxy.core.report import Report
+from proxy.core.report import Report, SummaryReport
 
 # Label values live as long as the process, and model names come from clients.
 MOST_MODELS = 100
+MOST_TENANTS = 100
 LONGEST_MODEL = 100
 OTHER = "other"
 
@@ -41,6 +42,7 @@ class Telemetry:
             self._shown = CollectorRegistry()
             MultiProcessCollector(self._shown, path=str(directory))  # type: ignore[no-untyped-call]
         self._models: set[str] = set()
+        self._tenants: set[str] = set()
         self._routes: dict[tuple[str, str, str, int, str], _Route] = {}
         self._families = _Families(self._registry)
         self._families.build_info.labels(version).set(1)
@@ -63,6 +65,21 @@ class Telemetry:
                 route.fill.observe(report.tokens_after / report.window)
         if report.outcome != "verbatim" or report.retries or report.overflows or report.reason or report.status >= 400:
             self._observe_rare(report, route)
+
+    def summary(self, report: SummaryReport) -> None:
+        """Count one summary job."""
+        families, tenant = self._families, self._tenant(report.tenant)
+        families.summaries.labels(report.outcome, report.reason).inc()
+        if report.calls:
+            families.summary_calls.labels(report.upstream, self._model(report.model)).inc(report.calls)
+            families.summary_tokens.labels(tenant, "input").inc(report.input_tokens)
+            families.summary_tokens.labels(tenant, "output").inc(report.output_tokens)
+            families.summary_seconds.observe(report.seconds)
+
+    def summaries_state(self, *, running: int, broken: int) -> None:
+        """Say how many summary jobs run, and how many summarisers are not asked because they failed."""
+        self._families.summaries_running.set(running)
+        self._families.summary_breakers.set(broken)
 
     def in_flight(self, count: int) -> None:
         """Say how many requests this process has under way."""
@@ -109,6 +126,12 @@ class Telemetry:
         if len(self._models) >= MOST_MODELS or len(name) > LONGEST_MODEL or not name.isprintable():
             return OTHER
         self._models.add(name)
+        return name
+
+    def _tenant(self, name: str) -> str:
+        if name not in self._tenants and len(self._tenants) >= MOST_TENANTS:
+            return OTHER
+        self._tenants.add(name)
         return name
 
 
@@ -160,6 +183,24 @@ class _Families:
         )
         self.lines_dropped = gauge(
             "ullage_log_lines_dropped", "Log lines nobody read in time.", multiprocess_mode="livesum"
+        )
+        self.summaries = counter(
+            "ullage_summaries_total", "Summary jobs, by what became of them.", ("outcome", "reason")
+        )
+        self.summary_calls = counter("ullage_summary_calls_total", "Calls of summarisers.", ("upstream", "model"))
+        self.summary_tokens = counter(
+            "ullage_summary_tokens_total", "Tokens that summaries took, by client.", ("tenant", "direction")
+        )
+        self.summary_seconds = histogram(
+            "ullage_summary_seconds", "From a summary job's beginning to its end.", buckets=_DURATION
+        )
+        self.summaries_running = gauge(
+            "ullage_summaries_running", "Summary jobs under way.", multiprocess_mode="livesum"
+        )
+        self.summary_breakers = gauge(
+            "ullage_summary_breakers_open",
+            "Summarisers, each for one client, that are not asked because they failed.",
+            multiprocess_mode="livesum",
         )
         self.build_info = gauge("ullage_build_info", "The version.", ("version",), multiprocess_mode="livemax")
 

@@ -20,6 +20,9 @@ HEADER = (
 FOOTER = "[End of the summary. The conversation goes on from here.]"
 OMITTED = "[...]"
 
+SUMMARY = "What happened so far, as a model summed it up:"
+"""Heads a model's summary: what it says of orders is a report of them."""
+
 STEP_SHARE = 0.23
 """Share of the text's tokens that the steps get; the digest, which later steps refer to most, gets the rest."""
 
@@ -52,8 +55,11 @@ class Folded:
     carried: str = ""
 
 
-def render(folded: Folded, block: int, text: int, count: Count) -> str:
-    """The block's text: at most *block* tokens beside the task and the newest user text, of which *text* for digest."""
+def render(folded: Folded, block: int, text: int, count: Count, summary: str = "") -> str:
+    """The block's text: at most *block* tokens beside the task and the newest user text, of which *text* for digest.
+
+    A *summary* by a model is taken out of *text*: steps and digest get what it leaves.
+    """
     sections = [HEADER]
     if folded.task:
         sections.append("The user's first request, word for word:\n" + folded.task)
@@ -62,6 +68,9 @@ def render(folded: Folded, block: int, text: int, count: Count) -> str:
         sections.append("What the user said after that, word for word:\n" + "\n".join(f"- {pin}" for pin in pins))
     if folded.newest:
         sections.append("The user's latest message, word for word:\n" + folded.newest)
+    if summary:
+        sections.append(f"{SUMMARY}\n{summary}")
+        text = max(0, text - count(sections[-1]) - 2)
     said = "\n".join([*sections, folded.carried])
     steps = _steps(folded.entries, int(text * STEP_SHARE), count)
     digest = digest_of(folded.entries, text - sum(count(step) + 2 for step in steps), count, said).lines()

@@ -39,8 +39,11 @@ class View:
     tokens: int
 
 
-def write(raw: Raw, event: Event, count: Count) -> tuple[str, dict[int, bytes]]:
-    """The block's text and the clipped items of *event*: written once, then a matter of record."""
+def write(raw: Raw, event: Event, count: Count, summary: str = "") -> tuple[str, dict[int, bytes]]:
+    """The block's text and the clipped items of *event*: written once, then a matter of record.
+
+    *summary* is what a model wrote of the folded items, verified.
+    """
     shorten: Callable[[str, int], str] = lambda text, tokens: clip(text, tokens, count)  # noqa: E731
     edits = {i: raw.dialect.clipped(raw.item(i), shorten, count, tokens) for i, tokens in event.clips}
     if event.cut == 0 or not event.block:
@@ -53,7 +56,7 @@ def write(raw: Raw, event: Event, count: Count) -> tuple[str, dict[int, bytes]]:
     carried = entries.get(_carrier(raw, event))
     pins = tuple(entries[i].text for i in folded if raw.items[i].role == "user" and i not in event.anchors)
     said = Folded(tuple(entries.values()), pins, task, newest, carried.text if carried else "")
-    return _encodable(render(said, event.block, event.text, count)), edits
+    return _encodable(render(said, event.block, event.text, count, summary)), edits
 
 
 def _encodable(text: str) -> str:

@@ -1,0 +1,172 @@
+"""From a passage to a verified text: in one call where it fits, else folded chunk by chunk, never over a window."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from proxy.core.compression.verify import Source, verify
+from proxy.ports import Counter, Origin, Passage, Summary
+from proxy.summaries.calling import CallFailed, Summariser, call
+from proxy.summaries.contracts import Upstream
+from proxy.summaries.prompting import Prompts
+from proxy.summaries.transcript import segments
+from proxy.summaries.wires import WIRES, allowance, dump, warm_body
+
+FRAME = 900
+"""Tokens of the instructions and the fence of one call, generously."""
+
+SMALLEST = 500
+"""Tokens of transcript that a call must have room for to be worth making."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A verified text and what it took, in the model's own tokens where it told them."""
+
+    text: str
+    calls: int
+    input_tokens: int
+    output_tokens: int
+
+
+class Unwritten(Exception):
+    """There is no text; ``reason`` is a fixed word. ``tried``: a model was asked; ``taken`` as of ``Draft``."""
+
+    def __init__(
+        self, reason: str, *, tried: bool, limited: bool = False, calls: int = 0, taken: tuple[int, int] = (0, 0)
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.tried = tried
+        self.limited = limited
+        self.calls = calls
+        self.taken = taken
+
+
+Allow = Callable[[int], Awaitable[str]]
+"""Says, as a fixed word, why so many tokens may not be spent; an empty one where they may."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The bodies' texts to be sent, what they sum up, and about how many tokens they take in all."""
+
+    source: Source
+    chunks: tuple[str, ...]
+    tokens: int
+
+
+class Writer:
+    """Writes summaries through *upstream*, each call within *seconds*; *agent* names us to the upstream.
+
+    *aligned*: the request's own prompt is sent again with the instruction behind it, so that the provider's cache has
+    most of it.
+    """
+
+    def __init__(
+        self, upstream: Upstream, counter: Counter, prompts: Prompts, agent: str, seconds: float, *, aligned: bool
+    ) -> None:
+        self._upstream = upstream
+        self._counter = counter
+        self._prompts = prompts
+        self._agent = agent
+        self._seconds = seconds
+        self._aligned = aligned
+
+    @property
+    def version(self) -> bytes:
+        """What changes with the texts sent."""
+        return self._prompts.version + (b"+" if self._aligned else b"")
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the request's own prompt is used where its own model writes."""
+        return self._aligned
+
+    async def write(self, passage: Passage, summariser: Summariser, base: Summary | None, allow: Allow) -> Draft:
+        """The text of *passage*, on top of *base* where there is one. Raises ``Unwritten``."""
+        plan = await asyncio.to_thread(self._plan, passage, summariser, base)
+        aligned = self._warm(passage, summariser)
+        if aligned is None and not plan.chunks:
+            raise Unwritten("too_small", tried=False)
+        tokens = plan.tokens if aligned is None else aligned[1]
+        if reason := await allow(int(tokens * passage.factor)):
+            raise Unwritten(reason, tried=False)
+        if aligned is not None:
+            return await self._ask(_Run(passage, summariser), plan.source, [aligned[0]])
+        run = _Run(passage, summariser, base.text if base else "")
+        return await self._ask(run, plan.source, plan.chunks)
+
+    def _count(self, summariser: Summariser) -> Callable[[str], int]:
+        return lambda text: self._counter.count(summariser.encoding, text)
+
+    def _plan(self, passage: Passage, summariser: Summariser, base: Summary | None) -> _Plan:
+        """What is to be sent: chunks of at most half the summariser's window, so that no miscount makes one too big."""
+        count = self._count(summariser)
+        entries = list(passage.read(0, passage.cuts[-1][0]))
+        output = allowance(summariser.model, passage.cap)
+        room = min(summariser.window // 2, summariser.window - output - 2 * passage.cap - FRAME)
+        fresh = entries[base.cut if base else 0 :]
+        chunks = segments(fresh, room, count) if room >= SMALLEST else []
+        each = FRAME + 2 * passage.cap
+        return _Plan(Source(entries, passage.tokens), tuple(chunks), sum(map(count, chunks)) + each * len(chunks))
+
+    def _warm(self, passage: Passage, summariser: Summariser) -> tuple[bytes, int] | None:
+        """The request's own prompt with the instruction behind it, and its tokens; ``None`` where it may not fit."""
+        warm = passage.warm() if self._aligned and summariser.own else None
+        output = allowance(summariser.model, passage.cap)
+        if warm is None or warm.tokens * 1.1 + output + FRAME > summariser.window:
+            return None
+        text = self._prompts.aligned(passage.cap)
+        return warm_body(WIRES[summariser.api], warm.outline, warm.items, text, output), warm.tokens + FRAME + output
+
+    async def _ask(self, run: _Run, source: Source, chunks: tuple[str, ...] | list[bytes]) -> Draft:
+        """The text after the last of *chunks*, each folded into what the ones before gave."""
+        summariser, passage = run.summariser, run.passage
+        count, origin = self._count(summariser), passage.request.origin
+        assert origin is not None
+        for chunk in chunks:
+            body = chunk if isinstance(chunk, bytes) else self._body(run, chunk)
+            run.text = await self._verified(run, source, origin, body, count)
+        return Draft(run.text, run.calls, run.taken[0], run.taken[1])
+
+    async def _verified(
+        self, run: _Run, source: Source, origin: Origin, body: bytes, count: Callable[[str], int]
+    ) -> str:
+        run.calls += 1
+        try:
+            written = await call(self._upstream, run.summariser, origin, self._agent, body, self._seconds)
+        except CallFailed as error:
+            run.took(*error.taken)
+            raise Unwritten(error.reason, tried=True, limited=error.limited, calls=run.calls, taken=run.taken) from None
+        asked = written.input_tokens if written.input_tokens is not None else len(body) // 4
+        told = written.output_tokens if written.output_tokens is not None else count(written.text)
+        run.took(asked, told)
+        verdict = await asyncio.to_thread(verify, written.text, source, run.passage.cap, count)
+        if verdict.reason:
+            raise Unwritten(verdict.reason, tried=True, calls=run.calls, taken=run.taken)
+        return verdict.text
+
+    def _body(self, run: _Run, chunk: str) -> bytes:
+        nonce, cap, summariser = secrets.token_hex(8), run.passage.cap, run.summariser
+        system = self._prompts.system(nonce, cap)
+        text = self._prompts.request(nonce, chunk, run.text)
+        return dump(WIRES[summariser.api].ask(summariser.model, system, text, allowance(summariser.model, cap)))
+
+
+@dataclass(slots=True)
+class _Run:
+    """One text on its way: what it is so far, and what it took."""
+
+    passage: Passage
+    summariser: Summariser
+    text: str = ""
+    calls: int = 0
+    taken: tuple[int, int] = (0, 0)
+
+    def took(self, asked: int, told: int) -> None:
+        """Add what a call took."""
+        self.taken = (self.taken[0] + asked, self.taken[1] + told)
