@@ -23,7 +23,7 @@ from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.errors import ContextTooLong, UllageError
 from proxy.core.report import Report
 from proxy.lessons import Lessons, Sent
-from proxy.ports import Passage, Recorder, Request, Summaries, Summary, Warm
+from proxy.ports import Cut, Passage, Recorder, Request, Summaries, Summary, Warm
 from proxy.reading import Located, Reader, Reading
 
 DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat})
@@ -345,10 +345,10 @@ class Fitter:
         share = self._policy.rules.shares.summary
         step = _step(min(MOST_SUMMARY, int(share * subject.factor * figures.lasting)))
         cap = int(step / max(1.0, subject.factor))
-        if cap < LEAST_SUMMARY:
+        if cap < LEAST_SUMMARY or not cut:
             return None
         route = subject.route.name
-        cuts = tuple((at, links[at - 1]) for at in layout.cuts[1:] if at <= cut) or ((cut, links[cut - 1]),)
+        cuts = tuple(Cut(at, links[at - 1], layout.sums[at]) for at in layout.cuts if 0 < at <= cut)
         place = event.place if event else 0
         record = self._records.get((route, links[place - 1])) if place else None
         return Passage(
@@ -358,14 +358,13 @@ class Fitter:
             since=links[place - 1] if place else self._root(subject, links),
             cuts=cuts,
             covered=event.cut if event else 0,
-            tokens=layout.sums[cut],
             cap=cap,
             step=step,
             head=self._head(subject),
             window=figures.window,
             factor=subject.factor,
             read=lambda start, stop: [raw.dialect.read_entry(raw.item(i)) for i in range(start, stop)],
-            warm=lambda: self._warm(subject, record, cut),
+            warm=lambda length: self._warm(subject, record, length),
         )
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from proxy.core.budget.catalogue import Route
@@ -134,31 +134,49 @@ class Warm:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A prefix of a conversation: its ``length`` in items, its name (16 bytes), and what it weighs."""
+
+    length: int
+    chain: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Passage:
     """A prefix of a conversation of which a summary is wanted.
 
     ``root`` names the conversation, ``since`` the stretch of it that began with its newest event (16 bytes each).
-    ``cuts`` are the prefixes of which a summary may exist, oldest first, as length and name; the last is the wanted
-    one, of ``tokens`` in all. ``covered`` items are folded already. ``cap`` is the most a summary may take, ``window``
-    the window of the request's own model, both in tokens of our count; ``step`` is the cap in steps that no learned
-    factor moves. ``head`` is a digest of system text and tools. ``factor``: provider tokens per token of our count.
-    ``read`` gives the items between two indexes; it may be called in a thread.
+    ``cuts`` are the prefixes of which a summary may exist, oldest first; the last is the wanted one. ``covered`` items
+    are folded already. ``cap`` is the most a summary may take, ``window`` the window of the request's own model, both
+    in tokens of our count; ``step`` is the cap in steps that no learned factor moves. ``head`` is a digest of system
+    text and tools. ``factor``: provider tokens per token of our count.
+    ``read`` gives the items between two indexes, ``warm`` the prompt of a prefix; both may be called in a thread.
     """
 
     request: Request
     route: Route
     root: bytes
     since: bytes
-    cuts: tuple[tuple[int, bytes], ...]
+    cuts: tuple[Cut, ...]
     covered: int
-    tokens: int
     cap: int
     step: int
     head: bytes
     window: int
     factor: float
     read: Callable[[int, int], Sequence[Entry]] = field(repr=False)
-    warm: Callable[[], Warm | None] = field(repr=False)
+    warm: Callable[[int], Warm | None] = field(repr=False)
+
+    @property
+    def wanted(self) -> Cut:
+        """The prefix of which a summary is wanted."""
+        return self.cuts[-1]
+
+    def until(self, length: int) -> Passage:
+        """The same of a prefix of at most *length* items, where there is one."""
+        cuts = tuple(cut for cut in self.cuts if cut.length <= length)
+        return replace(self, cuts=cuts) if cuts else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ def open_summaries(
         LRUCache(TEXT_BYTES, getsizeof=lambda summary: 400 + 4 * len(summary.text)),
         LRUCache(STRETCHES),
         LRUCache(STRETCHES),
+        LRUCache(STRETCHES),
         LRUCache(TENANTS),
     )
     return Jobs(

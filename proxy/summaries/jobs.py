@@ -26,8 +26,8 @@ from proxy.summaries.writing import Draft, Unwritten, Writer
 LEASE, RENEW = 15.0, 5.0
 """Seconds a lease lasts, and how often its holder renews it."""
 
-AGAIN = 1.0
-"""Seconds until a job that might not spend enough yet is thought of again."""
+AGAIN = 5.0
+"""Seconds until a job that could not begin is thought of again."""
 
 REFUSED, LONGEST_REFUSED = 60.0, 3600.0
 """Seconds for which nothing is tried where a summary failed: doubled with each failure, up to the second."""
@@ -78,11 +78,13 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a process remembers: bounded mappings of summaries, of when a stretch may be looked at again, of failures
-    in a row by stretch, and of breakers by summariser and tenant."""
+    """What a process remembers: bounded mappings of summaries, of when a stretch may be looked at again, of the prefix
+    that was once too dear to sum up and what it costs, of failures in a row, and of breakers by summariser and tenant.
+    """
 
     summaries: MutableMapping[tuple[bytes, bytes], Summary]
     rests: MutableMapping[Key, float]
+    dear: MutableMapping[Key, tuple[int, int]]
     failures: MutableMapping[Key, int]
     breakers: MutableMapping[tuple[str, bytes], Breaker]
 
@@ -141,7 +143,7 @@ class Jobs:
     async def write(self, passage: Passage) -> Summary | None:
         """As ``ready``, but a missing summary is written first, within the timeout."""
         found = await self.ready(passage)
-        if found is not None and found.cut == passage.cuts[-1][0]:
+        if found is not None and found.cut == passage.wanted.length:
             return found
         task = self._running.get(self._key(passage)) or self._start(passage, wait=True)
         if task is None:
@@ -151,19 +153,26 @@ class Jobs:
         if not task.done() or task.cancelled() or task.exception() is not None:
             return found
         written = task.result()
-        return written if written is not None and written.cut <= passage.cuts[-1][0] else found
+        return written if written is not None and written.cut <= passage.wanted.length else found
 
     def is_due(self, request: Request, route: Route, since: bytes) -> bool:
         """Whether a job for this stretch of the conversation may be worth starting; costs nothing."""
         if self.inline or self._closing or request.origin is None or len(self._running) >= self._terms.most:
             return False
         key = (route.name, since)
-        return key not in self._running and self._clock() >= self._memory.rests.get(key, 0.0)
+        if key in self._running or self._clock() < self._memory.rests.get(key, 0.0):
+            return False
+        _, needed = self._memory.dear.get(key, (0, 0))
+        return self._ledger.affords(request.tenant, needed)
 
     def prepare(self, passage: Passage) -> None:
-        """Start a job in the background, unless there is one, or a summary, here or on another replica."""
+        """Start a job in the background, unless there is one, or a summary, here or on another replica.
+
+        What was too dear before is tried with the prefix it was then: a later one would only cost more.
+        """
         if self.is_due(passage.request, passage.route, passage.since):
-            self._start(passage, wait=False)
+            length, needed = self._memory.dear.get(self._key(passage), (0, 0))
+            self._start(passage.until(length) if needed else passage, wait=False)
 
     def sent(self, tenant: bytes, tokens: int) -> None:
         """Note that *tenant* sent a prompt of so many tokens."""
@@ -211,6 +220,8 @@ class Jobs:
                 outcome, rest = "failed", self._refuse(passage, summariser)
             elif reason == "elsewhere":
                 rest = self._terms.lease
+            elif reason == "budget":
+                rest, self._memory.dear[key] = 0.0, (passage.wanted.length, error.needed)
         if draft is not None:
             calls, taken = draft.calls, (draft.input_tokens, draft.output_tokens)
         self._memory.rests[key] = self._clock() + rest
@@ -257,7 +268,7 @@ class Jobs:
         renewal = self._spawn(self._hold(lease), "summary lease")
         try:
             base = await self._newest(passage, policy)
-            wanted = passage.cuts[-1][0] if wait else passage.covered + 1
+            wanted = passage.wanted.length if wait else passage.covered + 1
             if base is not None and base.cut >= wanted:
                 return base, None
             if await self._shelf.is_refused(root, policy, since):
@@ -305,7 +316,7 @@ class Jobs:
         self, passage: Passage, summariser: Summariser, policy: bytes, base: Summary | None, draft: Draft
     ) -> Summary:
         """What holds from now on: *draft*, or what another replica kept before."""
-        cut, chain = passage.cuts[-1]
+        cut, chain = passage.wanted.length, passage.wanted.chain
         spent = draft.input_tokens + draft.output_tokens + (base.spent if base else 0)
         kept = Kept(VERSION, draft.text, cut, spent, summariser.model, int(time.time()))
         value = msgspec.msgpack.encode(kept)
@@ -317,17 +328,17 @@ class Jobs:
     async def _newest(self, passage: Passage, policy: bytes) -> Summary | None:
         """The summary of the longest prefix that has one: from memory, unless the store has a longer one."""
         cuts = passage.cuts[::-1]
-        known = next((i for i, (_, chain) in enumerate(cuts) if (policy, chain) in self._memory.summaries), len(cuts))
+        known = next((i for i, cut in enumerate(cuts) if (policy, cut.chain) in self._memory.summaries), len(cuts))
         if known:
-            asked = [chain for _, chain in cuts[:known]]
+            asked = [cut.chain for cut in cuts[:known]]
             found = await self._shelf.newest(passage.request.tenant, passage.root, policy, asked)
             if found is not None:
-                cut, chain = cuts[found[0]]
-                summary = _load(found[1], cut)
+                cut = cuts[found[0]]
+                summary = _load(found[1], cut.length)
                 if summary is not None:
-                    self._memory.summaries[policy, chain] = summary
+                    self._memory.summaries[policy, cut.chain] = summary
                     return summary
-        return self._memory.summaries.get((policy, cuts[known][1])) if known < len(cuts) else None
+        return self._memory.summaries.get((policy, cuts[known].chain)) if known < len(cuts) else None
 
     async def _elsewhere(self, passage: Passage, policy: bytes) -> Summary | None:
         """What another replica is writing, as soon as it is there; ``None`` after a while."""
@@ -336,7 +347,7 @@ class Jobs:
             await asyncio.sleep(pause * (0.75 + 0.5 * random.random()))  # noqa: S311 - spreads replicas apart
             pause = min(0.4, pause * 1.6)
             found = await self._newest(passage, policy)
-            if found is not None and found.cut == passage.cuts[-1][0]:
+            if found is not None and found.cut == passage.wanted.length:
                 return found
         return None
 

@@ -74,6 +74,11 @@ class Ledger:
         account = self._accounts.get(tenant)
         return account is not None and self._rests(account)
 
+    def affords(self, tenant: bytes, tokens: int) -> bool:
+        """Whether *tenant* may spend so many *tokens* as far as this process knows."""
+        account = self._account(tenant)
+        return account.spent + tokens <= self._share * account.sent
+
     async def why_not(self, tenant: bytes, tokens: int) -> str:
         """Why *tenant* may not spend so many *tokens* now, as a fixed word; empty where it may."""
         account = self._account(tenant)
@@ -88,7 +93,7 @@ class Ledger:
                 account.paused = max(account.paused, self._clock() + FRESH)
         if self._rests(account):
             return "paused"
-        return "" if account.spent + tokens <= self._share * account.sent else "budget"
+        return "" if self.affords(tenant, tokens) else "budget"
 
     def _rests(self, account: _Account) -> bool:
         return self._clock() < account.paused

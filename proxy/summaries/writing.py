@@ -18,6 +18,12 @@ from proxy.summaries.wires import WIRES, allowance, dump, warm_body
 FRAME = 900
 """Tokens of the instructions and the fence of one call, generously."""
 
+FILL = 0.7
+"""Share of a window, as our count has it, that a call's transcript takes at most."""
+
+PROMPT = 500
+"""Tokens they really take, about."""
+
 SMALLEST = 500
 """Tokens of transcript that a call must have room for to be worth making."""
 
@@ -33,10 +39,20 @@ class Draft:
 
 
 class Unwritten(Exception):
-    """There is no text; ``reason`` is a fixed word. ``tried``: a model was asked; ``taken`` as of ``Draft``."""
+    """There is no text; ``reason`` is a fixed word. ``tried``: a model was asked; ``taken`` as of ``Draft``.
+
+    ``needed``: about how many tokens it would have taken.
+    """
 
     def __init__(
-        self, reason: str, *, tried: bool, limited: bool = False, calls: int = 0, taken: tuple[int, int] = (0, 0)
+        self,
+        reason: str,
+        *,
+        tried: bool,
+        limited: bool = False,
+        calls: int = 0,
+        taken: tuple[int, int] = (0, 0),
+        needed: int = 0,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -44,6 +60,7 @@ class Unwritten(Exception):
         self.limited = limited
         self.calls = calls
         self.taken = taken
+        self.needed = needed
 
 
 Allow = Callable[[int], Awaitable[str]]
@@ -93,8 +110,9 @@ class Writer:
         if aligned is None and not plan.chunks:
             raise Unwritten("too_small", tried=False)
         tokens = plan.tokens if aligned is None else aligned[1]
-        if reason := await allow(int(tokens * passage.factor)):
-            raise Unwritten(reason, tried=False)
+        needed = int(tokens * passage.factor)
+        if reason := await allow(needed):
+            raise Unwritten(reason, tried=False, needed=needed)
         if aligned is not None:
             return await self._ask(_Run(passage, summariser), plan.source, [aligned[0]])
         run = _Run(passage, summariser, base.text if base else "")
@@ -104,19 +122,21 @@ class Writer:
         return lambda text: self._counter.count(summariser.encoding, text)
 
     def _plan(self, passage: Passage, summariser: Summariser, base: Summary | None) -> _Plan:
-        """What is to be sent: chunks of at most half the summariser's window, so that no miscount makes one too big."""
+        """What is to be sent: chunks that leave so much of the window that no miscount makes a call too big for it."""
         count = self._count(summariser)
-        entries = list(passage.read(0, passage.cuts[-1][0]))
+        entries = list(passage.read(0, passage.wanted.length))
         output = allowance(summariser.model, passage.cap)
-        room = min(summariser.window // 2, summariser.window - output - 2 * passage.cap - FRAME)
+        room = min(int(summariser.window * FILL), summariser.window - output - 2 * passage.cap - FRAME)
         fresh = entries[base.cut if base else 0 :]
         chunks = segments(fresh, room, count) if room >= SMALLEST else []
-        each = FRAME + 2 * passage.cap
-        return _Plan(Source(entries, passage.tokens), tuple(chunks), sum(map(count, chunks)) + each * len(chunks))
+        each = PROMPT + passage.cap  # what is asked and what is written
+        before = passage.cap * (len(chunks) - (base is None))
+        tokens = sum(map(count, chunks)) + each * len(chunks) + before
+        return _Plan(Source(entries, passage.wanted.tokens), tuple(chunks), tokens)
 
     def _warm(self, passage: Passage, summariser: Summariser) -> tuple[bytes, int] | None:
         """The request's own prompt with the instruction behind it, and its tokens; ``None`` where it may not fit."""
-        warm = passage.warm() if self._aligned and summariser.own else None
+        warm = passage.warm(passage.wanted.length) if self._aligned and summariser.own else None
         output = allowance(summariser.model, passage.cap)
         if warm is None or warm.tokens * 1.1 + output + FRAME > summariser.window:
             return None
