@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from proxy import passages
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Figures, input_room, reserve, scaled
 from proxy.core.compression.record import VERSION, Record, dump, load
@@ -18,24 +18,18 @@ from proxy.core.compression.tools import shrink
 from proxy.core.compression.view import Raw, View, assemble, write
 from proxy.core.conversation import chat
 from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.items import EMPTY, Layout, lay_out
+from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.errors import ContextTooLong, UllageError
 from proxy.core.report import Report
 from proxy.lessons import Lessons, Sent
-from proxy.ports import Cut, Passage, Recorder, Request, Summaries, Summary, Warm
+from proxy.ports import Passage, Recorder, Request, Summaries, Summary
 from proxy.reading import Located, Reader, Reading
 
 DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat})
 
 RENDER_INLINE = 65_536
 """Bytes of folded items that are digested on the event loop; more goes to a thread."""
-
-LEAST_SUMMARY = 96
-"""Tokens a model's summary must be allowed to have: below, the digest says more."""
-
-MOST_SUMMARY = 8_192
-"""Tokens it may have in the largest window: no model writes more of use in one answer."""
 
 MAX_PLACES = 512
 """Places asked of the store at once; an event is never further back than the room between the marks."""
@@ -340,52 +334,20 @@ class Fitter:
             summaries.prepare(passage)
 
     def _passage(self, subject: Subject, links: tuple[bytes, ...], cut: int, event: Event | None) -> Passage | None:
-        """The first *cut* items, to be summed up; ``None`` where the window leaves a summary no room."""
-        figures, layout, raw = subject.figures, subject.layout, self._raw(subject)
-        share = self._policy.rules.shares.summary
-        step = _step(min(MOST_SUMMARY, int(share * subject.factor * figures.lasting)))
-        cap = int(step / max(1.0, subject.factor))
-        if cap < LEAST_SUMMARY or not cut:
-            return None
-        route = subject.route.name
-        cuts = tuple(Cut(at, links[at - 1], layout.sums[at]) for at in layout.cuts if 0 < at <= cut)
-        place = event.place if event else 0
-        record = self._records.get((route, links[place - 1])) if place else None
-        return Passage(
-            request=subject.request,
-            route=subject.route,
-            root=self._root(subject, links),
-            since=links[place - 1] if place else self._root(subject, links),
-            cuts=cuts,
-            covered=event.cut if event else 0,
-            cap=cap,
-            step=step,
-            head=self._head(subject),
-            window=figures.window,
-            factor=subject.factor,
-            read=lambda start, stop: [raw.dialect.read_entry(raw.item(i)) for i in range(start, stop)],
-            warm=lambda length: self._warm(subject, record, length),
+        request, route, reading = subject.request, subject.route, subject.reading
+        about = passages.Subject(
+            request,
+            route,
+            reading,
+            self._raw(subject),
+            subject.figures,
+            subject.factor,
+            links,
+            self._root(subject, links),
         )
-
-    @staticmethod
-    def _head(subject: Subject) -> bytes:
-        """A digest of what stands before the conversation: system items and every counted member."""
-        reading = subject.reading
-        parts = [reading.items[i].digest for i in subject.layout.systems]
-        parts += [value.encode("utf-8", "surrogatepass") for _, value in sorted(reading.outline.counted().items())]
-        return hashlib.sha256(b"\0".join(parts)).digest()[:8]
-
-    def _warm(self, subject: Subject, record: Record | None, cut: int) -> Warm:
-        """The prompt of the first *cut* items as they last went upstream, which the provider's cache may have."""
-        reading, count = subject.reading, self._reader.count(subject.route.encoding)
-        items, spans = reading.items[:cut], reading.scan.spans[:cut]
-        raw = Raw(reading.body, spans, items, lay_out(items), DIALECTS[subject.request.api])
-        if record is None:
-            view = View(reading.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
-        else:
-            edits = {i: value for i, value in record.edits.items() if i < cut}
-            view = assemble(raw, record.event, record.block, edits, count)
-        return Warm(reading.outline.text, view.content, subject.figures.fixed + view.tokens)
+        record = self._records.get((route.name, links[event.place - 1])) if event else None
+        share = self._policy.rules.shares.summary
+        return passages.passage_of(about, cut, record, share, self._reader.count(route.encoding))
 
     def _compacted(
         self, subject: Subject, root: bytes, record: Record | None, tools: str | None, output: int | None, fresh: bool
@@ -454,12 +416,6 @@ class Fitter:
             largest=largest,
             largest_tokens=int(regions[largest] * factor),
         )
-
-
-def _step(tokens: int) -> int:
-    """The largest power of two, or one and a half of it, that is not above *tokens*."""
-    power = 1 << max(0, tokens.bit_length() - 1)
-    return min(tokens, power + power // 2 if power + power // 2 <= tokens else power)
 
 
 def _with_event(plan: Plan, event: bool) -> Plan:

@@ -85,6 +85,7 @@ _CLAIMED = re.compile(
     r"|tell|say|said|order|demand|requir|accept|prefer|insist|expect|like|need|waiv|sign(?:s|ed)? off)",
     re.IGNORECASE,
 )
+_CLAUSE = re.compile(r"[.!?:;,([{“\"'‘>]+\s*|\s[-–—]+\s|\*\*|\b(?:and|then|so|but)\s", re.IGNORECASE)
 _NEGATION = re.compile(
     r"\b(?:not|never|no|dont|don|without|avoid|cannot|cant|nor|neither|none|stop|except|unless|nicht|nie|kein|jamais"
     r"|pas|nunca|не|нет|никогда)\b|[不别勿禁]"
@@ -232,8 +233,7 @@ def _judged(line: str, section: str, source: Source) -> str:
     bare = _BULLET.sub("", line, count=1)
     if not all(map(source.holds, checkable(bare))):
         return ""
-    ordered = _ORDER.search(bare) or _ADDRESSED.search(bare) or _CLAIMED.search(bare) or section == INSTRUCTIONS
-    if not ordered:
+    if section != INSTRUCTIONS and not _commands(bare):
         return line
     match source.speaker(bare):
         case "user":
@@ -243,6 +243,13 @@ def _judged(line: str, section: str, source: Source) -> str:
         case speaker:
             who = "a tool's output" if speaker == "tool" else "the assistant"
             return f"- ({who} said, not an instruction: “{_quotable(bare)}”)"
+
+
+def _commands(line: str) -> bool:
+    """Whether any part of *line* reads like an order to its reader, or claims that somebody gave one."""
+    if _ADDRESSED.search(line) or _CLAIMED.search(line):
+        return True
+    return any(map(_ORDER.search, _CLAUSE.split(line)))
 
 
 def _quotable(text: str) -> str:
