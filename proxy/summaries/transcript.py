@@ -65,27 +65,30 @@ def shown(text: str, characters: int) -> str:
     return "\n".join(f"| {line}" for line in neutral(text).splitlines())
 
 
-def pieces(entries: Sequence[Entry]) -> Iterator[str]:
-    """One text per item that is no system item: who speaks, what was said, which tools were called, which media."""
+def pieces(entries: Sequence[Entry], detail: float = 1.0) -> Iterator[str]:
+    """One text per item that is no system item: who speaks, what was said, which tools were called, which media.
+
+    *detail* scales how much is shown of what others than the user wrote.
+    """
     for entry in entries:
         if entry.role == "system":
             continue
-        limit = {"user": USER, "assistant": ASSISTANT}.get(entry.role, RESULT)
+        limit = USER if entry.role == "user" else int(detail * (ASSISTANT if entry.role == "assistant" else RESULT))
         lines = [f"{_NAMES[entry.role]}:"]
         if entry.text:
             lines.append(shown(entry.text, limit))
         for name, arguments in entry.calls:
-            lines += [f"calls {neutral(name)}:", shown(arguments, ARGUMENTS)]
+            lines += [f"calls {neutral(name)}:", shown(arguments, int(detail * ARGUMENTS))]
         lines += [f"({neutral(kind)}, not shown)" for kind in entry.media]
         yield "\n".join(line for line in lines if line)
 
 
-def segments(entries: Sequence[Entry], tokens: int, count: Count) -> list[str]:
+def segments(entries: Sequence[Entry], tokens: int, count: Count, detail: float = 1.0) -> list[str]:
     """The transcript of *entries* in runs of at most *tokens* each, in order; a larger item loses its middle."""
     found: list[str] = []
     run: list[str] = []
     size = 0
-    for piece in pieces(entries):
+    for piece in pieces(entries, detail):
         weight = count(piece) + 2
         while weight > tokens and len(piece) > 200:
             keep = max(90, int(len(piece) * tokens / weight * 0.45))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from proxy.core.compression.verify import Source, verify
+from proxy.core.conversation.entry import Entry
 from proxy.ports import Counter, Origin, Passage, Summary
 from proxy.summaries.calling import CallFailed, Summariser, call
 from proxy.summaries.contracts import Upstream
@@ -20,6 +21,9 @@ FRAME = 900
 
 FILL = 0.7
 """Share of a window, as our count has it, that a call's transcript takes at most."""
+
+DETAILS = (1.0, 0.25)
+"""How much is shown of results, arguments and answers: all that has its place, else what can be paid for."""
 
 PROMPT = 500
 """Tokens they really take, about."""
@@ -67,15 +71,6 @@ Allow = Callable[[int], Awaitable[str]]
 """Says, as a fixed word, why so many tokens may not be spent; an empty one where they may."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The bodies' texts to be sent, what they sum up, and about how many tokens they take in all."""
-
-    source: Source
-    chunks: tuple[str, ...]
-    tokens: int
-
-
 class Writer:
     """Writes summaries through *upstream*, each call within *seconds*; *agent* names us to the upstream.
 
@@ -105,34 +100,46 @@ class Writer:
 
     async def write(self, passage: Passage, summariser: Summariser, base: Summary | None, allow: Allow) -> Draft:
         """The text of *passage*, on top of *base* where there is one. Raises ``Unwritten``."""
-        plan = await asyncio.to_thread(self._plan, passage, summariser, base)
-        aligned = self._warm(passage, summariser)
-        if aligned is None and not plan.chunks:
-            raise Unwritten("too_small", tried=False)
-        tokens = plan.tokens if aligned is None else aligned[1]
+        source, fresh = await asyncio.to_thread(_read, passage, base)
+        warm = self._warm(passage, summariser)
+        if warm is not None:
+            await self._allowed(passage, warm[1], allow)
+            return await self._ask(_Run(passage, summariser), source, [warm[0]])
+        for detail in DETAILS:
+            chunks, tokens = await asyncio.to_thread(self._plan, passage, summariser, base, fresh, detail)
+            if not chunks:
+                raise Unwritten("too_small", tried=False)
+            try:
+                await self._allowed(passage, tokens, allow)
+            except Unwritten as error:
+                if error.reason != "budget" or detail == DETAILS[-1]:
+                    raise
+                continue
+            return await self._ask(_Run(passage, summariser, base.text if base else ""), source, chunks)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _allowed(self, passage: Passage, tokens: int, allow: Allow) -> None:
         needed = int(tokens * passage.factor)
         if reason := await allow(needed):
             raise Unwritten(reason, tried=False, needed=needed)
-        if aligned is not None:
-            return await self._ask(_Run(passage, summariser), plan.source, [aligned[0]])
-        run = _Run(passage, summariser, base.text if base else "")
-        return await self._ask(run, plan.source, plan.chunks)
 
     def _count(self, summariser: Summariser) -> Callable[[str], int]:
         return lambda text: self._counter.count(summariser.encoding, text)
 
-    def _plan(self, passage: Passage, summariser: Summariser, base: Summary | None) -> _Plan:
-        """What is to be sent: chunks that leave so much of the window that no miscount makes a call too big for it."""
+    def _plan(
+        self, passage: Passage, summariser: Summariser, base: Summary | None, fresh: Sequence[Entry], detail: float
+    ) -> tuple[list[str], int]:
+        """What is to be sent, and about how many tokens it takes in all.
+
+        Each chunk leaves so much of the window that no miscount makes a call too big for it.
+        """
         count = self._count(summariser)
-        entries = list(passage.read(0, passage.wanted.length))
         output = allowance(summariser.model, passage.cap)
         room = min(int(summariser.window * FILL), summariser.window - output - 2 * passage.cap - FRAME)
-        fresh = entries[base.cut if base else 0 :]
-        chunks = segments(fresh, room, count) if room >= SMALLEST else []
+        chunks = segments(fresh, room, count, detail) if room >= SMALLEST else []
         each = PROMPT + passage.cap  # what is asked and what is written
         before = passage.cap * (len(chunks) - (base is None))
-        tokens = sum(map(count, chunks)) + each * len(chunks) + before
-        return _Plan(Source(entries, passage.wanted.tokens), tuple(chunks), tokens)
+        return chunks, sum(map(count, chunks)) + each * len(chunks) + before
 
     def _warm(self, passage: Passage, summariser: Summariser) -> tuple[bytes, int] | None:
         """The request's own prompt with the instruction behind it, and its tokens; ``None`` where it may not fit."""
@@ -143,7 +150,7 @@ class Writer:
         text = self._prompts.aligned(passage.cap)
         return warm_body(WIRES[summariser.api], warm.outline, warm.items, text, output), warm.tokens + FRAME + output
 
-    async def _ask(self, run: _Run, source: Source, chunks: tuple[str, ...] | list[bytes]) -> Draft:
+    async def _ask(self, run: _Run, source: Source, chunks: Sequence[str | bytes]) -> Draft:
         """The text after the last of *chunks*, each folded into what the ones before gave."""
         summariser, passage = run.summariser, run.passage
         count, origin = self._count(summariser), passage.request.origin
@@ -175,6 +182,12 @@ class Writer:
         system = self._prompts.system(nonce, cap)
         text = self._prompts.request(nonce, chunk, run.text)
         return dump(WIRES[summariser.api].ask(summariser.model, system, text, allowance(summariser.model, cap)))
+
+
+def _read(passage: Passage, base: Summary | None) -> tuple[Source, Sequence[Entry]]:
+    """What is summed up, for verification, and the part of it that *base* does not cover."""
+    entries = passage.read(0, passage.wanted.length)
+    return Source(entries, passage.wanted.tokens), entries[base.cut if base else 0 :]
 
 
 @dataclass(slots=True)

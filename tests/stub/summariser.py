@@ -10,7 +10,18 @@ from tests.stub.faults import NO_FAULT, Fault, error, rate_limited
 from tests.stub.record import Seen
 
 Behaviour = Literal[
-    "honest", "lossy", "hostile", "empty", "hanging", "refusing", "looping", "calling", "failing", "limited", "long"
+    "honest",
+    "lossy",
+    "hostile",
+    "empty",
+    "hanging",
+    "refusing",
+    "looping",
+    "calling",
+    "failing",
+    "limited",
+    "long",
+    "slow",
 ]
 
 NOTE = re.compile(r"Note \d+: [^\n]*")
@@ -30,7 +41,12 @@ _WORDS = re.compile(r"At most (\d+) words")
 
 def fault_of(behaviour: Behaviour) -> Fault:
     """What goes wrong with the call itself."""
-    faults = {"hanging": Fault(hang=True), "failing": error(500), "limited": rate_limited("60")}
+    faults = {
+        "slow": Fault(delay=0.7),
+        "hanging": Fault(hang=True),
+        "failing": error(500),
+        "limited": rate_limited("60"),
+    }
     return faults.get(behaviour, NO_FAULT)
 
 
