@@ -166,13 +166,9 @@ class Jobs:
         return self._ledger.affords(request.tenant, needed)
 
     def prepare(self, passage: Passage) -> None:
-        """Start a job in the background, unless there is one, or a summary, here or on another replica.
-
-        What was too dear before is tried with the prefix it was then: a later one would only cost more.
-        """
+        """Start a job in the background, unless there is one, or a summary, here or on another replica."""
         if self.is_due(passage.request, passage.route, passage.since):
-            length, needed = self._memory.dear.get(self._key(passage), (0, 0))
-            self._start(passage.until(length) if needed else passage, wait=False)
+            self._start(passage, wait=False)
 
     def sent(self, tenant: bytes, tokens: int) -> None:
         """Note that *tenant* sent a prompt of so many tokens."""
@@ -221,7 +217,8 @@ class Jobs:
             elif reason == "elsewhere":
                 rest = self._terms.lease
             elif reason == "budget":
-                rest, self._memory.dear[key] = 0.0, (passage.wanted.length, error.needed)
+                first, _ = self._memory.dear.get(key, (passage.wanted.length, 0))
+                rest, self._memory.dear[key] = 0.0, (first, error.needed)
         if draft is not None:
             calls, taken = draft.calls, (draft.input_tokens, draft.output_tokens)
         self._memory.rests[key] = self._clock() + rest
@@ -273,6 +270,9 @@ class Jobs:
                 return base, None
             if await self._shelf.is_refused(root, policy, since):
                 raise Unwritten("refused_before", tried=False)
+            # What was too dear before is tried as it was then: a longer prefix would only cost more.
+            length, _ = (0, 0) if wait else self._memory.dear.get(self._key(passage), (0, 0))
+            passage = passage.until(length) if length > passage.covered else passage
             draft = await self._draft(passage, summariser, base)
             return await self._keep(passage, summariser, policy, base, draft), draft
         finally:

@@ -16,7 +16,7 @@ from proxy.summaries.prompting import Prompts
 from proxy.summaries.transcript import segments
 from proxy.summaries.wires import WIRES, allowance, dump, warm_body
 
-FRAME = 900
+FRAME = 700
 """Tokens of the instructions and the fence of one call, generously."""
 
 FILL = 0.7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -183,35 +184,23 @@ async def test_a_killed_holder_holds_nobody_up(stub: StartStub, home: Path, prox
     async with Loop(server, await replicas(proxy, server, remote, home), 600) as loop:
         while not server.summaries:
             await loop.ask(settle=False)
-        (holder,) = [front for front in loop.fronts if ":k:" in remote.say("KEYS *") and await _running(front)]
+        assert ":k:" in remote.say("KEYS *")
+        holder = await _holder(loop.fronts)
         holder.end(signal.SIGKILL)
         loop.fronts = [front for front in loop.fronts if front is not holder]
-        for _ in range(16):
+        while not loop.events:
             await loop.ask(settle=False)
-        assert len(loop.events) >= 2
         assert len(server.summaries) == 1, "the lease of a dead replica was taken before its time"
+        while len(loop.events) < 3:
+            await loop.ask(settle=False)
 
 
-async def _running(front: Proxy) -> bool:
-    return total(await metrics(front), "ullage_summary_calls_total") == 0 and await _gauge(front)
-
-
-async def _gauge(front: Proxy) -> bool:
-    async def now() -> float:
-        return total(await metrics(front), "ullage_summaries_running")
-
-    # The figure is told once a second.
-    for _ in range(60):
-        if await now():
-            return True
-        await _tick()
-    return False
-
-
-async def _tick() -> None:
-    import asyncio
-
-    await asyncio.sleep(0.05)
+async def _holder(fronts: Sequence[Proxy]) -> Proxy:
+    """The one of *fronts* that runs a job; its figure is told once a second."""
+    while True:
+        running = [front for front in fronts if total(await metrics(front), "ullage_summaries_running")]
+        if len(running) == 1:
+            return running[0]
 
 
 @pytest.mark.parametrize("spoil", [frozen, full, lost])
@@ -242,14 +231,14 @@ async def test_a_restart_of_everything_changes_no_view(
             await loop.ask()
         calls, events, spent = len(server.summaries), len(loop.events), loop.spent
         for front in fronts:
-            assert front.end() == 0
+            assert await asyncio.to_thread(front.end) == 0
         remote.signal(signal.SIGTERM)
         assert remote.process is not None
         remote.process.wait(10)
         remote.start()
         for front in fronts:
             await front.start()
-        await loop.ask()
+        await loop.ask(settle=False)
         assert len(loop.events) == events
         assert loop.spent == spent
         assert len(server.summaries) == calls
@@ -265,7 +254,8 @@ async def test_what_is_being_written_is_finished_on_drain(
     async with Loop(server, [front], 600) as loop:
         while not server.summaries:
             await loop.ask(settle=False)
-    assert front.end() == 0
+    # In a thread: the upstream that still answers the summary lives in this one.
+    assert await asyncio.to_thread(front.end) == 0
     assert ":s:" in remote.say("KEYS *")
     assert ":k:" not in remote.say("KEYS *")
 
@@ -316,7 +306,8 @@ async def test_inline_a_compaction_waits_for_its_summary(stub: StartStub, home: 
         while not loop.events:
             assert server.summaries == []
             await loop.ask()
-        assert len(server.summaries) == 1
+        assert len(server.summaries) <= 2, "the prefix takes two calls at most in this window"
+        assert total(await metrics(front), "ullage_summaries_total", outcome="written") == 1
         assert loop.spent > 0
 
 
@@ -350,14 +341,14 @@ async def test_another_model_on_another_upstream_writes_for_those_who_may(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:
     """A configured summariser gets its own upstream's key, never the caller's, and only listed callers' words."""
-    server, other = await stub(window=WINDOW), await stub(window=4096)
+    server, other = await stub(window=WINDOW), await stub(window=16384)
     config = {
         "upstreams": [
             {"name": "main", "base_url": server.url},
             {"name": "cheap", "base_url": other.url, "api_key": "sk-of-the-house"},
         ],
         "models": [
-            {"name": "small-1", "upstream": "cheap", "context_window": 4096},
+            {"name": "small-1", "upstream": "cheap", "context_window": 16384},
             {"name": "*", "upstream": "main", "context_window": WINDOW},
         ],
         "summaries": {"model": "small-1", "allow": ["sk-allowed-000000000"]},

@@ -82,7 +82,7 @@ WRONG = {
     "share": ("compression: {high_mark: 90}", 1, "compression.high_mark", "less than or equal to 1", "default is 0.9"),
     "shares": ("compression: {shares: {pins: .4}}", 1, "compression.shares", "add up to 0.53", "at 0.40 or less"),
     "policy to come": ("compression: {policy: economy}", 1, "compression.policy", "input should be 'fit'", "Write"),
-    "summaries": ("summaries: {mode: always}", 1, "summaries.mode", "input should be", "'background', 'inline' or 'off'"),
+    "summaries": ("summaries: {mode: always}", 1, "summaries.mode", "input should be", "'inline' or 'off'"),
     "summary share": ("compression: {shares: {summary: .2}}", 1, "compression.shares.summary", "more than", "Keep it"),
     "duplicate glob": ("models:\n- name: 'a*'\n- name: 'a*'\n", 3, "models[1].name", "never reached", "first match"),
     "hidden glob": ("models:\n- name: '*'\n- name: gpt-5\n", 3, "models[1].name", "'*' stands before", "move it up"),
