@@ -2,6 +2,7 @@
 
 from proxy.server.access import tenants_of
 from proxy.server.config import Limits, ServerConfig
+from proxy.server.models import Models, Place
 from proxy.server.server import Server
 
-__all__ = ["Limits", "Server", "ServerConfig", "tenants_of"]
+__all__ = ["Limits", "Models", "Place", "Server", "ServerConfig", "tenants_of"]

@@ -9,9 +9,13 @@ from proxy.core.conversation.items import Role
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The words of one item: its text, its tool calls as (name, arguments) and the kinds of its media parts."""
+    """The words of one item: its text, its tool calls as (name, arguments) and the kinds of its media parts.
+
+    ``reasoning`` is what the model thought before it spoke, where that is readable.
+    """
 
     role: Role
     text: str
     calls: tuple[tuple[str, str], ...] = ()
     media: tuple[str, ...] = ()
+    reasoning: str = ""
