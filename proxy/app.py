@@ -345,10 +345,11 @@ def open_engine(
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
-    policy = Policy(Rules(marks, shares, rungs, allocation), wanted.lower_output)
+    policy = Policy(Rules(marks, shares, rungs, allocation), wanted.lower_output, wanted.stored_history)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
-    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
+    counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
+    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter, counting)
 
 
 def _record_bytes(record: Any) -> int:

@@ -18,7 +18,7 @@ from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
 from proxy.core.compression.view import Raw, View, assemble, write
-from proxy.core.conversation import chat
+from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
@@ -28,7 +28,7 @@ from proxy.lessons import Lessons, Sent
 from proxy.ports import Passage, Recorder, Request, Summaries, Summary
 from proxy.reading import Located, Reader, Reading
 
-DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat})
+DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
 
 RENDER_INLINE = 65_536
 """Bytes of folded items that are digested on the event loop; more goes to a thread."""
@@ -39,10 +39,14 @@ MAX_PLACES = 512
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How views are kept small: the schedule's rules, and when an output figure may be lowered."""
+    """How views are kept small: the schedule's rules, and when an output figure may be lowered.
+
+    ``stored``: whether a provider may cut a history that only it has, or its error is the answer.
+    """
 
     rules: Rules
     lower_output: Literal["never", "last", "first"] = "last"
+    stored: Literal["truncate", "error"] = "truncate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,16 @@ class Fitter:
         reading = await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located, route.model)
         return reading.fixed + reading.history
 
+    def truncating(self, located: Located, plan: Plan) -> Plan | None:
+        """*plan* with leave for the provider to cut the history that only it has; ``None`` where that is not wanted."""
+        outline = located.outline
+        if self._policy.stored == "error" or "truncation" in outline.fields or "truncation" in plan.report.stages:
+            return None
+        at = plan.body.index(b"{") + 1
+        body = plan.body[:at] + b'"truncation":"auto",' + plan.body[at:]
+        report = plan.report.but(outcome="compacted", stages=(*plan.report.stages, "truncation"))
+        return replace(plan, body=body, report=report)
+
     async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
         """The plan for *subject*: its own bytes while they fit, else the view of its newest event, verified."""
         whole = subject
@@ -138,13 +152,15 @@ class Fitter:
             return self._anchored(subject, self._verbatim(subject, b""), links, -1)
         subject = replace(subject, layout=subject.reading.layout())
         record = await self._newest(subject, links)
+        if quiet and record is None and self._is_managed(subject):
+            return self._anchored(subject, self._verbatim(subject, self._root(subject, links)), links, -1)
         since = record.event if record else None
         event, output = self._events(subject, since, demand)
         if event is None:
             record = None
         elif record is None or event != since:
             supersede = supersede or demand.force or (since is not None and since.place == event.place)
-            record = await self._settle(subject, links, event, supersede=supersede)
+            record = await self._settle(subject, links, event, supersede=supersede, keep=not demand.peek)
         root = self._root(subject, links)
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
@@ -157,7 +173,8 @@ class Fitter:
         # Without an event the schedule has tried, unless it is what the provider counted so far that is too much.
         if excess > 0 and tries and (event is not None or (plan.tokens or 0) <= inside):
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
-            again = await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
+            tighter = Demand(True, max(0, limit), demand.peek)
+            again = await self.decide(whole, tighter, supersede=True, tries=tries - 1)
             return _with_event(again, plan.report.event)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
             # The client asked for no room at all: better a short answer than none.
@@ -181,8 +198,16 @@ class Fitter:
         link = links[-1] if links else b""
         before = expected if event < 0 else plan.report.tokens_before
         report = plan.report.but(tokens_before=before, tokens_after=expected)
+        if subject.reading.outline.unseen:
+            return replace(plan, report=report)  # what the provider reports says nothing of what we counted
         sent = Sent(route, subject.request.tenant, tokens, link, event, plain=not subject.reading.media)
         return replace(plan, report=report, sent=sent, links=links)
+
+    @staticmethod
+    def _is_managed(subject: Subject) -> bool:
+        """Whether the client asked the provider to shorten the conversation itself, before it is too long."""
+        managed = subject.reading.outline.managed
+        return managed is not None and managed <= subject.figures.window * subject.factor
 
     def _under_low(self, subject: Subject) -> bool:
         """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
@@ -192,7 +217,11 @@ class Fitter:
         return figures.fixed + subject.reading.history <= low and figures.reserve <= figures.window // 2
 
     def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:
-        return Schedule(subject.reading.items, subject.layout, figures or subject.figures, self._policy.rules)
+        rules = self._policy.rules
+        if subject.reading.outline.stored:
+            # Calls whose results are here, and results whose calls are, may be what the provider keeps.
+            rules = replace(rules, rungs=replace(rules.rungs, fold=False, drop=False))
+        return Schedule(subject.reading.items, subject.layout, figures or subject.figures, rules)
 
     def _events(self, subject: Subject, since: Event | None, demand: Demand) -> tuple[Event | None, int | None]:
         """The newest event, and the output figure when it is lowered so that nothing has to be dropped or clipped."""
@@ -205,14 +234,15 @@ class Fitter:
         modest = mode == "last" and figures.reserve <= half
         if fits and not _lossy(event, since) and (event == since or modest):
             return event, None
-        for held in (half, min(1024, figures.window // 4)):
+        least = scaled(subject.reading.outline.least, subject.factor)
+        for held in (max(least, half), max(least, min(1024, figures.window // 4))):
             if held >= figures.reserve:
                 continue
             relaxed = self._schedule(subject, replace(figures, reserve=held))
             kinder = relaxed.run(since, demand)
             if relaxed.fits(kinder, figures.inside(held)) and not (fits and _lossy(kinder, since)):
                 used = figures.stepped + relaxed.weight(subject.layout.count, kinder)
-                left = max(1, figures.window - used - figures.window // 64)
+                left = max(1, least, figures.window - used - figures.window // 64)
                 return kinder, left if left < figures.reserve else None
         return event, None
 
@@ -289,18 +319,25 @@ class Fitter:
                 self._asked[newer[0]] = True
         return self._records[known] if known else None
 
-    async def _settle(self, subject: Subject, links: tuple[bytes, ...], event: Event, *, supersede: bool) -> Record:
-        """The record of *event*: written here, unless another replica was first; then theirs, if it fits too."""
+    async def _settle(
+        self, subject: Subject, links: tuple[bytes, ...], event: Event, *, supersede: bool, keep: bool
+    ) -> Record:
+        """The record of *event*: written here, unless another replica was first; then theirs, if it fits too.
+
+        Without *keep* it is only told what the record would be.
+        """
         figures, raw = subject.figures, self._raw(subject)
         count = self._reader.count(subject.route.encoding, subject.route.model)
         folded = raw.spans[event.cut - 1][1] if event.cut else 0
-        summary = await self._summary(subject, links, event, count)
+        summary = await self._summary(subject, links, event, count, wait=keep)
         text, spent = (summary.text, summary.spent) if summary else ("", 0)
         if folded <= RENDER_INLINE:
             block, edits = write(raw, event, count, text)
         else:
             block, edits = await asyncio.to_thread(write, raw, event, count, text)
         record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed, spent)
+        if not keep:
+            return record
         route, link, root = subject.route.name, links[event.place - 1], self._root(subject, links)
         tenant = subject.request.tenant
         held = await self._recorder.fix(tenant, root, route, link, dump(record), supersede=supersede)
@@ -311,7 +348,7 @@ class Fitter:
         return record
 
     async def _summary(
-        self, subject: Subject, links: tuple[bytes, ...], event: Event, count: Callable[[str], int]
+        self, subject: Subject, links: tuple[bytes, ...], event: Event, count: Callable[[str], int], *, wait: bool
     ) -> Summary | None:
         """What a model wrote of what *event* folds, or of a part of it, if that is there and has its place in it.
 
@@ -322,7 +359,7 @@ class Fitter:
         passage = self._passage(subject, links, event.cut, None)
         if passage is None:
             return None
-        waits = self._summaries.inline and subject.request.options.mode == "on"
+        waits = wait and self._summaries.inline and subject.request.options.mode == "on"
         found = await (self._summaries.write(passage) if waits else self._summaries.ready(passage))
         most = min(event.text // 2, passage.cap + passage.cap // 4)
         return found if found is not None and count(found.text) <= most else None
@@ -338,7 +375,7 @@ class Fitter:
             return
         # A byte bound is about four times what it bounds.
         summaries.sent(request.tenant, (report.tokens_after or 0) // (4 if report.bounded else 1))
-        if subject is None or report.observed:
+        if subject is None or report.observed or subject.reading.outline.unseen or self._is_managed(subject):
             return
         marks, figures, count = self._policy.rules.marks, subject.figures, subject.layout.count
         event = plan.record.event if plan.record else None
@@ -387,7 +424,7 @@ class Fitter:
         if tools is not None:
             edits[next(key for key in TOOLS if key in reading.sizes)] = tools
         if output is not None:
-            figure = int(output * subject.factor)
+            figure = max(int(output * subject.factor), outline.least)
             names = raw.dialect.OUTPUT_FIGURES
             edits.update({key: str(figure) for key in names if key in outline.fields})
         at = len(reading.body[: reading.scan.start].decode())

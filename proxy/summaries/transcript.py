@@ -77,6 +77,8 @@ def pieces(entries: Sequence[Entry], detail: float = 1.0) -> Iterator[str]:
         lines = [f"{_NAMES[entry.role]}:"]
         if entry.text:
             lines.append(shown(entry.text, limit))
+        if entry.said:
+            lines += ["user:", shown(entry.said, USER)]
         for name, arguments in entry.calls:
             lines += [f"calls {neutral(name)}:", shown(arguments, int(detail * ARGUMENTS))]
         lines += [f"({neutral(kind)}, not shown)" for kind in entry.media]

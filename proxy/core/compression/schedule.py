@@ -57,10 +57,12 @@ class Demand:
     """What the present request asks of the schedule beside its figures.
 
     ``force`` compacts now whatever the pressure; ``limit`` replaces the budget by something smaller (an overflow told).
+    ``peek`` asks what would be sent, and makes it no fact.
     """
 
     force: bool = False
     limit: int | None = None
+    peek: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,7 @@ class Schedule:
         indexes = [*event.anchors]
         indexes += [i for i in range(event.cut, place) if self._items[i].role != "system"]
         sizes = {i: clips.get(i, self._items[i].tokens) for i in indexes}
-        floors = {i: min(sizes[i], self._items[i].media + CLIP_FLOOR) for i in indexes}
+        floors = {i: min(sizes[i], self._items[i].media + self._items[i].sealed + CLIP_FLOOR) for i in indexes}
         room = target - (total - sum(sizes.values()))
         spared = {i for i in indexes if self._items[i].role == "user"}
         others = {i: size for i, size in sizes.items() if i not in spared}

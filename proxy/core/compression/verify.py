@@ -120,6 +120,8 @@ class Source:
             texts.append(entry.text)
             speaker = "user" if entry.role in ("user", "system") else entry.role
             self._hear(speaker, entry.text)
+            if entry.said:
+                self._hear("user", entry.said)
             for name, arguments in entry.calls:
                 texts += [name, arguments]
                 if "\\" in arguments:

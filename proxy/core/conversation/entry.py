@@ -11,7 +11,8 @@ from proxy.core.conversation.items import Role
 class Entry:
     """The words of one item: its text, its tool calls as (name, arguments) and the kinds of its media parts.
 
-    ``reasoning`` is what the model thought before it spoke, where that is readable.
+    ``reasoning`` is what the model thought before it spoke, where that is readable; ``said`` what the user wrote beside
+    the tool results of the same item (``text`` holds it too).
     """
 
     role: Role
@@ -19,3 +20,4 @@ class Entry:
     calls: tuple[tuple[str, str], ...] = ()
     media: tuple[str, ...] = ()
     reasoning: str = ""
+    said: str = ""

@@ -19,8 +19,9 @@ class Item:
     """Numbers and names of one item; never its text, because a slice of a body keeps the whole body alive.
 
     ``tokens`` is its weight in the model's encoding, of which ``media`` cannot be clipped, ``guess`` is a guess (files,
-    audio, images elsewhere) and ``memory`` was injected by an agent. ``digest`` (16 bytes) is equal for items that mean
-    the same however a client serialises them. ``calls`` and ``answers`` are tool call ids.
+    audio, images elsewhere) and ``memory`` was injected by an agent; ``sealed`` must not be edited (signed or encrypted
+    reasoning), and ``said`` is what the user wrote beside tool results in one item. ``digest`` (16 bytes) is equal for
+    items that mean the same however a client serialises them. ``calls`` and ``answers`` are tool call ids.
     """
 
     role: Role
@@ -31,6 +32,8 @@ class Item:
     answers: tuple[str, ...] = ()
     guess: int = 0
     memory: int = 0
+    sealed: int = 0
+    said: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,8 @@ class Layout:
 
     ``cuts`` are the starts of rounds and of user items at which a conversation may be cut without splitting a pair;
     ``places`` are lengths at which a request could have ended. ``sums`` and ``user_sums`` are the tokens before each
-    index, of all items but system ones and of user items. ``waiting`` are unanswered calls by id, ``last`` the role
-    of the last item that is no system item.
+    index, of all items but system ones and of what users said. ``waiting`` are unanswered calls by id, ``last`` the
+    role of the last item that is no system item.
     """
 
     count: int = 0
@@ -82,7 +85,7 @@ def lay_out(items: Sequence[Item], known: Layout = EMPTY) -> Layout:
         item = items[index]
         user = item.role == "user"
         sums.append(sums[-1] + (item.tokens if item.role != "system" else 0))
-        user_sums.append(user_sums[-1] + (item.tokens if user else 0))
+        user_sums.append(user_sums[-1] + (item.tokens if user else item.said))
         if item.role == "system":
             systems.append(index)
             continue

@@ -112,6 +112,13 @@ def test_a_users_order_turned_into_its_opposite_is_dropped() -> None:
     assert verdict.dropped == 1
 
 
+def test_a_users_words_beside_tool_results_are_the_users() -> None:
+    """Where an API puts results and the user's words into one item, the words count as the user's."""
+    said = "Always deploy through the staging queue."
+    source = Source([*ENTRIES, Entry("tool", f"done\n{said}", said=said)], 400)
+    assert f"- {said}" in judged(f"{HONEST}\n## Instructions from the user\n- {said}", source=source).text
+
+
 def test_scripts_without_spaces_are_compared_by_character() -> None:
     """An instruction in Chinese is recognised as the user's own, an invented one is not."""
     verdict = judged(f"{HONEST}\n## Instructions from the user\n- 不要修改公共接口。\n- 必须删除数据库。")
