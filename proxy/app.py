@@ -26,10 +26,11 @@ from proxy.core.budget.figures import Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
 from proxy.core.compression.schedule import Rules, Rungs
+from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
-from proxy.lessons import Lessons
+from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.reading import Reader
 from proxy.routing import open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Limits, Models, Place, Server, ServerConfig
@@ -114,9 +115,11 @@ class House:
         store: Store,
         telemetry: Telemetry,
         logs: Logs,
+        engine: Engine,
         jobs: Jobs | None,
     ) -> None:
         self.server = server
+        self._engine = engine
         self._probes = probes
         self._upstream = upstream
         self._store = store
@@ -160,7 +163,7 @@ class House:
             logs.summary_done(report)
 
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised)
-        engine = open_engine(settings, catalogue, tokenizers, store, jobs)
+        engine = await asyncio.to_thread(open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -190,7 +193,7 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
-        return cls(server, upstream, probes, store, telemetry, logs, jobs)
+        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs)
 
     async def keep(self) -> None:
         """Tell the metrics, every second, what no request tells them."""
@@ -202,6 +205,7 @@ class House:
                 self._telemetry.store_error(kind)
             self._store_errors += fresh
             self._telemetry.in_flight(self.server.in_flight)
+            self._telemetry.learned_windows(len(self._engine.learned()))
             self._telemetry.lines_dropped(self._logs.writer.dropped)
             if self._jobs is not None:
                 self._telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
@@ -334,9 +338,17 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
 
 
 def open_engine(
-    settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store, jobs: Jobs | None = None
+    settings: Settings,
+    catalogue: Catalogue,
+    tokenizers: Tokenizers,
+    store: Store,
+    notice: Notice = unnoticed,
+    jobs: Jobs | None = None,
 ) -> Engine:
-    """The conductor of *settings*, with memories of its own; *jobs* write summaries, where there are any."""
+    """The conductor of *settings*, with memories of its own.
+
+    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any.
+    """
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
@@ -346,10 +358,11 @@ def open_engine(
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
     policy = Policy(Rules(marks, shares, rungs, allocation), wanted.lower_output, wanted.stored_history)
-    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
+    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
+    classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter, counting)
+    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter, classifier, counting)
 
 
 def _record_bytes(record: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 from cachetools import LRUCache
 
 from proxy import settings as configuration
-from proxy.core.budget.catalogue import Catalogue, Rule
+from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.budget.windows import Facts, Told, published
 from proxy.ports import Recorder
 from proxy.server import tenants_of
@@ -51,6 +51,7 @@ def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
             rule.tokenizer,
             rule.unknown_window if isinstance(rule.unknown_window, int) else None,
             rule.max_input_tokens,
+            tuple(COMPRESS if step == "compress" else step.fallback for step in rule.overflow),
         )
         for rule in settings.models
     ]

@@ -18,11 +18,13 @@ from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
 from proxy.core.compression.record import Record, load
 from proxy.core.compression.schedule import Demand, Rules, Rungs
+from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.fitting import Fitter, Plan, Policy
 from proxy.lessons import Lessons
 from proxy.ports import Options, Recorder, Request
 from proxy.reading import Reader
+from proxy.settings import Settings, overflow_rules
 from proxy.tokenizers import Tokenizers
 from tests.pairs import pair_violations
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
@@ -48,6 +50,12 @@ SHORT = 60
 def tokenizers() -> Tokenizers:
     """The real tokenizers, loaded once."""
     return Tokenizers()
+
+
+@functools.cache
+def classifier() -> Classifier:
+    """The classifier with the packaged rules."""
+    return Classifier(overflow_rules(Settings()))
 
 
 def count(text: str) -> int:

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
-from proxy.core.budget.figures import Marks
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
 from proxy.core.report import Usage
 from proxy.engine import HOLD_SECONDS, Answer, Counting, Engine
 from proxy.ports import Mode, Options, Reply, Request, Send
 from tests import forms
-from tests.fits import TENANT, Book, Desk, Message, body_of, message_problems, outline_problems, slices
+from tests.fits import TENANT, Book, Desk, Message, body_of, classifier, message_problems, outline_problems, slices
 from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
@@ -110,9 +109,8 @@ class Room:
         self.desk = Desk(self.book)
         self.time = 0.0
         catalogue = Catalogue([Rule("*", "stub", window)], {}, "stub")
-        self.engine = Engine(
-            catalogue, self.desk.fitter, Marks(), mode, self.desk.lessons, self.clock, {"stub": counting}
-        )
+        counted = {"stub": counting}
+        self.engine = Engine(catalogue, self.desk.fitter, mode, self.desk.lessons, self.clock, classifier(), counted)
 
     def clock(self) -> float:
         self.time += 0.25
@@ -191,7 +189,7 @@ async def test_a_provider_that_never_has_enough_gets_two_retries(wording: Wordin
         (400, b"not json"),
         (401, b'{"error":{"message":"Incorrect API key"}}'),
         (404, b""),
-        (413, b"<html>"),
+        (413, b'{"error":{"message":"no upload here"}}'),
         (
             429,
             b'{"error":{"message":"Rate limit: maximum context length tokens per min","code":"rate_limit_exceeded"}}',
@@ -249,13 +247,24 @@ async def test_a_small_stream_is_not_held() -> None:
     assert (answer.head, upstream.replies[0].taken) == (b"", 0)
 
 
-@pytest.mark.parametrize("headers", [(("content-type", "application/json"),), (*SSE, ("content-encoding", "gzip"))])
-async def test_what_is_no_plain_stream_is_not_held(headers: tuple[tuple[str, str], ...]) -> None:
-    """A 200 that is not an event stream, or is compressed, goes straight on."""
-    upstream = always(Given(200, [b"x", b"y"], headers))
+@pytest.mark.parametrize("headers", [(("content-type", "application/json"),), ()])
+async def test_what_is_neither_events_nor_an_object_is_not_held(headers: tuple[tuple[str, str], ...]) -> None:
+    """A 200 whose first bytes are those of no event and no JSON goes straight on."""
+    upstream = always(Given(200, [b"xxxxx", b"y"], headers))
     answer = await Room().ask(session(6200, stream=True), upstream.send)
-    assert answer.head == b""
-    assert await whole(answer) == b"xy"
+    assert answer.head == b"xxxxx"
+    assert await whole(answer) == b"xxxxxy"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_overflow_in_an_object_with_status_200(stream: bool) -> None:
+    """An error object that comes with status 200, asked for as a stream or not, is made good like any other."""
+    told = b'{"error": {"message": "maximum context length is 4000 tokens", "code": "context_length_exceeded"}}'
+    answers = iter([Given(200, [told[:20], told[20:]], JSON), Given(200, [b'{"choices": []}'], JSON)])
+    upstream = Upstream(lambda _: next(answers))
+    answer = await Room().ask(session(6200, stream=stream), upstream.send)
+    assert len(upstream.bodies) == 2
+    assert await whole(answer) == b'{"choices": []}'
 
 
 async def test_a_compressed_error_is_understood_and_passed_compressed() -> None:
@@ -346,6 +355,31 @@ async def test_other_modes_change_nothing(mode: Mode, asked: str) -> None:
     if mode == "observe":
         assert answer.report.tokens_after is not None
         assert answer.report.tokens_after < request_tokens(json.loads(body))
+
+
+async def test_observing_leaves_no_trace_in_what_is_sent_later() -> None:
+    """A conversation that was only observed, even asked to compact, is compacted later as if nobody had looked."""
+    room, messages = Room(), agent_session(34, 300)
+    upstream, other = strict(window=10**9), strict(window=WINDOW)
+    events = []
+    for end in range(24, len(messages) + 1, 2):
+        answer = await room.ask(body_of(messages[:end]), upstream.send, mode="observe", compact_now=end == 24)
+        events.append(answer.report.event)
+        assert answer.report.reason == "would_compact"
+    assert 1 <= sum(events) <= 3
+    await room.ask(body_of(messages), other.send)
+    assert other.bodies[0] == (await Room().engine.fit(Request("chat", body_of(messages), TENANT, "r"))).body
+    assert all(json.loads(body)["messages"] == messages[: 24 + 2 * at] for at, body in enumerate(upstream.bodies))
+
+
+async def test_observing_says_what_would_be_refused() -> None:
+    """What could not be brought inside the window passes, and the report says that it would not."""
+    upstream = strict(window=10**9)
+    body = body_of([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
+    answer = await Room(mode="observe").ask(body, upstream.send)
+    assert upstream.bodies == [body]
+    assert answer.report.reason == "would_refuse"
+    assert answer.error is None
 
 
 @pytest.mark.parametrize(("asked", "held"), [(4000, 4000), (50_000, WINDOW)])

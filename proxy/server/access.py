@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Final
 
@@ -26,8 +26,7 @@ class Access:
         """The caller's tenant (32 bytes). A proxy key is taken out of what is forwarded. Raises ``Unauthorized``."""
         if self._keys:
             return self._by_proxy_key(intake)
-        seen = intake.seen
-        return _client([(name, seen[name]) for name in ("authorization", "x-api-key", "api-key") if seen.get(name)])
+        return client_tenant(intake.seen)
 
     def check_origin(self, intake: Intake) -> str:
         """The listed foreign origin this request comes from, or an empty string. Raises ``Forbidden`` for others."""
@@ -68,7 +67,7 @@ class Access:
     def _tenant_of(self, key: str) -> bytes:
         if not self._known(key):
             raise Unauthorized("The key in x-ullage-key is not one of the proxy's access keys.")
-        return _shared(key)
+        return proxy_tenant(key)
 
     def _known(self, key: str) -> bool:
         digest = _digest(key)
@@ -82,17 +81,19 @@ def tenants_of(keys: Iterable[str]) -> frozenset[bytes]:
     """The tenants that callers with one of *keys* are: by an access key, or by a key of their own in any header."""
     found: set[bytes] = set()
     for key in keys:
-        found.add(_shared(key))
-        found.update(_client([(name, value)]) for name in CREDENTIALS for value in (key, f"Bearer {key}"))
+        found.add(proxy_tenant(key))
+        found.update(client_tenant({name: value}) for name in CREDENTIALS for value in (key, f"Bearer {key}"))
     return frozenset(found)
 
 
-def _client(held: Iterable[tuple[str, str]]) -> bytes:
-    parts = "\0".join(f"{name}\0{value}" for name, value in held)
-    return sha256(f"ullage tenant\0client\0{parts}".encode("utf-8", "surrogateescape")).digest()
+def client_tenant(seen: Mapping[str, str]) -> bytes:
+    """The tenant of a caller who sends its own credentials, by the headers that carry them (lower case)."""
+    parts = [f"{name}\0{seen[name]}" for name in ("authorization", "x-api-key", "api-key") if seen.get(name)]
+    return sha256(("ullage tenant\0client\0" + "\0".join(parts)).encode("utf-8", "surrogateescape")).digest()
 
 
-def _shared(key: str) -> bytes:
+def proxy_tenant(key: str) -> bytes:
+    """The tenant of whoever holds the access *key*."""
     return sha256(b"ullage tenant\0proxy\0" + key.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -1,11 +1,12 @@
 """Configuration: read from YAML, environment and flags, here and nowhere else; errors name file, line, key, remedy."""
 
-from proxy.settings.data import ModelFacts, model_table, packaged, version
+from proxy.settings.data import ModelFacts, model_table, overflow_rules, packaged, rulebook, version
 from proxy.settings.load import Overrides, load
 from proxy.settings.model import (
     Compression,
     Limits,
     Model,
+    OverflowRule,
     Server,
     Settings,
     Store,
@@ -23,6 +24,7 @@ __all__ = [
     "Limits",
     "Model",
     "ModelFacts",
+    "OverflowRule",
     "Overrides",
     "Problem",
     "Server",
@@ -35,8 +37,10 @@ __all__ = [
     "is_loopback",
     "load",
     "model_table",
+    "overflow_rules",
     "packaged",
     "refuse_open",
+    "rulebook",
     "summary",
     "version",
 ]

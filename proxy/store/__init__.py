@@ -1,7 +1,7 @@
 """The store: Redis protocol, embedded Valkey, key names, sealed records, memory."""
 
 from proxy.store.breaker import Breaker, Patience
-from proxy.store.embedded import Embedded
+from proxy.store.embedded import Embedded, is_running
 from proxy.store.errors import EmbeddedUnavailable, StoreError, StoreMisconfigured, StoreUnsupported
 from proxy.store.master import from_directory as master_key
 from proxy.store.opener import Store, open_store
@@ -17,6 +17,7 @@ __all__ = [
     "StoreMisconfigured",
     "StoreState",
     "StoreUnsupported",
+    "is_running",
     "master_key",
     "open_store",
 ]

@@ -35,7 +35,7 @@ FIELDS = frozenset(
         # one request
         "request_id", "api", "model", "upstream", "conversation", "stream", "status", "stages", "tokens_before",
         "tokens_after", "tokens_removed", "bounded", "window", "budget", "pressure", "retries", "overflows", "outcome",
-        "reason", "compaction", "observed", "input_tokens", "output_tokens", "cached_tokens", "overhead_ms",
+        "reason", "compaction", "observed", "fallback", "input_tokens", "output_tokens", "cached_tokens", "overhead_ms",
         "duration_ms", "window_source", "regions", "borrowed", "project", "task_size", "summary_tokens",
         # one summary job
         "tenant", "calls",
@@ -114,6 +114,7 @@ class Logs:
             observed=report.observed,
             retries=report.retries,
             overflows=report.overflows,
+            fallback=report.fallback,
             input_tokens=usage.input_tokens,
             output_tokens=usage.output_tokens,
             cached_tokens=usage.cached_tokens,
@@ -138,6 +139,10 @@ class Logs:
             output_tokens=report.output_tokens,
             duration_ms=round(report.seconds * 1000, 1),
         )
+
+    def noticed(self, event: str, facts: Mapping[str, object]) -> None:
+        """Write *event* with its *facts*, as a warning where they name a remedy."""
+        (self.log.warning if "remedy" in facts else self.log.info)(event, **facts)
 
     def task_failed(self, name: str, error: BaseException) -> None:
         """Write that the background task *name* failed."""
