@@ -22,7 +22,7 @@ from cachetools import LRUCache
 
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue
-from proxy.core.budget.figures import Marks, Shares
+from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
 from proxy.core.compression.schedule import Rules, Rungs
@@ -350,19 +350,21 @@ def open_engine(
     *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any.
     """
     wanted = settings.compression
-    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
+    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
+    buffers = Buffers(**wanted.buffers.model_dump())
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
     stages = wanted.stages
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
-    policy = Policy(Rules(marks, shares, rungs, allocation), wanted.lower_output, wanted.stored_history)
+    rules = Rules(marks, shares, rungs, allocation)
+    policy = Policy(rules, wanted.lower_output, wanted.stored_history, wanted.policy == "economy", buffers)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter, classifier, counting)
+    return Engine(catalogue, fitter, wanted.mode, lessons, time.perf_counter, classifier, counting)
 
 
 def _record_bytes(record: Any) -> int:

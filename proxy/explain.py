@@ -243,8 +243,8 @@ def _facts(found: Fitted) -> Iterator[tuple[str, str]]:
     yield "reserve", f"{tokens(figures.reserve)}{'' if subject.requested else '  (none asked for)'}"
     yield "budget", f"{report.budget or 0:,}"
     yield "room", f"{tokens(max(0, figures.budget - figures.fixed))}  (budget less system text, tools and format)"
-    marks = [("high", found.marks.high), ("soft", found.marks.soft), ("low", found.marks.low)]
-    levels = [f"{name} {tokens(figures.mark(share, figures.lasting))}" for name, share in marks]
+    marks = {"high": figures.high, "soft": figures.soft, "low": figures.low}
+    levels = [f"{name} {tokens(level(found.marks, figures.lasting))}" for name, level in marks.items()]
     yield "marks", ", ".join(levels)
     before, after = report.tokens_before or 0, report.tokens_after or 0
     yield "tokens", f"{before:,} as sent, {after:,} upstream"

@@ -37,7 +37,7 @@ def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
     """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
     table = published(
         {
-            name: Facts(None, facts.max_input_tokens, facts.max_output_tokens)
+            name: Facts(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
             for name, facts in configuration.model_table().items()
         }
     )

@@ -6,6 +6,7 @@ import fnmatch
 import ipaddress
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -240,6 +241,33 @@ class Shares(Section):
     )
 
 
+class Buffers(Section):
+    """Thresholds in tokens from the window's end, beside the marks; of the two the smaller threshold wins."""
+
+    reserve: Tokens | None = Field(default=None, description="Kept for the answer; 16000 is usual.")
+    warning: Tokens | None = Field(default=None, description="Free at the soft mark; 24000 is usual.")
+    auto_compact: Tokens | None = Field(default=None, description="Free where a compaction starts; 12000 is usual.")
+    blocking: Tokens | None = Field(default=None, description="Free in every view that is sent; 3000 is usual.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        order = "Keep blocking < auto_compact < warning; 3000, 12000 and 24000 are usual."
+        steps = [(name, getattr(self, name)) for name in ("blocking", "auto_compact", "warning")]
+        known = [(name, tokens) for name, tokens in steps if tokens is not None]
+        refuse(
+            [
+                ((name,), f"{tokens} is not above {below} ({least})", order)
+                for (below, least), (name, tokens) in pairwise(known)
+                if tokens <= least
+            ]
+        )
+        return self
+
+
+ECONOMY_LOW_MARK = 0.35
+"""Deeper than for fitting: the cheapest depth for long sessions at today's prices of cached tokens."""
+
+
 class Allocation(Section):
     """Soft shares of the window; what a part does not use is lent to the others. All zero: no allocation."""
 
@@ -273,13 +301,17 @@ class Compression(Section):
     mode: Annotated[Literal["on", "observe", "off"], Switch] = Field(
         default="on", description="on; observe: decide and report, change nothing; off: relay."
     )
-    policy: Literal["fit"] = Field(default="fit", description="fit: compact only to fit the window.")
+    policy: Literal["fit", "economy"] = Field(
+        default="fit",
+        description="fit: compact only to fit the window; economy: where going on gets dearer than compacting.",
+    )
     high_mark: Annotated[Share, Field(gt=0)] = Field(default=0.90, description="A compaction starts above this share.")
     soft_mark: Annotated[Share, Field(gt=0)] = Field(default=0.60, description="Preparing may start above this share.")
     low_mark: Annotated[Share, Field(gt=0)] = Field(default=0.40, description="A compaction goes down to this share.")
     lower_output: Literal["last", "first", "never"] = Field(
         default="last", description="When the request's own output figure may be lowered to make room."
     )
+    buffers: Buffers = Buffers()
     stored_history: Literal["truncate", "error"] = Field(
         default="truncate",
         description="When a history that only the provider keeps is too long: let it cut that, or pass its error on.",
@@ -287,6 +319,12 @@ class Compression(Section):
     stages: Stages = Stages()
     shares: Shares = Shares()
     allocation: Allocation = Allocation()
+
+    @property
+    def lowest(self) -> float:
+        """The low mark that holds: the configured one, else the policy's own."""
+        own = self.policy == "economy" and "low_mark" not in self.model_fields_set
+        return min(ECONOMY_LOW_MARK, self.low_mark) if own else self.low_mark
 
     @model_validator(mode="after")
     def _check(self) -> Self:
