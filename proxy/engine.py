@@ -187,6 +187,7 @@ class Engine:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply, head, overflow = await self._send(plan, send, course)
             if reply is not None and overflow is None:
+                self._fitter.answered(plan.request or request, plan, reply.status)
                 ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
                 late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
                 learn = self._learner(reply, plan.sent, ending, late)
@@ -309,9 +310,11 @@ class Engine:
 
     async def _by_fallback(self, request: Request, model: str, extent: Extent) -> Plan:
         """What to send when *model* is asked in place of the one that was."""
-        other = replace(request, body=self._fitter.rerouted(request, model))
-        plan = await self._fit(other, extent)
         asked = self._fitter.locate(request).outline.model
+        # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
+        origin = request.origin if self.upstream_of(model) == self.upstream_of(asked) else None
+        other = replace(request, body=self._fitter.rerouted(request, model), origin=origin)
+        plan = await self._fit(other, extent)
         return replace(plan, request=other, report=_as_fallback(plan.report.but(model=asked), model))
 
     def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None, late: Sent) -> Callable[[Usage], bool]:

@@ -27,8 +27,8 @@ class Report(msgspec.Struct, frozen=True):
     All token figures are in tokens of the model's encoding. ``bounded`` says that the byte bound spared the
     count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds. ``source`` says who knows the
     window; ``regions`` are the view's tokens by region, ``borrowed`` those by which parts exceed their own share of
-    an allocation. ``project`` and ``task_size`` are the client's labels, ``fallback`` the model that
-    was asked instead of ``model``.
+    an allocation. ``project`` and ``task_size`` are the client's labels, ``fallback`` the model that was asked instead
+    of ``model``. ``summary_tokens`` are those that went into the summaries by a model that stand in the view.
     """
 
     request_id: str
@@ -59,6 +59,7 @@ class Report(msgspec.Struct, frozen=True):
     overhead_seconds: float = 0.0
     status: int = 0
     usage: Usage = NO_USAGE
+    summary_tokens: int = 0
 
     def but(self, **changes: Any) -> Report:
         """The same report with some facts *changed*."""
@@ -79,6 +80,26 @@ class Report(msgspec.Struct, frozen=True):
         return max(0, self.tokens_before - self.tokens_after)
 
 
+SummaryOutcome = Literal["written", "adopted", "failed", "skipped"]
+
+
+class SummaryReport(msgspec.Struct, frozen=True):
+    """What became of one summary job. ``tenant`` is a short keyed name, ``reason`` a fixed word; never a text.
+
+    Token figures are those the model reported, or our count where it said nothing.
+    """
+
+    outcome: SummaryOutcome
+    reason: str
+    tenant: str
+    model: str
+    upstream: str
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+
+
 def response_headers(report: Report) -> list[tuple[str, str]]:
     """The ``x-ullage-*`` response headers that are known before the first byte goes to the client."""
     bound = "<" if report.bounded else ""
@@ -96,6 +117,8 @@ def response_headers(report: Report) -> list[tuple[str, str]]:
         headers.append(("x-ullage-stages", ",".join(report.stages)))
     if report.tokens_removed:
         headers.append(("x-ullage-tokens-removed", str(report.tokens_removed)))
+    if report.summary_tokens:
+        headers.append(("x-ullage-summary-tokens", str(report.summary_tokens)))
     if report.retries:
         headers.append(("x-ullage-retries", str(report.retries)))
     if report.fallback:

@@ -16,7 +16,7 @@ from proxy.settings.problems import Path, Problem, SettingsError, key_name
 from proxy.settings.source import LISTS, Origin, Source, lay_over, parse_inline, read_yaml, walk
 
 PREFIX = "ULLAGE_"
-SECRETS = ("api_key", "key", "admin_key", "access_keys")
+SECRETS = ("api_key", "key", "admin_key", "access_keys", "allow")
 
 Overrides = Mapping[tuple[str, ...], object]
 """Values from the command line by path; a list's entry is addressed by name or number: ``("models", "*", ...)``."""
@@ -184,8 +184,6 @@ def _all_keys(annotation: object, path: Path) -> Iterator[Path]:
 def _remedy(path: Path, kind: str, context: Mapping[str, Any]) -> str:
     section = _annotation(path[:-1])
     if kind == "literal_error":
-        if path == ("summaries", "mode"):
-            return "Write off: summaries by a model are not available."
         return f"Write {context['expected']}."
     if kind in ("string_type", "string_sub_type") and path:
         return "Put the value in quotes."

@@ -264,6 +264,9 @@ class Shares(Section):
     pins: Share = Field(default=0.20, description="User instructions, verbatim.")
     digest: Share = Field(default=0.10, description="Identifiers, paths, errors.")
     steps: Share = Field(default=0.03, description="One line per folded round.")
+    summary: Share = Field(
+        default=0.05, description="A summary by a model, where there is one; taken out of steps and digest."
+    )
 
 
 class Buffers(Section):
@@ -365,6 +368,9 @@ class Compression(Section):
         if total > 0.40 + 1e-9:
             remedy = "Keep pins + digest + steps at 0.40 or less."
             troubles.append((("shares",), f"the shares add up to {total:.2f} of the budget", remedy))
+        if self.shares.summary > self.shares.digest + self.shares.steps:
+            remedy = "Keep it at digest + steps or less: that is what it is taken out of."
+            troubles.append((("shares", "summary"), f"{self.shares.summary} is more than digest and steps", remedy))
         refuse(troubles)
         return self
 
@@ -372,8 +378,26 @@ class Compression(Section):
 class Summaries(Section):
     """Summaries written by a model."""
 
-    mode: Annotated[Literal["off"], Switch] = Field(
-        default="off", description="off: blocks are written by rule, no model is asked."
+    mode: Annotated[Literal["background", "inline", "off"], Switch] = Field(
+        default="background",
+        description="background: written ahead, used when ready; inline: a compaction waits for it; off: none.",
+    )
+    model: str = Field(
+        default="", description="Model that writes them, served as models says; empty: the request's own model."
+    )
+    allow: Annotated[tuple[AccessKey, ...], Words] = Field(
+        default=(), description="Client keys whose conversations may go to model; empty: everybody's."
+    )
+    allow_file: FilePath | None = Field(default=None, description="File with one such key per line.")
+    aligned: bool = Field(
+        default=False,
+        description="Send the request's own prompt with the instruction behind it, for the provider's prompt cache.",
+    )
+    timeout: Seconds = Field(default=60.0, description="Seconds one call may take, and a compaction waits if inline.")
+    spend: Share = Field(default=0.10, description="Part of the tokens a client sent in the last hour they may cost.")
+    jobs: int = Field(default=4, ge=1, le=64, description="Written at once, by each worker process.")
+    subscription_tokens: bool = Field(
+        default=False, description="Allow them with OAuth and subscription tokens, which providers restrict."
     )
 
 

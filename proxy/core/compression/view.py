@@ -46,8 +46,11 @@ class View:
     summary: int = 0
 
 
-def write(raw: Raw, event: Event, count: Count) -> tuple[str, dict[int, bytes]]:
-    """The block's text and the clipped items of *event*: written once, then a matter of record."""
+def write(raw: Raw, event: Event, count: Count, summary: str = "") -> tuple[str, dict[int, bytes]]:
+    """The block's text and the clipped items of *event*: written once, then a matter of record.
+
+    *summary* is what a model wrote of the folded items, verified.
+    """
     shorten: Callable[[str, int], str] = lambda text, tokens: clip(text, tokens, count)  # noqa: E731
     edits = {i: raw.dialect.clipped(raw.item(i), shorten, count, tokens) for i, tokens in event.clips}
     if event.cut == 0 or not event.block:
@@ -63,7 +66,7 @@ def write(raw: Raw, event: Event, count: Count) -> tuple[str, dict[int, bytes]]:
     users = [i for i in folded if i not in event.anchors and (raw.items[i].role == "user" or entries[i].said)]
     pins = tuple(entries[i].said or entries[i].text for i in users)
     said = Folded(tuple(entries.values()), pins, task, newest, carried.text if carried else "")
-    return _encodable(render(said, event.block, event.text, count)), edits
+    return _encodable(render(said, event.block, event.text, count, summary)), edits
 
 
 def _encodable(text: str) -> str:
