@@ -24,7 +24,11 @@ from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.budget.windows import Window
+from proxy.core.compression.dedup import Dedup
+from proxy.core.compression.mild import Mild
+from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.schedule import Rules, Rungs
+from proxy.core.compression.truncate import Truncate
 from proxy.core.report import Report
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
@@ -32,7 +36,7 @@ from proxy.lessons import Lessons
 from proxy.reading import Reader
 from proxy.routing import open_catalogue, open_probes, open_upstream
 from proxy.server import Limits, Server, ServerConfig
-from proxy.settings import Settings
+from proxy.settings import Settings, Stages
 from proxy.store import (
     Embedded,
     EmbeddedUnavailable,
@@ -310,12 +314,27 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
     stages = wanted.stages
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
-    reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
+    tools = configuration.tool_map(settings.tools)
+    reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES), tools)
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
-    policy = Policy(Rules(marks, shares, rungs), wanted.lower_output)
+    policy = Policy(Rules(marks, shares, rungs, _mild(stages), _truncate(stages)), wanted.lower_output)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
     return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
+
+
+def _mild(stages: Stages) -> Mild:
+    dedup, prune = stages.dedup, stages.prune
+    weights: dict[str, int] = {**WEIGHTS, **prune.weights}
+    return Mild(
+        Dedup(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
+        Prune(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
+    )
+
+
+def _truncate(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
 
 
 def _record_bytes(record: Any) -> int:

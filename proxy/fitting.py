@@ -14,7 +14,8 @@ from proxy.core.budget.figures import Figures, input_room, reserve, scaled
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
-from proxy.core.compression.view import Raw, View, assemble, write
+from proxy.core.compression.truncate import Truncate
+from proxy.core.compression.view import Pen, Raw, View, assemble, write
 from proxy.core.conversation import chat
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
@@ -133,7 +134,7 @@ class Fitter:
             record = None
         elif record is None or event != since:
             supersede = supersede or demand.force or (since is not None and since.place == event.place)
-            record = await self._settle(subject, links, event, supersede=supersede)
+            record = await self._settle(subject, links, event, record, supersede=supersede)
         root = self._root(subject, links)
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
@@ -258,15 +259,18 @@ class Fitter:
                 self._asked[newer[0]] = True
         return self._records[names[known]] if known < len(names) else None
 
-    async def _settle(self, subject: Subject, links: tuple[bytes, ...], event: Event, *, supersede: bool) -> Record:
+    async def _settle(
+        self, subject: Subject, links: tuple[bytes, ...], event: Event, before: Record | None, *, supersede: bool
+    ) -> Record:
         """The record of *event*: written here, unless another replica was first; then theirs, if it fits too."""
         figures, raw = subject.figures, self._raw(subject)
         count = self._reader.count(subject.route.encoding)
-        folded = raw.spans[event.cut - 1][1] if event.cut else 0
-        if folded <= RENDER_INLINE:
-            block, edits = write(raw, event, count)
+        pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
+        touched = max([event.cut, *(swap.index + 1 for swap in event.swaps), *(index + 1 for index, _ in event.trims)])
+        if touched == 0 or raw.spans[touched - 1][1] <= RENDER_INLINE:
+            block, edits = write(raw, event, pen, before)
         else:
-            block, edits = await asyncio.to_thread(write, raw, event, count)
+            block, edits = await asyncio.to_thread(write, raw, event, pen, before)
         record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed)
         route, link, root = subject.route.name, links[event.place - 1], self._root(subject, links)
         tenant = subject.request.tenant

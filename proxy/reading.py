@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.core.conversation.chain import chain
 from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.facts import facts_of
 from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
 from proxy.core.conversation.outline import Outline, read_outline
 from proxy.core.conversation.scan import Scan, Span, extend, scan
+from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
 from proxy.core.errors import InvalidRequest
 from proxy.ports import Counter
 
@@ -101,7 +103,9 @@ class Reader:
         outlines: MutableMapping[bytes, Outline],
         sizes: MutableMapping[bytes, int],
         prefixes: MutableMapping[bytes, Known],
+        tools: ToolMap = NO_TOOLS,
     ) -> None:
+        self.tools = tools
         self._counter = counter
         self._items = items
         self._outlines = outlines
@@ -159,7 +163,7 @@ class Reader:
             slices = [body[start:end] for start, end in unseen.values()]
 
             def read() -> list[Item]:
-                return [dialect.read_item(raw, count) for raw in slices]
+                return [_item(dialect, raw, count, self.tools) for raw in slices]
 
             large = sum(map(len, slices)) > INLINE
             fresh = dict(zip(unseen, await asyncio.to_thread(read) if large else read(), strict=True))
@@ -215,6 +219,14 @@ class Memo:
             self._marks.append((end, mark))
         digest: bytes = mark.digest()
         return digest
+
+
+def _item(dialect: Dialect, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+    """One item with the facts of its calls and results."""
+    item = dialect.read_item(raw, count)
+    if item.role != "assistant" and not item.answers:
+        return item
+    return replace(item, facts=facts_of(dialect.read_entry(raw), tools.call))
 
 
 def _scope(dialect: Dialect, encoding: str, tenant: bytes) -> Any:

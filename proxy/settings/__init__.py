@@ -8,6 +8,7 @@ from proxy.settings.model import (
     Model,
     Server,
     Settings,
+    Stages,
     Store,
     Telemetry,
     Timeouts,
@@ -17,6 +18,7 @@ from proxy.settings.model import (
 )
 from proxy.settings.problems import Problem, SettingsError
 from proxy.settings.summary import summary
+from proxy.settings.tools import tool_map
 
 __all__ = [
     "Compression",
@@ -28,6 +30,7 @@ __all__ = [
     "Server",
     "Settings",
     "SettingsError",
+    "Stages",
     "Store",
     "Telemetry",
     "Timeouts",
@@ -38,5 +41,6 @@ __all__ = [
     "packaged",
     "refuse_open",
     "summary",
+    "tool_map",
     "version",
 ]

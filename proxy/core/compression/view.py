@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.core.compression.clip import clip
+from proxy.core.compression.digest import command_of
 from proxy.core.compression.fold import Folded, render
+from proxy.core.compression.record import Record
 from proxy.core.compression.schedule import Event
+from proxy.core.compression.swap import LINE, Swap, words
+from proxy.core.compression.truncate import HEAD_ONLY, Truncate, truncate_to
 from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.facts import Pair, failure_line, pairs_of
 from proxy.core.conversation.items import Item, Layout
 from proxy.core.conversation.scan import Span
+from proxy.core.conversation.toolmap import ToolMap
 
 Count = Callable[[str], int]
+
+TARGET_LENGTH = 120
+"""Characters of a call's target in the line that stands for its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +48,28 @@ class View:
     tokens: int
 
 
-def write(raw: Raw, event: Event, count: Count) -> tuple[str, dict[int, bytes]]:
-    """The block's text and the clipped items of *event*: written once, then a matter of record."""
+@dataclass(frozen=True, slots=True)
+class Pen:
+    """What texts are written with: the counter, the table of tools, and the limits of a truncated result."""
+
+    count: Count
+    tools: ToolMap
+    limits: Truncate = field(default_factory=Truncate)
+
+
+def write(raw: Raw, event: Event, pen: Pen, before: Record | None = None) -> tuple[str, dict[int, bytes]]:
+    """The block's text and the edited items of *event*: written once, then a matter of record.
+
+    What stands as it did after *before*, the event before this one, keeps that record's bytes.
+    """
+    count = pen.count
     shorten: Callable[[str, int], str] = lambda text, tokens: clip(text, tokens, count)  # noqa: E731
     edits = {i: raw.dialect.clipped(raw.item(i), shorten, count, tokens) for i, tokens in event.clips}
+    edits |= _results(raw, event, pen, before)
     if event.cut == 0 or not event.block:
         return "", edits
+    if before is not None and _same_block(event, before.event):
+        return before.block, edits
     folded = [i for i in range(event.cut) if raw.items[i].role != "system"]
     entries = {i: raw.dialect.read_entry(edits.get(i) or raw.item(i)) for i in folded}
     anchors = [i for i in event.anchors if i != _carrier(raw, event)]
@@ -54,6 +79,61 @@ def write(raw: Raw, event: Event, count: Count) -> tuple[str, dict[int, bytes]]:
     pins = tuple(entries[i].text for i in folded if raw.items[i].role == "user" and i not in event.anchors)
     said = Folded(tuple(entries.values()), pins, task, newest, carried.text if carried else "")
     return _encodable(render(said, event.block, event.text, count)), edits
+
+
+def _same_block(event: Event, before: Event) -> bool:
+    """Whether the block of *event* says what that of *before* does."""
+    clips = [tuple(clip for clip in e.clips if clip[0] in e.anchors or clip[0] < e.cut) for e in (event, before)]
+    shape = [(e.cut, e.block, e.text, e.anchors) for e in (event, before)]
+    return shape[0] == shape[1] and clips[0] == clips[1]
+
+
+def _results(raw: Raw, event: Event, pen: Pen, before: Record | None) -> dict[int, bytes]:
+    """The items whose results gave way to a line or were truncated."""
+    lines, trims = {swap.index: swap for swap in event.swaps}, dict(event.trims)
+    if not lines and not trims:
+        return {}
+    cut_short = {*trims, *(index for index, _ in event.clips)}
+    held = frozenset(before.event.swaps) if before else frozenset()
+    found: dict[int, bytes] = {}
+    texts: dict[int, list[str]] = {}
+    for pair in pairs_of(raw.items, event.cut, event.place):
+        swap = lines.get(pair.index)
+        if swap is not None and swap in held and swap.by not in cut_short and before and pair.index in before.edits:
+            found[pair.index] = before.edits[pair.index]
+        elif swap is not None:
+            # What was cut short itself no longer says all that this result said.
+            said = Swap(swap.index, "old") if swap.by in cut_short else swap
+            texts.setdefault(pair.index, []).append(_line(raw, pair, said, pen))
+        elif pair.index in trims:
+            text = _result_text(raw, pair)
+            tail = pair.call.kind not in HEAD_ONLY
+            share = max(1, trims[pair.index] // len(raw.items[pair.index].answers))
+            texts.setdefault(pair.index, []).append(truncate_to(text, pen.limits, share, pen.count, tail=tail))
+    return {**{i: raw.dialect.replaced(raw.item(i), said) for i, said in texts.items()}, **found}
+
+
+def _line(raw: Raw, pair: Pair, swap: Swap, pen: Pen) -> str:
+    """The line that stands for one result."""
+    name, arguments = raw.dialect.read_entry(raw.item(pair.call_index)).calls[pair.call_at]
+    targets = pen.tools.targets(name, arguments)
+    target = targets[0] if targets else command_of(arguments)
+    target = target if len(target) <= TARGET_LENGTH else ""
+    line = "" if pair.result.ok else _brief(failure_line(_result_text(raw, pair)))
+    for about, cause in ((target, line), (target, ""), ("", "")):
+        text = words(swap.why, name, about, ok=pair.result.ok, line=cause)
+        if pen.count(text) <= LINE:
+            break
+    return _encodable(text)
+
+
+def _brief(line: str) -> str:
+    return line if len(line) <= TARGET_LENGTH else ""
+
+
+def _result_text(raw: Raw, pair: Pair) -> str:
+    entry = raw.dialect.read_entry(raw.item(pair.index))
+    return entry.results[pair.at][0] if entry.results else entry.text
 
 
 def _encodable(text: str) -> str:

@@ -129,6 +129,18 @@ def user_message(text: str) -> bytes:
     return b'{"role":"user","content":' + _quoted(text).encode() + b"}"
 
 
+def replaced(raw: bytes, texts: Sequence[str]) -> bytes:
+    """The tool result with the one of *texts* in place of its content; the rest stays as it was."""
+    source = raw.decode()
+    text = "\n".join(texts)
+    found = _content_field(members(source))
+    if found is None:
+        return with_text(raw, text, before=False)
+    is_list = source[found.start] == "["
+    value = '[{"type":"text","text":' + _quoted(text) + "}]" if is_list else _quoted(text)
+    return (source[: found.start] + value + source[found.end :]).encode()
+
+
 def clipped(raw: bytes, clip: Callable[[str, int], str], count: Count, tokens: int) -> bytes:
     """The message cut to about *tokens* by clipping its longest texts; roles, names, ids and media stay.
 

@@ -34,5 +34,8 @@ class Dialect(Protocol):
     def media_parts(self, raw: bytes) -> list[bytes]:
         """The media parts of an element, each as its own bytes."""
 
+    def replaced(self, raw: bytes, texts: Sequence[str]) -> bytes:
+        """The element with *texts* in place of what its tool results say, one for each in the order of their ids."""
+
     def clipped(self, raw: bytes, clip: Callable[[str, int], str], count: Count, tokens: int) -> bytes:
         """The element cut to about *tokens*."""

@@ -9,9 +9,14 @@ from proxy.core.conversation.items import Role
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The words of one item: its text, its tool calls as (name, arguments) and the kinds of its media parts."""
+    """The words of one item: its text, its tool calls as (name, arguments) and the kinds of its media parts.
+
+    ``results`` are the texts of its tool results, each with whether the API itself says that it failed; empty where the
+    item is one result and nothing else.
+    """
 
     role: Role
     text: str
     calls: tuple[tuple[str, str], ...] = ()
     media: tuple[str, ...] = ()
+    results: tuple[tuple[str, bool], ...] = ()

@@ -1,0 +1,101 @@
+"""The table of tools: the packaged file, with what the configuration says laid over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from proxy.core.conversation.toolmap import Keys, Kind, Tool, ToolMap
+from proxy.settings.data import packaged
+from proxy.settings.fields import FilePath, Section, Words
+from proxy.settings.problems import Problem, SettingsError, key_name
+from proxy.settings.source import parse_inline, read_yaml
+
+FILE = "tools.yaml"
+
+Names = Annotated[tuple[str, ...], Words]
+
+
+class ToolRule(Section):
+    """One tool, or all that a glob matches."""
+
+    kind: Kind = Field(default="unknown", description="What it does.")
+    path: Names = Field(default=(), description="Arguments that name its target; empty: the usual ones.")
+    patch: Names = Field(default=(), description="Arguments that hold a patch with file headers.")
+    base: int = Field(default=1, ge=0, le=1, description="The number of a file's first line.")
+    limit: int = Field(default=0, ge=0, description="Lines it reads when not told how many; 0: all.")
+    unit: Literal["lines", "bytes"] = Field(default="lines", description="What its range counts.")
+    by: str = Field(default="", description="The argument that says what it does this time.")
+    cases: dict[str, ToolRule] = Field(default={}, description="By that argument's value; '*' is any other.")
+
+
+class ToolKeys(Section):
+    """The usual argument names, the first that is there."""
+
+    path: Names = Field(default=(), description="A path.")
+    many: Names = Field(default=(), description="Lists of paths, or of objects with one.")
+    first: Names = Field(default=(), description="The first line of a range.")
+    count: Names = Field(default=(), description="How many lines.")
+    last: Names = Field(default=(), description="The last line of a range.")
+    pair: Names = Field(default=(), description="First and last line in a list.")
+
+
+class ToolTable(Section):
+    """What a file of tools holds."""
+
+    keys: ToolKeys = ToolKeys()
+    protected: Names = Field(default=(), description="Tools whose results are never left out; names or globs.")
+    map: dict[str, ToolRule] = Field(default={}, description="Rules by tool name or glob.")
+
+
+class Tools(ToolTable):
+    """What is known of the clients' tools beside the packaged table."""
+
+    file: FilePath | None = Field(default=None, description="A file of the same shape, between the two.")
+
+
+def tool_map(tools: ToolTable) -> ToolMap:
+    """The compiled table: *tools* over the packaged one."""
+    below = ToolTable.model_validate(parse_inline(packaged(FILE).read_text(encoding="utf-8")))
+    table = merged(below, tools)
+    keys = Keys(**{name: getattr(table.keys, name) for name in ToolKeys.model_fields})
+    return ToolMap({name: _tool(rule) for name, rule in table.map.items()}, table.protected, keys)
+
+
+def with_file(tools: Tools, folder: Path) -> Tools:
+    """*tools* over what its file says; a relative path starts at *folder*. Raises ``SettingsError``."""
+    if tools.file is None:
+        return tools
+    table = merged(_read(folder / tools.file), tools)
+    return Tools(file=tools.file, keys=table.keys, protected=table.protected, map=table.map)
+
+
+def merged(below: ToolTable, above: ToolTable) -> ToolTable:
+    """*above* over *below*: rules and lists of keys replace those of their name, protected names are added."""
+    keys = {name: getattr(above.keys, name) or getattr(below.keys, name) for name in ToolKeys.model_fields}
+    # A name that has a rule of its own now, or is protected now, is no longer what it was.
+    protected = tuple(name for name in below.protected if name not in above.map)
+    rules = {name: rule for name, rule in below.map.items() if name not in above.protected}
+    return ToolTable(keys=ToolKeys(**keys), protected=(*protected, *above.protected), map={**rules, **above.map})
+
+
+def _read(file: Path) -> ToolTable:
+    source = read_yaml(file, {})
+    problems = list(source.problems)
+    try:
+        table = ToolTable.model_validate(source.values)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False, include_input=False):
+            origin = source.origin(detail["loc"])
+            remedy = "Write it in the shape of the packaged tools.yaml."
+            problems.append(Problem(origin.file, origin.line, key_name(detail["loc"]), detail["msg"], remedy))
+    if problems:
+        raise SettingsError(problems)
+    return table
+
+
+def _tool(rule: ToolRule) -> Tool:
+    cases = {value: _tool(case) for value, case in rule.cases.items()}
+    return Tool(rule.kind, rule.path, rule.patch, rule.base, rule.limit, rule.unit, rule.by, cases)
