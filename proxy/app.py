@@ -325,7 +325,7 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
 
 def _mild(stages: Stages) -> Mild:
     dedup, prune = stages.dedup, stages.prune
-    weights: dict[str, int] = {**WEIGHTS, **prune.weights}
+    weights = {**WEIGHTS, **prune.weights}
     return Mild(
         Dedup(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
         Prune(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,

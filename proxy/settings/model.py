@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from proxy.core.conversation.toolmap import Kind
 from proxy.settings.fields import (
     MIB,
     AccessKey,
@@ -191,7 +190,7 @@ class PruneStage(Stage):
     protect_rounds: int = Field(default=6, ge=0, description="Newest rounds that stay; fewer in windows below 200K.")
     protect_tokens: int = Field(default=40_000, ge=0, description="Newest tokens of results that stay; scaled alike.")
     min_saving: int = Field(default=20_000, ge=0, description="Tokens it must save in all; scaled alike.")
-    weights: dict[Kind, Annotated[int, Field(ge=0, le=1000)]] = Field(
+    weights: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
         default={}, description="How easily results of a kind are done without, where not as usual."
     )
 

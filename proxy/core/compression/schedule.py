@@ -205,16 +205,17 @@ class Schedule:
         if mild is not None:
             return mild
         folded = self._fold(place, event, budget, levels)
-        if (folded.after if folded else present) > levels.low:
-            folded = self._truncate(place, folded or event, levels) or folded
+        target = self._clip_target(levels)
+        if (folded.after if folded else present) > target:
+            folded = self._truncate(place, folded or event, levels.budget, target) or folded
         if folded is not None and "fold" in folded.stages and folded.after > levels.high and self._rungs.drop:
-            folded = self._smaller_block(place, folded, self._clip_target(levels))
+            folded = self._smaller_block(place, folded, target)
         if folded is not None and folded.after >= present:
             folded = None
         kept = folded.after if folded else present
         if kept <= levels.budget and not (forced and folded is None):
             return folded
-        return self._clip(place, folded or event, self._clip_target(levels)) or folded
+        return self._clip(place, folded or event, target) or folded
 
     def _smaller_block(self, place: int, event: Event, target: int) -> Event:
         """*event* with its block cut to what is left under *target*, at least to a quarter of it or a note."""
@@ -247,26 +248,25 @@ class Schedule:
         )
         return replace(event, after=self._kept(place, event))
 
-    def _truncate(self, place: int, before: Event | None, levels: _Levels) -> Event | None:
-        """*before* with the biggest tool results truncated, as few as reach the low mark."""
+    def _truncate(self, place: int, before: Event | None, room: int, target: int) -> Event | None:
+        """*before* with the biggest kept tool results truncated to one level, no lower than needed to reach *target*.
+
+        Going all the way down to the low mark would cost more of what the next step refers to than it wins.
+        """
         rules, base = self._truncate_rules, before or Event(place, 0, 0)
         if rules is None:
             return None
         sizes, total = self._sizes(base), self._kept(place, base)
-        most = rules.tokens(levels.budget)
-        found: dict[int, int] = {}
+        least, found = rules.tokens(room) + CLIP_FLOOR, {}
         for index in range(base.cut, place):
             item = self._items[index]
-            if item.answers and not item.media and index not in sizes and item.tokens > most + CLIP_FLOOR:
+            if item.answers and not item.media and item.tokens > least and index not in sizes:
                 found[index] = item.tokens
-        trims = dict(base.trims)
-        for index in sorted(found, key=lambda index: (-found[index], index)):
-            if total <= levels.low:
-                break
-            trims[index] = most + CLIP_FLOOR
-            total -= found[index] - trims[index]
-        if len(trims) == len(base.trims):
+        if total <= target or not found:
             return None
+        most = _level(found, dict.fromkeys(found, least), target - (total - sum(found.values())))
+        most = max(least, min(most, rules.most + CLIP_FLOOR))
+        trims = {**dict(base.trims), **{index: most for index, tokens in found.items() if tokens > most}}
         stages = (*(base.stages if before and before.place == place else ()), "truncate")
         event = replace(base, place=place, trims=tuple(sorted(trims.items())), stages=stages)
         return replace(event, after=self._kept(place, event))

@@ -17,6 +17,8 @@ BYTES_PER_TOKEN = 4
 """So many bytes of a limit are one token when its weight is charged before its text is known."""
 
 _TRIES = 12
+_EDGES = (b"\n", b" ")
+"""Where a text is cut if such an edge is near: between lines, else between words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,12 @@ class Truncate:
 
     def tokens(self, room: int) -> int:
         """The tokens a result may keep where messages have *room* tokens."""
-        return min(int(self.share * room), self.size // BYTES_PER_TOKEN)
+        return min(int(self.share * room), self.most)
+
+    @property
+    def most(self) -> int:
+        """The tokens that so many bytes of plain text are."""
+        return self.size // BYTES_PER_TOKEN
 
 
 def line_count(text: str) -> int:
@@ -79,8 +86,10 @@ def _head(body: bytes, lines: int, size: int) -> int:
     end = _after_lines(body, lines)
     if end <= size:
         return end
-    line = body.rfind(b"\n", size // 2, size)
-    return line + 1 if line >= 0 else _boundary(body, size, -1)
+    for edge in _EDGES:
+        if (at := body.rfind(edge, size * 3 // 4, size)) >= 0:
+            return at + 1
+    return _boundary(body, size, -1)
 
 
 def _tail(body: bytes, lines: int, size: int) -> int:
@@ -89,8 +98,10 @@ def _tail(body: bytes, lines: int, size: int) -> int:
     if len(body) - start <= size:
         return start
     start = len(body) - size
-    line = body.find(b"\n", start, start + size // 2)
-    return line + 1 if line >= 0 else _boundary(body, start, 1)
+    for edge in _EDGES:
+        if (at := body.find(edge, start, start + size // 4)) >= 0:
+            return at + 1
+    return _boundary(body, start, 1)
 
 
 def _after_lines(body: bytes, lines: int) -> int:

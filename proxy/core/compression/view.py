@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core.compression.clip import clip
-from proxy.core.compression.digest import command_of
+from proxy.core.compression.digest import command_of, digest_of
 from proxy.core.compression.fold import Folded, render
 from proxy.core.compression.record import Record
 from proxy.core.compression.schedule import Event
-from proxy.core.compression.swap import LINE, Swap, words
-from proxy.core.compression.truncate import HEAD_ONLY, Truncate, truncate_to
+from proxy.core.compression.swap import LINE, NAMES, Swap, words
+from proxy.core.compression.truncate import Truncate, truncate_to
 from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import Pair, failure_line, pairs_of
 from proxy.core.conversation.items import Item, Layout
 from proxy.core.conversation.scan import Span
@@ -22,6 +23,9 @@ Count = Callable[[str], int]
 
 TARGET_LENGTH = 120
 """Characters of a call's target in the line that stands for its result."""
+
+DIGESTED_LINES, HEADINGS = 2_000, 12
+"""Lines of an old result that are looked through for names, and tokens of the headings over them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +111,8 @@ def _results(raw: Raw, event: Event, pen: Pen, before: Record | None) -> dict[in
             texts.setdefault(pair.index, []).append(_line(raw, pair, said, pen))
         elif pair.index in trims:
             text = _result_text(raw, pair)
-            tail = pair.call.kind not in HEAD_ONLY
             share = max(1, trims[pair.index] // len(raw.items[pair.index].answers))
-            texts.setdefault(pair.index, []).append(truncate_to(text, pen.limits, share, pen.count, tail=tail))
+            texts.setdefault(pair.index, []).append(truncate_to(text, pen.limits, share, pen.count, tail=True))
     return {**{i: raw.dialect.replaced(raw.item(i), said) for i, said in texts.items()}, **found}
 
 
@@ -124,7 +127,16 @@ def _line(raw: Raw, pair: Pair, swap: Swap, pen: Pen) -> str:
         text = words(swap.why, name, about, ok=pair.result.ok, line=cause)
         if pen.count(text) <= LINE:
             break
-    return _encodable(text)
+    names = _names(raw, pair, pen.count) if swap.why == "old" else []
+    return _encodable("\n".join([text, *names]))
+
+
+def _names(raw: Raw, pair: Pair, count: Count) -> list[str]:
+    """What an old result mentioned, in a tenth of its size."""
+    item = raw.items[pair.index]
+    lines = _result_text(raw, pair).splitlines()[:DIGESTED_LINES]
+    room = item.tokens // NAMES // len(item.answers) - HEADINGS
+    return digest_of([Entry("tool", line) for line in lines], room, count).lines() if room > 0 else []
 
 
 def _brief(line: str) -> str:

@@ -31,7 +31,8 @@ _DECISION = re.compile(
 )
 _FAILED = re.compile(
     r"\s*(?:$|<(?:tool_use_)?error>|\W{0,3}(?:error|failed|failure|enoent|traceback|fatal)\b"
-    r"|file not found|no such file|(?:old_string|string to replace)[^\n]{0,20} not found|permission denied|错误|エラー)",
+    r"|file not found|no such file|(?:old_string|string to replace)[^\n]{0,20} not found|permission denied"
+    r"|错误|エラー)",
     re.IGNORECASE,
 )
 _EXIT = re.compile(r"\bexit(?:ed)?(?: with)?(?: code| status)?[:=]? {0,2}(?:-|[1-9])", re.IGNORECASE)
