@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import typer
 
 if TYPE_CHECKING:
-    from proxy.settings import SettingsError
+    from proxy.clients import Client
+    from proxy.settings import Settings, SettingsError
 
 REFUSED = 1
 MISUSED = 2
@@ -221,6 +222,81 @@ def _ready(address: str) -> int:
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+@app.command()
+def connect(
+    client: Annotated[str | None, typer.Argument(help="Its name; none: list them.", metavar="[CLIENT]")] = None,
+    model: Annotated[str | None, typer.Option(help="The model it is to ask for.")] = None,
+    window: Annotated[int | None, typer.Option(help="Its window in tokens [default: what is known].", min=1)] = None,
+    url: Annotated[str | None, typer.Option(help="The proxy's address [default: the configured port].")] = None,
+    key: Annotated[str | None, typer.Option(help="Environment variable that holds the key.", metavar="NAME")] = None,
+    config: Annotated[Path | None, typer.Option(help="The proxy's YAML file.", metavar="FILE")] = None,
+    roomy: Annotated[bool, typer.Option(help="Tell ten times the window: the client's own compaction rests.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Change the client's files.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Put back what --write changed.")] = False,
+) -> None:
+    """Print, write or take back a client's configuration: where the proxy is, and how large the window."""
+    from proxy import connect as clients_of
+    from proxy.clients import Facts, clients
+
+    known = clients()
+    if client is None:
+        for name, each in known.items():
+            typer.echo(f"{name:16}{each.title} ({each.api})")
+        return
+    settings = _settings(config, {})
+    journal = settings.store.path / clients_of.JOURNAL
+    chosen = known.get(client)
+    if problem := _misused(client, chosen, write and undo, model is None and not undo):
+        typer.echo(problem, err=True)
+        raise typer.Exit(MISUSED)
+    assert chosen is not None
+    try:
+        if undo:
+            said = clients_of.undo(client, chosen, journal)
+        else:
+            told, output = _limits(settings, model) if model else (None, None)
+            size = window or told
+            root = (url or _configured_address(os.environ)).rstrip("/").removesuffix("/v1")
+            facts = Facts(root, key or chosen.key, model, size and size * (10 if roomy else 1), output)
+            said = clients_of.connect(client, chosen, facts, os.environ, journal if write else None)
+    except (clients_of.ConnectError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(REFUSED) from error
+    typer.echo("\n".join(said))
+
+
+def _misused(name: str, client: Client | None, both: bool, nameless: bool) -> str:
+    """What is wrong with how `ullage connect` was used; empty if nothing is."""
+    if client is None:
+        return f"No client is called {name}. `ullage connect` lists them."
+    if both:
+        return "Give --write or --undo, not both."
+    if client.needs_model and nameless:
+        return f"{client.title} wants to be told its models: give --model NAME."
+    return ""
+
+
+def _settings(config: Path | None, overrides: Mapping[tuple[str, ...], object]) -> Settings:
+    """The settings; ends the process with what is wrong with them."""
+    from proxy.settings import SettingsError, load
+
+    try:
+        return load(config, overrides, os.environ)
+    except SettingsError as error:
+        _complain(error)
+        raise typer.Exit(REFUSED) from error
+
+
+def _limits(settings: Settings, model: str) -> tuple[int | None, int | None]:
+    """Window and longest answer of *model* in tokens, where they are known."""
+    import asyncio
+
+    from proxy.listing import listing
+
+    rows = asyncio.run(listing(settings, model)).rows
+    return (rows[0].context_window, rows[0].max_output_tokens) if rows else (None, None)
 
 
 def _complain(error: SettingsError) -> None:

@@ -81,7 +81,7 @@ async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
     (store,) = servers(home)
     victim = workers(front)[1]
     os.kill(victim, signal.SIGKILL)
-    # A dying process leaves /proc/PID/cwd before the kernel closes its listening socket: only its parent knows for sure.
+    # A dying process leaves /proc/PID/cwd before the kernel closes its listening socket: its parent knows for sure.
     await until(lambda: any(line["event"] == "worker.ended" for line in lines(front)))
     assert [(await ask(front)).status_code for _ in range(10)] == [200] * 10
     ends = [answer.endswith(b"data: [DONE]\n\n") for answer in await asyncio.gather(*streams)]

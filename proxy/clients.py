@@ -1,0 +1,119 @@
+"""Clients as data: which settings of which file point each of them at the proxy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from proxy.settings import packaged
+
+Format = Literal["json", "toml", "yaml", "env"]
+Step = str | Mapping[str, str]
+"""One step into a document: a key, or the element of a list that has these members."""
+
+_ALONE = re.compile(r"\{(\w+)\}")
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Setting(_Data):
+    """One value of a file: where it stands, and what it becomes."""
+
+    at: tuple[str | dict[str, str], ...]
+    to: Any
+
+
+class File(_Data):
+    """A file of a client below the user's home; ``home`` is the environment variable that moves its folder."""
+
+    path: str
+    format: Format
+    set: tuple[Setting, ...]
+    home: str = ""
+
+
+class Client(_Data):
+    """A client: the ``api`` it speaks, and by which files, variables or commands it is told where the model is."""
+
+    title: str
+    api: str
+    key: str = ""
+    needs_model: bool = False
+    note: str = ""
+    files: tuple[File, ...] = ()
+    environment: dict[str, str] = {}
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a client is told. ``root`` is the proxy's address without a path, figures are in tokens."""
+
+    root: str
+    key: str
+    model: str | None = None
+    window: int | None = None
+    output: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One value to be set, with everything filled in."""
+
+    at: tuple[Step, ...]
+    to: Any
+
+
+def clients() -> dict[str, Client]:
+    """The known clients by the name they are asked for."""
+    text = packaged("clients.yaml").read_text("utf-8")
+    return TypeAdapter(dict[str, Client]).validate_python(yaml.safe_load(text))
+
+
+def changes(file: File, facts: Facts) -> list[Change]:
+    """What *file* is to say; values about a model or window that *facts* does not know are left out."""
+    found = []
+    for setting in file.set:
+        steps, value = filled(list(setting.at), facts), filled(setting.to, facts)
+        if value is not None and steps is not None and len(steps) == len(setting.at):
+            found.append(Change(tuple(steps), value))
+    return found
+
+
+def filled(value: Any, facts: Facts) -> Any:
+    """*value* with the names in braces replaced; ``None`` where one of them is not known.
+
+    A figure that stands alone becomes a number; members and elements that are not known are left out.
+    """
+    if isinstance(value, dict):
+        pairs = {filled(key, facts): filled(part, facts) for key, part in value.items()}
+        return {key: part for key, part in pairs.items() if key is not None and part is not None}
+    if isinstance(value, list):
+        return [part for part in (filled(each, facts) for each in value) if part is not None]
+    if not isinstance(value, str):
+        return value
+    known = _known(facts)
+    if alone := _ALONE.fullmatch(value):
+        return known[alone[1]]
+    names = [name for _, name, _, _ in Formatter().parse(value) if name]
+    return None if any(known[name] is None for name in names) else value.format_map(known)
+
+
+def _known(facts: Facts) -> dict[str, str | int | None]:
+    return {
+        "root": facts.root,
+        "url": f"{facts.root}/v1",
+        "key": facts.key,
+        "model": facts.model,
+        "window": facts.window,
+        "text_window": None if facts.window is None else str(facts.window),
+        "output": facts.output,
+    }
