@@ -317,7 +317,7 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     tools = configuration.tool_map(settings.tools)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES), tools)
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
-    policy = Policy(Rules(marks, shares, rungs, _mild(stages), _truncate(stages)), wanted.lower_output)
+    policy = Policy(Rules(marks, shares, rungs, _mild(stages), _truncate(stages)), wanted.lower_output, _always(stages))
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
     return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
@@ -335,6 +335,11 @@ def _mild(stages: Stages) -> Mild:
 def _truncate(stages: Stages) -> Truncate | None:
     wanted = stages.truncate
     return Truncate(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
+
+
+def _always(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
 
 
 def _record_bytes(record: Any) -> int:

@@ -183,6 +183,11 @@ class Engine:
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
         window = _window(route, known, request)
+        if mode == "on" and (smaller := self._fitter.capped(request)) is not request:
+            plan = await self.fit(smaller)
+            outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
+            stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
+            return replace(plan, report=plan.report.but(outcome=outcome, stages=stages))
         if mode == "off" or window is None:
             reason = "off" if mode == "off" else "unknown-window"
             report = Report(request.request_id, request.api, model, route.upstream, stream, reason=reason)
@@ -218,7 +223,7 @@ class Engine:
         assert plan.route is not None
         if request.options.mode != "on" or self._mode != "on":
             return None
-        route, tenant = plan.route, request.tenant
+        route, tenant, request = plan.route, request.tenant, self._fitter.capped(request)
         located = self._fitter.locate(request)
         sent = plan.tokens
         if sent is None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Figures, input_room, reserve, scaled
+from proxy.core.compression.fresh import capped
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
@@ -20,7 +21,8 @@ from proxy.core.conversation import chat
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
-from proxy.core.errors import ContextTooLong, UllageError
+from proxy.core.conversation.scan import scan
+from proxy.core.errors import ContextTooLong, InvalidRequest, UllageError
 from proxy.core.report import Report
 from proxy.lessons import Lessons, Sent
 from proxy.ports import Recorder, Request
@@ -31,16 +33,23 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat})
 RENDER_INLINE = 65_536
 """Bytes of folded items that are digested on the event loop; more goes to a thread."""
 
+LARGE = 0.30
+"""A fresh tool result that takes more of the room left than this is worth a warning."""
+
 MAX_PLACES = 512
 """Places asked of the store at once; an event is never further back than the room between the marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How views are kept small: the schedule's rules, and when an output figure may be lowered."""
+    """How views are kept small: the schedule's rules, and when an output figure may be lowered.
+
+    ``always`` caps every tool result before it is first sent.
+    """
 
     rules: Rules
     lower_output: Literal["never", "last", "first"] = "last"
+    always: Truncate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,19 @@ class Fitter:
         self._asked = asked
         self._tools = tools
         self._lessons = lessons
+
+    def capped(self, request: Request) -> Request:
+        """*request* with its tool results capped, where that is wanted; *request* itself where nothing is too big."""
+        limits = self._policy.always
+        if limits is None:
+            return request
+        dialect = DIALECTS[request.api]
+        try:
+            where = scan(request.body, dialect.LIST)
+            body = capped(request.body, where, dialect, self._reader.tools, limits)
+        except InvalidRequest:
+            return request  # what cannot be read may still be relayed
+        return request if body is request.body else replace(request, body=body)
 
     def locate(self, request: Request) -> Located:
         """Where things stand in the body. Raises ``InvalidRequest`` where it cannot be read."""
@@ -320,6 +342,7 @@ class Fitter:
             tokens_before=int(self.total(subject) * factor),
             tokens_after=int(tokens * factor),
             conversation=base64.urlsafe_b64encode(root[:12]).decode(),
+            large_result=_large_result(subject),
         )
 
     @staticmethod
@@ -359,6 +382,21 @@ def _guess(subject: Subject, record: Record | None) -> int:
     items = subject.reading.items
     kept = {*record.event.anchors, *range(record.event.cut, len(items))} if record else range(len(items))
     return sum(items[index].guess for index in kept)
+
+
+def _large_result(subject: Subject) -> float:
+    """The share of the room left that the largest of the newest tool results takes; zero where that needs no warning.
+
+    What no request has seen before can still be asked for in a narrower way.
+    """
+    newest, largest = 0, 0
+    for item in reversed(subject.reading.items):
+        if not item.answers:
+            break
+        newest, largest = newest + item.tokens, max(largest, item.tokens)
+    left = subject.figures.budget - subject.reading.fixed - subject.reading.history + newest
+    share = largest / left if left > 0 else 0.0
+    return round(share, 2) if share > LARGE else 0.0
 
 
 def _lossy(event: Event | None, since: Event | None) -> bool:

@@ -163,7 +163,7 @@ class Reader:
             slices = [body[start:end] for start, end in unseen.values()]
 
             def read() -> list[Item]:
-                return [_item(dialect, raw, count, self.tools) for raw in slices]
+                return [read_one(dialect, raw, count, self.tools) for raw in slices]
 
             large = sum(map(len, slices)) > INLINE
             fresh = dict(zip(unseen, await asyncio.to_thread(read) if large else read(), strict=True))
@@ -221,8 +221,8 @@ class Memo:
         return digest
 
 
-def _item(dialect: Dialect, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
-    """One item with the facts of its calls and results."""
+def read_one(dialect: Dialect, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+    """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
     item = dialect.read_item(raw, count)
     if item.role != "assistant" and not item.answers:
         return item

@@ -25,7 +25,8 @@ class Report(msgspec.Struct, frozen=True):
     """Facts about one request. Holds counts and names only: never a prompt, a key or a summary.
 
     All token figures are in tokens of the model's encoding. ``bounded`` says that the byte bound spared the
-    count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds.
+    count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds. ``large_result`` is the share of
+    the room left that one fresh tool result takes, where that is worth a warning.
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class Report(msgspec.Struct, frozen=True):
     retries: int = 0
     overflows: int = 0
     overhead_seconds: float = 0.0
+    large_result: float = 0.0
     status: int = 0
     usage: Usage = NO_USAGE
 

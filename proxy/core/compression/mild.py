@@ -51,13 +51,14 @@ def swaps(stretch: Stretch, need: int, window: int, rules: Mild) -> tuple[tuple[
     saved = sum(gains[index] for index in chosen)
     stages: tuple[str, ...] = ("dedup",) if chosen else ()
     if saved < need and prune is not None:
-        named |= {swap.by for swap in chosen.values()}
         first = border(layout, start, place, prune)
         spared = {*chosen, *named}
         old = [swap for swap in ranked(pairs, items, place, prune) if swap.index < first and swap.index not in spared]
         taken, pruned = _enough([swap for swap in old if gains[swap.index] >= least], gains, need - saved)
         if pruned >= prune.min_saving:
-            chosen |= taken
+            # What said that a later result has it says so no longer where that one goes as well.
+            pointing = {i: Swap(i, "old") if swap.by in taken else swap for i, swap in chosen.items()}
+            chosen = pointing | taken
             saved += pruned
             stages = (*stages, "prune")
     if not chosen or saved < need:

@@ -61,7 +61,8 @@ class Prune:
 def border(layout: Layout, start: int, place: int, rules: Prune) -> int:
     """The first protected item between *start* and *place*: results before it may go."""
     cuts = layout.cuts[: bisect_left(layout.cuts, place)]
-    oldest = cuts[-rules.protect_rounds] if 0 < rules.protect_rounds <= len(cuts) else place
+    oldest = cuts[-rules.protect_rounds] if len(cuts) >= rules.protect_rounds else start
+    oldest = oldest if rules.protect_rounds else place
     sums = layout.result_sums
     tokens = bisect_left(sums, sums[place] - rules.protect_tokens) - 1 if rules.protect_tokens else place
     # The result that crosses the limit may go; those after it may not.

@@ -23,7 +23,7 @@ MOST_MENTIONS = 128
 
 _LOOKED_AT = 65_536
 _NAME = re.compile(r"(?<=/)[\w.@+-]{3,}|\w[\w@+-]*(?:\.\w+)+")
-_QUOTE = re.compile(r"[`\"'«「“\n>][`\"'>\s]*([^`\"'>\s][^\n]{19})")
+_QUOTE = re.compile(r"[`\"'«「“\n>](?=[`\"'>\s]{0,8}([^`\"'>\s][^\n]{19}))")
 _DECISION = re.compile(
     r"\b(?:based on|i(?:'|’)ll use|i will use|the (?:issue|problem|cause|bug) is|let(?:'|’)s use|so we need"
     r"|das problem ist|le problème est|el problema es)\b|问题是|原因是|根据|原因は",
