@@ -23,6 +23,7 @@ from cachetools import LRUCache
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Marks, Shares
+from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
 from proxy.core.compression.dedup import Dedup
 from proxy.core.compression.mild import Mild
@@ -35,7 +36,7 @@ from proxy.fitting import Fitter, Policy
 from proxy.lessons import Lessons
 from proxy.reading import Reader
 from proxy.routing import open_catalogue, open_probes, open_upstream
-from proxy.server import Limits, Server, ServerConfig
+from proxy.server import Limits, Models, Place, Server, ServerConfig
 from proxy.settings import Settings, Stages
 from proxy.store import (
     Embedded,
@@ -146,9 +147,9 @@ class House:
             few = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
             logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
 
-        probes = open_probes(settings, upstream, tasks, told)
+        probes = open_probes(settings, upstream, tasks, told, store)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
-        engine = _engine(settings, catalogue, tokenizers, store)
+        engine = open_engine(settings, catalogue, tokenizers, store)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -161,13 +162,15 @@ class House:
                 "upstreams": list(upstream.names),
                 "windows": probes.known(),
                 "probes": probes.surveys(),
+                **engine.windows(),
                 "store": _store_status(store),
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
 
         config = _server_config(settings)
+        models = _models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status)
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -308,7 +311,8 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
+def open_engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
+    """The conductor of *settings*, with memories of its own."""
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
@@ -317,7 +321,9 @@ def _engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, st
     tools = configuration.tool_map(settings.tools)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES), tools)
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
-    policy = Policy(Rules(marks, shares, rungs, _mild(stages), _truncate(stages)), wanted.lower_output, _always(stages))
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
+    policy = Policy(rules, wanted.lower_output, _always(stages))
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
     return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
@@ -346,6 +352,23 @@ def _record_bytes(record: Any) -> int:
     return 512 + len(record.block) + sum(map(len, record.edits.values()))
 
 
+def _models(settings: Settings, catalogue: Catalogue, upstream: DirectUpstream) -> Models:
+    def figures(model: str) -> Mapping[str, int]:
+        """A model's limits under the names that clients read them by."""
+        route = catalogue.resolve(model)
+        told = {
+            "context_length": route.window,
+            "max_model_len": route.window,
+            "max_input_tokens": route.max_input or route.window,
+            "max_output_tokens": route.max_output,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    places = [Place(each.name) for each in settings.upstreams]
+    named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
+    return Models(upstream, places, settings.default_upstream().name, named, figures)
+
+
 def _server_config(settings: Settings) -> ServerConfig:
     server, limits = settings.server, settings.server.limits
     return ServerConfig(
@@ -353,7 +376,9 @@ def _server_config(settings: Settings) -> ServerConfig:
         version=configuration.version(),
         access_keys=tuple(key.get_secret_value() for key in server.access_keys),
         admin_key=server.admin_key.get_secret_value() if server.admin_key else None,
+        websockets=settings.server.websockets == "relay",
         keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.carries_key),
+        usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
         relay=server.relay,
         origins=frozenset(server.origins),
         limits=replace(

@@ -176,14 +176,67 @@ def _tabulate(rows: list[dict[str, object]]) -> None:
     table.add_column("encoding", no_wrap=True)
     table.add_column("factor", justify="right", no_wrap=True)
     table.add_column("window from", overflow="fold")
+    table.add_column("age", justify="right", no_wrap=True)
+    for title in ("output from", "encoding from", "factor from"):
+        table.add_column(title)
     for row in rows:
-        cells = [
-            f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value) for value in row.values()
-        ]
+        age = row["age_seconds"]
+        told = {**row, "age_seconds": None if age is None else f"{age:g} s"}
+        cells = [f"{cell:,}" if isinstance(cell, int) else "-" if cell is None else str(cell) for cell in told.values()]
         table.add_row(*cells)
     # A pipe has no width: there nothing is folded.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
     console.print(table)
+
+
+@app.command()
+def fit(
+    request: Annotated[str, typer.Argument(help="A request's JSON body; - reads standard input.", metavar="REQUEST")],
+    window: Annotated[int | None, typer.Option(help="The model's window, in tokens.", min=1)] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
+    model: Annotated[str | None, typer.Option(help="Treat it as a request for this model.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show where the tokens are and what was done.")] = False,
+) -> None:
+    """Print what would go upstream for a request, or explain it. Asks no server and keeps nothing."""
+    from proxy.core.errors import UllageError
+    from proxy.settings import SettingsError, load
+
+    try:
+        settings = load(config, {}, os.environ)
+        name, body = _read_request(request)
+    except SettingsError as error:
+        _complain(error)
+        raise typer.Exit(REFUSED) from error
+    except OSError as error:
+        typer.echo(f"{request}: cannot be read: {error.strerror}. Give a file, or - for standard input.", err=True)
+        raise typer.Exit(MISUSED) from error
+    import asyncio
+
+    from proxy.explain import Unfit, breakdown, fitted, render
+
+    try:
+        found = asyncio.run(fitted(settings, body, model=model, window=window))
+        if explain:
+            shown = breakdown(found)
+    except (UllageError, Unfit) as error:
+        typer.echo(f"{name}: {error}", err=True)
+        raise typer.Exit(REFUSED) from error
+    if explain:
+        from rich.console import Console
+
+        render(shown, Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200))
+    if found.plan.error is not None:
+        typer.echo(f"{name}: {found.plan.error.message}", err=True)
+        raise typer.Exit(REFUSED)
+    if not explain:
+        sys.stdout.buffer.write(found.plan.body)
+
+
+def _read_request(name: str) -> tuple[str, bytes]:
+    """What to call the request in messages, and its bytes. Raises ``OSError``."""
+    if name == "-":
+        return "standard input", sys.stdin.buffer.read()
+    return name, Path(name).read_bytes()
 
 
 @app.command()

@@ -6,11 +6,13 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import msgspec
 
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.figures import Marks, input_room, reserve
+from proxy.core.budget.windows import Source
 from proxy.core.compression.schedule import Demand
 from proxy.core.conversation.scan import ESCAPED_LETTER, UNREADABLE
 from proxy.core.errors import UllageError
@@ -35,6 +37,9 @@ TOOLS_ALLOWANCE = 512
 
 HEAD_BYTES = 262_144
 """Bodies up to this size are first tried by their bytes alone; larger ones are soon known by their prefix anyway."""
+
+SHOWN = 100
+"""Models that are shown to people at once."""
 
 MEDIA = re.compile(rb'"(?:image|input_|file"|document"|audio|video)')
 """What parts of a message hold whose bytes do not bound their tokens."""
@@ -138,6 +143,30 @@ class Engine:
         """The name of the upstream that serves *model*. Raises ``NotFound`` where none does."""
         return self._catalogue.resolve(model).upstream
 
+    def windows(self) -> dict[str, list[dict[str, object]]]:
+        """What holds for the models that were asked for, and what overflows taught: for people, tokens and seconds."""
+        now = self._clock()
+        routes = sorted(self._catalogue.known()[-SHOWN:], key=lambda route: route.name)
+        return {
+            "models": [
+                {
+                    "upstream": route.upstream,
+                    "model": route.model,
+                    "context_window": route.window,
+                    "max_input_tokens": route.max_input,
+                    "max_output_tokens": route.max_output,
+                    "source": route.source,
+                    "how": route.how,
+                    "age_seconds": None if route.at is None else round(max(0.0, now - route.at), 1),
+                }
+                for route in routes
+            ],
+            "learned": [
+                {"route": name, "context_window": tokens, "age_seconds": age}
+                for name, tokens, age in self._lessons.stated()[:SHOWN]
+            ],
+        }
+
     async def exchange(self, request: Request, send: Send) -> Answer:
         """The answer to *request*: at most one generation is ever paid for.
 
@@ -173,8 +202,11 @@ class Engine:
             return _learn_nothing
         return lambda usage: usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
 
-    async def fit(self, request: Request) -> Plan:
-        """What to send for *request*: the client's own bytes, or the smaller view of its conversation."""
+    async def fit(self, request: Request, *, counted: bool = False) -> Plan:
+        """What to send for *request*: the client's own bytes, or the smaller view of its conversation.
+
+        *counted* counts it even where its bytes show that it fits.
+        """
         head = _read_head(request.body)
         located = None if head else self._fitter.locate(request)
         about = located.outline if located else head
@@ -188,29 +220,25 @@ class Engine:
             outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
             stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
             return replace(plan, report=plan.report.but(outcome=outcome, stages=stages))
+        report = Report(
+            request.request_id,
+            request.api,
+            model,
+            route.upstream,
+            stream,
+            source=_source(route, known, window),
+            project=request.options.project,
+            task_size=request.options.task_size,
+        )
         if mode == "off" or window is None:
-            reason = "off" if mode == "off" else "unknown-window"
-            report = Report(request.request_id, request.api, model, route.upstream, stream, reason=reason)
-            return Plan(request.body, report, route)
-        if head is not None and not request.options.compact_now:
+            return Plan(request.body, report.but(reason="off" if mode == "off" else "unknown-window"), route)
+        if head is not None and not request.options.compact_now and not counted:
             held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
             budget = input_room(window, held, route.max_input)
             if bound := _bound(request.body, head, int(self._marks.low * budget)):
-                report = Report(
-                    request.request_id,
-                    request.api,
-                    model,
-                    route.upstream,
-                    stream,
-                    window=window,
-                    budget=budget,
-                    tokens_before=bound,
-                    tokens_after=bound,
-                    bounded=True,
-                )
-                return Plan(request.body, report, route)
+                bounds = {"tokens_before": bound, "tokens_after": bound, "bounded": True}
+                return Plan(request.body, report.but(window=window, budget=budget, **bounds), route)
         located = located or self._fitter.locate(request)
-        report = Report(request.request_id, request.api, model, route.upstream, stream)
         factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now))
@@ -233,7 +261,8 @@ class Engine:
         # When nothing is known but that this was too much, the demand below decides.
         assumed = window or 2 * len(request.body)
         factor = max(known.lesson.calibration.factor, (overflow.prompt or 0) / max(1, sent))
-        report = plan.report.but(reason="")  # what was unknown ahead is known now
+        # What was unknown ahead is known now.
+        report = plan.report.but(reason="", source=_source(route, known, window))
         subject = await self._fitter.measure(request, located, route, report, assumed, factor)
         for demand in (Demand(), Demand(force=True, limit=int(0.75 * sent))):
             smaller = await self._fitter.decide(subject, demand, supersede=True)
@@ -269,6 +298,14 @@ def _window(route: Route, known: Held, request: Request) -> int | None:
     if request.options.window is not None:
         window = min(window or request.options.window, request.options.window)
     return window
+
+
+def _source(route: Route, known: Held, window: int | None) -> Source | Literal["request"]:
+    """Who says that *window* holds; the request itself where it asked for a smaller one."""
+    told = route.after(known.lesson.window, known.lesson.beside)
+    if window != told:
+        return "request"
+    return route.source if told == route.window else "learned"
 
 
 async def _watch(reply: Reply) -> tuple[bytes, Overflow | None]:

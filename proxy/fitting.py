@@ -11,6 +11,8 @@ from typing import Literal
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Figures, input_room, reserve, scaled
+from proxy.core.budget.regions import regions, scaled_up
+from proxy.core.budget.shares import borrowed
 from proxy.core.compression.fresh import capped
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
@@ -68,7 +70,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What goes upstream, or why nothing does. ``tokens`` is the view's weight in our own count, if counted."""
+    """What goes upstream, or why nothing does. ``tokens`` is the view's weight in our own count, if counted.
+
+    ``record`` is the event that the view comes from, ``subject`` what was measured.
+    """
 
     body: bytes
     report: Report
@@ -78,6 +83,7 @@ class Plan:
     output: int | None = None
     sent: Sent | None = None
     error: UllageError | None = None
+    record: Record | None = None
 
 
 class Fitter:
@@ -127,7 +133,7 @@ class Fitter:
     ) -> Subject:
         """The request, read and weighed against *window* (in the provider's tokens)."""
         dialect = DIALECTS[request.api]
-        reading = await self._reader.read(dialect, route.encoding, request.tenant, located)
+        reading = await self._reader.read(dialect, route.encoding, request.tenant, located, route.model)
         requested = reading.outline.requested
         held = reserve(requested, route.max_output, window)
         usual = scaled(reserve(None, route.max_output, window), factor)
@@ -137,7 +143,7 @@ class Fitter:
 
     async def weigh(self, request: Request, located: Located, route: Route) -> int:
         """Tokens of the request as the client sent it, by our own count."""
-        reading = await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located)
+        reading = await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located, route.model)
         return reading.fixed + reading.history
 
     async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
@@ -164,8 +170,10 @@ class Fitter:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
         plan = self._anchored(subject, plan, links, record.event.place if record else -1)
         weight = scaled(plan.report.tokens_after or 0, subject.factor)
-        excess = weight - subject.figures.inside(output or subject.figures.reserve)
-        if excess > 0 and tries and event is not None:
+        inside = subject.figures.inside(output or subject.figures.reserve)
+        excess = weight - inside
+        # Without an event the schedule has tried, unless it is what the provider counted so far that is too much.
+        if excess > 0 and tries and (event is not None or (plan.tokens or 0) <= inside):
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             again = await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
             return _with_event(again, plan.report.event)
@@ -230,17 +238,15 @@ class Fitter:
         """*subject* with a smaller tools array where the tools leave hardly any room; the same on every call."""
         figures, sizes = subject.figures, subject.reading.sizes
         name = next((key for key in TOOLS if key in sizes), None)
-        if (
-            not self._policy.rules.rungs.tools
-            or name is None
-            or (figures.lasting - figures.fixed) * 4 >= figures.lasting
-        ):
+        if not self._policy.rules.rungs.tools or name is None:
+            return subject, None
+        others = figures.fixed - sizes[name]
+        target = self._tools_target(subject, others)
+        if target is None or target >= sizes[name]:
             return subject, None
         text = subject.reading.outline.value(name)
-        others = figures.fixed - sizes[name]
-        target = max(0, figures.lasting * 3 // 4 - others)
-        count = self._reader.count(subject.route.encoding)
-        name_of = (subject.request.tenant, subject.route.encoding, text, target)  # nothing of one tenant times another
+        count = self._reader.count_tools(subject.route.encoding, subject.route.model)
+        name_of = (subject.request.tenant, subject.route.name, text, target)  # nothing of one tenant times another
         if name_of not in self._tools:
             smaller = shrink(text.encode(), target, count).decode()
             self._tools[name_of] = (smaller, count(smaller))
@@ -248,6 +254,19 @@ class Fitter:
         if tokens >= sizes[name]:
             return subject, None
         return replace(subject, figures=replace(figures, fixed=others + tokens)), smaller
+
+    def _tools_target(self, subject: Subject, others: int) -> int | None:
+        """What the tools should come down to beside *others* that are fixed, if they should."""
+        figures, rules = subject.figures, self._policy.rules
+        targets = []
+        if (figures.lasting - figures.fixed) * 4 < figures.lasting:
+            targets.append(max(0, figures.lasting * 3 // 4 - others))
+        over = figures.stepped + subject.reading.history > figures.mark(rules.marks.high, figures.lasting)
+        if rules.allocation is not None and over:
+            # In steps, as the fixed part is: a clock in the system text must not word the tools anew.
+            step = max(1, figures.window // 64)
+            targets.append(rules.allocation.for_tools(figures.window, -(-others // step) * step))
+        return min(targets, default=None)
 
     def _links(self, subject: Subject) -> tuple[bytes, ...]:
         request = subject.request
@@ -265,28 +284,35 @@ class Fitter:
         replicas did since then, they did there.
         """
         route, count = subject.route.name, len(links)
-        places = sorted({*subject.layout.places[-MAX_PLACES:], count} - {0}, reverse=True)
-        names = [(route, links[place - 1]) for place in places]
-        known = next((i for i, name in enumerate(names) if name in self._records), len(names))
-        asked = next((i for i, name in enumerate(names) if name in self._asked), len(names))
-        newer = names[: min(known, asked + 1)]
+        places = [place for place in subject.layout.places[-MAX_PLACES:] if 0 < place < count]
+        newer: list[tuple[str, bytes]] = []
+        known, asked = None, False
+        at = [*places, count][::-1] if count else []
+        for place in at:
+            name = (route, links[place - 1])
+            if name in self._records:
+                known = name
+                break
+            if not asked:
+                newer.append(name)
+                asked = name in self._asked
         if newer:
             root = self._root(subject, links)
             found = await self._recorder.newest(subject.request.tenant, root, route, [link for _, link in newer])
             record = load(found[1], count) if found else None
-            if found and record and record.event.place == places[found[0]]:
+            if found and record and record.event.place == at[found[0]]:
                 self._records[newer[found[0]]] = record
                 return record
             if self._recorder.reachable():
                 self._asked[newer[0]] = True
-        return self._records[names[known]] if known < len(names) else None
+        return self._records[known] if known else None
 
     async def _settle(
         self, subject: Subject, links: tuple[bytes, ...], event: Event, before: Record | None, *, supersede: bool
     ) -> Record:
         """The record of *event*: written here, unless another replica was first; then theirs, if it fits too."""
         figures, raw = subject.figures, self._raw(subject)
-        count = self._reader.count(subject.route.encoding)
+        count = self._reader.count(subject.route.encoding, subject.route.model)
         pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
         touched = max([event.cut, *(swap.index + 1 for swap in event.swaps), *(index + 1 for index, _ in event.trims)])
         if touched == 0 or raw.spans[touched - 1][1] <= RENDER_INLINE:
@@ -306,10 +332,11 @@ class Fitter:
     def _compacted(
         self, subject: Subject, root: bytes, record: Record | None, tools: str | None, output: int | None, fresh: bool
     ) -> Plan:
-        reading, count = subject.reading, self._reader.count(subject.route.encoding)
+        reading, count = subject.reading, self._reader.count(subject.route.encoding, subject.route.model)
         raw = self._raw(subject)
         if record is None:
-            view = View(reading.body[reading.scan.start : reading.scan.end], sum(i.tokens for i in reading.items))
+            whole = reading.body[reading.scan.start : reading.scan.end]
+            view = View(whole, reading.totals.system + reading.totals.history, reading.totals)
         else:
             view = assemble(raw, record.event, record.block, record.edits, count)
         outline, edits = reading.outline, {}
@@ -326,17 +353,29 @@ class Fitter:
         stages = (
             (record.event.stages if record else ()) + (("tools",) if tools else ()) + (("output",) if output else ())
         )
-        report = self._report(subject, tokens, root)
+        report = self._report(subject, tokens, root, view, output)
         report = report.but(outcome="compacted", stages=stages, event=fresh)
-        return Plan(body, report, subject.route, tokens, subject, output)
+        return Plan(body, report, subject.route, tokens, subject, output, record=record)
 
     def _verbatim(self, subject: Subject, root: bytes) -> Plan:
         tokens = self.total(subject)
-        return Plan(subject.request.body, self._report(subject, tokens, root), subject.route, tokens, subject)
+        report = self._report(subject, tokens, root, View(b"", tokens, subject.reading.totals))
+        return Plan(subject.request.body, report, subject.route, tokens, subject)
 
-    def _report(self, subject: Subject, tokens: int, root: bytes) -> Report:
-        figures, factor = subject.figures, subject.factor
+    def _report(self, subject: Subject, tokens: int, root: bytes, view: View, output: int | None = None) -> Report:
+        figures, factor, allocation = subject.figures, subject.factor, self._policy.rules.allocation
+        sizes, fixed = subject.reading.sizes, subject.reading.fixed
+        by_region = regions(
+            view.kept,
+            # As small as they were made: the rest of the fixed part stays as the client sent it.
+            tools=sum(sizes.get(key, 0) for key in TOOLS) - (fixed - figures.fixed),
+            fixed=figures.fixed - subject.reading.totals.system + view.kept.system,
+            summary=view.summary,
+            reserve=output or figures.reserve,
+        )
         return subject.report.but(
+            regions=scaled_up(by_region, factor),
+            borrowed=scaled_up(borrowed(by_region, allocation, figures.window), factor) if allocation else {},
             window=int(figures.window * factor),
             budget=int(figures.budget * factor),
             tokens_before=int(self.total(subject) * factor),

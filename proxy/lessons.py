@@ -5,13 +5,14 @@ One lesson for each route and tenant, in memory and shared through the store; an
 
 from __future__ import annotations
 
+import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 from msgspec import structs
 
-from proxy.core.budget.calibration import Calibration, is_truncated, learn, prior
+from proxy.core.budget.calibration import Calibration, is_credible, is_truncated, learn, prior
 from proxy.core.budget.catalogue import Route
 from proxy.core.overflow.classify import Overflow
 from proxy.ports import Clock, Recorder
@@ -26,12 +27,13 @@ ANCHOR_REACH = 64
 class Lesson(msgspec.Struct, frozen=True):
     """What is known of a route for one tenant: a window it stated (tokens of its own), and its calibration.
 
-    ``beside`` is what the server told of its window when an overflow stated that one.
+    ``beside`` is what the server told of its window when an overflow stated that one, at the Unix time ``stated``.
     """
 
     window: int | None
     calibration: Calibration
     beside: int | None = None
+    stated: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +77,27 @@ class Lessons:
         known: MutableMapping[tuple[str, bytes], Held],
         anchors: MutableMapping[tuple[str, bytes], Anchor],
         clock: Clock,
+        wall: Clock = time.time,
     ) -> None:
         self._recorder = recorder
         self._known = known
         self._anchors = anchors
         self._clock = clock
+        self._wall = wall
 
     def now(self, route: Route, tenant: bytes) -> Held:
         """What this process knows of *route*; the family's prior where it knows nothing."""
         return self._known.get((route.name, tenant)) or Held(Lesson(None, prior(route.model, exact=route.exact)))
+
+    def stated(self) -> list[tuple[str, int, float]]:
+        """The windows that overflows stated, as (route, tokens, age in seconds); whose they were is not told."""
+        now = self._wall()
+        found = {
+            (name, held.lesson.window, round(max(0.0, now - held.lesson.stated), 1))
+            for (name, _), held in self._known.items()
+            if held.lesson.window is not None
+        }
+        return sorted(found)
 
     async def of(self, route: Route, tenant: bytes) -> Held:
         """What is known of *route*, by other replicas too; asks the store at most once in a while."""
@@ -97,14 +111,14 @@ class Lessons:
     def overflowed(self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None) -> Held:
         """What is known after *route* refused a view of *counted* tokens of ours with what *overflow* states."""
         lesson = self.now(route, tenant).lesson
-        window, beside = lesson.window, lesson.beside
+        window, beside, stated = lesson.window, lesson.beside, lesson.stated
         if overflow.limit and overflow.kind != "payload_too_large":
             still = window if beside == route.told else None
-            window, beside = min(overflow.limit, still or overflow.limit), route.told
+            window, beside, stated = min(overflow.limit, still or overflow.limit), route.told, self._wall()
         calibration = lesson.calibration
         if overflow.prompt and counted:
             calibration = learn(calibration, counted, overflow.prompt)
-        return self._keep(route, tenant, Lesson(window, calibration, beside))
+        return self._keep(route, tenant, Lesson(window, calibration, beside, stated))
 
     def answered(self, sent: Sent, reported: int) -> bool:
         """Learn from the prompt tokens *reported* for a view; whether they show that the provider cut it silently."""
@@ -113,6 +127,8 @@ class Lessons:
         lesson = held.lesson
         if sent.plain and is_truncated(lesson.calibration, counted, reported):
             return True
+        if not is_credible(counted, reported, plain=sent.plain):
+            return False
         self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
         calibration = learn(lesson.calibration, counted, reported) if sent.plain else lesson.calibration
         if calibration.factor != lesson.calibration.factor:
@@ -126,9 +142,10 @@ class Lessons:
 
         *links* name the conversation after each item, *event* the event the view comes from (-1: none).
         """
+        name = route.name
         for link in links[: -ANCHOR_REACH - 1 : -1]:
-            anchor = self._anchors.get((route.name, link))
-            if anchor is not None:
+            if (name, link) in self._anchors:
+                anchor = self._anchors[name, link]
                 fits = anchor.event == event and anchor.counted <= tokens
                 return anchor.reported + int((tokens - anchor.counted) * factor) if fits else int(tokens * factor)
         return int(tokens * factor)

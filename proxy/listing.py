@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -25,7 +26,10 @@ EVERY: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model. Figures in tokens, ``None`` where nobody knows; ``origin`` says where the window comes from."""
+    """One model. Figures in tokens, ``None`` where nobody knows; each ``from`` says where a figure comes from.
+
+    ``age_seconds`` is how long ago a server said its window; ``None`` where no server did.
+    """
 
     model: str
     upstream: str
@@ -34,7 +38,11 @@ class Row:
     max_output_tokens: int | None
     encoding: str
     factor: float
-    origin: str
+    window_from: str
+    age_seconds: float | None
+    output_from: str
+    encoding_from: str
+    factor_from: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +96,16 @@ def _rows(
             route = catalogue.resolve(name)
         except NotFound:  # no rule is about it: a request for it would be refused, so there is nothing to tell
             continue
-        yield _row(route)
+        yield _row(settings, route, find(told.get(route.upstream, {}), name))
 
 
 def _told_names(told: Mapping[str, Mapping[str, Window]], most: int | None) -> Sequence[str]:
     return [name for windows in told.values() for name in sorted(windows)[:most]]
 
 
-def _row(route: Route) -> Row:
+def _row(settings: Settings, route: Route, window: Window | None) -> Row:
+    rule, told = settings.model(route.model), window if route.source == "server" else None
+    start = prior(route.model, exact=route.exact)
     return Row(
         route.model,
         route.upstream,
@@ -103,9 +113,21 @@ def _row(route: Route) -> Row:
         route.max_input,
         route.max_output,
         route.encoding,
-        prior(route.model, exact=route.exact).factor,
+        start.factor,
         f"{route.source}: {route.how}" if route.how else route.source,
+        None if route.at is None else round(max(0.0, time.perf_counter() - route.at), 1),
+        _output_from(route, rule.max_output_tokens, told),
+        "configured" if route.exact else "family",
+        "configured" if route.exact else "family" if start.factor != 1.0 else "default",
     )
+
+
+def _output_from(route: Route, configured: int | None, told: Window | None) -> str:
+    if route.max_output is None:
+        return "unknown"
+    if configured is not None:
+        return "configured"
+    return "server" if told is not None and told.max_output_tokens is not None else "table"
 
 
 def _is_glob(name: str) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from proxy.core.budget.prices import Meter, prices
+from proxy.core.budget.regions import NOTHING, Totals, add_up
+from proxy.core.budget.tools import reads_declarations, tools_tokens
 from proxy.core.conversation.chain import chain
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.facts import facts_of
 from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
-from proxy.core.conversation.outline import Outline, read_outline
+from proxy.core.conversation.outline import TOOLS, Outline, read_outline
 from proxy.core.conversation.scan import Scan, Span, extend, scan
 from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
 from proxy.core.errors import InvalidRequest
@@ -30,7 +33,7 @@ class Reading:
     """One request, read: where its items are, what they weigh, and what stands around them.
 
     ``sizes`` are the tokens of each counted member of the outline, ``fixed`` those of everything but the history;
-    ``history`` is the weight of all items that are not system items, ``media`` what images and the like are in all.
+    ``totals`` are those of the items by role.
     """
 
     body: bytes
@@ -39,9 +42,18 @@ class Reading:
     outline: Outline
     sizes: dict[str, int]
     fixed: int
-    history: int
-    media: int
+    totals: Totals
     known: Known | None
+
+    @property
+    def history(self) -> int:
+        """The weight of all items that are not system items."""
+        return self.totals.history
+
+    @property
+    def media(self) -> int:
+        """What images and the like are in all."""
+        return self.totals.media
 
     def layout(self) -> Layout:
         """The structure of the items, continued from that of a prefix of this body."""
@@ -65,17 +77,18 @@ class Known:
     """A body seen before up to ``border``: equal bytes up to there (``digest``) mean an equal scan and equal items.
 
     ``layout`` and ``links`` (for the chain key and label in ``named``) are filled in when they are first needed; they
-    may be those of a shorter prefix.
+    may be those of a shorter prefix. ``measure`` says what the items were counted by.
     """
 
     border: int
     digest: bytes
     scan: Scan
-    encoding: str = ""
+    measure: str = ""
     items: tuple[Item, ...] = ()
     named: tuple[bytes, str] = (b"", "")
     links: tuple[bytes, ...] = ()
     layout: Layout = EMPTY
+    totals: Totals = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,41 +138,46 @@ class Reader:
             outline = self._outlines[name] = read_outline(_text(raw), dialect.OUTPUT_FIGURES)
         return Located(body, where, outline, known, memo)
 
-    async def read(self, dialect: Dialect, encoding: str, tenant: bytes, found: Located) -> Reading:
-        """The reading of a located body, counted in *encoding*. Raises ``InvalidRequest`` where an item is none."""
-        known, spans = found.known, found.scan.spans
+    async def read(self, dialect: Dialect, encoding: str, tenant: bytes, found: Located, model: str = "") -> Reading:
+        """The reading of a located body, counted in *encoding* and priced as *model* prices media and tools.
+
+        Raises ``InvalidRequest`` where an item is none.
+        """
+        known, spans, measure = found.known, found.scan.spans, _measure(encoding, model)
         seen = (
-            known.items
-            if known and known.encoding == encoding and spans[: len(known.items)] == known.scan.spans
-            else ()
+            known.items if known and known.measure == measure and spans[: len(known.items)] == known.scan.spans else ()
         )
-        items = seen + await self._read_items(dialect, encoding, tenant, found.body, spans[len(seen) :])
-        kept = found.memo.keep(self._prefixes, found.scan, encoding, items) if found.memo and spans else None
+        count = self.count(encoding, model)
+        scope = _scope(dialect, measure, tenant)
+        items = seen + await self._read_items(dialect, count, scope, found.body, spans[len(seen) :])
+        kept = found.memo.keep(self._prefixes, found.scan, measure, items) if found.memo and spans else None
         if kept and known:
             kept.named, kept.links = known.named, known.links
-            kept.layout = known.layout if known.encoding == encoding else EMPTY
-        scope = _scope(dialect, encoding, tenant)
-        sizes = {key: self._size(scope, encoding, text) for key, text in found.outline.counted().items()}
-        system = sum([item.tokens for item in items if item.role == "system"])
-        history = sum([item.tokens for item in items]) - system
-        media = sum([item.media for item in items])
-        fixed = dialect.PER_REPLY + system + sum(sizes.values())
-        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, history, media, kept)
+            kept.layout = known.layout if known.measure == measure else EMPTY
+        sizes = await self._sizes_of(scope, found.outline.counted(), encoding, model)
+        totals = add_up(items, known.totals if known and seen else NOTHING)
+        if kept:
+            kept.totals = totals
+        fixed = dialect.PER_REPLY + totals.system + sum(sizes.values())
+        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept)
 
-    def count(self, encoding: str) -> Callable[[str], int]:
-        """Counts text in *encoding*."""
-        return lambda text: self._counter.count(encoding, text)
+    def count(self, encoding: str, model: str = "") -> Meter:
+        """Counts text in *encoding*, and knows what media cost with *model*."""
+        return Meter(lambda text: self._counter.count(encoding, text), prices(model))
+
+    def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
+        """Counts the JSON of a tools array the way *model* reads it."""
+        count = self.count(encoding, model)
+        return (lambda text: tools_tokens(text, count)) if reads_declarations(model) else count
 
     async def _read_items(
-        self, dialect: Dialect, encoding: str, tenant: bytes, body: bytes, spans: Sequence[Span]
+        self, dialect: Dialect, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
-        scope = _scope(dialect, encoding, tenant)
         keys = [_key(scope, body[start:end]) for start, end in spans]
         # Taken out at once: the memory is bounded, and may lose any of them before the last one is read.
         items = {key: item for key in keys if (item := self._items.get(key)) is not None}
         unseen = {key: span for key, span in zip(keys, spans, strict=True) if key not in items}
         if unseen:
-            count = self.count(encoding)
             slices = [body[start:end] for start, end in unseen.values()]
 
             def read() -> list[Item]:
@@ -171,12 +189,18 @@ class Reader:
             items |= fresh
         return tuple([items[key] for key in keys])
 
-    def _size(self, scope: Any, encoding: str, text: str) -> int:
-        name = _key(scope, text.encode())
-        size = self._sizes.get(name)
-        if size is None:
-            size = self._sizes[name] = self._counter.count(encoding, text)
-        return size
+    async def _sizes_of(self, scope: Any, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
+        """Tokens of the members around the items; what is large and was not seen before is counted on a thread."""
+        found: dict[str, int] = {}
+        for key, text in texts.items():
+            name = _key(scope, f"{key}\0{text}".encode())
+            size = self._sizes.get(name)
+            if size is None:
+                count = self.count_tools(encoding, model) if key in TOOLS else self.count(encoding, model)
+                size = await asyncio.to_thread(count, text) if len(text) > INLINE else count(text)
+                self._sizes[name] = size
+            found[key] = size
+        return found
 
 
 class Memo:
@@ -201,13 +225,11 @@ class Memo:
                 found = candidate
         return found
 
-    def keep(
-        self, prefixes: MutableMapping[bytes, Known], where: Scan, encoding: str, items: tuple[Item, ...]
-    ) -> Known:
+    def keep(self, prefixes: MutableMapping[bytes, Known], where: Scan, measure: str, items: tuple[Item, ...]) -> Known:
         """File the body up to its last item."""
         border = where.spans[-1][1]
         name = self._digest(1 << (border.bit_length() - 1))
-        known = prefixes[name] = Known(border, self._digest(border), where, encoding, items)
+        known = prefixes[name] = Known(border, self._digest(border), where, measure, items)
         return known
 
     def _digest(self, end: int) -> bytes:
@@ -229,9 +251,14 @@ def read_one(dialect: Dialect, raw: bytes, count: Callable[[str], int], tools: T
     return replace(item, facts=facts_of(dialect.read_entry(raw), tools.call))
 
 
-def _scope(dialect: Dialect, encoding: str, tenant: bytes) -> Any:
+def _measure(encoding: str, model: str) -> str:
+    """What decides a count: equal for models that count alike."""
+    return f"{encoding},{prices(model).name},{'declared' if reads_declarations(model) else 'json'}"
+
+
+def _scope(dialect: Dialect, measure: str, tenant: bytes) -> Any:
     """What the names of this tenant's counted texts begin with."""
-    return hashlib.sha256(tenant + f"{dialect.API}\0{encoding}\0".encode())
+    return hashlib.sha256(tenant + f"{dialect.API}\0{measure}\0".encode())
 
 
 def _text(raw: bytes) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import Final
 
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue, Rule
 from proxy.core.budget.windows import Facts, Told, published
+from proxy.ports import Recorder
 from proxy.settings import Settings
 from proxy.tasks import Tasks
 from proxy.upstream import DirectUpstream, OnTold, Probes, Target, Timeouts
@@ -55,8 +57,35 @@ def open_upstream(settings: Settings) -> DirectUpstream:
     return DirectUpstream(targets)
 
 
-def open_probes(settings: Settings, upstream: DirectUpstream, tasks: Tasks, told: OnTold | None = None) -> Probes:
-    """What asks the upstreams of *settings* that may be asked for their windows; *told* hears of news."""
+class Board:
+    """Where processes that share a store leave for each other what servers said of their windows: no tenant's words."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._nobody = hashlib.sha256(b"what servers say of themselves").digest()
+
+    async def recall(self, name: str) -> bytes | None:
+        """What was last left under *name*, if anything."""
+        return await self._recorder.recall(self._nobody, name)
+
+    def remember(self, name: str, value: bytes) -> None:
+        """Leave *value* under *name*, in the background."""
+        self._recorder.remember(self._nobody, name, value)
+
+
+def open_probes(
+    settings: Settings,
+    upstream: DirectUpstream,
+    tasks: Tasks,
+    told: OnTold | None = None,
+    recorder: Recorder | None = None,
+) -> Probes:
+    """What asks the upstreams of *settings* that may be asked for their windows; *told* hears of news.
+
+    With a *recorder*, what one process was told the others know without asking again.
+    """
     asked = {each.name: each.base_url for each in settings.upstreams if each.probe}
     agent = f"ullage/{configuration.version()}"
-    return Probes(asked, upstream.send, tasks.spawn, time.perf_counter, agent, told)
+    return Probes(
+        asked, upstream.send, tasks.spawn, time.perf_counter, agent, told, Board(recorder) if recorder else None
+    )

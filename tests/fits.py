@@ -123,7 +123,7 @@ class Desk:
     ) -> Plan:
         """The plan for *body* in a *window* of so many tokens."""
         request = Request("chat", body, tenant, "r", options)
-        route = Route("stub", "gpt-4o-mini", window, None, "o200k_base", "configured", max_input=max_input)
+        route = Route("stub", "house-model", window, None, "o200k_base", "configured", max_input=max_input)
         located = self.fitter.locate(request)
         subject = await self.fitter.measure(request, located, route, Report("r", "chat"), window, factor)
         return await self.fitter.decide(subject, demand)

@@ -113,6 +113,10 @@ async def test_what_a_server_says_of_its_window_is_logged(tmp_path: Path) -> Non
     assert (line["upstream"], line["windows"][0]) == ("up", "m1=4096")
     assert "dropped_fields" not in line
     assert status["windows"][0]["context_window"] == 4096
+    (model,) = status["models"]
+    assert (model["model"], model["context_window"], model["source"]) == ("m1", 4096, "server")
+    assert 0 <= model["age_seconds"] < 60
+    assert status["learned"] == []
 
 
 async def test_metrics_can_be_turned_off(stub: StartStub, tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("litellm", "aiohttp", "redis", "tiktoken", "pydantic", "yaml", "rich", "structlog", "prometheus_client")
 
 
-def ullage(*arguments, environ=None, code=None):
+def ullage(*arguments, environ=None, code=None, stdin=None):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ULLAGE_")}
     command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "proxy.cli"]
     return subprocess.run(
         [*command, *arguments],
         cwd=ROOT,
         env={**clean, "PYTHONPATH": str(ROOT), **(environ or {})},
+        stdin=stdin,
         capture_output=True,
         text=True,
         timeout=60,
@@ -38,7 +39,7 @@ def test_help_imports_nothing_heavy():
     ran = ullage("--help", code=code)
     assert ran.returncode == 0, ran.stderr
     assert "IMPORTED []" in ran.stdout
-    for command in ("serve", "check", "schema", "models", "health"):
+    for command in ("serve", "check", "schema", "models", "fit", "health"):
         assert command in ran.stdout
 
 
@@ -181,7 +182,8 @@ def test_models_are_listed_without_a_network():
         272_000,
         128_000,
     )
-    assert (row["encoding"], row["factor"], row["origin"]) == ("o200k_base", 1.0, "table")
+    assert (row["encoding"], row["factor"], row["window_from"]) == ("o200k_base", 1.0, "table")
+    assert (row["age_seconds"], row["output_from"], row["encoding_from"]) == (None, "table", "family")
 
 
 def test_models_are_shown_as_a_table():
@@ -189,8 +191,11 @@ def test_models_are_shown_as_a_table():
     ran = ullage("models", "--upstream", "http://127.0.0.1:1/v1")
     assert ran.returncode == 0
     header, line = ran.stdout.splitlines()
-    assert header.split() == ["model", "upstream", "window", "input", "output", "encoding", "factor", "window", "from"]
-    assert line.split() == ["*", "upstream", "-", "-", "-", "o200k_base", "1.0", "unknown"]
+    figures = ["model", "upstream", "window", "input", "output", "encoding", "factor"]
+    origins = ["window", "from", "age", "output", "from", "encoding", "from", "factor", "from"]
+    assert header.split() == [*figures, *origins]
+    assert line.split()[:8] == ["*", "upstream", "-", "-", "-", "o200k_base", "1.0", "unknown"]
+    assert line.split()[8:] == ["-", "unknown", "family", "default"]
     assert "could not be reached" in ran.stderr
 
 
@@ -204,3 +209,53 @@ def test_models_with_nothing_to_list(tmp_path):
     assert "no-such-*" in ran.stderr
     ran = ullage("models", "--config", str(tmp_path / "none.yaml"))
     assert ran.returncode == 1
+
+
+LONG = {
+    "model": "gpt-4o-mini",
+    "messages": [
+        {"role": "user" if at % 2 == 0 else "assistant", "content": f"{at}: " + "some words " * 40} for at in range(41)
+    ],
+}
+
+
+def test_fit_prints_the_view_and_nothing_else(tmp_path):
+    """The view alone is on standard output, as bytes of one JSON document; the same from standard input."""
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(LONG))
+    ran = ullage("fit", str(file), "--window", "2048")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    view = json.loads(ran.stdout)
+    assert view["messages"][-1] == LONG["messages"][-1]
+    assert len(view["messages"]) < len(LONG["messages"])
+    config = tmp_path / "ullage.yaml"
+    config.write_text("models: [{name: '*', context_window: 2048}]\n")
+    with file.open() as given:
+        piped = ullage("fit", "-", "--config", str(config), stdin=given)
+    assert piped.stdout == ran.stdout
+
+
+def test_fit_explains(tmp_path):
+    """With --explain there are tables in place of the view."""
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(LONG))
+    ran = ullage("fit", str(file), "--window", "2048", "--explain")
+    assert ran.returncode == 0, ran.stderr
+    for word in ("2,048  (configured)", "region", "summary", "kind", "stage", "fold"):
+        assert word in ran.stdout
+
+
+def test_fit_refuses_with_a_sentence(tmp_path):
+    """What cannot fit ends with the refusal's own words and exit code 1, what cannot be read with the file's name."""
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({**LONG, "messages": [{"role": "system", "content": "word " * 3000}]}))
+    for explain in ((), ("--explain",)):
+        ran = ullage("fit", str(file), "--window", "2048", *explain)
+        assert ran.returncode == 1
+        assert ran.stderr.startswith(f"{file}: This model's maximum context length is 2048 tokens.")
+        assert bool(ran.stdout) == bool(explain)
+    gone = ullage("fit", str(tmp_path / "gone.json"))
+    assert gone.returncode == 2
+    assert "gone.json: cannot be read: No such file" in gone.stderr
+    file.write_text("nothing")
+    assert ullage("fit", str(file)).stderr.startswith(f"{file}: is no JSON")

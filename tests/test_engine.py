@@ -347,6 +347,7 @@ async def test_the_window_header_only_lowers(asked: int, held: int) -> None:
     upstream = strict(window=held)
     answer = await Room().ask(session(12_000), upstream.send, window=asked)
     assert answer.report.window == held
+    assert answer.report.source == ("request" if asked < WINDOW else "configured")
     assert answer.report.retries == 0
     assert await whole(answer) == b'{"ok":true}'
 
@@ -467,3 +468,14 @@ async def test_no_more_than_three_calls() -> None:
     assert len(upstream.bodies) == 3
     assert await whole(answer) == refusal
     assert (answer.report.retries, answer.report.overflows) == (2, 3)
+
+
+async def test_a_learned_window_is_said_to_be_learned() -> None:
+    """Once an overflow stated the window of a route, reports and what people are shown name that as its source."""
+    room, upstream = Room(window=None), strict(window=4000)
+    first = await room.ask(session(6200), upstream.send, project="apollo", task_size="small")
+    assert (first.report.window, first.report.source) == (4000, "learned")
+    assert (first.report.project, first.report.task_size) == ("apollo", "small")
+    shown = room.engine.windows()
+    assert [(each["route"], each["context_window"]) for each in shown["learned"]] == [("stub,gpt-4o-mini", 4000)]
+    assert [(each["model"], each["source"]) for each in shown["models"]] == [("gpt-4o-mini", "unknown")]

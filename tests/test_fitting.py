@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.budget.figures import Marks, Shares
+from proxy.core.budget.shares import Allocation
 from proxy.core.compression.dedup import Dedup
 from proxy.core.compression.mild import Mild
 from proxy.core.compression.prune import Prune
@@ -40,7 +41,7 @@ from tests.fits import (
     slices,
     text_of,
 )
-from tests.material import AGENT_TOOLS, agent_round, agent_session, chat_turn, log, prose, tool
+from tests.material import AGENT_TASK, AGENT_TOOLS, agent_round, agent_session, chat_turn, log, prose, tool
 from tests.stub.tokens import count_json, fixed_tokens, message_tokens, request_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
@@ -565,3 +566,90 @@ async def test_results_are_capped_before_they_are_first_sent() -> None:
     assert desk.fitter.capped(first) is first
     broken = Request("chat", b'{"messages": [' * 3, TENANT, "r")
     assert desk.fitter.capped(broken) is broken
+
+
+async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
+    """A conversation whose exact count so far leaves no room is compacted ahead, though our own count still fits."""
+    messages, desk = agent_session(6, 400), Desk()
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
+    messages[1] = {"role": "user", "content": [{"type": "text", "text": AGENT_TASK}, image]}
+    plan = await desk.plan(body_of(messages), WINDOW)
+    assert plan.report.outcome == "verbatim"
+    assert plan.sent is not None
+    assert plan.tokens is not None
+    assert not plan.sent.plain, "the factor learns nothing from pictures, so only the conversation's own count tells"
+    desk.lessons.answered(plan.sent, plan.tokens + 1500)
+    grown = [*messages, *agent_round(50, 20)]
+    after = await desk.plan(body_of(grown), WINDOW)
+    assert after.report.event
+    assert after.report.outcome == "compacted"
+    assert (after.report.tokens_after or 0) <= WINDOW - WINDOW // 8
+    again = await desk.plan(body_of([*grown, *agent_round(51, 20)]), WINDOW)
+    assert slices(again.body)[: len(slices(after.body))] == slices(after.body), "a record like any other"
+    other = await Desk().plan(body_of(grown), WINDOW)
+    assert other.report.outcome == "verbatim", "our own count has no reason"
+
+
+@pytest.mark.parametrize("rounds", [6, 20])
+async def test_regions_add_up_to_what_goes_upstream(rounds: int) -> None:
+    """A report's regions without the reserve are the view's tokens, whether messages were folded or not."""
+    messages = agent_session(rounds, 300)
+    messages[0] = {"role": "system", "content": f"{messages[0]['content']}\n\n# Memories\n- likes tabs\n"}
+    plan = await Desk().plan(body_of(messages, tools=AGENT_TOOLS, max_tokens=300), WINDOW)
+    found = dict(plan.report.regions)
+    assert found.pop("reserve") == 300
+    assert sum(found.values()) == plan.tokens
+    assert ("summary" in found) == (rounds == 20)
+    assert {"system", "tools", "memory", "user", "assistant", "tool"} <= found.keys()
+    assert found["tools"] == count_json(AGENT_TOOLS)
+    assert plan.report.borrowed == {}
+
+
+async def test_tools_beyond_their_share_are_shrunk_before_messages_go() -> None:
+    """Above the high mark tools come down to their share first, on every call alike; below it nobody touches them."""
+    tools = [tool(f"tool_{n}", prose(n, 200), path="Path.") for n in range(8)]
+    shares = Allocation(system=0.05, tools=0.15, summary=0.1, recent=0.2, older=0.1, reserve=0.4)
+    desk = Desk(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
+    low = await desk.plan(body_of(agent_session(6, 300), tools=tools), 8192)
+    assert low.report.outcome == "verbatim"
+    assert low.report.borrowed["tools"] > 0
+    plans = [
+        await desk.plan(body_of(agent_session(rounds, 300), tools=tools), 8192, tenant=tenant)
+        for rounds, tenant in ((16, b"a" * 32), (17, b"a" * 32))
+    ]
+    for plan in plans:
+        assert plan.error is None
+        assert plan.report.stages[-1:] == ("tools",)
+        assert plan.report.regions["tools"] <= shares.for_tools(8192, 0)
+    assert _tools_of(plans[0].body) == _tools_of(plans[1].body)
+    assert [t["function"]["name"] for t in _tools_of(plans[0].body)] == [t["function"]["name"] for t in tools]
+    without = await Desk().plan(body_of(agent_session(16, 300), tools=tools), 8192)
+    assert "tools" not in without.report.stages
+
+
+def _tools_of(body: bytes) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(body)["tools"]
+    return found
+
+
+@settings(max_examples=40, phases=UNSHRUNK)
+@given(asked(with_orphans=True, max_size=24), windows)
+async def test_an_allocation_refuses_nothing(body: bytes, window: int) -> None:
+    """Whatever the shares, a plan is a faithful view that fits, and is refused only where it is without shares."""
+    for shares in (Allocation(recent=1.0), Allocation(system=0.5, reserve=0.5)):
+        desk = Desk(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
+        plan = await desk.plan(body, window)
+        assert plan_problems(body, plan, window) == []
+        if plan.error is not None:
+            assert (await Desk().plan(body, window)).error is not None
+
+
+@pytest.mark.parametrize(("mode", "stages"), [("first", ("output",)), ("last", ("fold",)), ("never", ("fold",))])
+async def test_when_an_output_figure_is_lowered(mode: Any, stages: tuple[str, ...]) -> None:
+    """Where messages and output do not fit together: first lowers the figure, last folds before it, never folds."""
+    body = body_of(agent_session(6, 300), max_tokens=2000)
+    plan = await Desk(policy=replace(POLICY, lower_output=mode)).plan(body, WINDOW)
+    assert plan.report.stages == stages
+    assert plan_problems(body, plan, WINDOW) == []
+    assert (json.loads(plan.body)["max_tokens"] < 2000) == (mode == "first")
+    assert (slices(plan.body) == slices(body)) == (mode == "first")

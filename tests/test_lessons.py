@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxy.core.budget.catalogue import Route
 from proxy.core.overflow.classify import Overflow
 from proxy.lessons import FRESH_SECONDS, Lessons, Sent
@@ -70,6 +72,16 @@ async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
     assert here.expected(ROUTE, [b"a"], -1, 900, 1.0) == 900
 
 
+@pytest.mark.parametrize("reported", [0, 5_000_000, 2**53 - 1])
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
+    """A figure that no prompt of that size can have says nothing of the conversation, nor of the provider's count."""
+    here = lessons(Book(), Hands())
+    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
+    assert here.expected(ROUTE, [b"a"], -1, 1_000, 1.0) == 1_000
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+
+
 async def test_a_silent_cut_is_told() -> None:
     """A report far below the count is flagged, and neither anchors nor calibrates."""
     here = lessons(Book(), Hands())
@@ -101,3 +113,17 @@ async def test_pictures_teach_nothing_about_words() -> None:
     assert not here.answered(Sent(ROUTE, ONE, 1_000, b"b", -1, plain=False), 3_000)
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
     assert here.expected(ROUTE, [b"a"], -1, 3_000, 1.0) == 900
+
+
+async def test_stated_windows_are_told_with_their_age() -> None:
+    """People see which windows overflows stated and when, also from another replica, and never of whom."""
+    book, wall = Book(), Hands()
+    here = Lessons(book, {}, {}, Hands(), wall)
+    assert here.stated() == []
+    for tenant in (ONE, b"2" * 32):
+        here.overflowed(ROUTE, tenant, Overflow("input_too_long", 16_384), 20_000)
+    wall.time += 30
+    assert here.stated() == [(ROUTE.name, 16_384, 30.0)]
+    there = Lessons(book, {}, {}, Hands(), wall)
+    await there.of(ROUTE, ONE)
+    assert there.stated() == [(ROUTE.name, 16_384, 30.0)]

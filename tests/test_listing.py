@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from proxy.listing import Row, listing
 from proxy.settings import Settings
 from tests.conftest import StartStub
 
+TOLD = "server: /v1/models max_model_len"
 GONE = {"name": "gone", "base_url": "http://127.0.0.1:1/v1"}
 
 
@@ -24,17 +26,21 @@ async def test_without_a_pattern_what_is_configured_and_told(stub: StartStub) ->
         models=[
             {"name": "gpt-5", "upstream": "gone"},
             {"name": "claude*", "context_window": 100_000, "tokenizer": "o200k_base"},
-            {"name": "*", "upstream": "up"},
+            {"name": "*", "upstream": "up", "max_output_tokens": 50},
         ],
     )
     found = await listing(given, None)
-    assert found.rows == (
-        Row("gpt-5", "gone", 400_000, 272_000, 128_000, "o200k_base", 1.0, "table"),
-        Row("claude*", "up", 100_000, None, None, "o200k_base", 1.0, "configured"),
-        Row("*", "up", None, None, None, "o200k_base", 1.0, "unknown"),
-        Row("large", "up", 8192, None, None, "o200k_base", 1.0, "server: /v1/models max_model_len"),
-        Row("small", "up", 4096, None, None, "o200k_base", 1.0, "server: /v1/models max_model_len"),
-    )
+    family, configured = ("family", "default"), ("configured", "configured")
+    assert [replace(row, age_seconds=None) for row in found.rows] == [
+        Row("gpt-5", "gone", 400_000, 272_000, 128_000, "o200k_base", 1.0, "table", None, "table", *family),
+        Row("claude*", "up", 100_000, None, None, "o200k_base", 1.0, "configured", None, "unknown", *configured),
+        Row("*", "up", None, None, 50, "o200k_base", 1.0, "unknown", None, "configured", *family),
+        Row("large", "up", 8192, None, 50, "o200k_base", 1.0, TOLD, None, "configured", *family),
+        Row("small", "up", 4096, None, 50, "o200k_base", 1.0, TOLD, None, "configured", *family),
+    ]
+    ages = [row.age_seconds for row in found.rows]
+    assert ages[:3] == [None, None, None]
+    assert all(age is not None and 0 <= age < 60 for age in ages[3:]), "only what a server said has an age"
     assert set(found.troubles) == {"gone"}
     assert len((await listing(settings(), None)).rows) == 1, "never the whole table"
 
@@ -55,4 +61,6 @@ async def test_a_pattern_is_looked_up_in_the_table(stub: StartStub) -> None:
 async def test_priors_are_shown() -> None:
     """The factor a model starts with is its family's."""
     rows = (await listing(Settings(), "claude-sonnet-4-5")).rows
-    assert [(row.upstream, row.factor, row.origin) for row in rows] == [("-", 1.5, "table")]
+    assert [(row.upstream, row.factor, row.window_from, row.factor_from) for row in rows] == [
+        ("-", 1.5, "table", "family")
+    ]

@@ -14,6 +14,8 @@ from cachetools import LRUCache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.budget.prices import prices
+from proxy.core.budget.tools import tools_tokens
 from proxy.core.conversation import chat
 from proxy.core.conversation.chain import chain
 from proxy.core.conversation.items import lay_out
@@ -49,9 +51,9 @@ class House:
         self.memories: list[MutableMapping[Any, Any]] = [LRUCache(size) for _ in range(4)]
         self.reader = Reader(self.counter, *self.memories)
 
-    async def read(self, body: bytes, tenant: bytes = ANN, encoding: str = "narrow") -> Reading:
+    async def read(self, body: bytes, tenant: bytes = ANN, encoding: str = "narrow", model: str = "") -> Reading:
         """The reading of *body*, its structure and links computed as the engine does."""
-        reading = await self.reader.read(chat, encoding, tenant, self.reader.locate(chat, tenant, body))
+        reading = await self.reader.read(chat, encoding, tenant, self.reader.locate(chat, tenant, body), model)
         reading.layout()
         reading.links(KEY + tenant, "")
         return reading
@@ -215,6 +217,20 @@ async def test_encodings_share_no_counts() -> None:
     assert (await house.read(body)).layout() == lay_out(narrow.items)
 
 
+async def test_models_share_no_prices() -> None:
+    """The same image and tools weigh what each model makes of them, whichever was asked first; text weighs the same."""
+    image = {"type": "image_url", "image_url": {"url": "https://x.y/z.png"}}
+    said = [{"role": "user", "content": [image]}, *agent_session(60, 100)]
+    body, models = whole(said, tools=AGENT_TOOLS), ("gpt-4o", "gpt-4o-mini", "claude-3-haiku", "")
+    house = House()
+    for model in (*models, *models):
+        reading = await house.read(body, model=model)
+        assert reading.items[0].media == prices(model).picture.tokens(None, "auto")
+        assert reading.items[1:] == (await House().read(body)).items[1:]
+        declared = tools_tokens(json.dumps(AGENT_TOOLS), len)
+        assert reading.sizes["tools"] == (declared if model.startswith("gpt") else len(json.dumps(AGENT_TOOLS)))
+
+
 async def test_labels_and_keys_share_no_links() -> None:
     """Links that were computed under one key or label are not used for another."""
     house = House()
@@ -233,6 +249,17 @@ async def test_much_new_text_is_counted_off_the_loop() -> None:
     assert house.counter.threads == {threading.get_ident()}
     await house.read(whole([{"role": "user", "content": "x" * (INLINE + 1)}]))
     assert len(house.counter.threads) == 2
+
+
+async def test_large_tools_are_counted_off_the_loop() -> None:
+    """Tools and schemas above the limit are counted in another thread, once."""
+    house = House()
+    body = whole([], tools=[{"type": "function", "function": {"name": "f", "description": "x" * INLINE}}])
+    first = await house.read(body)
+    assert threading.get_ident() not in house.counter.threads
+    asked = house.counter.asked.total()
+    assert (await house.read(body)).sizes == first.sizes
+    assert house.counter.asked.total() == asked
 
 
 async def test_memories_smaller_than_a_conversation() -> None:

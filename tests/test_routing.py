@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.core.budget.windows import Window
-from proxy.routing import NOWHERE, open_catalogue, open_probes, open_upstream
+from proxy.routing import NOWHERE, Board, open_catalogue, open_probes, open_upstream
 from proxy.settings import Settings
+from proxy.store import open_store
 from proxy.tasks import Tasks
+from tests.harness import until
 
 
 def settings(**given: Any) -> Settings:
@@ -66,3 +69,20 @@ async def test_who_may_be_asked() -> None:
     probes = open_probes(given, upstream, Tasks(lambda name, error: None))
     assert set(probes.surveys()) == {"up"}
     await upstream.close()
+
+
+async def test_processes_leave_notes_for_each_other(tmp_path: Path) -> None:
+    """What is left under a name is found through the same store, sealed as everything in it is, and nothing else is."""
+    tasks = Tasks(lambda name, error: None)
+    store = await open_store(
+        "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: None
+    )
+    try:
+        one, other = Board(store), Board(store)
+        assert await other.recall("windows up") is None
+        one.remember("windows up", b"32768")
+        await until(lambda: len(tasks) == 0)
+        assert await other.recall("windows up") == b"32768"
+        assert await other.recall("windows down") is None
+    finally:
+        await store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import random
 import shutil
@@ -16,8 +17,11 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.tokenizers import CHUNK, VOCABULARIES, Tokenizers, estimate, packaged_vocabularies
+from proxy.core.conversation import chat
+from proxy.tokenizers import CHUNK, RUN, VOCABULARIES, Tokenizers, estimate, packaged_vocabularies, shortened
 from tests import strategies
+from tests.bench.counting_messages import messages
+from tests.bench.counting_messages import reference as reference_of_message
 from tests.material import log, prose
 from tests.stub import tokens as stub
 
@@ -39,6 +43,15 @@ def reference(encoding: str, text: str) -> int:
 def test_counts_are_tiktokens(encoding: str, text: str) -> None:
     """Any text, lone surrogates and special-token text included, counts as tiktoken counts it as text."""
     assert SHARED.count(encoding, text) == reference(encoding, text)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_messages_count_exactly(encoding: str) -> None:
+    """Messages of every kind (code, CJK, base64, tools, odd text) count as tiktoken and the documented frames give."""
+    own, exact = SHARED.counter(encoding), tiktoken.get_encoding(encoding)
+    for message in messages(200):
+        counted = chat.read_item(json.dumps(message).encode(), own).tokens
+        assert counted == reference_of_message(exact, message), message
 
 
 @settings(max_examples=60)
@@ -64,6 +77,48 @@ def test_long_texts(length: int) -> None:
     counted, exact = SHARED.count("o200k_base", text), reference("o200k_base", text)
     assert exact <= counted <= exact + 3 * (length // CHUNK)
     assert length > CHUNK or counted == exact
+
+
+@pytest.mark.parametrize("letter", ["a", " ", "\n", "\t", "0", "=", "_", "的", "é", "\ud83d", "👩"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_runs_of_one_character(encoding: str, letter: str) -> None:
+    """Runs of one character count as tiktoken counts them, wherever they stand in a text."""
+    for length in (2 * RUN + 1, 10 * RUN + 777):
+        run = letter * length
+        for text in (run, prose(1, 100) + run, run + prose(2, 100), f"x{run}y", f"{run}b{run}"):
+            assert SHARED.count(encoding, text) == reference(encoding, text)
+
+
+@pytest.mark.parametrize("letter", ["a", " ", "\n", "的"])
+def test_a_megabyte_of_one_character(letter: str) -> None:
+    """Of a megabyte of one character a few thousand are left to be encoded, and the count is what all of it gives."""
+    for text in (letter * 2**20, "x" + letter * 2**20, (letter * 300_000 + "\u00e9") * 3):
+        assert len(shortened(text)[0]) < 12 * RUN
+    counted = SHARED.count("o200k_base", letter * (2**20 // RUN * RUN))
+    assert counted == 2**20 // RUN * SHARED.count("o200k_base", letter * RUN)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab \n的"), st.integers(1, 4 * RUN)), max_size=5),
+    st.text(max_size=20),
+)
+def test_what_is_cut_is_known(runs: list[tuple[str, int]], end: str) -> None:
+    """What is cut from a text and what is left hold the same characters as the text."""
+    text = "".join(letter * length for letter, length in runs) + end
+    left, cut = shortened(text)
+    for letter in set(text):
+        assert text.count(letter) == left.count(letter) + RUN * cut.get(letter, 0)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize(
+    "text",
+    ["<|endoftext|>" * 8_000, "<|im_start|>system\n" * 4_000, "的" * 100_000, "aB" * 50_000, "\r\n" * 50_000],
+    ids=range(5),
+)
+def test_odd_texts(encoding: str, text: str) -> None:
+    """Special-token text and other repeated text of any length counts as tiktoken counts it."""
+    assert SHARED.count(encoding, text) == reference(encoding, text)
 
 
 def test_many_threads() -> None:

@@ -25,8 +25,10 @@ class Report(msgspec.Struct, frozen=True):
     """Facts about one request. Holds counts and names only: never a prompt, a key or a summary.
 
     All token figures are in tokens of the model's encoding. ``bounded`` says that the byte bound spared the
-    count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds. ``large_result`` is the share of
-    the room left that one fresh tool result takes, where that is worth a warning.
+    count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds. ``source`` says who knows the
+    window; ``regions`` are the view's tokens by region, ``borrowed`` those by which parts exceed their own share of
+    an allocation. ``project`` and ``task_size`` are the client's labels. ``large_result`` is the share of the room
+    left that one fresh tool result takes, where that is worth a warning.
     """
 
     request_id: str
@@ -43,6 +45,10 @@ class Report(msgspec.Struct, frozen=True):
     bounded: bool = False
     stages: tuple[str, ...] = ()
     regions: Mapping[str, int] = {}
+    borrowed: Mapping[str, int] = {}
+    source: str = ""
+    project: str = ""
+    task_size: str = ""
     conversation: str = ""
     event: bool = False
     observed: bool = False

@@ -78,13 +78,17 @@ def invite(request: web.BaseRequest, intake: Intake) -> None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def start(out: Outgoing, reply: ports.Reply, report: Report, cors: Sequence[tuple[str, str]]) -> None:
-    """Write the head of a relayed answer: the upstream's headers, then ours."""
+def start(
+    out: Outgoing, reply: ports.Reply, report: Report, cors: Sequence[tuple[str, str]], *, sized: bool = True
+) -> None:
+    """Write the head of a relayed answer: the upstream's headers, then ours; its length only where *sized*."""
     headers = [*reply.headers, *response_headers(report)]
+    if not sized:
+        headers = [pair for pair in headers if pair[0].lower() != "content-length"]
     if cors:
         headers = [pair for pair in headers if not pair[0].lower().startswith("access-control-")]
         headers += cors
-    out.start(reply.status, headers, sized=bool(reply.header("content-length")))
+    out.start(reply.status, headers, sized=sized and bool(reply.header("content-length")))
 
 
 def refuse(out: Outgoing, error: UllageError, api: str, report: Report, cors: Sequence[tuple[str, str]]) -> None:

@@ -32,7 +32,9 @@ class ServerConfig:
     """Who may come in, where unnamed models go, and how much is taken.
 
     ``keyed_upstreams`` are those with an API key of their own: behind ``access_keys`` only stateless routes reach
-    them, unless ``relay`` is ``all``. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
+    them, unless ``relay`` is ``all``. ``websockets``: the Responses
+    route's are relayed too. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
+    ``usage_upstreams`` are asked for usage in every stream; clients that did not ask for it do not see it.
     """
 
     default_upstream: str
@@ -42,4 +44,6 @@ class ServerConfig:
     keyed_upstreams: frozenset[str] = frozenset()
     relay: Literal["stateless", "all"] = "stateless"
     origins: frozenset[str] = frozenset()
+    websockets: bool = True
     limits: Limits = Limits()
+    usage_upstreams: frozenset[str] = frozenset()

@@ -41,6 +41,26 @@ class Engine(Protocol):
         """The answer to *request*. Raises ``UllageError``."""
 
 
+class Tunnel(Protocol):
+    """An upgraded connection to an upstream."""
+
+    async def next_chunk(self) -> bytes:
+        """The next bytes; empty at the end."""
+
+    async def write(self, data: bytes) -> None:
+        """Send *data*. Raises ``ConnectionError`` when the other side is gone."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+class Upgradable(ports.Reply, Protocol):
+    """An answer that may have left HTTP."""
+
+    def tunnel(self) -> Tunnel:
+        """The connection, where ``status`` is 101."""
+
+
 class Upstream(Protocol):
     """Sends requests to named upstreams."""
 
@@ -53,6 +73,9 @@ class Upstream(Protocol):
         body: bytes | AsyncIterator[bytes] | None,
     ) -> ports.Reply:
         """The answer once its head is here. Raises ``UllageError``."""
+
+    async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> Upgradable:
+        """The answer to a request to leave HTTP. Raises ``UllageError``."""
 
 
 Route = Callable[[str], str]

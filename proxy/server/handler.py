@@ -10,23 +10,26 @@ import re
 import time
 from collections.abc import AsyncIterator
 from typing import Final
+from urllib.parse import parse_qs
 
 import msgspec
 from aiohttp import web
 
 from proxy import ports
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.report import NO_USAGE, Report
-from proxy.server import answers, cors
+from proxy.core.report import NO_USAGE, Report, response_headers
+from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
+from proxy.server.asked import UsageHider, ask
 from proxy.server.body import BodyReader, Upload, inflated
 from proxy.server.config import ServerConfig
 from proxy.server.contracts import Engine, Observe, Route, Upstream
 from proxy.server.gate import Gate
 from proxy.server.intake import Intake, options, read_headers
 from proxy.server.local import Local
+from proxy.server.models import Models
 from proxy.server.outgoing import ClientLeft, Outgoing
-from proxy.server.routes import MANAGED, api_path, is_local, is_stateless, wire
+from proxy.server.routes import MANAGED, api_path, is_local, is_stateless, listed_model, wire
 from proxy.server.usage import UsageTap
 
 _LOG: Final = logging.getLogger(__name__)
@@ -45,13 +48,14 @@ _NAMED: Final = msgspec.json.Decoder(_Named)
 class Call:
     """One request while it is under way."""
 
-    __slots__ = ("cors", "out", "report", "tap", "wire")
+    __slots__ = ("cors", "hider", "out", "report", "tap", "wire")
 
     def __init__(self, out: Outgoing, report: Report, api: str) -> None:
         self.out = out
         self.report = report
         self.wire = api
         self.tap: UsageTap | None = None
+        self.hider: UsageHider | None = None
         self.cors: list[tuple[str, str]] = []
 
     def note(self, reason: str, status: int = 0) -> None:
@@ -78,6 +82,7 @@ class Handler:
         access: Access,
         gate: Gate,
         local: Local,
+        models: Models,
     ) -> None:
         self._config = config
         self._limits = config.limits
@@ -88,6 +93,7 @@ class Handler:
         self._access = access
         self._gate = gate
         self._local = local
+        self._models = models
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
 
@@ -145,8 +151,12 @@ class Handler:
         path = path_qs.partition("?")[0]
         if request.method == "CONNECT" or not path.startswith("/"):
             raise InvalidRequest("This is a reverse proxy: send the path of an API route.")
-        if intake.seen.get("upgrade", "").lower() == "websocket" and api_path(path) == "responses":
-            raise answers.UpgradeRefused()
+        if intake.seen.get("upgrade", "").lower() == "websocket":
+            await self._tunnel(request, path_qs, call, intake)
+            return
+        if request.method == "GET" and (listed := listed_model(path)) is not None:
+            await self._list(path_qs, listed, call, intake)
+            return
         reader = BodyReader(request.content, request.content_length, self._limits, self._gate.held)
         try:
             if call.report.api == "relay":
@@ -170,10 +180,19 @@ class Handler:
             intake.drop(("content-encoding",))
         headers = intake.forward
 
-        async def send(upstream: str, data: bytes) -> ports.Reply:
-            return await self._upstream.send(upstream, "POST", path_qs, headers, data)
-
         api, request_id = call.report.api, call.report.request_id
+
+        async def send(upstream: str, data: bytes) -> ports.Reply:
+            asked = ask(data) if api == "chat" and upstream in self._config.usage_upstreams else None
+            call.hider = UsageHider() if asked is not None else None
+            if asked is None:
+                return await self._upstream.send(upstream, "POST", path_qs, headers, data)
+            # An event can only be taken out of what can be read.
+            plain = [pair for pair in headers if pair[0].lower() != "accept-encoding"]
+            return await self._upstream.send(
+                upstream, "POST", path_qs, [*plain, ("Accept-Encoding", "identity")], asked
+            )
+
         try:
             answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes), send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
@@ -223,6 +242,39 @@ class Handler:
         del body, sending
         await self._pass(call, reply, b"")
 
+    async def _list(self, path_qs: str, model: str, call: Call, intake: Intake) -> None:
+        """Answer for one model, or for all where *model* is empty."""
+        upstream = self._route(model) if model else self._config.default_upstream
+        call.report = call.report.but(model=model, upstream=upstream)
+        if model:
+            heard = await self._models.one(path_qs, model, intake.forward, self._route)
+        else:
+            heard = await self._models.list(path_qs, intake.forward, self._route)
+        headers = [*heard.headers, *response_headers(call.report), *call.cors]
+        call.out.start(heard.status, headers, sized=any(name.lower() == "content-length" for name, _ in heard.headers))
+        call.out.write(heard.body)
+        call.out.finish()
+
+    async def _tunnel(self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake) -> None:
+        path, _, query = path_qs.partition("?")
+        refusal = answers.UpgradeRefused() if api_path(path) == "responses" else None
+        if refusal and not self._config.websockets:
+            raise refusal
+        model = parse_qs(query).get("model", [""])[0]
+        upstream = self._route(model) if model else self._config.default_upstream
+        call.report = call.report.but(model=model, upstream=upstream, stream=True)
+        self._check_stateless("GET", path, upstream)
+        reply = await self._upstream.upgrade(upstream, path_qs, intake.forward)
+        if reply.status == websocket.SWITCHING:
+            call.report = call.report.but(status=reply.status)
+            await websocket.relay(request, call.out, reply)
+        elif refusal:
+            # Clients of this route that are told 426 go on without a WebSocket at once; other answers they try again.
+            reply.close()
+            raise refusal
+        else:
+            await self._pass(call, reply, b"")
+
     def _check_stateless(self, method: str, path: str, upstream: str) -> None:
         config = self._config
         if not config.access_keys or upstream not in config.keyed_upstreams or config.relay == "all":
@@ -239,18 +291,21 @@ class Handler:
         if streamed and not call.report.stream:
             call.report = call.report.but(stream=True)
         tap = call.tap = UsageTap(reply.header("content-encoding"))
+        hider = call.hider if streamed and not reply.header("content-encoding") else None
         try:
-            answers.start(call.out, reply, call.report, call.cors)
+            answers.start(call.out, reply, call.report, call.cors, sized=hider is None)
             chunk = first or await reply.next_chunk()
             while chunk:
-                out.write(chunk)
+                out.write(hider.feed(chunk) if hider else chunk)
                 tap.feed(chunk)
                 if out.paused:
                     await out.drain()
                 chunk = await reply.next_chunk()
+            out.write(hider.rest() if hider else b"")
             out.finish()
         except (UpstreamUnreachable, UpstreamTimeout):
             call.note("upstream_stream_error")
+            out.write(hider.rest() if hider else b"")
             event = streamed and not reply.header("content-encoding")
             out.break_off(answers.last_event(answers.StreamBroken(), call.wire) if event else b"")
         finally:

@@ -82,6 +82,11 @@ class Outgoing:
         self._head = text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
         self._flush = asyncio.get_running_loop().call_soon(self._send_head)
 
+    def switch(self, headers: Iterable[tuple[str, str]]) -> None:
+        """Write the head of a 101: from here on the connection is no longer HTTP. Raises ``UnfitHeader``."""
+        self.keep_alive = True
+        self.start(101, headers, sized=True)
+
     def write(self, chunk: bytes) -> None:
         """Write body bytes; check ``paused`` afterwards."""
         if self.bodyless or not chunk:

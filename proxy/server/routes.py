@@ -30,6 +30,15 @@ def api_path(path: str) -> str:
     return path.lstrip("/")
 
 
+def listed_model(path: str) -> str | None:
+    """The model that a ``GET`` of *path* asks about, empty for all of them; ``None`` where it asks something else."""
+    name = api_path(path)
+    if name == "models":
+        return ""
+    model = name.removeprefix("models/")
+    return model if model != name and model and not _climbs(path) else None
+
+
 def wire(path: str) -> str:
     """The API whose error shape callers of *path* understand."""
     name = api_path(path).partition("/")[0]
@@ -43,7 +52,7 @@ def is_stateless(method: str, path: str) -> bool:
     name = api_path(path)
     if method == "POST":
         return name in _STATELESS_POST or name.startswith(_STATELESS_TREES)
-    return method in ("GET", "HEAD") and (name == "models" or name.startswith("models/"))
+    return method in ("GET", "HEAD") and (name in ("models", "realtime") or name.startswith("models/"))
 
 
 def _climbs(path: str) -> bool:

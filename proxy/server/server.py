@@ -12,13 +12,15 @@ from proxy.server.contracts import Engine, Metrics, Observe, Route, Status, Upst
 from proxy.server.gate import Gate
 from proxy.server.handler import Handler
 from proxy.server.local import Local
+from proxy.server.models import Models
 
 
 class Server:
     """Serves the API. ``route`` names a model's upstream; ``observe`` gets each request's report and seconds once.
 
     ``metrics`` gives the exposition and its content type (called in a thread; ``None``: there are none to see),
-    ``status`` what the admin API shows.
+    ``status`` what the admin API shows, ``models`` answers for all
+    upstreams' models.
     """
 
     def __init__(
@@ -30,12 +32,13 @@ class Server:
         observe: Observe,
         metrics: Metrics | None,
         status: Status,
+        models: Models,
     ) -> None:
         access = Access(config)
         self._gate = Gate(config.limits)
         self._local = Local(config.version, access, self._gate, metrics, status)
         self._limits = config.limits
-        self._handler = Handler(config, engine, upstream, route, observe, access, self._gate, self._local)
+        self._handler = Handler(config, engine, upstream, route, observe, access, self._gate, self._local, models)
         self._listener: Listener | None = None
         self._sockets: asyncio.Server | None = None
 

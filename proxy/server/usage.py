@@ -37,11 +37,12 @@ class _Figures(msgspec.Struct):
     input_tokens_details: _Details | None = None
 
     def total_input(self) -> int | None:
-        tokens = self.input_tokens if self.input_tokens is not None else self.prompt_tokens
-        if tokens is None:
-            return None
-        # Anthropic counts cached input beside input_tokens, the others inside.
-        return tokens + (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        # Anthropic counts cached input beside input_tokens, everybody else inside; gateways that give its figures in
+        # OpenAI's shape have added them to prompt_tokens already.
+        if self.input_tokens is None:
+            return self.prompt_tokens
+        own = self.input_tokens + (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        return own if self.prompt_tokens is None else max(self.prompt_tokens, self.input_tokens)
 
     def cached(self) -> int | None:
         for details in (self.prompt_tokens_details, self.input_tokens_details):

@@ -73,6 +73,9 @@ class Server(Section):
     relay: Literal["stateless", "all"] = Field(
         default="stateless", description="Routes relayed when access_keys guard a shared upstream key."
     )
+    websockets: Literal["relay", "refuse"] = Field(
+        default="relay", description="relay: byte for byte, unmanaged; refuse: clients of /v1/responses use HTTP."
+    )
     limits: Limits = Limits()
     drain: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=300.0, description="Seconds that running requests get to end after SIGTERM."
@@ -125,6 +128,10 @@ class Upstream(Section):
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
     timeouts: Timeouts = Timeouts()
     probe: bool = Field(default=True, description="Ask it in the background how large its windows are.")
+    include_usage: bool = Field(
+        default=False,
+        description="Ask for usage in every chat stream, and keep the event that tells it from clients that did not.",
+    )
 
     @property
     def carries_key(self) -> bool:
@@ -224,6 +231,33 @@ class Shares(Section):
     steps: Share = Field(default=0.03, description="One line per folded round.")
 
 
+class Allocation(Section):
+    """Soft shares of the window; what a part does not use is lent to the others. All zero: no allocation."""
+
+    system: Share = Field(default=0.0, description="System text and response format.")
+    tools: Share = Field(default=0.0, description="Tool definitions; above it they are shrunk before messages go.")
+    memory: Share = Field(default=0.0, description="Memories that an agent injects.")
+    summary: Share = Field(default=0.0, description="What stands for folded rounds; caps it at an event.")
+    recent: Share = Field(default=0.0, description="The newest messages.")
+    older: Share = Field(default=0.0, description="Messages before those; with recent, what an event leaves of them.")
+    reserve: Share = Field(default=0.0, description="The answer; not lent to what an event leaves of messages.")
+
+    @property
+    def given(self) -> bool:
+        """Whether there is an allocation at all."""
+        return any(self.model_dump().values())
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        shares = self.model_dump()
+        total = sum(shares.values())
+        if total > 1 + 1e-9:
+            parts = " + ".join(name for name, share in shares.items() if share)
+            message = f"the shares add up to {total:.2f} of the window"
+            refuse([((), message, f"Keep {parts} at 1 or less together; what is left over is lent.")])
+        return self
+
+
 class Compression(Section):
     """When a view is made smaller, and how."""
 
@@ -239,6 +273,7 @@ class Compression(Section):
     )
     stages: Stages = Stages()
     shares: Shares = Shares()
+    allocation: Allocation = Allocation()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

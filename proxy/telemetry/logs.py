@@ -33,7 +33,7 @@ FIELDS = frozenset(
         "request_id", "api", "model", "upstream", "conversation", "stream", "status", "stages", "tokens_before",
         "tokens_after", "tokens_removed", "bounded", "window", "budget", "pressure", "retries", "overflows", "outcome",
         "reason", "compaction", "observed", "input_tokens", "output_tokens", "cached_tokens", "overhead_ms",
-        "duration_ms",
+        "duration_ms", "window_source", "regions", "borrowed", "project", "task_size",
         # the process
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
         "kind", "state", "task", "store", "file", "line", "key", "remedy", "problem", "code", "attempt", "in_flight",
@@ -108,6 +108,11 @@ class Logs:
             tokens_after=report.tokens_after,
             bounded=report.bounded,
             window=report.window,
+            window_source=report.source,
+            regions=report.regions,
+            borrowed=report.borrowed,
+            project=_plain(report.project),
+            task_size=report.task_size,
             pressure=None if pressure is None else round(pressure, 3),
             compaction=report.event,
             observed=report.observed,
@@ -203,7 +208,7 @@ class _Console:
         self._render = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=24)
 
     def __call__(self, logger: object, method: str, fields: Fields) -> bytes:
-        shown = {name: value for name, value in fields.items() if value not in (None, "", [], False)}
+        shown = {name: value for name, value in fields.items() if value not in (None, "", [], {}, False)}
         return str(self._render(logger, method, shown)).encode("utf-8", "replace")
 
 

@@ -41,6 +41,8 @@ class Telemetry:
             self._shown = CollectorRegistry()
             MultiProcessCollector(self._shown, path=str(directory))  # type: ignore[no-untyped-call]
         self._models: set[str] = set()
+        self._projects: set[str] = set()
+        self._windows: dict[tuple[str, str], tuple[str, int]] = {}
         self._routes: dict[tuple[str, str, str, int, str], _Route] = {}
         self._families = _Families(self._registry)
         self._families.build_info.labels(version).set(1)
@@ -61,6 +63,12 @@ class Telemetry:
             route.after.inc(report.tokens_after)
             if report.window:
                 route.fill.observe(report.tokens_after / report.window)
+                if report.source != "request":
+                    self._window(report.upstream, model, report.source, report.window)
+            for region, tokens in report.regions.items():
+                route.region(region, tokens)
+        if report.borrowed or report.project or report.task_size:
+            self._observe_labelled(report)
         if report.outcome != "verbatim" or report.retries or report.overflows or report.reason or report.status >= 400:
             self._observe_rare(report, route)
 
@@ -103,13 +111,39 @@ class Telemetry:
         if kind := _error_class(report):
             families.upstream_errors.labels(report.upstream, kind).inc()
 
+    def _observe_labelled(self, report: Report) -> None:
+        families = self._families
+        for part, tokens in report.borrowed.items():
+            families.borrowed.labels(part).inc(tokens)
+        if report.project or report.task_size:
+            labels = (_bounded(self._projects, report.project), report.task_size)
+            families.projects.labels(*labels).inc()
+            if report.outcome != "refused":
+                families.project_tokens.labels(*labels).inc(report.tokens_after or 0)
+
+    def _window(self, upstream: str, model: str, source: str, tokens: int) -> None:
+        """Say how large a window is, and that nobody else says so any more."""
+        before = self._windows.get((upstream, model))
+        if before == (source, tokens):
+            return
+        self._windows[upstream, model] = (source, tokens)
+        if before is not None and before[0] != source:
+            # A label cannot be taken out again when worker processes keep their figures in files.
+            self._families.window.labels(upstream, model, before[0]).set(0)
+        self._families.window.labels(upstream, model, source).set(tokens)
+
     def _model(self, name: str) -> str:
-        if name in self._models:
-            return name
-        if len(self._models) >= MOST_MODELS or len(name) > LONGEST_MODEL or not name.isprintable():
-            return OTHER
-        self._models.add(name)
+        return _bounded(self._models, name)
+
+
+def _bounded(known: set[str], name: str) -> str:
+    """*name* as the value of a label: itself while there are few, since values come from clients and stay."""
+    if name in known:
         return name
+    if len(known) >= MOST_MODELS or len(name) > LONGEST_MODEL or not name.isprintable():
+        return OTHER
+    known.add(name)
+    return name
 
 
 def _error_class(report: Report) -> str:
@@ -142,6 +176,23 @@ class _Families:
             "Input tokens, as the client sent them (before) and as they went upstream (after).",
             ("model", "region"),
         )
+        self.regions = counter(
+            "ullage_region_tokens_total",
+            "Input tokens that went upstream, by region, and the room kept for answers (reserve).",
+            ("model", "region"),
+        )
+        self.borrowed = counter(
+            "ullage_share_borrowed_tokens_total", "Tokens by which parts exceeded their share.", ("part",)
+        )
+        self.window = gauge(
+            "ullage_window_tokens",
+            "A model's window; 0 once another source says how large it is.",
+            ("upstream", "model", "source"),
+            multiprocess_mode="livemostrecent",
+        )
+        project = ("project", "task_size")
+        self.projects = counter("ullage_project_requests_total", "Requests that named a project or size.", project)
+        self.project_tokens = counter("ullage_project_tokens_total", "Input tokens of those requests.", project)
         self.removed = counter("ullage_tokens_removed_total", "Input tokens that did not go upstream.", model)
         self.stages = counter("ullage_stages_total", "Compression stages used.", ("stage",))
         self.compactions = counter("ullage_compactions_total", "Compactions sent for the first time.", model)
@@ -176,3 +227,12 @@ class _Route:
         self.after = families.tokens.labels(self.model, "after")
         self.removed = families.removed.labels(self.model)
         self.fill = families.fill.labels(self.model)
+        self._regions: dict[str, Counter] = {}
+        self._families = families
+
+    def region(self, name: str, tokens: int) -> None:
+        """Count *tokens* of a region."""
+        child = self._regions.get(name)
+        if child is None:
+            child = self._regions[name] = self._families.regions.labels(self.model, name)
+        child.inc(tokens)

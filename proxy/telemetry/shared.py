@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,9 +12,40 @@ VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Must hold the directory in a worker's environment before it imports ``proxy.telemetry.metrics``."""
 
 
+_NAME = re.compile(r"ullage-metrics-(\d+)-(\d+)-\w+")
+
+
 def make_directory() -> Path:
-    """A fresh private directory for the figures of this run's workers."""
-    return Path(tempfile.mkdtemp(prefix="ullage-metrics-"))
+    """A fresh private directory for the figures of this run's workers; those of runs that were killed are removed."""
+    space = _process_space()
+    for left in Path(tempfile.gettempdir()).glob("ullage-metrics-*"):
+        if _is_stale(left, space):
+            remove_directory(left)
+    return Path(tempfile.mkdtemp(prefix=f"ullage-metrics-{space}-{os.getpid()}-"))
+
+
+def _process_space() -> int:
+    """What tells whose process ids are meant: containers may share a folder and not the ids."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # not Linux
+        return 0
+
+
+def _is_stale(directory: Path, space: int) -> bool:
+    """Whether *directory* was made, by this user and among the same process ids, by a process that is gone."""
+    named = _NAME.fullmatch(directory.name)
+    if named is None or int(named[1]) != space or directory.is_symlink():
+        return False
+    try:
+        if directory.stat().st_uid != os.getuid():
+            return False
+        os.kill(int(named[2]), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:  # the process is somebody else's, or the directory went meanwhile
+        return False
+    return False
 
 
 def forget_worker(directory: Path, pid: int) -> None:

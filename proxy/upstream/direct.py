@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.pipe import Pipe
 from proxy.upstream.paths import Base
 from proxy.upstream.wire import AbortingResponse, BytesBody, Connector, VerbatimRequest
 
@@ -25,6 +26,8 @@ HOP_BY_HOP: Final = frozenset(
 
 # A connection that was never established carried nothing: trying again cannot bill anybody twice.
 _CONNECT_PAUSES: Final = (0.05, 0.2)
+
+SWITCHING: Final = 101
 
 Body = bytes | AsyncIterator[bytes] | None
 
@@ -66,7 +69,7 @@ class DirectReply:
         self.status = response.status
         self.headers: Sequence[tuple[str, str]] = end_to_end(response)
         connection = response.connection
-        if connection is not None and connection.protocol is not None:
+        if connection is not None and connection.protocol is not None and response.status != SWITCHING:
             # aiohttp has one read timeout for head and body; models think long before the head, not inside the body.
             connection.protocol.read_timeout = idle
             connection.protocol.start_timeout()
@@ -96,6 +99,40 @@ class DirectReply:
     def close(self) -> None:
         """Abort what is still under way; harmless when the body was read to its end."""
         self._response.abort_unfinished()
+
+    def tunnel(self) -> Tunnel:
+        """The upgraded connection; only where ``status`` is 101, and once."""
+        return Tunnel(self._response)
+
+
+class Tunnel:
+    """A connection that left HTTP: raw bytes both ways. Neither side's silence ends it."""
+
+    def __init__(self, response: AbortingResponse) -> None:
+        connection = response.connection
+        if connection is None or connection.protocol is None:
+            raise UpstreamUnreachable(response.url.host or "", "the connection was lost as it was upgraded")
+        self._response = response
+        self._protocol = connection.protocol
+        self._protocol.read_timeout = None
+        self._pipe = Pipe(self._protocol)
+        self._protocol.set_parser(self._pipe, self._pipe)
+
+    async def next_chunk(self) -> bytes:
+        """The next bytes from the upstream; empty at the end."""
+        return await self._pipe.next()
+
+    async def write(self, data: bytes) -> None:
+        """Send *data*; waits while the upstream reads slower. Raises ``ConnectionError`` when it is gone."""
+        transport = self._protocol.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the upstream has closed the connection")
+        transport.write(data)
+        await self._protocol._drain_helper()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._response.close()
 
 
 def arrived(content: aiohttp.StreamReader) -> bytes:
@@ -185,6 +222,11 @@ class DirectUpstream:
                 raise _translate(target, place.timeouts, error) from error
             return DirectReply(cast("AbortingResponse", response), target, place.timeouts.idle)
         raise AssertionError("the last attempt either returns or raises")
+
+    async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
+        """The upstream's answer to a request for a WebSocket: with status 101 it has a ``tunnel``."""
+        asked = [*headers, ("Connection", "Upgrade"), ("Upgrade", "websocket")]
+        return await self.send(target, "GET", path_qs, asked, None)
 
     async def close(self) -> None:
         """Close the pool; requests under way break."""

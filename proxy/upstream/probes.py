@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
+
+import msgspec
 
 from proxy.core.budget.windows import Window
 from proxy.core.errors import UllageError
@@ -36,6 +39,12 @@ MOST_BYTES: Final = 2**20
 
 INLINE: Final = 2**15
 """Bytes of an answer that are decoded on the event loop; more in a thread."""
+
+MOST_SHARED: Final = 2**18
+"""Bytes of what is told that are shared; more is asked by each process."""
+
+MOST_SKEW: Final = 5.0
+"""Seconds by which another machine's clock may be ahead."""
 
 MOST_WANTED: Final = 100
 """Models remembered as asked for, of each server: their names come from clients."""
@@ -68,15 +77,42 @@ class Spawn(Protocol):
         """The running task."""
 
 
+class Shelf(Protocol):
+    """Where processes leave for each other what a server said. Neither method raises or waits long."""
+
+    async def recall(self, name: str) -> bytes | None:
+        """What was last left under *name*, if anything."""
+
+    def remember(self, name: str, value: bytes) -> None:
+        """Leave *value* under *name*, in the background."""
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """What a server said, for other processes: when (Unix time), for how many seconds it is good, asked about what.
+
+    The windows' ``at`` are Unix times here.
+    """
+
+    at: float
+    good: float
+    asked: tuple[str, ...]
+    listed: frozenset[str]
+    windows: dict[str, Window]
+
+
 OnTold = Callable[[str, Mapping[str, Window]], None]
 """Is given an upstream's name and its windows by model, whenever they changed."""
 
 
 @dataclass
 class _Server:
-    """What is known of one upstream. ``due``: the monotonic second from which on it may be asked again."""
+    """What is known of one upstream. ``shelf`` is its name on the shelf.
+
+    ``due`` is the monotonic second from which on it may be asked again.
+    """
 
     name: str
+    shelf: str
     windows: dict[str, Window] = field(default_factory=dict)
     wanted: OrderedDict[str, None] = field(default_factory=OrderedDict)
     listed: frozenset[str] = frozenset()
@@ -91,13 +127,25 @@ class Probes:
     """Knows what servers say of their windows, as soon as they said it.
 
     *upstreams* are base URLs by name, of those that may be asked. *told* is called after each survey that changed
-    something.
+    something. What one process was told is on the *shelf* for the others; *wall* is Unix time.
     """
 
     def __init__(
-        self, upstreams: Mapping[str, str], ask: Ask, spawn: Spawn, clock: Clock, agent: str, told: OnTold | None = None
+        self,
+        upstreams: Mapping[str, str],
+        ask: Ask,
+        spawn: Spawn,
+        clock: Clock,
+        agent: str,
+        told: OnTold | None = None,
+        shelf: Shelf | None = None,
+        wall: Clock = time.time,
     ) -> None:
-        self._servers = {name: _Server(name) for name, url in upstreams.items() if may_answer(url)}
+        self._servers = {
+            name: _Server(name, f"windows {name} {url}") for name, url in upstreams.items() if may_answer(url)
+        }
+        self._shelf = shelf
+        self._wall = wall
         self._ask = ask
         self._spawn = spawn
         self._clock = clock
@@ -169,7 +217,7 @@ class Probes:
             for model in models:
                 self._want(server, model)
             server.asking = True
-            await self._survey(server)
+            await self._survey(server, shared=False)
 
     def _want(self, server: _Server, model: str) -> None:
         server.wanted[model] = None
@@ -182,18 +230,51 @@ class Probes:
         server.asking = True
         self._surveys[server.name] = self._spawn(self._survey(server), f"probe {server.name}")
 
-    async def _survey(self, server: _Server) -> None:
+    async def _survey(self, server: _Server, *, shared: bool = True) -> None:
         try:
             async with asyncio.timeout(DEADLINE):
-                found = await _Survey(server.name, tuple(server.wanted), self._ask, self._headers).run()
+                if shared and await self._adopt(server):
+                    return
+                asked = tuple(server.wanted)
+                found = await _Survey(server.name, asked, self._ask, self._headers).run()
         except TimeoutError:
             self._failed(server, f"no answer within {DEADLINE:g} s")
         except (UllageError, wording.Unreadable) as error:
             self._failed(server, str(error))
         else:
             self._succeeded(server, found)
+            self._share(server, asked, found)
         finally:
             server.asking = False
+
+    async def _adopt(self, server: _Server) -> bool:
+        """Whether another process has asked the server lately, about all that this one would ask; then that holds."""
+        value = await self._shelf.recall(server.shelf) if self._shelf is not None else None
+        shared = _load(value)
+        if shared is None:
+            return False
+        now, age = self._clock(), self._wall() - shared.at
+        if not -MOST_SKEW <= age < min(shared.good, FRESH_SECONDS):
+            return False
+        asked = {name for model in shared.asked for name in (model, f"{model}:latest")}
+        unasked = [model for model in _listed(server.wanted, shared.listed) if model not in asked]
+        if any(_find(shared.windows, model) is None for model in unasked):
+            return False
+        since = now - self._wall()
+        told = {model: replace(window, at=min(now, window.at + since)) for model, window in shared.windows.items()}
+        self._hold(server, told, shared.listed, now - max(0.0, age))
+        server.due = now + shared.good - max(0.0, age)
+        return True
+
+    def _share(self, server: _Server, asked: tuple[str, ...], found: _Found) -> None:
+        if self._shelf is None:
+            return
+        now, wall = self._clock(), self._wall()
+        windows = {name: replace(window, at=wall - now + window.at) for name, window in server.windows.items()}
+        good = LOADING_RETRY if found.loading else FRESH_SECONDS
+        value = msgspec.msgpack.encode(Shared(wall, good, asked, found.listed, windows))
+        if len(value) <= MOST_SHARED:
+            self._shelf.remember(server.shelf, value)
 
     def _failed(self, server: _Server, trouble: str) -> None:
         server.trouble, server.checked = trouble, self._clock()
@@ -201,20 +282,24 @@ class Probes:
 
     def _succeeded(self, server: _Server, found: _Found) -> None:
         now = self._clock()
-        before = server.windows
-        server.windows = {
-            model: known
-            if (known := before.get(model)) and replace(known, at=0.0) == window
-            else replace(window, at=now)
-            for model, window in found.windows.items()
-        }
-        server.listed, server.checked = found.listed, now
-        server.trouble = "" if found.windows else "it says nothing of windows"
+        self._hold(
+            server, {model: replace(window, at=now) for model, window in found.windows.items()}, found.listed, now
+        )
         if found.loading:
             self._again(server, LOADING_RETRY)
         else:
             server.pause = 0.0
             server.due = now + FRESH_SECONDS
+
+    def _hold(self, server: _Server, told: Mapping[str, Window], listed: frozenset[str], checked: float) -> None:
+        """Believe what was *told*; what is as before keeps its age."""
+        before = server.windows
+        server.windows = {
+            model: known if (known := before.get(model)) and replace(known, at=window.at) == window else window
+            for model, window in told.items()
+        }
+        server.listed, server.checked = listed, checked
+        server.trouble = "" if told else "it says nothing of windows"
         if self._on_told is not None and server.windows and server.windows != before:
             self._on_told(server.name, server.windows)
 
@@ -281,7 +366,7 @@ class _Survey:
 
     def _asked(self, listed: frozenset[str]) -> list[str]:
         # Only names the server knows: those a client made up are no reason to ask.
-        return [model for model in self._wanted if model in listed or f"{model}:latest" in listed]
+        return _listed(self._wanted, listed)
 
     async def _try(self, path: str, body: Mapping[str, str] | None = None) -> object | None:
         """What one of the native routes answers; ``None`` where the server is of another kind."""
@@ -318,6 +403,19 @@ async def _body(reply: Reply) -> bytes:
         if len(taken) > MOST_BYTES:
             raise wording.Unreadable(f"an answer of more than {MOST_BYTES} bytes")
     return bytes(taken)
+
+
+def _listed(wanted: Iterable[str], listed: frozenset[str]) -> list[str]:
+    return [model for model in wanted if model in listed or f"{model}:latest" in listed]
+
+
+def _load(value: bytes | None) -> Shared | None:
+    if value is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(value, type=Shared)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
 
 
 def _find(windows: Mapping[str, Window], model: str) -> Window | None:

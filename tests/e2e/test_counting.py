@@ -60,6 +60,28 @@ async def test_another_tokenizer_is_learned(
     assert factor < 1 or any(headers["x-ullage-outcome"] == "compacted" for headers in told)
 
 
+async def test_streams_teach_where_they_may_be_asked(stub: StartStub, proxy: StartProxy) -> None:
+    """With include_usage a stream's usage is learned from, and its client sees no event that it did not ask for."""
+    server = await stub(window=131_072, factor=1.5)
+    upstream = {"name": "up", "base_url": server.url, "include_usage": True}
+    front = await proxy(
+        server.url, config={"upstreams": [upstream], "models": [{"name": "*", "context_window": 8_192}]}
+    )
+    messages: list[dict[str, Any]] = [{"role": "user", "content": AGENT_TASK}]
+    async with aiohttp.ClientSession() as client:
+        for number in range(3):
+            messages += agent_round(number, 700)
+            asked = {"model": "house-model", "stream": True, "messages": messages}
+            async with client.post(f"{front.url}/chat/completions", json=asked) as reply:
+                assert reply.status == 200
+                events = await reply.read()
+                told = reply.headers["x-ullage-tokens"]
+            assert b"[DONE]" in events
+            assert b'"usage"' not in events
+            assert server.chats()[-1].parsed["stream_options"] == {"include_usage": True}
+        assert abs(int(told) / server.chats()[-1].tokens - 1) < 0.02
+
+
 async def test_a_lying_usage_does_no_harm(stub: StartStub, proxy: StartProxy) -> None:
     """Usage of three times the truth makes views smaller, never wrong: every request is answered."""
     server = await stub(window=WINDOW, usage_factor=3.0)

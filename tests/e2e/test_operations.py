@@ -109,7 +109,7 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     server = await stub(window=WINDOW)
     front = await proxy(server.url, window=2 * WINDOW, arguments=["--store", "redis://127.0.0.1:9"])
     url = f"{front.url}/chat/completions"
-    await web.post(url, json=SHORT)
+    await web.post(url, json=SHORT, headers={"x-ullage-project": "apollo", "x-ullage-task-size": "small"})
     recovered = await web.post(url, json=LONG)
     assert own(recovered)["retries"] == "1"
     server.fail(error(503))
@@ -121,8 +121,9 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     figures = await metrics(front)
     names = set(re.findall(r"^\| `(ullage_[a-z_]+)`", GUIDE, re.MULTILINE))
     shown = {name.removesuffix("_count") for name, _ in figures}
-    # Store errors come with the next look at the store.
-    assert names - shown - {"ullage_store_errors_total"} == set()
+    # Store errors come with the next look at the store, borrowed shares where there is an allocation.
+    assert names - shown - {"ullage_store_errors_total", "ullage_share_borrowed_tokens_total"} == set()
+    assert total(figures, "ullage_project_requests_total", project="apollo", task_size="small") == 1
     assert total(figures, "ullage_requests_total") == 5
     assert total(figures, "ullage_requests_total", outcome="compacted", status="200", upstream="upstream") == 1
     assert total(figures, "ullage_retries_total") == 1

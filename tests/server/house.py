@@ -11,7 +11,7 @@ from typing import Any
 from proxy import ports
 from proxy.core.errors import UllageError
 from proxy.core.report import Report, Usage
-from proxy.server import Server, ServerConfig
+from proxy.server import Models, Place, Server, ServerConfig
 from proxy.upstream import DirectUpstream, Target, Timeouts
 
 
@@ -113,6 +113,7 @@ class House:
     upstream: DirectUpstream
     port: int
     reports: list[Report]
+    models: Models
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -189,6 +190,7 @@ async def house(
         upstream = DirectUpstream([place])
         engine = PassThrough("up")
         reports: list[Report] = []
+        models = Models(upstream, [Place("up")], "up", [], lambda model: {"context_length": 4096})
         server = Server(
             config,
             engine,
@@ -197,10 +199,11 @@ async def house(
             observe=lambda report, seconds: reports.append(report),
             metrics=lambda: (b"ullage_up 1\n", "text/plain; version=0.0.4"),
             status=lambda: {"version": "test"},
+            models=models,
         )
         at = await server.start(host, 0)
         try:
-            built = House(server, stage, engine, upstream, at, reports)
+            built = House(server, stage, engine, upstream, at, reports, models)
             yield built
         finally:
             for writer in built.writers:

@@ -11,17 +11,6 @@ POST = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConten
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def test_a_websocket_on_responses_is_refused_readably():
-    """An upgrade on the Responses route gets 426; clients fall back to plain requests."""
-    async with house() as at:
-        got = await at.ask(
-            "GET", "/v1/responses", b"", "Connection: Upgrade", "Upgrade: websocket",
-            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13",
-        )  # fmt: skip
-        assert got.line == "HTTP/1.1 426 Upgrade Required"
-        assert at.stage.heard == []
-
-
 async def test_errors_speak_the_callers_api():
     """A refusal on the Messages route has Anthropic's shape, elsewhere OpenAI's."""
     async with house() as at:

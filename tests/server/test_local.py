@@ -68,7 +68,9 @@ async def test_without_metrics_there_is_no_such_page():
     async with house() as at:
         reports: list[Report] = []
         config = ServerConfig("up")
-        server = Server(config, at.engine, at.upstream, lambda model: "up", lambda r, s: reports.append(r), None, dict)
+        server = Server(
+            config, at.engine, at.upstream, lambda model: "up", lambda r, s: reports.append(r), None, dict, at.models
+        )
         at.port = await server.start("127.0.0.1", 0)
         try:
             assert (await at.ask("GET", "/metrics")).line == "HTTP/1.1 404 Not Found"

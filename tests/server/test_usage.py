@@ -21,6 +21,32 @@ STREAMS = {
 }
 
 
+CACHED = {
+    # Anthropic's own: beside.
+    '{"input_tokens":3,"cache_read_input_tokens":10,"cache_creation_input_tokens":2}': Usage(15, None, 10),
+    '{"input_tokens":3,"cache_creation":{"ephemeral_5m_input_tokens":2},"cache_creation_input_tokens":2}': Usage(5),
+    '{"input_tokens":0,"cache_read_input_tokens":900,"output_tokens":4}': Usage(900, 4, 900),
+    # The same in OpenAI's shape, as gateways have it: inside.
+    '{"prompt_tokens":15,"cache_read_input_tokens":10,"cache_creation_input_tokens":2}': Usage(15, None, 10),
+    '{"prompt_tokens":15,"input_tokens":15,"cache_read_input_tokens":10}': Usage(15, None, 10),
+    '{"prompt_tokens":15,"input_tokens":3,"cache_read_input_tokens":12}': Usage(15, None, 12),
+    # OpenAI's and DeepSeek's: inside.
+    '{"prompt_tokens":15,"prompt_tokens_details":{"cached_tokens":10}}': Usage(15, None, 10),
+    '{"input_tokens":15,"input_tokens_details":{"cached_tokens":10}}': Usage(15, None, 10),
+    '{"prompt_tokens":15,"prompt_cache_hit_tokens":10,"prompt_cache_miss_tokens":5}': Usage(15, None, 10),
+    # None of these is a figure.
+    '{"prompt_tokens":-1}': Usage(),
+    '{"prompt_tokens":1e30}': Usage(),
+    '{"prompt_tokens":"15"}': Usage(),
+}
+
+
+def test_cached_input_is_counted_once():
+    """Whichever way a provider or gateway reports cached input, the whole input is told, and no part of it twice."""
+    for text, usage in CACHED.items():
+        assert whole(b'{"usage":' + text.encode() + b"}") == usage, text
+
+
 def whole(data):
     tap = UsageTap()
     tap.feed(data)

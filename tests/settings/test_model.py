@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.settings import Settings, load, refuse_open
+from proxy.settings import Settings, SettingsError, load, refuse_open
 from proxy.settings.model import Upstream
 from tests.settings.files import EXAMPLE, written
 
@@ -92,3 +92,17 @@ def test_what_carries_a_key():
     assert not Upstream.model_validate({**plain, "headers": {"x-team": "red"}}).carries_key
     assert Upstream.model_validate({**plain, "api_key": "k"}).carries_key
     assert Upstream.model_validate({**plain, "headers": {"Api-Key": "k"}}).carries_key
+
+
+def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
+    """An allocation of more than the window names file, line, key, the sum, and what to lower."""
+    file = written(tmp_path, "compression:\n  allocation: {system: 0.5, tools: 0.3, recent: 0.4}\n")
+    with pytest.raises(SettingsError) as refused:
+        load(file, {}, {})
+    (problem,) = refused.value.problems
+    assert (problem.file, problem.line, problem.key) == (str(file), 2, "compression.allocation")
+    assert problem.message == "the shares add up to 1.20 of the window"
+    assert "system + tools + recent" in problem.remedy
+    whole = load(written(tmp_path, "compression:\n  allocation: {recent: 0.7, reserve: 0.3}\n"), {}, {})
+    assert whole.compression.allocation.given
+    assert not load(None, {}, {}).compression.allocation.given

@@ -14,6 +14,7 @@ from typing import Any
 import tiktoken
 
 PER_MESSAGE = 3
+PER_NAME = 1
 PER_REPLY = 3
 IMAGE_LOW, IMAGE_HIGH = 85, 765
 AUDIO, FILE = 200, 1600
@@ -90,7 +91,7 @@ def content_tokens(content: object) -> int:
 
 def message_tokens(message: Mapping[str, Any]) -> int:
     """Tokens of one chat message, its frame included."""
-    total = PER_MESSAGE + content_tokens(message.get("content"))
+    total = PER_MESSAGE + content_tokens(message.get("content")) + PER_NAME * bool(message.get("name"))
     total += sum(count(message[key]) for key in ("role", "name", "tool_call_id") if isinstance(message.get(key), str))
     for key in REASONING_KEYS:
         if (value := message.get(key)) is not None:

@@ -30,6 +30,11 @@ REPORT = Report(
     overhead_seconds=0.0015,
     status=200,
     usage=Usage(3400, 50, 3000),
+    regions={"system": 500, "tool": 2900, "reserve": 1000},
+    borrowed={"older": 400},
+    source="table",
+    project="apollo",
+    task_size="small",
 )
 
 
@@ -63,6 +68,8 @@ def test_a_request_is_one_line_of_facts(logged):
     fields = json.loads(line)
     assert fields.pop("timestamp").endswith("Z")
     assert fields == {
+        "regions": {"system": 500, "tool": 2900, "reserve": 1000}, "borrowed": {"older": 400},
+        "window_source": "table", "project": "apollo", "task_size": "small",
         "event": "proxy.request_done", "level": "info", "request_id": "req_1", "api": "chat", "model": "gpt-5",
         "upstream": "openai", "conversation": "c0ffee", "status": 200, "outcome": "compacted", "reason": "fold",
         "stream": False, "stages": ["fold", "drop"], "tokens_before": 9000, "tokens_after": 3500, "bounded": False,

@@ -131,6 +131,51 @@ def test_model_labels_are_bounded():
     assert counts["m0"] == 2
 
 
+def test_tokens_are_counted_by_region_and_borrowed_share():
+    """Regions and what parts borrowed are added up; labels are the fixed names of both."""
+    telemetry = Telemetry("0")
+    report = Report("r", "chat", model="m", tokens_before=900, tokens_after=900, window=2000, budget=1800)
+    telemetry.observe(report.but(regions={"system": 100, "tool": 800, "reserve": 200}, borrowed={"older": 50}), 0.1)
+    telemetry.observe(report.but(regions={"system": 100, "summary": 300}), 0.1)
+    found = shown(telemetry)
+    name = "ullage_region_tokens_total"
+    regions = {dict(labels)["region"]: count for (series, labels), count in found.items() if series == name}
+    assert regions == {"system": 200, "tool": 800, "summary": 300, "reserve": 200}
+    assert value(found, "ullage_share_borrowed_tokens_total", part="older") == 50
+
+
+def test_a_window_is_shown_with_who_says_so():
+    """The gauge has a model's window under its source; an earlier source shows 0, a client's own wish nothing."""
+    telemetry = Telemetry("0")
+    report = Report("r", "chat", model="m", upstream="u", tokens_before=9, tokens_after=9, window=8000, source="table")
+    telemetry.observe(report, 0.1)
+    telemetry.observe(report.but(window=500, source="request"), 0.1)
+    assert value(shown(telemetry), "ullage_window_tokens", upstream="u", model="m", source="table") == 8000
+    telemetry.observe(report.but(window=4096, source="server"), 0.1)
+    found = shown(telemetry)
+    assert value(found, "ullage_window_tokens", upstream="u", model="m", source="server") == 4096
+    assert value(found, "ullage_window_tokens", upstream="u", model="m", source="table") == 0
+    assert not any(("source", "request") in labels for _, labels in found)
+
+
+def test_projects_are_labels_as_bounded_as_models():
+    """Requests that name a project are counted under it, the first hundred; requests that name none add no series."""
+    telemetry = Telemetry("0")
+    report = Report("r", "chat", tokens_before=20, tokens_after=10)
+    telemetry.observe(report, 0.1)
+    for number in range(MOST_MODELS + 3):
+        telemetry.observe(report.but(project=f"p{number}", task_size="tiny"), 0.1)
+    telemetry.observe(report.but(task_size="large"), 0.1)
+    telemetry.observe(report.but(project="p0", task_size="tiny", outcome="refused"), 0.1)
+    found = shown(telemetry)
+    names = {dict(labels)["project"] for name, labels in found if name == "ullage_project_requests_total"}
+    assert len(names) == MOST_MODELS + 1  # the names, with the empty one among them, and what is beyond them
+    assert OTHER in names
+    assert value(found, "ullage_project_requests_total", project="p0", task_size="tiny") == 2
+    assert value(found, "ullage_project_tokens_total", project="p0", task_size="tiny") == 10
+    assert sum(1 for name, _ in found if name == "ullage_project_requests_total") <= MOST_MODELS + 2
+
+
 @pytest.mark.parametrize(("state", "figure"), [("closed", 0), ("half-open", 1), ("open", 2)])
 def test_every_state_of_a_breaker_has_its_figure(state: State, figure: int):
     """The gauge knows each word that the store's breaker uses."""

@@ -69,10 +69,23 @@ async def serving(routes: Mapping[str, bytes | Handler]) -> AsyncIterator[Site]:
         await runner.cleanup()
 
 
+class Shelf:
+    """What processes leave for each other, in a dictionary."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    async def recall(self, name: str) -> bytes | None:
+        return self.values.get(name)
+
+    def remember(self, name: str, value: bytes) -> None:
+        self.values[name] = value
+
+
 class Rig:
     """Probes of one server, with everything around them real but the clock."""
 
-    def __init__(self, site: Site, suffix: str = "/v1") -> None:
+    def __init__(self, site: Site, suffix: str = "/v1", shelf: Shelf | None = None, ahead: float = 10.0**9) -> None:
         self.site = site
         self.clock = Hands()
         self.failures: list[BaseException] = []
@@ -87,6 +100,8 @@ class Rig:
             self.clock,
             "ullage/test",
             lambda _, windows: self.heard.append(dict(windows)),
+            shelf,
+            lambda: self.clock() + ahead,
         )
 
     def told(self, model: str) -> tuple[int, int | None, int | None, str] | None:
@@ -107,10 +122,14 @@ class Rig:
 @asynccontextmanager
 async def rig(routes: Mapping[str, bytes | Handler], suffix: str = "/v1") -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
-        made = Rig(await stack.enter_async_context(serving(routes)), suffix)
-        stack.push_async_callback(made.upstream.close)
-        stack.push_async_callback(made.tasks.finish, 0.0)
-        yield made
+        yield await opened(stack, Rig(await stack.enter_async_context(serving(routes)), suffix))
+
+
+async def opened(stack: AsyncExitStack, made: Rig) -> Rig:
+    """*made*, closed with *stack*."""
+    stack.push_async_callback(made.upstream.close)
+    stack.push_async_callback(made.tasks.finish, 0.0)
+    return made
 
 
 VLLM = (
@@ -482,3 +501,79 @@ async def test_closing_ends_what_is_under_way() -> None:
         assert about.told("m") is None
         await about.settle()
         assert len(about.site.asked) == 1
+
+
+@asynccontextmanager
+async def pair(routes: Mapping[str, bytes | Handler], behind: float = 0.0) -> AsyncIterator[tuple[Rig, Rig]]:
+    """Two processes with one shelf, in front of one server; their monotonic clocks have nothing in common."""
+    async with AsyncExitStack() as stack:
+        site, shelf = await stack.enter_async_context(serving(routes)), Shelf()
+        first = await opened(stack, Rig(site, shelf=shelf))
+        second = await opened(stack, Rig(site, shelf=shelf, ahead=10.0**9 + 1000.0 - 77.0 - behind))
+        second.clock.time = 77.0
+        yield first, second
+
+
+async def test_what_one_process_was_told_the_others_know() -> None:
+    """A second process asks nothing: it has the first one's windows, with their age, until they are old."""
+    async with pair({"/v1/models": VLLM}) as (first, second):
+        told = await first.ask("my-lora")
+        assert told is not None
+        for each in (first, second):
+            each.clock.time += 100
+        assert await second.ask("my-lora") == told
+        assert first.site.paths == ["/v1/models"]
+        assert second.probes.known()[0]["age_seconds"] == 100.0
+        assert second.probes.surveys()["up"]["age_seconds"] == 100.0
+        second.clock.time += FRESH_SECONDS - 101
+        await second.ask("my-lora")
+        assert first.site.paths == ["/v1/models"], "as old as it may be"
+        second.clock.time += 2
+        await second.ask("my-lora")
+        assert first.site.paths == ["/v1/models"] * 2, "old: asked again, by whoever comes first"
+        first.clock.time += FRESH_SECONDS + 1 - 100
+        await first.ask("my-lora")
+        assert first.site.paths == ["/v1/models"] * 2, "and left for the other"
+
+
+async def test_what_nobody_asked_about_is_asked() -> None:
+    """A model that the server lists and no process asked about is no part of what they share."""
+    listed = (
+        b'{"object":"list","data":[{"id":"a:latest","object":"model","owned_by":"library"},'
+        b'{"id":"b:latest","object":"model","owned_by":"library"}]}'
+    )
+    shown: list[str] = []
+
+    async def show(request: web.Request) -> web.StreamResponse:
+        shown.append((await request.json())["model"])
+        return web.json_response({"parameters": "num_ctx 4096", "model_info": {}})
+
+    routes: dict[str, bytes | Handler] = {"/v1/models": listed, "/api/ps": b'{"models":[]}', "/api/show": show}
+    async with pair(routes) as (first, second):
+        assert await first.ask("a") is not None
+        assert await second.ask("b") is not None
+        assert shown == ["a", "b"]
+
+
+@pytest.mark.parametrize("value", [b"", b"nonsense", b"\x80", b"\x85\xa2at\xcb"])
+async def test_a_spoiled_note_is_no_answer(value: bytes) -> None:
+    """Whatever lies on the shelf, the server is asked when it is not an answer."""
+    async with pair({"/v1/models": VLLM}) as (first, second):
+        told = await first.ask("my-lora")
+        shelf = Shelf()
+        for name in (f"windows up {first.site.url}/v1",):
+            shelf.values[name] = value
+        third = Rig(first.site, shelf=shelf)
+        async with AsyncExitStack() as stack:
+            await opened(stack, third)
+            assert await third.ask("my-lora") == told
+        assert len(first.site.paths) == 2
+        assert second.probes.windows("up") == {}
+
+
+async def test_a_clock_far_ahead_is_not_believed() -> None:
+    """What was said in the future, by a clock that is wrong, is asked again."""
+    async with pair({"/v1/models": VLLM}, behind=60.0) as (first, second):
+        await first.ask("my-lora")
+        assert await second.ask("my-lora") is not None
+        assert first.site.paths == ["/v1/models"] * 2

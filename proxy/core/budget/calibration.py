@@ -27,6 +27,9 @@ PATIENCE = 5
 SMALLEST = 256
 """Tokens from which a count says something: below, the provider's frame weighs too much."""
 
+PRICIEST = 16.0
+"""How many times our count a prompt with media may be reported as: images are where providers differ most."""
+
 TRUNCATED = 0.6
 """A report under this share of what the factor expects means that the provider cut the prompt without a word."""
 
@@ -84,6 +87,11 @@ def stepped(ratio: float) -> float:
 def is_truncated(calibration: Calibration, counted: int, reported: int) -> bool:
     """Whether *reported* prompt tokens for a prompt of *counted* of ours can only mean that some were cut away."""
     return counted >= TRUNCATED_FROM and reported < TRUNCATED * calibration.ratio * counted
+
+
+def is_credible(counted: int, reported: int, *, plain: bool) -> bool:
+    """Whether a prompt of *counted* tokens of ours can have been *reported* tokens; *plain*: it holds text only."""
+    return 0 < reported <= (HIGHEST if plain else PRICIEST) * counted + SMALLEST
 
 
 def learn(calibration: Calibration, counted: int, reported: int) -> Calibration:

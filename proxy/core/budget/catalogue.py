@@ -47,8 +47,8 @@ class Rule:
 class Route:
     """Where a request goes and what it may use. ``window`` is ``None`` when nobody knows; ``source`` says who does.
 
-    ``max_input`` limits the input beside the window; ``how`` names where a server says so. ``exact``: the
-    configuration names the encoding, so our count is taken for the provider's.
+    ``max_input`` limits the input beside the window; ``how`` names where a server says so, ``at`` the monotonic second
+    since when. ``exact``: the configuration names the encoding, so our count is taken for the provider's.
     """
 
     upstream: str
@@ -60,6 +60,7 @@ class Route:
     exact: bool = False
     max_input: int | None = None
     how: str = ""
+    at: float | None = None
 
     @property
     def name(self) -> str:
@@ -130,6 +131,16 @@ class Catalogue:
             self._informed[model] = (window, route)
         return route
 
+    def known(self) -> list[Route]:
+        """The routes of models that were asked for, as they hold this instant; asks nobody."""
+        found = []
+        for model, known in list(self._known.items()):
+            told = None
+            if self._told is not None and known.route.source != "configured":
+                told = self._told(known.route.upstream, model, False)
+            found.append(known.route if told is None else _informed(known, told))
+        return found
+
     @property
     def names(self) -> Iterable[str]:
         """The models that the published table knows."""
@@ -174,6 +185,7 @@ def _informed(known: _Known, told: Window) -> Route:
         max_output=rule.max_output or told.max_output_tokens or facts.max_output,
         source=told.source,
         how=told.how,
+        at=told.at,
     )
 
 

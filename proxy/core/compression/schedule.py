@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from proxy.core.budget.figures import Figures, Marks, Shares
+from proxy.core.budget.shares import Allocation
 from proxy.core.compression.mild import Mild, Stretch, swaps
 from proxy.core.compression.swap import Swap, charge
 from proxy.core.compression.truncate import Truncate
@@ -80,11 +81,15 @@ class Rungs:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the schedule goes by beside a request's own figures: the marks, the caps of a block, the rungs."""
+    """What the schedule goes by beside a request's own figures: the marks, the caps of a block, the rungs.
+
+    ``allocation``, if there is one, makes an event go deeper than the low mark and its block smaller than the caps.
+    """
 
     marks: Marks
     shares: Shares
     rungs: Rungs
+    allocation: Allocation | None = None
     mild: Mild = field(default_factory=Mild)
     truncate: Truncate | None = field(default_factory=Truncate)
 
@@ -96,6 +101,8 @@ class _Levels:
     low: int
     high: int
     budget: int
+    goal: int
+    """What a fold should come down to: the low mark, or less where an allocation leaves the history less."""
 
 
 class Schedule:
@@ -108,6 +115,7 @@ class Schedule:
         self._marks = rules.marks
         self._shares = rules.shares
         self._rungs = rules.rungs
+        self._allocation = rules.allocation
         self._mild_rules = rules.mild
         self._truncate_rules = rules.truncate
         self._reduced: tuple[Event | None, dict[int, int]] = (None, {})
@@ -186,6 +194,8 @@ class Schedule:
         users = self._users[cut] - sum(self._items[i].tokens for i in anchors)
         pins = min(int(shares.pins * budget), users + users // 16)
         most = int(shares.block * room)
+        if self._allocation is not None:
+            most = min(most, self._allocation.for_block(self._figures.window, self._fixed))
         text = min(int((shares.digest + shares.steps) * budget), self._sum[cut] // 2, most)
         return min(pins + text, most) + NOTE, text
 
@@ -195,13 +205,15 @@ class Schedule:
         Nothing is clipped while what the client sent fits the budget: above the high mark only folding pays.
         """
         fixed, ceiling = self._fixed, min(budget, self._figures.ceiling)
+        low = self._figures.mark(self._marks.low, budget) - fixed
         levels = _Levels(
-            self._figures.mark(self._marks.low, budget) - fixed,
+            low,
             min(self._figures.mark(self._marks.high, budget), ceiling) - fixed,
             ceiling - fixed,
+            min(low, self._allocation.for_history(self._figures.window, fixed)) if self._allocation else low,
         )
         present = self.weight(place, event)
-        mild = self._mild(place, event, present - levels.low)
+        mild = self._mild(place, event, present - levels.goal)
         if mild is not None:
             return mild
         folded = self._fold(place, event, budget, levels)
@@ -289,8 +301,8 @@ class Schedule:
         if first > floor:
             return None
         at = floor
-        if size(floor) <= levels.low:
-            at = bisect_left(range(first, floor + 1), True, key=lambda i: size(i) <= levels.low) + first
+        if size(floor) <= levels.goal:
+            at = bisect_left(range(first, floor + 1), True, key=lambda i: size(i) <= levels.goal) + first
         return self._event(place, cuts[at], budget, before)
 
     def _clip(self, place: int, event: Event | None, target: int) -> Event | None:

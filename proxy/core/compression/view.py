@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from proxy.core.budget.regions import NOTHING, Totals, add_up
 from proxy.core.compression.clip import clip
 from proxy.core.compression.digest import command_of, digest_of
 from proxy.core.compression.fold import Folded, render
@@ -46,10 +47,15 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The items to send: the bytes between the list's brackets, and their weight in tokens (system items included)."""
+    """The items to send: the bytes between the list's brackets, and their weight in tokens (system items included).
+
+    ``kept`` are the client's own items among them, ``summary`` the tokens of what stands for the others.
+    """
 
     content: bytes
     tokens: int
+    kept: Totals = NOTHING
+    summary: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +161,10 @@ def _encodable(text: str) -> str:
 
 def assemble(raw: Raw, event: Event, block: str, edits: Mapping[int, bytes], count: Count) -> View:
     """The view after *event*: system items, the carrier with the block, then the client's own bytes from the cut on."""
-    pieces: list[bytes] = []
-    tokens = 0
-    for index in raw.layout.systems:
-        if index < event.cut:
-            pieces.append(raw.item(index))
-            tokens += raw.items[index].tokens
-    start = event.cut
+    systems = [index for index in raw.layout.systems if index < event.cut]
+    pieces = [raw.item(index) for index in systems]
+    kept = [raw.items[index] for index in systems]
+    summary, start = 0, event.cut
     if block:
         carrier = _carrier(raw, event)
         before = carrier == event.cut
@@ -171,13 +174,17 @@ def assemble(raw: Raw, event: Event, block: str, edits: Mapping[int, bytes], cou
             raw.dialect.with_text(own, block, before=before, media=media) if own else raw.dialect.user_message(block)
         )
         pieces.append(message)
-        tokens += raw.dialect.read_item(message, count).tokens
+        summary = raw.dialect.read_item(message, count).tokens
+        if own:
+            kept.append(raw.dialect.read_item(own, count) if carrier in edits else raw.items[carrier])
+            summary -= kept[-1].tokens
         start += before
     tail = [i for i in edits if i >= start]
     pieces += _slices(raw, start, sorted(tail), edits)
-    kept = sum(raw.items[i].tokens for i in range(start, len(raw.items)) if i not in edits)
-    changed = sum(raw.dialect.read_item(edits[i], count).tokens for i in tail)
-    return View(b",".join(pieces), tokens + kept + changed)
+    kept += [raw.items[i] for i in range(start, len(raw.items)) if i not in edits]
+    kept += [raw.dialect.read_item(edits[i], count) for i in tail]
+    totals = add_up(kept)
+    return View(b",".join(pieces), totals.system + totals.history + summary, totals, summary)
 
 
 def _slices(raw: Raw, start: int, edited: Sequence[int], edits: Mapping[int, bytes]) -> list[bytes]:

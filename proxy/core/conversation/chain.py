@@ -8,6 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from proxy.core.conversation.items import Item
 
 LINK = 16
@@ -22,8 +24,11 @@ def digest(item: dict[str, Any]) -> bytes:
     plain = _canonical(item)
     if isinstance(plain.get("content"), str):
         plain["content"] = [{"text": plain["content"], "type": "text"}]
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).digest()[:LINK]
+    try:
+        text = msgspec.json.encode(plain, order="deterministic")
+    except UnicodeError:  # lone surrogates
+        text = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.sha256(text).digest()[:LINK]
 
 
 def chain(key: bytes, label: str, items: Sequence[Item], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:

@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.core.budget.media import is_guess, part_tokens
+from proxy.core.budget.media import is_guess, is_media, part_tokens
+from proxy.core.budget.memory import memories
+from proxy.core.budget.prices import prices_of
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item, Role
@@ -27,11 +29,17 @@ OUTPUT_FIGURES: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
 PER_MESSAGE = 4
 """Role and separators of a message; OpenAI's guide to counting gives three plus the role."""
 
+PER_NAME = 1
+"""A participant's name costs one more than its text."""
+
 PER_REPLY = 3
 """What primes the assistant's answer, once a request."""
 
 PER_CALL = 4
-"""Separators of a tool call beside its name, arguments and id."""
+"""Separators of a tool call beside its name, arguments and id.
+
+OpenAI renders several calls of one message as one (19 tokens and 3 a call) and bills no ids, which take more than that.
+"""
 
 REASONING = ("reasoning_content", "reasoning")
 """Where a model's plain reasoning comes back; it must be there, but may lose its middle like any other text."""
@@ -62,21 +70,25 @@ def read_item(raw: bytes, count: Count) -> Item:
 
 def _read(message: dict[str, Any], count: Count) -> Item:
     role = ROLES.get(str(message.get("role")), "user")
-    sizes = [(part, tokens) for part in _parts(message) if (tokens := part_tokens(part)) is not None]
+    prices = prices_of(count)
+    sizes = [(part, tokens) for part in _parts(message) if (tokens := part_tokens(part, prices)) is not None]
     media, guess = sum(tokens for _, tokens in sizes), sum(tokens for part, tokens in sizes if is_guess(part))
     text = sum(count(piece) for piece in _counted(message))
     calls = tuple(name for call in _calls(message) if (name := _call_id(call)))
     answered = _answered(message)
-    overhead = PER_MESSAGE + PER_CALL * len(_calls(message))
-    return Item(role, overhead + media + text, media, digest(message), calls, (answered,) if answered else (), guess)
+    overhead = PER_MESSAGE + PER_CALL * len(_calls(message)) + PER_NAME * bool(message.get("name"))
+    answers = (answered,) if answered else ()
+    memory = count(found) if role in ("system", "user") and (found := memories(_content_text(message))) else 0
+    return Item(role, overhead + media + text, media, digest(message), calls, answers, guess, memory)
 
 
 def read_entry(raw: bytes) -> Entry:
     """What one message says, for those who write about it."""
     message = decode(raw)
     role = ROLES.get(str(message.get("role")), "user")
-    media = tuple(str(part.get("type")) for part in _parts(message) if part_tokens(part) is not None)
-    return Entry(role, _content_text(message), tuple(_call_texts(_calls(message))), media)
+    media = tuple(str(part.get("type")) for part in _parts(message) if is_media(part))
+    reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))
+    return Entry(role, _content_text(message), tuple(_call_texts(_calls(message))), media, reasoning)
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = ()) -> bytes:
@@ -121,7 +133,7 @@ def media_parts(raw: bytes) -> list[bytes]:
         return []
     parts = [source[start:end].encode() for start, end in elements(source, found.start)[0]]
     values = [(part, decode(part)) for part in parts]
-    return [part for part, value in values if isinstance(value, dict) and part_tokens(value) is not None]
+    return [part for part, value in values if isinstance(value, dict) and is_media(value)]
 
 
 def user_message(text: str) -> bytes:
@@ -238,7 +250,7 @@ def _counted(message: Mapping[str, Any]) -> Iterator[str]:
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, str):
             yield part
-        elif part is not None and not (isinstance(part, dict) and part_tokens(part) is not None):
+        elif part is not None and not (isinstance(part, dict) and is_media(part)):
             text = part.get("text") if isinstance(part, dict) and part.get("type") in (None, "text") else None
             yield text if isinstance(text, str) else _quoted(part)
     for call in _calls(message):

@@ -12,11 +12,13 @@ class Entry:
     """The words of one item: its text, its tool calls as (name, arguments) and the kinds of its media parts.
 
     ``results`` are the texts of its tool results, each with whether the API itself says that it failed; empty where the
-    item is one result and nothing else.
+    item is one result and nothing else. ``reasoning`` is what the model thought before it spoke, where that is
+    readable.
     """
 
     role: Role
     text: str
     calls: tuple[tuple[str, str], ...] = ()
     media: tuple[str, ...] = ()
+    reasoning: str = ""
     results: tuple[tuple[str, bool], ...] = ()

@@ -21,9 +21,10 @@ Role = Literal["system", "user", "assistant", "tool"]
 class Item:
     """Numbers and names of one item; never its text, because a slice of a body keeps the whole body alive.
 
-    ``tokens`` is its weight in the model's encoding, of which ``media`` cannot be clipped and ``guess`` is a guess
-    (files, audio, images elsewhere). ``digest`` (16 bytes) is equal for items that mean the same however a client
-    serialises them. ``calls`` and ``answers`` are tool call ids; ``facts`` say what those calls and results are.
+    ``tokens`` is its weight in the model's encoding, of which ``media`` cannot be clipped, ``guess`` is a guess (files,
+    audio, images elsewhere) and ``memory`` was injected by an agent. ``digest`` (16 bytes) is equal for items that mean
+    the same however a client serialises them. ``calls`` and ``answers`` are tool call ids; ``facts`` say what those
+    calls and results are.
     """
 
     role: Role
@@ -33,6 +34,7 @@ class Item:
     calls: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     guess: int = 0
+    memory: int = 0
     facts: Facts | None = None
 
 

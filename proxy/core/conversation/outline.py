@@ -11,7 +11,7 @@ from proxy.core.conversation.scan import Field, members, reject_duplicates
 from proxy.core.errors import InvalidRequest
 
 TOOLS = ("tools", "functions")
-COUNTED = (*TOOLS, "response_format", "instructions")
+COUNTED = (*TOOLS, "tool_choice", "response_format", "instructions")
 """Members beside the items that the provider counts as input."""
 
 

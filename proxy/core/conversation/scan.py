@@ -19,6 +19,7 @@ from proxy.core.errors import InvalidRequest
 Span = tuple[int, int]
 
 _SPACE = b" \t\n\r"
+_BETWEEN = b"," + _SPACE
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
 ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # so a key can be hidden from a search for its plain spelling
@@ -189,11 +190,13 @@ def _locate(body: bytes, items: list[msgspec.Raw], at: int) -> tuple[tuple[Span,
     """Spans of *items*, which follow each other from *at*, and the offset of the list's closing bracket."""
     spans: list[Span] = []
     for item in items:
-        start = body.find(item, at)
-        if start < 0 or body[at:start].strip(b", \t\n\r"):
+        while body[at : at + 1] and body[at] in _BETWEEN:
+            at += 1
+        raw = bytes(item)
+        if not body.startswith(raw, at):
             return None
-        at = start + len(memoryview(item))
-        spans.append((start, at))
+        spans.append((at, at + len(raw)))
+        at += len(raw)
     end = at
     while body[end : end + 1] in (b" ", b"\t", b"\n", b"\r"):
         end += 1

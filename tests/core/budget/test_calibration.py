@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from proxy.core.budget.calibration import (
     FASTEST_RISE,
     HIGHEST,
+    LOWEST,
     PATIENCE,
     STEP,
     Calibration,
+    is_credible,
     is_truncated,
     learn,
     prior,
@@ -96,3 +98,11 @@ def test_an_honest_provider_is_soon_covered(ratio: float, counted: int) -> None:
     for _ in range(2):
         known = learn(known, counted, int(counted * ratio))
     assert known.factor * counted >= counted * (ratio - 0.021) - 1
+
+
+@given(st.integers(1, 10**6), st.booleans())
+def test_what_can_have_been_reported(counted: int, plain: bool) -> None:
+    """Any ratio that the factor may take is credible, nothing is not, nor what is far beyond."""
+    assert all(is_credible(counted, max(1, int(counted * ratio)), plain=plain) for ratio in (LOWEST, 1.0, HIGHEST))
+    assert not is_credible(counted, 0, plain=plain)
+    assert not is_credible(counted, 20 * counted + 10_000, plain=plain)

@@ -162,3 +162,22 @@ def route(source: Source, window: int | None, max_input: int | None = None) -> R
 def test_what_an_overflow_teaches(known: Route, stated: int | None, beside: int | None, holds: int | None) -> None:
     """A stated window lowers what is configured or still told, replaces what tables say, and ends with a new word."""
     assert known.after(stated, beside) == holds
+
+
+def test_known_routes_are_those_asked_for() -> None:
+    """The routes shown are those of models that were asked for, with what the server says now, and nobody is asked."""
+    asked: list[bool] = []
+    told = {"b": Window(9_000, how="/props")}
+
+    def tell(upstream: str, model: str, ask: bool) -> Window | None:
+        asked.append(ask)
+        return told.get(model)
+
+    catalogue = Catalogue([Rule("a*", "up", 5_000), Rule("*", "up")], {}, "up", tell)
+    assert catalogue.known() == []
+    for model in ("a1", "b", "c"):
+        catalogue.resolve(model, 10**6)
+    assert asked == [True, True], "what is configured is asked of nobody"
+    found = {route.model: (route.window, route.source) for route in catalogue.known()}
+    assert found == {"a1": (5_000, "configured"), "b": (9_000, "server"), "c": (None, "unknown")}
+    assert asked[2:] == [False, False]

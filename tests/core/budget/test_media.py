@@ -21,6 +21,7 @@ from proxy.core.budget.media import (
     is_guess,
     part_tokens,
 )
+from proxy.core.budget.prices import prices
 
 
 def png(width: int, height: int) -> bytes:
@@ -165,6 +166,7 @@ def test_wrapped_base64_is_read() -> None:
         {"type": "image_url", "image_url": url(png(512, 512))},
         {"type": "input_image", "image_url": url(png(512, 512))},
         {"type": "input_image", "image_url": url(png(512, 512)), "detail": "high"},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url(png(512, 512))[22:]}},
     ],
 )
 def test_shapes_of_image_parts(part: dict[str, Any]) -> None:
@@ -202,10 +204,13 @@ def test_text_is_no_media(part: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("part", "tokens"),
     [
-        ({"type": "input_audio", "input_audio": {"data": "A" * 32_000, "format": "wav"}}, 32 + 15),
+        ({"type": "input_audio", "input_audio": {"data": "A" * 32_000, "format": "wav"}}, 32 + 60),
         ({"type": "input_audio", "input_audio": {}}, 32),
         ({"type": "file", "file": {"file_id": "f"}}, UNKNOWN_IMAGE),
-        ({"type": "file", "file": {"file_data": "data:application/pdf;base64," + "A" * 40_000}}, 16 + 1_200),
+        ({"type": "file", "file": {"file_data": "data:application/pdf;base64," + "A" * 40_000}}, 16 + 2_000),
+        ({"type": "file", "file": {"file_data": "A" * 40_000, "filename": "a.PDF"}}, 16 + 2_000),
+        ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}}, 2_016),
+        ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x" * 400}}, 16 + 100),
         ({"type": "input_file", "file_data": "data:text/plain;base64," + "A" * 4_000}, 16 + 1_000),
         ({"type": "video_url", "video_url": {"url": "https://x.y"}}, UNKNOWN_IMAGE),
         ({"type": "document", "document": None}, UNKNOWN_IMAGE),
@@ -221,6 +226,47 @@ def test_a_pdf_is_not_read_as_text() -> None:
     """The same bytes count for less in a PDF than in a text file."""
     data = ";base64," + "A" * 30_000
     assert file_tokens("data:application/pdf" + data) < file_tokens("data:text/csv" + data)
+
+
+def pdf(pages: int) -> str:
+    """A PDF with so many page objects, as a data URL."""
+    objects = b"".join(b"%d 0 obj <</Type /Page /Parent 1 0 R>> endobj\n" % (n + 2) for n in range(pages))
+    return url(b"%PDF-1.4\n1 0 obj <</Type /Pages>> endobj\n" + objects + b"x" * 90_000, "application/pdf")
+
+
+@pytest.mark.parametrize(("model", "page"), [("gpt-4o", 2_000), ("claude-3-5-sonnet", 3_000), ("gemini-2.5-pro", 258)])
+def test_a_pdf_costs_its_pages(model: str, page: int) -> None:
+    """A PDF whose pages can be counted costs them, at its provider's price."""
+    for pages in (1, 7, 40):
+        assert file_tokens(pdf(pages), prices(model)) == 16 + pages * page
+
+
+def wav(seconds: int, rate: int) -> bytes:
+    fmt = struct.pack("<HHIIHH", 1, 1, rate, rate * 2, 2, 16)
+    data = b"\0" * (rate * 2 * seconds)
+    return b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt " + struct.pack("<I", 16) + fmt + b"data" + data
+
+
+def mp3(seconds: int, tag: bytes = b"") -> bytes:
+    return tag + b"\xff\xfb\x90\x00" + b"\0" * (16_000 * seconds - 4)  # 128 kbit/s
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (wav(20, 8_000), "wav"),
+        (wav(20, 24_000), "wav"),
+        (mp3(20), "mp3"),
+        (mp3(20, b"ID3\x04\0\0\0\0\x01\0" + b"t" * 128), "mp3"),
+        (b"\0" * 48_000 * 20, "pcm16"),
+    ],
+)
+def test_sound_costs_its_seconds(data: bytes, kind: str) -> None:
+    """Sound costs what its length costs, which its header tells, whatever its quality."""
+    part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": kind}}
+    assert part_tokens(part) == pytest.approx(32 + 200, abs=2)
+    assert part_tokens(part, prices("gemini-2.5-flash")) == pytest.approx(32 + 640, abs=4)
+    assert not is_guess(part)
 
 
 values = st.recursive(

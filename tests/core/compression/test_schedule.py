@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.budget.figures import Figures, Marks, Shares
+from proxy.core.budget.shares import Allocation
 from proxy.core.compression.schedule import CLIP_FLOOR, NOTE, Demand, Event, Rules, Rungs, Schedule
 from proxy.core.conversation.items import Item, lay_out
 
@@ -264,3 +265,36 @@ def test_a_long_conversation_costs_few_looks() -> None:
     plan.weight = watched  # type: ignore[method-assign]
     plan.run(None)
     assert looks < 100
+
+
+SHARED = Allocation(system=0.02, tools=0.03, summary=0.05, recent=0.10, older=0.02, reserve=0.78)
+ALLOCATED = replace(RULES, allocation=SHARED)
+
+
+def test_an_allocation_makes_an_event_deeper() -> None:
+    """An event leaves messages and block no more than their shares and what is lent; the newest round stays."""
+    items = agent(30)
+    plain, shared = schedule(items).run(None), schedule(items, rules=ALLOCATED).run(None)
+    assert plain is not None
+    assert shared is not None
+    most = SHARED.for_history(8192, FIGURES.stepped)
+    assert most < int(0.18 * 8192)
+    assert shared.after <= most < plain.after
+    assert shared.block <= SHARED.for_block(8192, FIGURES.stepped) + NOTE < plain.block
+    tight = replace(RULES, allocation=Allocation(reserve=1.0))
+    alone = schedule(items, rules=tight).run(None)
+    assert alone is not None
+    assert alone.cut <= lay_out(tuple(items)).cuts[-1], "whatever the shares, the newest round is kept"
+    assert alone.block == NOTE
+
+
+@settings(max_examples=120)
+@given(histories(), figures, st.sampled_from([ALLOCATED, replace(RULES, allocation=Allocation(reserve=1.0))]))
+def test_an_allocation_never_makes_a_view_fit_less(items: list[Item], asked: Figures, rules: Rules) -> None:
+    """What fits without an allocation fits with one: it only goes deeper, and moves no event that was sent."""
+    plain, shared = schedule(items, asked), schedule(items, asked, rules)
+    if plain.fits(plain.run(None), asked.budget):
+        assert shared.fits(shared.run(None), asked.budget)
+    since = plain.run(None)
+    if plain.run(since) == since:
+        assert shared.run(since) == since

@@ -1,0 +1,43 @@
+"""Which parts of a text are memories that an agent injected: known by the headings and tags such blocks come under.
+
+Nothing depends on it but what is reported. A block begins with a heading ``Memories`` or ``Memory`` of any level and
+goes on to the next heading of that level or above, or stands between a pair of tags.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_OPENING = re.compile(
+    r"^(?P<level>#{1,6})[ \t]*(?:\w+[ \t]+)?memor(?:y|ies)[ \t]*:?[ \t]*$"
+    r"|<(?P<tag>memory|memories|user_?memories|memory_blocks|relevant_memories)>",
+    re.IGNORECASE | re.MULTILINE,
+)
+_HEADING = re.compile(r"^(#{1,6})[ \t]*\S", re.MULTILINE)
+
+
+def memories(text: str) -> str:
+    """The injected memories in *text*, their headings and tags included; empty where there are none."""
+    return "\n".join(text[start:end] for start, end in _blocks(text))
+
+
+def _blocks(text: str) -> Iterator[tuple[int, int]]:
+    at = 0
+    while (opening := _OPENING.search(text, at)) is not None:
+        tag = opening["tag"]
+        at = _closed(text, opening.end(), tag) if tag else _ended(text, opening.end(), len(opening["level"]))
+        yield opening.start(), at
+
+
+def _closed(text: str, start: int, tag: str) -> int:
+    """Where the block opened by *tag* ends; a tag that nobody closes opens nothing."""
+    closing = f"</{tag}>"
+    end = text.find(closing, start)
+    return start if end < 0 else end + len(closing)
+
+
+def _ended(text: str, start: int, level: int) -> int:
+    following = (found for found in _HEADING.finditer(text, start) if len(found[1]) <= level)
+    found = next(following, None)
+    return found.start() if found else len(text)

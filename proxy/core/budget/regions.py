@@ -1,0 +1,76 @@
+"""Where the tokens of a view are: by region, so that everybody sees what fills a window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.core.conversation.items import Item, Role
+
+REGIONS = ("system", "tools", "format", "memory", "summary", "user", "assistant", "tool", "reserve")
+"""Every region: no two of them overlap. ``memory`` is what an agent injected into system text or a user item,
+``format`` the response format and the frame of the answer, ``summary`` what stands for folded rounds."""
+
+HISTORY: tuple[Role, ...] = ("user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Tokens of the first ``count`` items by role; ``remembered`` are those of injected memories, ``media`` of images.
+
+    ``remembered`` are part of a role's tokens, the first of them of system items, the second of users'.
+    """
+
+    count: int = 0
+    system: int = 0
+    user: int = 0
+    assistant: int = 0
+    tool: int = 0
+    media: int = 0
+    remembered: tuple[int, int] = (0, 0)
+
+    @property
+    def history(self) -> int:
+        """Tokens of all items that are no system items."""
+        return self.user + self.assistant + self.tool
+
+
+NOTHING = Totals()
+
+
+def add_up(items: Sequence[Item], known: Totals = NOTHING) -> Totals:
+    """The totals of *items*, continued from those of a prefix of them; costs O(new)."""
+    roles: dict[Role, int] = {"system": known.system, "user": known.user, "assistant": known.assistant}
+    roles["tool"], media = known.tool, known.media
+    system, user = known.remembered
+    for item in items[known.count :]:
+        roles[item.role] += item.tokens
+        media += item.media
+        if item.memory:
+            system, user = (system + item.memory, user) if item.role == "system" else (system, user + item.memory)
+    return Totals(len(items), roles["system"], roles["user"], roles["assistant"], roles["tool"], media, (system, user))
+
+
+def regions(kept: Totals, *, tools: int, fixed: int, summary: int, reserve: int) -> dict[str, int]:
+    """Tokens by region of a view that keeps *kept*; *fixed* is all beside the history, *tools* and system included.
+
+    Without the reserve they add up to the view's tokens. Regions that are empty are left out.
+    """
+    system, user = kept.remembered
+    found = {
+        "system": kept.system - system,
+        "tools": tools,
+        "format": fixed - kept.system - tools,
+        "memory": system + user,
+        "summary": summary,
+        "user": kept.user - user,
+        "assistant": kept.assistant,
+        "tool": kept.tool,
+        "reserve": reserve,
+    }
+    return {name: tokens for name, tokens in found.items() if tokens > 0}
+
+
+def scaled_up(found: Mapping[str, int], factor: float) -> dict[str, int]:
+    """The regions *found* in tokens of a provider that counts *factor* times what we count."""
+    return dict(found) if factor == 1.0 else {name: int(tokens * factor) for name, tokens in found.items()}

@@ -1,0 +1,109 @@
+"""Usage that a streaming client did not ask for: asked for on its behalf, noted, and kept from it.
+
+Rule: where this is used, the request gets one member (``stream_options.include_usage``), and the answer loses the one
+event it brought. Every other byte passes as it came.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+_MEMBER: Final = b'"stream_options"'
+_ASKED: Final = b'"include_usage":true'
+_EVENT_END: Final = re.compile(rb"\n\n|\r\n\r\n|\r\r")
+_LONGEST: Final = 64 * 2**10
+
+
+class _Options(msgspec.Struct):
+    include_usage: msgspec.Raw = msgspec.Raw()
+
+
+class _Streaming(msgspec.Struct):
+    stream: bool | None = None
+    stream_options: msgspec.Raw = msgspec.Raw()
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[msgspec.Raw]
+    usage: msgspec.Raw
+
+
+_STREAMING: Final = msgspec.json.Decoder(_Streaming)
+_OPTIONS: Final = msgspec.json.Decoder(_Options | None)
+_CHUNK: Final = msgspec.json.Decoder(_Chunk)
+
+
+def ask(body: bytes) -> bytes | None:
+    """*body* with usage asked for; ``None`` where it does not stream, says itself what it wants, or is unclear."""
+    if not body.lstrip().startswith(b"{"):
+        return None
+    try:
+        found = _STREAMING.decode(body)
+        own = bytes(found.stream_options)
+        options = _OPTIONS.decode(own) if own else None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    if not found.stream or (options is not None and bytes(options.include_usage)):
+        return None
+    if not own:
+        at = body.index(b"{") + 1
+        return body[:at] + _MEMBER + b":{" + _ASKED + b"}," + body[at:]
+    at = body.find(own, body.find(_MEMBER) + len(_MEMBER))
+    if body.count(_MEMBER) != 1 or body[body.find(_MEMBER) + len(_MEMBER) : at].strip(b" \t\r\n") != b":":
+        return None  # written with escapes, or elsewhere as well: nothing is edited on a guess
+    more = own.lstrip(b"{ \t\r\n") if options is not None else b"}"
+    value = b"{" + _ASKED + (b"" if more.startswith(b"}") else b",") + more
+    return body[:at] + value + body[at + len(own) :]
+
+
+class UsageHider:
+    """Takes the event that only tells usage out of a stream, however the stream is cut into pieces."""
+
+    __slots__ = ("_held", "_open")
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._open = False  # in the middle of an event that is too long to be the one looked for
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What of the stream may go on after *chunk*: every event that is complete and not the one."""
+        data, self._held = self._held + chunk, b""
+        passed: list[bytes] = []
+        at = 0
+        for end in _EVENT_END.finditer(data):
+            event = data[at : end.end()]
+            if self._open or not _is_usage(event):
+                passed.append(event)
+            self._open = False
+            at = end.end()
+        rest = data[at:]
+        if self._open or len(rest) > _LONGEST:
+            # The last bytes may begin the end of the event.
+            self._open = True
+            keep = len(rest) - len(rest.rstrip(b"\r\n"))
+            passed.append(rest[: len(rest) - keep])
+            rest = rest[len(rest) - keep :]
+        self._held = rest
+        return b"".join(passed)
+
+    def rest(self) -> bytes:
+        """What is left when the stream ends without the end of its last event."""
+        held, self._held = self._held, b""
+        return held
+
+
+def _is_usage(event: bytes) -> bool:
+    """Whether *event* holds usage and no choices."""
+    if b'"usage"' not in event or b'"choices"' not in event:
+        return False
+    lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
+    if len(lines) != 1:
+        return False
+    try:
+        found = _CHUNK.decode(lines[0])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    return not found.choices and bytes(found.usage).startswith(b"{")

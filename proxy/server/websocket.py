@@ -1,0 +1,54 @@
+"""WebSockets, relayed byte for byte both ways: what is said inside is neither read nor managed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from aiohttp import web
+
+from proxy.core.errors import UpstreamUnreachable
+from proxy.pipe import Pipe
+from proxy.server.contracts import Tunnel, Upgradable
+from proxy.server.outgoing import ClientLeft, Outgoing
+
+SWITCHING = 101
+
+
+async def relay(request: web.BaseRequest, out: Outgoing, reply: Upgradable) -> None:
+    """Answer 101 as the upstream did, then pass bytes on until either side ends. Raises ``ClientLeft``."""
+    tunnel = reply.tunnel()
+    try:
+        out.switch([*reply.headers, ("Connection", "Upgrade"), ("Upgrade", "websocket")])
+        protocol = cast("Any", request.protocol)
+        client = Pipe(protocol)
+        protocol.set_parser(client)
+        down = asyncio.ensure_future(_down(tunnel, out))
+        up = asyncio.ensure_future(_up(client, tunnel))
+        try:
+            done, _ = await asyncio.wait({down, up}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            down.cancel()
+            up.cancel()
+            await asyncio.wait({down, up})
+        for ended in done:
+            ended.result()
+    finally:
+        tunnel.close()
+        out.break_off()
+
+
+async def _down(tunnel: Tunnel, out: Outgoing) -> None:
+    while chunk := await tunnel.next_chunk():
+        out.write(chunk)
+        if out.paused:
+            await out.drain()
+
+
+async def _up(client: Pipe, tunnel: Tunnel) -> None:
+    while chunk := await client.next():
+        try:
+            await tunnel.write(chunk)
+        except ConnectionError as error:
+            raise UpstreamUnreachable("", "it closed the WebSocket") from error
+    raise ClientLeft

@@ -1,0 +1,114 @@
+"""The list of models, over two real upstreams and as the SDKs read it."""
+
+import json
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.server.house import answer, house
+from tests.stub import Fault
+
+WINDOW = 32_768
+
+
+async def get(front, path, **headers):
+    """What the proxy answers to a GET, with the client's own key."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return await client.get(f"{front.url}{path}", headers={"authorization": "Bearer sk-mine", **headers})
+
+
+@pytest.fixture
+async def two(stub, proxy):
+    """A proxy in front of ``first`` (the default) and ``second``, which serves ``qwen*``."""
+    first, second = await stub(), await stub(tells="vllm", windows={"qwen3": 16_384, "hidden": 4_096})
+    first.models = ["gpt-4o-mini", "qwen3", "odd"]
+    config = {
+        "upstreams": [{"name": "first", "base_url": first.url}, {"name": "second", "base_url": second.url}],
+        "models": [
+            {"name": "qwen*", "upstream": "second"},
+            {"name": "named", "upstream": "second", "context_window": WINDOW},
+            {"name": "*", "upstream": "first"},
+        ],
+    }
+    return await proxy(first.url, config=config), first, second
+
+
+async def test_the_list_names_each_model_where_a_request_would_go(two):
+    """Models of all upstreams are listed once, those that no request would reach are not, configured names are."""
+    front, first, second = two
+    listed = (await get(front, "/models")).json()
+    assert listed["object"] == "list"
+    owners = {entry["id"]: entry["owned_by"] for entry in listed["data"]}
+    assert owners == {"gpt-4o-mini": "stub", "odd": "stub", "qwen3": "vllm", "named": "second"}
+    assert first.seen[-1].header("authorization") == "Bearer sk-mine"
+    assert second.seen[-1].header("authorization") == "", "the client's key went to somebody else's server"
+
+
+async def test_windows_are_told_and_the_upstreams_own_words_stand(two):
+    """Entries carry the window under the names clients read; what the upstream says itself is not overwritten."""
+    front, _, _ = two
+    by_name = {entry["id"]: entry for entry in (await get(front, "/models")).json()["data"]}
+    assert by_name["named"]["context_length"] == WINDOW
+    assert by_name["gpt-4o-mini"]["context_length"] == 128_000
+    assert by_name["gpt-4o-mini"]["max_output_tokens"] == 16_384
+    assert by_name["qwen3"]["max_model_len"] == 16_384
+    assert "context_length" not in by_name["odd"], "a window nobody knows was told"
+
+
+async def test_one_model_is_told_by_its_own_upstream(two):
+    """GET /models/NAME goes where the model is served; a configured name its upstream does not list is told too."""
+    front, first, second = two
+    await get(front, "/models/gpt-4o-mini")
+    assert first.seen[-1].path.endswith("/models/gpt-4o-mini")
+    second.fail(Fault(status=404))
+    assert (await get(front, "/models/named")).json()["id"] == "named"
+
+
+async def test_sdks_read_the_list(two):
+    """The OpenAI and Anthropic SDKs iterate over it."""
+    front, _, _ = two
+    async with openai.AsyncOpenAI(base_url=front.url, api_key="sk-mine") as client:
+        assert "qwen3" in [model.id async for model in await client.models.list()]
+    async with anthropic.AsyncAnthropic(base_url=front.root, api_key="sk-mine") as client:
+        names = [model.id async for model in client.models.list()]
+    assert "named" in names
+
+
+async def test_one_dead_upstream_costs_only_its_own_models(two):
+    """With one upstream gone the others' models are still listed."""
+    front, _, second = two
+    await second.__aexit__(None, None, None)
+    names = [entry["id"] for entry in (await get(front, "/models")).json()["data"]]
+    assert names == ["gpt-4o-mini", "odd", "named"]
+
+
+async def test_an_error_of_the_only_upstream_is_its_own():
+    """Where no list can be had, the upstream's answer goes to the client as it is."""
+    async with house() as at:
+        at.stage.reply = answer(b'{"error": {"message": "no"}}', "X-Why: key", status="401 Unauthorized")
+        got = await at.ask("GET", "/v1/models")
+        assert got.line == "HTTP/1.1 401 Unauthorized"
+        assert (got.body, got.all("x-why")) == (b'{"error": {"message": "no"}}', ["key"])
+
+
+async def test_fields_of_an_entry_are_kept_as_they_are():
+    """Unknown members of the list and its entries survive, and a window that is told already stands."""
+    async with house() as at:
+        told = {"object": "list", "extra": 1, "data": [{"id": "a", "context_length": 7, "x": [1]}, {"id": "b"}]}
+        at.stage.reply = answer(json.dumps(told).encode())
+        got = json.loads((await at.ask("GET", "/models?limit=2", b"", "Accept-Encoding: gzip")).body)
+        assert got == {**told, "data": [told["data"][0], {"id": "b", "context_length": 4096}]}
+        assert at.stage.heard[0].line == "GET /v1/models?limit=2 HTTP/1.1"
+        assert at.stage.heard[0].all("accept-encoding") == []
+
+
+@pytest.mark.parametrize("body", [b"[]", b"no json", b'{"data": 5}', b'{"data": [1, {"id": 2}]}'])
+async def test_a_strange_list_is_no_error(body):
+    """What is no list of models yields an empty one."""
+    async with house() as at:
+        at.stage.reply = answer(body)
+        got = await at.ask("GET", "/v1/models")
+        assert got.line == "HTTP/1.1 200 OK"
+        assert json.loads(got.body)["data"] == []
