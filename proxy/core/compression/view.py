@@ -12,7 +12,7 @@ from proxy.core.compression.fold import Folded, render
 from proxy.core.compression.record import Record
 from proxy.core.compression.schedule import Event
 from proxy.core.compression.swap import LINE, NAMES, Swap, words
-from proxy.core.compression.truncate import Truncate, truncate_to
+from proxy.core.compression.truncate import Truncate, common_cap, truncate_to
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import Pair, failure_line, pairs_of
@@ -115,11 +115,18 @@ def _results(raw: Raw, event: Event, pen: Pen, before: Record | None) -> dict[in
             # What was cut short itself no longer says all that this result said.
             said = Swap(swap.index, "old") if swap.by in cut_short else swap
             texts.setdefault(pair.index, []).append(_line(raw, pair, said, pen))
-        elif pair.index in trims:
-            text = _result_text(raw, pair)
-            share = max(1, trims[pair.index] // len(raw.items[pair.index].answers))
-            texts.setdefault(pair.index, []).append(truncate_to(text, pen.limits, share, pen.count, tail=True))
+    texts |= {index: _truncated(raw, index, tokens, pen) for index, tokens in trims.items()}
     return {**{i: raw.dialect.replaced(raw.item(i), said) for i, said in texts.items()}, **found}
+
+
+def _truncated(raw: Raw, index: int, tokens: int, pen: Pen) -> list[str]:
+    """The results of one item, truncated so that it takes at most *tokens*."""
+    entry = raw.dialect.read_entry(raw.item(index))
+    said = [text for text, _ in entry.results] or [entry.text]
+    sizes = [pen.count(text) for text in said]
+    room = tokens - (raw.items[index].tokens - sum(sizes))
+    cap = common_cap(sizes, max(len(said), room))
+    return [truncate_to(text, pen.limits, cap, pen.count, tail=True) for text in said]
 
 
 def _line(raw: Raw, pair: Pair, swap: Swap, pen: Pen) -> str:

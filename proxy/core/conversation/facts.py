@@ -142,7 +142,9 @@ def _pairs(items: Sequence[Item], start: int, end: int) -> Iterator[Pair]:
             continue
         named = zip(items[index].calls, facts.calls, strict=False)
         waiting.update({name: (index, at, call) for at, (name, call) in enumerate(named)})
-        for at, (name, result) in enumerate(zip(items[index].answers, facts.results, strict=False)):
+        if len(items[index].answers) != len(facts.results):
+            continue  # which result is whose is not known
+        for at, (name, result) in enumerate(zip(items[index].answers, facts.results, strict=True)):
             if name in waiting:
                 yield Pair(index, at, *waiting[name], result)
 

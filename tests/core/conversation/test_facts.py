@@ -85,12 +85,13 @@ def test_results_meet_the_newest_call_of_their_id() -> None:
         Item("assistant", 1, 0, b"", ("a",), facts=call("Read")),
         Item("tool", 1, 0, b"", (), ("a",), facts=answer),
         Item("tool", 1, 0, b"", (), ("lost",), facts=answer),
+        Item("tool", 1, 0, b"", (), ("a", "b"), facts=answer),
         Item("assistant", 1, 0, b"", ("a",), facts=call("Bash")),
         Item("tool", 1, 0, b"", (), ("a",), facts=answer),
     ]
-    assert [(pair.call_index, pair.index, pair.call.kind) for pair in pairs_of(items, 0, 5)] == [
+    assert [(pair.call_index, pair.index, pair.call.kind) for pair in pairs_of(items, 0, 6)] == [
         (0, 1, "file_read"),
-        (3, 4, "shell"),
+        (4, 5, "shell"),
     ]
 
 
