@@ -323,10 +323,11 @@ def open_engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
     rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
-    policy = Policy(rules, wanted.lower_output, _always(stages))
+    policy = Policy(rules, wanted.lower_output, wanted.stored_history, _always(stages))
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
-    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter)
+    counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
+    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter, counting)
 
 
 def _mild(stages: Stages) -> Mild:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
-
-import msgspec
 
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.figures import Marks, input_room, reserve
 from proxy.core.budget.windows import Source
 from proxy.core.compression.schedule import Demand
-from proxy.core.conversation.scan import ESCAPED_LETTER, UNREADABLE
+from proxy.core.conversation.identity import name_of
 from proxy.core.errors import UllageError
 from proxy.core.overflow.classify import STATUSES, Overflow, classify
 from proxy.core.overflow.stream import Opening
 from proxy.core.report import Report, Usage
 from proxy.fitting import Fitter, Plan
+from proxy.heads import bound, read_head
 from proxy.lessons import Held, Lessons, Sent
 from proxy.ports import Clock, Mode, Reply, Request, Send
 
@@ -29,23 +28,17 @@ RETRIES = 2
 HOLD_SECONDS = 5.0
 """How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
 
+UNCOUNTED = frozenset({404, 405, 501})
+"""How upstreams that cannot count tokens answer."""
+
+Counting = Literal["auto", "relay", "own"]
+"""Who answers ``count_tokens``: the upstream if it can, the upstream, or our own count."""
+
 ERROR_BYTES = 1_048_576
 """An error answer larger than this is passed on without being looked at."""
 
-TOOLS_ALLOWANCE = 512
-"""Tokens that a provider's own rendering of tools may add to what their bytes bound."""
-
-HEAD_BYTES = 262_144
-"""Bodies up to this size are first tried by their bytes alone; larger ones are soon known by their prefix anyway."""
-
 SHOWN = 100
 """Models that are shown to people at once."""
-
-MEDIA = re.compile(rb'"(?:image|input_|file"|document"|audio|video)')
-"""What parts of a message hold whose bytes do not bound their tokens."""
-
-DECIDING = re.compile(rb'"m(?:odel|essages)"')
-"""Members that must not occur twice. Where these words occur more often, the exact scanner tells where."""
 
 
 def _learn_nothing(usage: Usage) -> bool:
@@ -96,28 +89,27 @@ class Told:
         """Nothing is under way any more."""
 
 
-class _Message(msgspec.Struct):
-    content: msgspec.Raw = msgspec.Raw()
+class Written:
+    """An answer of our own: JSON with status 200."""
 
+    status = 200
+    headers: Sequence[tuple[str, str]]
 
-class _Head(msgspec.Struct):
-    """The members that decide where a request goes and whether it may need a closer look."""
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.headers = (("content-type", "application/json"), ("content-length", str(len(body))))
 
-    messages: list[_Message]
-    model: str = ""
-    stream: bool | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    tools: msgspec.Raw = msgspec.Raw()
-    functions: msgspec.Raw = msgspec.Raw()
-    audio: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    conversation: msgspec.Raw = msgspec.Raw()
-    previous_response_id: msgspec.Raw = msgspec.Raw()
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return dict(self.headers).get(name.lower(), "")
 
+    async def next_chunk(self) -> bytes:
+        """All of it, then nothing."""
+        body, self._body = self._body, b""
+        return body
 
-_HEADS = msgspec.json.Decoder(_Head)
-_LIST = ord("[")
+    def close(self) -> None:
+        """Nothing is under way."""
 
 
 class Engine:
@@ -131,8 +123,10 @@ class Engine:
         mode: Mode,
         lessons: Lessons,
         clock: Clock,
+        counting: Mapping[str, Counting] = MappingProxyType({}),
     ) -> None:
         self._catalogue = catalogue
+        self._counting = counting
         self._fitter = fitter
         self._marks = marks
         self._mode = mode
@@ -197,29 +191,61 @@ class Engine:
             plan = smaller
         raise AssertionError("the last attempt always returns")
 
+    async def count(self, request: Request, send: Send) -> Answer:
+        """The answer to a request that asks what a conversation weighs: that of the view that would be sent.
+
+        The upstream's where it has one, else our own count. Nothing is recorded. Raises as ``exchange`` does.
+        """
+        plan = await self.fit(request, peek=True)
+        assert plan.route is not None
+        report = plan.report.but(api="count_tokens", event=False)
+        body = plan.body if plan.error is None else request.body
+        how = self._counting.get(plan.route.upstream, "auto")
+        if how != "own":
+            reply = await send(plan.route.upstream, body)
+            if how == "relay" or reply.status not in UNCOUNTED:
+                return Answer(report, reply)
+            reply.close()
+        tokens = report.tokens_after
+        if tokens is None or report.bounded or plan.error is not None:
+            counted = await self._fitter.weigh(request, self._fitter.locate(request), plan.route)
+            factor = self._lessons.now(plan.route, request.tenant).lesson.calibration.factor
+            tokens = int(counted * factor)
+        return Answer(report, Written(b'{"input_tokens":%d}' % tokens))
+
     def _learner(self, reply: Reply, sent: Sent | None) -> Callable[[Usage], bool]:
         if sent is None or reply.status != 200:
             return _learn_nothing
         return lambda usage: usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
 
-    async def fit(self, request: Request, *, counted: bool = False) -> Plan:
+    async def fit(self, request: Request, *, counted: bool = False, peek: bool = False) -> Plan:
         """What to send for *request*: the client's own bytes, or the smaller view of its conversation.
 
-        *counted* counts it even where its bytes show that it fits.
+        *counted* counts it even where its bytes show that it fits; *peek* only asks, and makes nothing a fact.
         """
-        head = _read_head(request.body)
+        plan, session = await self._fit(request, counted, peek)
+        session = request.options.conversation or request.session or session
+        report = plan.report.but(epoch=request.epoch)
+        if session:
+            report = report.but(conversation=name_of(request.tenant, session))
+        return replace(plan, report=report)
+
+    async def _fit(self, request: Request, counted: bool, peek: bool) -> tuple[Plan, str]:
+        """The plan, and what the body calls the conversation."""
+        head = read_head(request.api, request.body)
         located = None if head else self._fitter.locate(request)
         about = located.outline if located else head
         model, stream = (about.model, about.stream is True) if about else ("", False)
+        model, session = request.model or model, about.session if about else ""
         route = self._catalogue.resolve(model, len(request.body))
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
         window = _window(route, known, request)
         if mode == "on" and (smaller := self._fitter.capped(request)) is not request:
-            plan = await self.fit(smaller)
+            plan, session = await self._fit(smaller, counted, peek)
             outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
             stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
-            return replace(plan, report=plan.report.but(outcome=outcome, stages=stages))
+            return replace(plan, report=plan.report.but(outcome=outcome, stages=stages)), session
         report = Report(
             request.request_id,
             request.api,
@@ -231,20 +257,21 @@ class Engine:
             task_size=request.options.task_size,
         )
         if mode == "off" or window is None:
-            return Plan(request.body, report.but(reason="off" if mode == "off" else "unknown-window"), route)
+            reason = "off" if mode == "off" else "unknown-window"
+            return Plan(request.body, report.but(reason=reason), route), session
         if head is not None and not request.options.compact_now and not counted:
-            held = reserve(head.max_completion_tokens or head.max_tokens, route.max_output, window)
+            held = reserve(head.requested, route.max_output, window)
             budget = input_room(window, held, route.max_input)
-            if bound := _bound(request.body, head, int(self._marks.low * budget)):
-                bounds = {"tokens_before": bound, "tokens_after": bound, "bounded": True}
-                return Plan(request.body, report.but(window=window, budget=budget, **bounds), route)
+            if tokens := bound(request.body, head, int(self._marks.low * budget)):
+                bounds = {"tokens_before": tokens, "tokens_after": tokens, "bounded": True}
+                return Plan(request.body, report.but(window=window, budget=budget, **bounds), route), session
         located = located or self._fitter.locate(request)
         factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
-        plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now))
+        plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now, peek=peek))
         if mode == "observe":
-            return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route)
-        return plan
+            return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route), session
+        return plan, session
 
     async def recover(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
         """Something strictly smaller than *plan*, by what *overflow* states; ``None`` where there is nothing."""
@@ -256,7 +283,9 @@ class Engine:
         sent = plan.tokens
         if sent is None:
             sent = await self._fitter.weigh(request, located, route)
-        known = self._lessons.overflowed(route, tenant, overflow, sent)
+        if located.outline.stored:
+            return self._fitter.truncating(located, plan)
+        known = self._lessons.overflowed(route, tenant, overflow, None if located.outline.unseen else sent)
         window = _window(route, known, request)
         # When nothing is known but that this was too much, the demand below decides.
         assumed = window or 2 * len(request.body)
@@ -268,6 +297,7 @@ class Engine:
             smaller = await self._fitter.decide(subject, demand, supersede=True)
             if smaller.error is None and _is_smaller(smaller, plan, sent):
                 told = smaller.report if window else smaller.report.but(window=None, budget=None)
+                told = told.but(conversation=plan.report.conversation or told.conversation)
                 return replace(smaller, report=told)
         return None
 
@@ -343,37 +373,6 @@ async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
             return await chunk
     except TimeoutError:
         return None
-
-
-def _read_head(body: bytes) -> _Head | None:
-    """The head of *body*; ``None`` where it is large, or takes the exact scanner to say what it is."""
-    if len(body) > HEAD_BYTES:
-        return None
-    try:
-        head = _HEADS.decode(body)
-    except UNREADABLE:
-        return None
-    return head if len(DECIDING.findall(body)) <= 2 and not ESCAPED_LETTER.search(body) else None
-
-
-def _bound(body: bytes, head: _Head, low: int) -> int:
-    """Tokens that bound the body's input, if that alone shows it is under the *low* mark; else zero.
-
-    A token is at least one byte of text, and JSON is never shorter than the text it stands for.
-    """
-    bound = len(body) + (TOOLS_ALLOWANCE if _given(head.tools) or _given(head.functions) else 0)
-    elsewhere = (head.audio, head.prompt, head.conversation, head.previous_response_id)
-    if bound > low or any(map(_given, elsewhere)):
-        return 0
-    for message in head.messages:
-        content = memoryview(message.content)
-        if content.nbytes and content[0] == _LIST and MEDIA.search(content):
-            return 0
-    return bound
-
-
-def _given(raw: msgspec.Raw) -> bool:
-    return memoryview(raw).nbytes > 0
 
 
 def _may_overflow(plan: Plan) -> bool:

@@ -19,7 +19,7 @@ from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
 from proxy.core.compression.truncate import Truncate
 from proxy.core.compression.view import Pen, Raw, View, assemble, write
-from proxy.core.conversation import chat
+from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
@@ -30,7 +30,7 @@ from proxy.lessons import Lessons, Sent
 from proxy.ports import Recorder, Request
 from proxy.reading import Located, Reader, Reading
 
-DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat})
+DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
 
 RENDER_INLINE = 65_536
 """Bytes of folded items that are digested on the event loop; more goes to a thread."""
@@ -46,11 +46,13 @@ MAX_PLACES = 512
 class Policy:
     """How views are kept small: the schedule's rules, and when an output figure may be lowered.
 
-    ``always`` caps every tool result before it is first sent.
+    ``stored``: whether a provider may cut a history that only it has, or its error is the answer. ``always`` caps
+    every tool result before it is first sent.
     """
 
     rules: Rules
     lower_output: Literal["never", "last", "first"] = "last"
+    stored: Literal["truncate", "error"] = "truncate"
     always: Truncate | None = None
 
 
@@ -146,6 +148,16 @@ class Fitter:
         reading = await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located, route.model)
         return reading.fixed + reading.history
 
+    def truncating(self, located: Located, plan: Plan) -> Plan | None:
+        """*plan* with leave for the provider to cut the history that only it has; ``None`` where that is not wanted."""
+        outline = located.outline
+        if self._policy.stored == "error" or "truncation" in outline.fields or "truncation" in plan.report.stages:
+            return None
+        at = plan.body.index(b"{") + 1
+        body = plan.body[:at] + b'"truncation":"auto",' + plan.body[at:]
+        report = plan.report.but(outcome="compacted", stages=(*plan.report.stages, "truncation"))
+        return replace(plan, body=body, report=report)
+
     async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
         """The plan for *subject*: its own bytes while they fit, else the view of its newest event, verified."""
         whole = subject
@@ -156,13 +168,16 @@ class Fitter:
             return self._anchored(subject, self._verbatim(subject, b""), links, -1)
         subject = replace(subject, layout=subject.reading.layout())
         record = await self._newest(subject, links)
+        if quiet and record is None and self._is_managed(subject):
+            return self._anchored(subject, self._verbatim(subject, self._root(subject, links)), links, -1)
         since = record.event if record else None
         event, output = self._events(subject, since, demand)
         if event is None:
             record = None
         elif record is None or event != since:
             supersede = supersede or demand.force or (since is not None and since.place == event.place)
-            record = await self._settle(subject, links, event, record, supersede=supersede)
+            keep = not demand.peek
+            record = await self._settle(subject, links, event, record, supersede=supersede, keep=keep)
         root = self._root(subject, links)
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
@@ -175,7 +190,8 @@ class Fitter:
         # Without an event the schedule has tried, unless it is what the provider counted so far that is too much.
         if excess > 0 and tries and (event is not None or (plan.tokens or 0) <= inside):
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
-            again = await self.decide(whole, Demand(True, max(0, limit)), supersede=True, tries=tries - 1)
+            tighter = Demand(True, max(0, limit), demand.peek)
+            again = await self.decide(whole, tighter, supersede=True, tries=tries - 1)
             return _with_event(again, plan.report.event)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
             # The client asked for no room at all: better a short answer than none.
@@ -199,8 +215,16 @@ class Fitter:
         link = links[-1] if links else b""
         before = expected if event < 0 else plan.report.tokens_before
         report = plan.report.but(tokens_before=before, tokens_after=expected)
+        if subject.reading.outline.unseen:
+            return replace(plan, report=report)  # what the provider reports says nothing of what we counted
         sent = Sent(route, subject.request.tenant, tokens, link, event, plain=not subject.reading.media)
         return replace(plan, report=report, sent=sent)
+
+    @staticmethod
+    def _is_managed(subject: Subject) -> bool:
+        """Whether the client asked the provider to shorten the conversation itself, before it is too long."""
+        managed = subject.reading.outline.managed
+        return managed is not None and managed <= subject.figures.window * subject.factor
 
     def _under_low(self, subject: Subject) -> bool:
         """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
@@ -210,7 +234,11 @@ class Fitter:
         return figures.fixed + subject.reading.history <= low and figures.reserve <= figures.window // 2
 
     def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:
-        return Schedule(subject.reading.items, subject.layout, figures or subject.figures, self._policy.rules)
+        rules = self._policy.rules
+        if subject.reading.outline.stored:
+            # Calls whose results are here, and results whose calls are, may be what the provider keeps.
+            rules = replace(rules, rungs=replace(rules.rungs, fold=False, drop=False))
+        return Schedule(subject.reading.items, subject.layout, figures or subject.figures, rules)
 
     def _events(self, subject: Subject, since: Event | None, demand: Demand) -> tuple[Event | None, int | None]:
         """The newest event, and the output figure when it is lowered so that nothing has to be dropped or clipped."""
@@ -223,14 +251,15 @@ class Fitter:
         modest = mode == "last" and figures.reserve <= half
         if fits and not _lossy(event, since) and (event == since or modest):
             return event, None
-        for held in (half, min(1024, figures.window // 4)):
+        least = scaled(subject.reading.outline.least, subject.factor)
+        for held in (max(least, half), max(least, min(1024, figures.window // 4))):
             if held >= figures.reserve:
                 continue
             relaxed = self._schedule(subject, replace(figures, reserve=held))
             kinder = relaxed.run(since, demand)
             if relaxed.fits(kinder, figures.inside(held)) and not (fits and _lossy(kinder, since)):
                 used = figures.stepped + relaxed.weight(subject.layout.count, kinder)
-                left = max(1, figures.window - used - figures.window // 64)
+                left = max(1, least, figures.window - used - figures.window // 64)
                 return kinder, left if left < figures.reserve else None
         return event, None
 
@@ -308,9 +337,19 @@ class Fitter:
         return self._records[known] if known else None
 
     async def _settle(
-        self, subject: Subject, links: tuple[bytes, ...], event: Event, before: Record | None, *, supersede: bool
+        self,
+        subject: Subject,
+        links: tuple[bytes, ...],
+        event: Event,
+        before: Record | None,
+        *,
+        supersede: bool,
+        keep: bool,
     ) -> Record:
-        """The record of *event*: written here, unless another replica was first; then theirs, if it fits too."""
+        """The record of *event*: written here, unless another replica was first; then theirs, if it fits too.
+
+        Without *keep* it is only told what the record would be.
+        """
         figures, raw = subject.figures, self._raw(subject)
         count = self._reader.count(subject.route.encoding, subject.route.model)
         pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
@@ -320,6 +359,8 @@ class Fitter:
         else:
             block, edits = await asyncio.to_thread(write, raw, event, pen, before)
         record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed)
+        if not keep:
+            return record
         route, link, root = subject.route.name, links[event.place - 1], self._root(subject, links)
         tenant = subject.request.tenant
         held = await self._recorder.fix(tenant, root, route, link, dump(record), supersede=supersede)
@@ -343,7 +384,7 @@ class Fitter:
         if tools is not None:
             edits[next(key for key in TOOLS if key in reading.sizes)] = tools
         if output is not None:
-            figure = int(output * subject.factor)
+            figure = max(int(output * subject.factor), outline.least)
             names = raw.dialect.OUTPUT_FIGURES
             edits.update({key: str(figure) for key in names if key in outline.fields})
         at = len(reading.body[: reading.scan.start].decode())

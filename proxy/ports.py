@@ -30,6 +30,8 @@ class Request:
     """One managed request as the server hands it to the engine.
 
     ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is scoped by it.
+    ``model`` is the one the path names, where it does; it wins over the body's. ``session`` is what the client's
+    headers call the conversation and ``epoch`` how often it compacted it: for names and labels only.
     """
 
     api: str
@@ -37,6 +39,9 @@ class Request:
     tenant: bytes
     request_id: str
     options: Options = Options()
+    model: str = ""
+    session: str = ""
+    epoch: int = 0
 
 
 class Reply(Protocol):

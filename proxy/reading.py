@@ -32,8 +32,8 @@ PREFIX_FROM = 8_192
 class Reading:
     """One request, read: where its items are, what they weigh, and what stands around them.
 
-    ``sizes`` are the tokens of each counted member of the outline, ``fixed`` those of everything but the history;
-    ``totals`` are those of the items by role.
+    ``body`` is the client's, or the same with its items as a list. ``sizes`` are the tokens of each counted member of
+    the outline, ``fixed`` those of everything but the history; ``totals`` are those of the items by role.
     """
 
     body: bytes
@@ -130,7 +130,13 @@ class Reader:
         scope = hashlib.sha256(tenant + dialect.API.encode())
         memo = Memo(scope.copy(), body) if len(body) >= PREFIX_FROM else None
         known = memo.find(self._prefixes) if memo else None
-        where = (extend(body, dialect.LIST, known.scan) if known else None) or scan(body, dialect.LIST)
+        try:
+            where = (extend(body, dialect.LIST, known.scan) if known else None) or scan(body, dialect.LIST)
+        except InvalidRequest:
+            listed = dialect.listed(body)
+            if listed is None:
+                raise
+            return self.locate(dialect, tenant, listed)
         raw = where.outline(body)
         name = _key(scope, raw)
         outline = self._outlines.get(name)
@@ -158,7 +164,8 @@ class Reader:
         totals = add_up(items, known.totals if known and seen else NOTHING)
         if kept:
             kept.totals = totals
-        fixed = dialect.PER_REPLY + totals.system + sum(sizes.values())
+        tools = dialect.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
+        fixed = dialect.PER_REPLY + tools + totals.system + sum(sizes.values())
         return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept)
 
     def count(self, encoding: str, model: str = "") -> Meter:

@@ -49,6 +49,7 @@ def open_upstream(settings: Settings) -> DirectUpstream:
             upstream.name,
             upstream.base_url,
             upstream.api_key.get_secret_value() if upstream.api_key else None,
+            api_key_header=upstream.key_header,
             headers={name: value.get_secret_value() for name, value in upstream.headers.items()},
             timeouts=Timeouts(upstream.timeouts.connect, upstream.timeouts.first_byte, upstream.timeouts.idle),
         )

@@ -35,9 +35,10 @@ Message = dict[str, Any]
 TENANT = b"t" * 32
 POLICY = Policy(Rules(Marks(), Shares(), Rungs()))
 SYSTEMS = ("system", "developer")
-OURS = ("messages", "tools", "functions", "max_tokens", "max_completion_tokens")
+OURS = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
 """The members of a body that a plan may change."""
-IDENTITIES = ("role", "type", "id", "tool_call_id", "name", "image_url")
+IDENTITIES = ("role", "type", "id", "tool_call_id", "tool_use_id", "call_id", "name", "image_url", "thinking")
+IDENTITIES += ("signature", "encrypted_content")
 """Members of a message that no clip may change."""
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 """For properties of whole conversations: shrinking one takes minutes, what was drawn is shown as it is."""
@@ -120,12 +121,13 @@ class Desk:
         options: Options = Options(),  # noqa: B008 - frozen
         factor: float = 1.0,
         max_input: int | None = None,
+        api: str = "chat",
     ) -> Plan:
         """The plan for *body* in a *window* of so many tokens."""
-        request = Request("chat", body, tenant, "r", options)
+        request = Request(api, body, tenant, "r", options)
         route = Route("stub", "house-model", window, None, "o200k_base", "configured", max_input=max_input)
         located = self.fitter.locate(request)
-        subject = await self.fitter.measure(request, located, route, Report("r", "chat"), window, factor)
+        subject = await self.fitter.measure(request, located, route, Report("r", api), window, factor)
         return await self.fitter.decide(subject, demand)
 
     async def view(self, messages: Sequence[Message], window: int, **members: Any) -> list[bytes]:
@@ -257,7 +259,7 @@ def _misfit(raw: list[bytes], was: list[Message], view: list[bytes], now: list[M
         return "a folded system message was changed"
     for i in range(start, len(raw)):
         at = frame + i - start
-        if view[at] != raw[i] and not _is_clip(was[i], now[at]) and not _is_replaced(was[i], now[at]):
+        if view[at] != raw[i] and not is_clip(was[i], now[at]) and not is_replaced(was[i], now[at]):
             return f"messages[{at}] is neither the client's nor a clip of it"
     if not cut:
         return ""
@@ -281,20 +283,20 @@ def _carrier_misfit(own: bytes, carrier: bytes) -> str:
     return "the carrier's own content is not one unchanged run"
 
 
-def _is_clip(was: Any, now: Any) -> bool:
+def is_clip(was: Any, now: Any) -> bool:
     """Whether *now* is *was* with some texts shortened."""
     if isinstance(was, dict) and isinstance(now, dict):
         if was.keys() != now.keys() or any(was[key] != now[key] for key in IDENTITIES if key in was):
             return False
-        return all(_is_clip(was[key], now[key]) for key in was)
+        return all(is_clip(was[key], now[key]) for key in was)
     if isinstance(was, list) and isinstance(now, list):
-        return len(was) == len(now) and all(map(_is_clip, was, now))
+        return len(was) == len(now) and all(map(is_clip, was, now))
     if isinstance(was, str) and isinstance(now, str) and was != now:
         return _is_clipped_text(was, now) or _is_clipped_json(was, now)
     return bool(was == now)
 
 
-def _is_replaced(was: Any, now: Any) -> bool:
+def is_replaced(was: Any, now: Any) -> bool:
     """Whether *now* is the tool result *was* with a line, or head and end of it, in its place."""
     if was.get("role") not in ("tool", "function") or was.keys() | {"content"} != now.keys():
         return False
@@ -318,6 +320,6 @@ def _is_clipped_text(was: str, now: str) -> bool:
 
 def _is_clipped_json(was: str, now: str) -> bool:
     try:
-        return _is_clip(json.loads(was), json.loads(now))
+        return is_clip(json.loads(was), json.loads(now))
     except ValueError:
         return False

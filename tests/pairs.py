@@ -45,3 +45,83 @@ def pair_violations(messages: Sequence[Message]) -> list[str]:
 
 def _unanswered(waiting: Mapping[str, None], before: int) -> list[str]:
     return [f"messages[{before}]: the call {name!r} was not answered before it" for name in waiting]
+
+
+def block_violations(messages: Sequence[Message]) -> list[str]:
+    """The same for ``/v1/messages``: every ``tool_use`` is answered first thing in the user turn behind it.
+
+    Turns of one role in a row are one turn, as the provider has it.
+    """
+    found: list[str] = []
+    waiting: dict[str, None] = {}
+    for index, (role, blocks) in enumerate(_turns(messages)):
+        if role == "assistant":
+            found += _unanswered(waiting, before=index)
+            ids = [str(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
+            twice = [name for name, times in Counter(ids).items() if times > 1]
+            found += [f"messages[{index}]: the call id {name!r} occurs twice in one message" for name in twice]
+            waiting = dict.fromkeys(ids)
+            continue
+        spoken = False
+        for block in blocks:
+            if block.get("type") != "tool_result":
+                spoken = True
+                continue
+            call = str(block.get("tool_use_id"))
+            if call not in waiting:
+                found.append(f"messages[{index}]: the result for {call!r} answers no open call right before it")
+            elif spoken:
+                found.append(f"messages[{index}]: the result for {call!r} stands behind something else")
+            waiting.pop(call, None)
+        found += _unanswered(waiting, before=index + 1)
+        waiting = {}
+    return found + _unanswered(waiting, before=len(messages))
+
+
+def _turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
+    turns: list[tuple[str, list[Message]]] = []
+    for message in messages:
+        content = message.get("content")
+        blocks = [b for b in content if isinstance(b, Mapping)] if isinstance(content, list) else [{"type": "text"}]
+        if turns and turns[-1][0] == message.get("role"):
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((str(message.get("role")), [*blocks]))
+    return turns
+
+
+def violations(items: Sequence[Message]) -> list[str]:
+    """The same for the conversation of any API, told apart by what its elements look like."""
+    contents = [item["content"] for item in items if isinstance(item.get("content"), list)]
+    kinds = {block.get("type") for content in contents for block in content if isinstance(block, Mapping)}
+    if kinds & {"tool_use", "tool_result"}:
+        return block_violations(items)
+    if any("type" in item for item in items):
+        return item_violations(items)
+    return pair_violations(items)
+
+
+def item_violations(items: Sequence[Message]) -> list[str]:
+    """The same for ``/v1/responses``: calls and results meet by id, and no reasoning stands without what came of it."""
+    found: list[str] = []
+    waiting: dict[str, None] = {}
+    for index, item in enumerate(items):
+        kind, name = str(item.get("type", "message")), str(item.get("call_id"))
+        if kind in CALLS:
+            waiting[name] = None
+        elif kind in RESULTS:
+            if name not in waiting:
+                found.append(f"messages[{index}]: the result for {name!r} answers no open call right before it")
+            waiting.pop(name, None)
+        if kind == "reasoning" and (index + 1 == len(items) or _is_clients(items[index + 1])):
+            found.append(f"messages[{index}]: the reasoning stands without its required following item")
+    return found + _unanswered(waiting, before=len(items))
+
+
+CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
+RESULTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
+
+
+def _is_clients(item: Message) -> bool:
+    kind = str(item.get("type", "message"))
+    return kind in RESULTS or (kind == "message" and item.get("role") != "assistant")

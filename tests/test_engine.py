@@ -13,8 +13,10 @@ import pytest
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
 from proxy.core.budget.figures import Marks
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
-from proxy.engine import HOLD_SECONDS, Answer, Engine
+from proxy.core.report import Usage
+from proxy.engine import HOLD_SECONDS, Answer, Counting, Engine
 from proxy.ports import Mode, Options, Reply, Request, Send
+from tests import forms
 from tests.fits import TENANT, Book, Desk, Message, body_of, message_problems, outline_problems, slices
 from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.stub import Rules, judge
@@ -103,19 +105,24 @@ def always(*replies: Given) -> Upstream:
 class Room:
     """An engine with real parts around it."""
 
-    def __init__(self, window: int | None = WINDOW, mode: Mode = "on") -> None:
+    def __init__(self, window: int | None = WINDOW, mode: Mode = "on", counting: Counting = "auto") -> None:
         self.book = Book()
         self.desk = Desk(self.book)
         self.time = 0.0
         catalogue = Catalogue([Rule("*", "stub", window)], {}, "stub")
-        self.engine = Engine(catalogue, self.desk.fitter, Marks(), mode, self.desk.lessons, self.clock)
+        self.engine = Engine(
+            catalogue, self.desk.fitter, Marks(), mode, self.desk.lessons, self.clock, {"stub": counting}
+        )
 
     def clock(self) -> float:
         self.time += 0.25
         return self.time
 
-    async def ask(self, body: bytes, send: Send, **options: Any) -> Answer:
-        return await self.engine.exchange(Request("chat", body, TENANT, "r1", Options(**options)), send)
+    async def ask(self, body: bytes, send: Send, api: str = "chat", **options: Any) -> Answer:
+        return await self.engine.exchange(Request(api, body, TENANT, "r1", Options(**options)), send)
+
+    async def count(self, body: bytes, send: Send) -> Answer:
+        return await self.engine.count(Request("messages", body, TENANT, "r1"), send)
 
 
 async def whole(answer: Answer) -> bytes:
@@ -468,6 +475,109 @@ async def test_no_more_than_three_calls() -> None:
     assert len(upstream.bodies) == 3
     assert await whole(answer) == refusal
     assert (answer.report.retries, answer.report.overflows) == (2, 3)
+
+
+def asked(api: str, rounds: int, **members: Any) -> bytes:
+    """An agent's request of another API."""
+    return json.dumps(forms.body_of(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
+
+
+async def test_a_count_is_the_upstreams_where_it_has_one() -> None:
+    """The view goes up to be counted, and the answer comes back as it is; nothing is recorded."""
+    room, upstream = Room(), always(Given(200, [b'{"input_tokens":77}']))
+    body = asked("messages", 40)
+    answer = await room.count(body, upstream.send)
+    assert await whole(answer) == b'{"input_tokens":77}'
+    assert answer.report.api == "count_tokens"
+    assert len(upstream.bodies[0]) < len(body)
+    assert room.book.records() == []
+
+
+@pytest.mark.parametrize(("counting", "status", "sent"), [("auto", 404, 1), ("auto", 405, 1), ("own", 200, 0)])
+async def test_a_count_is_ours_where_the_upstream_has_none(counting: Counting, status: int, sent: int) -> None:
+    """An upstream that cannot count, or is not to be asked, leaves it to us; so does an unknown window."""
+    for room in (Room(counting=counting), Room(None, counting=counting)):
+        upstream = always(Given(status, [b"{}"]))
+        for rounds in (1, 8, 40):
+            answer = await room.count(asked("messages", rounds), upstream.send)
+            tokens = json.loads(await whole(answer))["input_tokens"]
+            assert answer.reply is not None
+            assert answer.reply.status == 200
+            assert answer.reply.header("Content-Type") == "application/json"
+            assert 100 * rounds < tokens or tokens < WINDOW
+        assert len(upstream.bodies) == 3 * sent
+        assert all(reply.closed for reply in upstream.replies)
+
+
+@pytest.mark.parametrize(("counting", "status"), [("relay", 404), ("auto", 401), ("auto", 500)])
+async def test_every_other_answer_to_a_count_passes(counting: Counting, status: int) -> None:
+    """Errors that do not say that there is no such route are the upstream's answer."""
+    answer = await Room(counting=counting).count(asked("messages", 2), always(Given(status, [b"no"])).send)
+    assert answer.reply is not None
+    assert (answer.reply.status, await whole(answer)) == (status, b"no")
+
+
+STORED = {"previous_response_id": "resp_1"}
+TOO_LONG = (
+    b'{"error":{"message":"Your input exceeds the context window of this model.","code":"context_length_exceeded"}}'
+)
+
+
+async def test_a_stored_history_is_left_to_the_provider() -> None:
+    """An overflow of what only the provider has is answered with leave to truncate, once, and teaches nothing."""
+    room, body = Room(), json.dumps({"model": "m", "input": "Go on.", **STORED}).encode()
+    upstream = always(Given(400, [TOO_LONG]), Given(200, [b"{}"]))
+    answer = await room.ask(body, upstream.send, "responses")
+    assert await whole(answer) == b"{}"
+    assert answer.report.stages == ("truncation",)
+    assert [json.loads(sent).get("truncation") for sent in upstream.bodies] == [None, "auto"]
+    assert {**json.loads(upstream.bodies[1]), "truncation": 0} == {**json.loads(body), "truncation": 0}
+    assert room.book.lessons == {}
+    never = always(Given(400, [TOO_LONG]), Given(400, [TOO_LONG]))
+    assert await whole(await room.ask(body, never.send, "responses")) == TOO_LONG
+    assert len(never.bodies) == 2
+
+
+async def test_a_client_that_wants_no_truncation_gets_the_error() -> None:
+    """Whatever the client said of truncation stands."""
+    for said in ("disabled", "auto", None):
+        body = json.dumps({"model": "m", "input": "Go on.", "truncation": said, **STORED}).encode()
+        upstream = always(Given(400, [TOO_LONG]))
+        assert await whole(await Room().ask(body, upstream.send, "responses")) == TOO_LONG
+        assert upstream.bodies == [body]
+
+
+async def test_what_the_provider_adds_teaches_nothing() -> None:
+    """Usage that counts what hosted tools found, or a stored prompt, says nothing of our count."""
+    hosted = {**json.loads(asked("responses", 14)), "tools": [{"type": "web_search"}]}
+    for body in (json.dumps(hosted).encode(), asked("responses", 14, prompt={"id": "p"})):
+        room = Room()
+        answer = await room.ask(body, strict_responses().send, "responses")
+        assert not answer.learn(Usage(40_000, 5, None))
+        assert room.desk.lessons.now(ROUTE, TENANT).lesson.calibration.factor == 1.0
+
+
+def strict_responses() -> Upstream:
+    """An upstream that takes everything."""
+    return always(Given(200, [b"{}"]))
+
+
+async def test_the_client_names_its_conversation() -> None:
+    """The own header wins over the client's session, that over the body's, that over the chain; views do not follow."""
+    room, upstream = Room(), strict_responses()
+    body = asked("messages", 40, metadata={"user_id": '{"session_id":"s-9"}'})
+
+    async def named(session: str = "", own: str = "") -> str:
+        request = Request("messages", body, TENANT, "r1", Options(conversation=own), session=session, epoch=2)
+        answer = await room.engine.exchange(request, upstream.send)
+        assert answer.report.epoch == 2
+        return answer.report.conversation
+
+    names = [await named("s-1", "mine"), await named("s-1"), await named(), await named("s-9"), await named("s-1")]
+    assert names[2] == names[3]
+    assert names[1] == names[4]
+    assert len(set(names)) == 3
+    assert len(set(upstream.bodies[1:])) == 1
 
 
 async def test_a_learned_window_is_said_to_be_learned() -> None:

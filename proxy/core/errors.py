@@ -117,11 +117,16 @@ class ContextTooLong(UllageError):
     kind = "invalid_request_error"
 
     def __init__(self, *, tokens: int, limit: int, reserve: int, largest: str, largest_tokens: int) -> None:
+        alone = f"the {largest} alone take {largest_tokens} tokens and may not be shrunk"
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, after compression this request still "
             f"needs {tokens} tokens of input and {reserve} of output, {self.excess(tokens, limit, reserve)} too many; "
-            f"the {largest} alone take {largest_tokens} tokens and may not be shrunk. Please shorten the {largest}."
+            f"{alone}. Please shorten the {largest}."
         )
+        head = f"prompt is too long: {tokens} tokens > {limit} maximum"
+        if tokens <= limit:
+            head = f"input length and `max_tokens` exceed context limit: {tokens} + {reserve} > {limit}"
+        self.anthropic = f"{head} (after compression; {alone}). Please shorten the {largest}."
         self.tokens = tokens
         self.limit = limit
         self.reserve = reserve
@@ -134,11 +139,26 @@ class ContextTooLong(UllageError):
         return max(1, tokens + reserve - limit)
 
 
+ANTHROPIC_KINDS = {
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    502: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's error types by status; OpenAI's names for the others are the same."""
+
+
 def error_body(error: UllageError, api: str) -> bytes:
     """The JSON body of *error* in the shape clients of *api* understand (``messages``: Anthropic's, else OpenAI's)."""
     if api == "messages":
-        shape: dict[str, object] = {"type": "error", "error": {"type": error.kind, "message": error.message}}
+        kind = ANTHROPIC_KINDS.get(error.status, error.kind)
+        text = error.anthropic if isinstance(error, ContextTooLong) else error.message
+        shape: dict[str, object] = {"type": "error", "error": {"type": kind, "message": text}}
     else:
-        param = "messages" if isinstance(error, ContextTooLong) else None
+        items = "input" if api == "responses" else "messages"
+        param = items if isinstance(error, ContextTooLong) else None
         shape = {"error": {"message": error.message, "type": error.kind, "param": param, "code": error.code}}
     return json.dumps(shape).encode()

@@ -50,6 +50,7 @@ class Report(msgspec.Struct, frozen=True):
     project: str = ""
     task_size: str = ""
     conversation: str = ""
+    epoch: int = 0
     event: bool = False
     observed: bool = False
     retries: int = 0

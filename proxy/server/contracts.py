@@ -40,6 +40,9 @@ class Engine(Protocol):
     async def exchange(self, request: ports.Request, send: ports.Send) -> Answer:
         """The answer to *request*. Raises ``UllageError``."""
 
+    async def count(self, request: ports.Request, send: ports.Send) -> Answer:
+        """The answer to a request for a count of tokens. Raises ``UllageError``."""
+
 
 class Tunnel(Protocol):
     """An upgraded connection to an upstream."""

@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from proxy import ports
+from proxy.core.conversation.identity import epoch_of, session_of
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.report import NO_USAGE, Report, response_headers
 from proxy.server import answers, cors, websocket
@@ -29,7 +30,7 @@ from proxy.server.intake import Intake, options, read_headers
 from proxy.server.local import Local
 from proxy.server.models import Models
 from proxy.server.outgoing import ClientLeft, Outgoing
-from proxy.server.routes import MANAGED, api_path, is_local, is_stateless, listed_model, wire
+from proxy.server.routes import COUNTING, api_path, is_local, is_stateless, listed_model, managed, wire
 from proxy.server.usage import UsageTap
 
 _LOG: Final = logging.getLogger(__name__)
@@ -107,8 +108,8 @@ class Handler:
             await self._local.answer(request, path, out)
             return out
         began = time.perf_counter()
-        managed = request.method == "POST" and path in MANAGED
-        api = MANAGED[path] if managed else "relay"
+        found = managed(path) if request.method == "POST" else None
+        api = found[0] if found else "relay"
         call = Call(out, Report(f"{self._prefix}-{next(self._count):x}", api), wire(path))
         task = self._gate.enter()
         try:
@@ -193,10 +194,15 @@ class Handler:
                 upstream, "POST", path_qs, [*plain, ("Accept-Encoding", "identity")], asked
             )
 
+        path = path_qs.partition("?")[0]
+        answering = self._engine.count if path in COUNTING else self._engine.exchange
+        _, model = managed(path) or ("", "")
+        session, epoch = session_of(intake.seen), epoch_of(intake.seen)
+        asking = ports.Request(api, body, tenant, request_id, wishes, model, session, epoch)
         try:
-            answer = await self._engine.exchange(ports.Request(api, body, tenant, request_id, wishes), send)
+            answer = await answering(asking, send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
-            model = named_model(body, complete=True)
+            model = model or named_model(body, complete=True)
             call.report = call.report.but(model=model, upstream=error.upstream)
             raise
         # A stream may last for minutes and needs nothing of its request any more.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, cast
 
+from proxy.core.conversation.identity import EPOCH_HEADER, SESSION_HEADERS
 from proxy.core.errors import InvalidRequest
 from proxy.ports import Mode, Options
 
@@ -37,6 +38,8 @@ _SINGLE: Final = CREDENTIALS | {
     "sec-fetch-site",
     "transfer-encoding",
     "upgrade",
+    *SESSION_HEADERS,
+    EPOCH_HEADER,
 }
 _PROXY: Final = "x-ullage-"
 _PLAIN: Final = frozenset({"", "keep-alive", "close"})

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import unquote
 
-MANAGED: Final = dict.fromkeys(("/v1/chat/completions", "/chat/completions", "/openai/v1/chat/completions"), "chat")
+ROOTS: Final = ("/openai/v1/", "/anthropic/v1/", "/v1/", "/")
+"""Where an API's routes begin, the longest first: clients take a base URL with or without its version."""
+
+_APIS: Final = {
+    "chat/completions": "chat",
+    "messages": "messages",
+    "messages/count_tokens": "messages",
+    "responses": "responses",
+}
+
+MANAGED: Final = {root + name: api for root in ROOTS for name, api in _APIS.items()}
+
+COUNTING: Final = frozenset(path for path in MANAGED if path.endswith("/count_tokens"))
+"""Managed routes that ask what a conversation weighs instead of going on with it."""
+
+# Plain names only: what an upstream could decode into another path is none.
+_DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)
 
 LIVE: Final = frozenset({"/health/live", "/healthz", "/health/liveliness"})
 READY: Final = frozenset({"/health/ready", "/readyz", "/health/readiness"})
@@ -24,10 +41,21 @@ def is_local(path: str) -> bool:
 
 def api_path(path: str) -> str:
     """*path* below its API root: ``/openai/v1/models`` and ``/models`` are both ``models``."""
-    for root in ("/openai/v1/", "/v1/"):
+    for root in ROOTS[:-1]:
         if path.startswith(root):
             return path[len(root) :]
-    return path.lstrip("/")
+    deployed = _DEPLOYMENT.fullmatch(path)
+    return deployed[2] if deployed else path.lstrip("/")
+
+
+def managed(path: str) -> tuple[str, str] | None:
+    """The API of a managed *path* and the model it names, if it does; ``None`` for every other path."""
+    if path in MANAGED:
+        return MANAGED[path], ""
+    deployed = _DEPLOYMENT.fullmatch(path)
+    if deployed is None or deployed[2] not in _APIS:
+        return None
+    return _APIS[deployed[2]], deployed[1]
 
 
 def listed_model(path: str) -> str | None:

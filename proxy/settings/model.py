@@ -41,6 +41,8 @@ _HOP_BY_HOP = frozenset(
 )
 _KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie"})
 
+_KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
+
 Encoding = Literal["o200k_base", "cl100k_base"]
 
 
@@ -125,6 +127,9 @@ class Upstream(Section):
     base_url: BaseUrl = Field(description="http(s) URL, usually ending in /v1.")
     api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
+    api_key_header: str = Field(
+        default="", description="Header that carries api_key; empty: by host, else authorization."
+    )
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
     timeouts: Timeouts = Timeouts()
     probe: bool = Field(default=True, description="Ask it in the background how large its windows are.")
@@ -132,6 +137,17 @@ class Upstream(Section):
         default=False,
         description="Ask for usage in every chat stream, and keep the event that tells it from clients that did not.",
     )
+
+    count_tokens: Literal["auto", "relay", "own"] = Field(
+        default="auto", description="Who answers /v1/messages/count_tokens: it if it can, it, or our own count."
+    )
+
+    @property
+    def key_header(self) -> str:
+        """The header in which this server looks for its key."""
+        host = urlsplit(self.base_url).hostname or ""
+        known = next((header for suffix, header in _KEY_HEADERS_BY_HOST if host.endswith(suffix)), "authorization")
+        return self.api_key_header or known
 
     @property
     def carries_key(self) -> bool:
@@ -144,6 +160,8 @@ class Upstream(Section):
         if not _NAME.match(self.name):
             remedy = "Use letters, digits, dots, dashes and underscores, beginning with a letter or digit."
             troubles.append((("name",), f"{self.name!r} cannot be a name", remedy))
+        if self.api_key_header and not _TOKEN.match(self.api_key_header):
+            troubles.append((("api_key_header",), "is no header name", "Use letters, digits and dashes."))
         for name in self.headers:
             if not _TOKEN.match(name):
                 troubles.append((("headers", name), "is no header name", "Use letters, digits and dashes."))
@@ -270,6 +288,10 @@ class Compression(Section):
     low_mark: Annotated[Share, Field(gt=0)] = Field(default=0.40, description="A compaction goes down to this share.")
     lower_output: Literal["last", "first", "never"] = Field(
         default="last", description="When the request's own output figure may be lowered to make room."
+    )
+    stored_history: Literal["truncate", "error"] = Field(
+        default="truncate",
+        description="When a history that only the provider keeps is too long: let it cut that, or pass its error on.",
     )
     stages: Stages = Stages()
     shares: Shares = Shares()

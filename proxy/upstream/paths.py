@@ -36,7 +36,7 @@ API: Final = frozenset(
 )
 
 _VERSION = re.compile(r"v\d+\w*")
-_AZURE = "/openai"
+_FLAVOURS = re.compile("/(?:openai|anthropic)(?=/v1/)")
 
 
 class Base:
@@ -58,10 +58,11 @@ class Base:
 
     def join(self, path_qs: str) -> str:
         """The absolute URL for a client's path and query, which are kept byte for byte beyond the joint."""
-        if self._path and path_qs.startswith(self._path) and _ends(path_qs, len(self._path)):
-            return self._origin + path_qs
-        if self._path and path_qs.startswith("/openai/v1/"):
-            path_qs = path_qs[len(_AZURE) :]
+        for own in (self._path, self._root):
+            if own and path_qs.startswith(own) and _ends(path_qs, len(own)):
+                return self._origin + path_qs
+        if self._path and (flavour := _FLAVOURS.match(path_qs)):
+            path_qs = path_qs[flavour.end() :]
         rest = ""
         if path_qs.startswith("/v1") and _ends(path_qs, 3):
             rest = path_qs[3:]

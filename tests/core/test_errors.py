@@ -11,6 +11,19 @@ from hypothesis import strategies as st
 from proxy.core import errors
 from proxy.core.errors import ContextTooLong, UllageError, error_body
 
+ANTHROPIC = {
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "request_too_large",
+    "rate_limit_error",
+    "api_error",
+    "overloaded_error",
+    "timeout_error",
+}
+"""The types of error its clients know."""
+
 EVERY: list[UllageError] = [
     errors.InvalidRequest("x"),
     errors.Unauthorized("x"),
@@ -39,7 +52,9 @@ def test_an_error_has_a_status_and_the_two_shapes(error: UllageError) -> None:
     assert chat.keys() == {"message", "type", "param", "code"}
     assert (chat["message"], chat["type"], chat["code"]) == (error.message, error.kind, error.code)
     messages = json.loads(error_body(error, "messages"))
-    assert messages == {"type": "error", "error": {"type": error.kind, "message": error.message}}
+    assert messages["type"] == "error"
+    assert messages["error"]["type"] in ANTHROPIC
+    assert messages["error"]["message"] == getattr(error, "anthropic", error.message)
 
 
 def test_statuses_are_those_clients_act_on() -> None:

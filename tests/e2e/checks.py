@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.pairs import pair_violations
+from tests.forms import answered, kind_of, text_of
+from tests.pairs import violations
 from tests.stub import Seen, slices
 
 ENDS = 40
 """Characters at both ends of a clipped text that must survive the clipping."""
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """All text a message's content shows."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else ""
 
 
 def changed(raw: Sequence[bytes], view: Sequence[bytes]) -> list[int]:
@@ -42,20 +35,18 @@ def view_problems(raw_body: bytes, seen: Seen, *, clipped: bool = False) -> list
     raw, view = slices(raw_body), seen.slices
     was, now = [json.loads(piece) for piece in raw], seen.messages
     new = changed(raw, view)
-    problems = pair_violations(now)
-    roles = [now[index].get("role") for index in new]
+    problems = violations(now)
+    roles = [kind_of(now[index]) for index in new]
     if roles.count("user") > 1 and not clipped:
         problems.append(f"{roles.count('user')} user messages were changed: only the carrier may be")
-    problems += [f"a changed message has the role {role!r}" for role in set(roles) - {"user", "tool"}]
-    kept_systems = [
-        piece for piece, message in zip(raw, was, strict=True) if message["role"] in {"system", "developer"}
-    ]
+    problems += [f"a changed item is of the {role!r}" for role in set(roles) - {"user", "tool"}]
+    kept_systems = [piece for piece, item in zip(raw, was, strict=True) if kind_of(item) == "system"]
     if any(piece not in view for piece in kept_systems):
         problems.append("a system message is missing or was changed")
-    known = {message.get("tool_call_id") for message in was}
-    problems += [f"messages[{i}]: a changed result for an unknown call" for i in new if _foreign(now[i], known)]
+    known = {name for item in was for name in answered(item)}
+    problems += [f"[{i}]: a changed result for an unknown call" for i in new if set(answered(now[i])) - known]
     everything = "\n".join(map(text_of, now))
-    users = [text_of(message) for message in was if message["role"] == "user"]
+    users = [text_of(item) for item in was if kind_of(item) == "user"]
     for label, text in zip(("first task", "newest user text"), (*users[:1], *users[-1:]), strict=False):
         wanted = (text[:ENDS], text[-ENDS:]) if clipped else (text,)
         if not all(piece in everything for piece in wanted):
@@ -63,15 +54,11 @@ def view_problems(raw_body: bytes, seen: Seen, *, clipped: bool = False) -> list
     return problems + _carrier_problems(was, now, new, clipped)
 
 
-def _foreign(message: Mapping[str, Any], known: Iterable[object]) -> bool:
-    return message.get("role") == "tool" and message.get("tool_call_id") not in known
-
-
 def _carrier_problems(
     was: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], new: Sequence[int], clipped: bool
 ) -> list[str]:
-    carriers = [text_of(now[index]) for index in new if now[index].get("role") == "user"]
-    users = [text_of(message) for message in was if message["role"] == "user"]
+    carriers = [text_of(now[index]) for index in new if kind_of(now[index]) == "user"]
+    users = [text_of(item) for item in was if kind_of(item) == "user"]
     if clipped or all(any(text and text in carrier for text in users) for carrier in carriers):
         return []
     return ["the carrier does not hold a user message as one unchanged run"]

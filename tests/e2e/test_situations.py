@@ -15,7 +15,7 @@ from tests.e2e.talk import MODEL, Talk
 from tests.harness import Client, Proxy
 from tests.material import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.stub import Answer, Call, Seen, Stub
-from tests.stub.tokens import count_json, request_tokens
+from tests.stub.tokens import count_json
 
 WINDOW = 8192
 OPENING: list[dict[str, Any]] = [
@@ -49,7 +49,7 @@ def agent(rounds: int, parallel: int = 1) -> Callable[[Seen], Answer]:
 async def loop(talk: Talk, result_tokens: int) -> int:
     """Drive *talk* as an agent until the model calls no more tools; returns how many rounds that took."""
     answer, rounds = await talk.ask(), 0
-    while calls := answer.get("tool_calls"):
+    while calls := talk.calls:
         rounds += 1
         texts = [log(rounds * 100 + at, result_tokens) for at in range(len(calls))]
         answer = await talk.results(answer, texts)
@@ -71,7 +71,7 @@ async def test_a_chat_of_forty_turns(stub: StartStub, proxy: StartProxy, record_
             await talk.ask(chat_turn(turn, 300)[0])
             if turn < 5:
                 assert talk.ledger.compacted == 0, "a small conversation must leave byte for byte"
-        assert request_tokens({"messages": talk.messages}) > 3 * WINDOW
+        assert talk.tokens > 3 * WINDOW
         assert talk.ledger.compacted > 0
         report(record_property, "A", talk.ledger, talk.overflows)
 
@@ -85,7 +85,7 @@ async def test_an_agent_loop_of_forty_rounds(
     server.script = agent(40)
     async with Talk(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}, stream) as talk:
         assert await loop(talk, 450) == 40
-        assert request_tokens({"messages": talk.messages}) > 2 * WINDOW
+        assert talk.tokens > 2 * WINDOW
         report(record_property, "H" if stream else "B", talk.ledger, talk.overflows)
         assert talk.ledger.share >= 0.80
 
@@ -101,7 +101,7 @@ async def test_a_first_request_of_three_windows(
         [*OPENING, *agent_session(52, 450)[2:]] if kind == "agent" else [*OPENING[:1], *turns, chat_turn(99, 40)[0]]
     )
     async with Talk(front.url, server, history) as talk:
-        assert request_tokens({"messages": history}) > 3 * WINDOW
+        assert talk.tokens > 3 * WINDOW
         await talk.ask()
         report(record_property, f"C_{kind}", talk.ledger, talk.overflows)
 
@@ -137,7 +137,7 @@ async def test_parallel_calls_in_every_round(stub: StartStub, proxy: StartProxy,
     server.script = agent(12, parallel=8)
     async with Talk(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}) as talk:
         assert await loop(talk, 120) == 12
-        assert request_tokens({"messages": talk.messages}) > WINDOW
+        assert talk.tokens > WINDOW
         report(record_property, "F", talk.ledger, talk.overflows)
 
 

@@ -36,6 +36,9 @@ class PassThrough:
         reply = await send(self.upstream, request.body)
         return PassedThrough(Report(request.request_id, request.api, upstream=self.upstream), reply)
 
+    async def count(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+        return await self.exchange(request, send)
+
 
 @dataclass
 class Heard:

@@ -31,7 +31,7 @@ async def test_a_managed_body_reaches_the_engine_and_the_upstream_byte_for_byte(
         ("DELETE", "/v1/files/a%2Fb%20c?x=%C3%A9&&y=+", "/v1/files/a%2Fb%20c?x=%C3%A9&&y=+"),
         ("GET", "/v1/models/org//m%2f..%2e", "/v1/models/org//m%2f..%2e"),
         ("PATCH", "/tokenize", "/tokenize"),
-        ("POST", "/v1/messages?beta=true", "/v1/messages?beta=true"),
+        ("POST", "/v1/messages/batches?beta=true", "/v1/messages/batches?beta=true"),
         ("GET", "/v1/chat/completions", "/v1/chat/completions"),
         ("GET", "//evil.test/v1/x", "//evil.test/v1/x"),
         ("GET", "http://evil.test/v1/models", "/v1/models"),

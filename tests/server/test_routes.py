@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.server import ServerConfig
-from proxy.server.routes import MANAGED, api_path, is_local, is_stateless, wire
+from proxy.server.routes import COUNTING, MANAGED, api_path, is_local, is_stateless, managed, wire
 from tests.server.house import house
 
 SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
@@ -59,6 +59,8 @@ async def test_every_route_is_relayed_on_request_or_without_a_shared_key():
         ("/messages/count_tokens", "messages/count_tokens", "messages"),
         ("/openai/v1/responses/r_1", "responses/r_1", "responses"),
         ("/v1/chat/completions", "chat/completions", "chat"),
+        ("/anthropic/v1/messages", "messages", "messages"),
+        ("/openai/deployments/d-1/responses", "responses", "responses"),
         ("/v1x/models", "v1x/models", "chat"),
         ("/", "", "chat"),
     ],
@@ -83,3 +85,28 @@ def test_a_path_that_climbs_is_not_stateless(path):
     """Whatever an upstream decodes before it resolves dots, no other route can be reached through a stateless one."""
     assert not is_stateless("GET", path)
     assert not is_stateless("POST", path)
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/v1/chat/completions", ("chat", "")),
+        ("/messages", ("messages", "")),
+        ("/anthropic/v1/messages/count_tokens", ("messages", "")),
+        ("/openai/v1/responses", ("responses", "")),
+        ("/openai/deployments/my-gpt.4/chat/completions", ("chat", "my-gpt.4")),
+        ("/openai/deployments/my-gpt/embeddings", None),
+        ("/openai/deployments/../chat/completions", None),
+        ("/openai/deployments/./responses", None),
+        ("/openai/deployments/a%2f..%2fb/responses", None),
+        ("/openai/deployments/a/b/responses", None),
+        ("/v1/responses/resp_1", None),
+        ("/v1/responses/compact", None),
+        ("/v1/messages/batches", None),
+        ("/v2/messages", None),
+    ],
+)
+def test_what_is_managed(path, found):
+    """A path is managed for an API, and may name the model; a deployment is a plain name."""
+    assert managed(path) == found
+    assert (path in COUNTING) == path.endswith("/count_tokens")

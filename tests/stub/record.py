@@ -5,22 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from tests.stub.tokens import fixed_tokens, message_tokens
+from tests.stub import chat
 
 
-class _Messages(msgspec.Struct):
-    messages: list[msgspec.Raw]
+class _Listed(msgspec.Struct):
+    messages: list[msgspec.Raw] = []
+    input: list[msgspec.Raw] = []
 
 
 def slices(body: bytes) -> list[bytes]:
-    """The raw bytes of each message in *body*, as they stand there."""
-    return [bytes(raw) for raw in msgspec.json.decode(body, type=_Messages).messages]
+    """The raw bytes of each message or input item in *body*, as they stand there."""
+    listed = msgspec.json.decode(body, type=_Listed)
+    return [bytes(raw) for raw in listed.messages or listed.input]
 
 
 @dataclass
@@ -60,8 +62,8 @@ class Seen:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The parsed messages."""
-        return list(self.parsed.get("messages", []))
+        """The parsed messages or input items."""
+        return list(self.parsed.get("messages") or self.parsed.get("input") or [])
 
     @property
     def slices(self) -> list[bytes]:
@@ -76,14 +78,12 @@ class PromptCache:
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._entries = entries
 
-    def read(self, body: Mapping[str, Any]) -> int:
+    def read(self, body: Mapping[str, Any], wire: Any = chat) -> int:
         """Tokens of the longest prefix of *body* that an earlier request had; remembers this one."""
-        messages: Sequence[Mapping[str, Any]] = body.get("messages") or ()
-        head = {key: body.get(key) for key in ("model", "tools", "functions", "response_format")}
-        link, total, cached, warm = _link(b"", head), fixed_tokens(body), 0, True
-        for message in messages:
+        link, total, cached, warm = _link(b"", wire.head(body)), wire.fixed(body), 0, True
+        for message in wire.items(body):
             link = _link(link, message)
-            total += message_tokens(message)
+            total += wire.weigh(message)
             warm = warm and link in self._known
             cached = total if warm else cached
             self._known[link] = None

@@ -22,7 +22,7 @@ class Rules:
     ``window`` is in tokens and holds for every model that ``windows`` does not name. ``default_max_tokens`` is what a
     request without an output figure reserves. ``factor`` plays a tokenizer that makes that many times more tokens;
     ``usage_factor`` makes ``usage`` lie by that factor. ``truncates`` accepts what is too long, silently.
-    ``tells`` says the windows in the list of models, as vLLM does.
+    ``tells`` says the windows in the list of models, as vLLM does; ``counts`` serves ``/messages/count_tokens``.
     """
 
     window: int = 8192
@@ -37,6 +37,7 @@ class Rules:
     usage_factor: float = 1.0
     truncates: bool = False
     tells: bool = False
+    counts: bool = False
 
     def window_of(self, model: str) -> int:
         """The window of *model*, in tokens."""

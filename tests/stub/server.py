@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import math
+import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -16,13 +17,15 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from tests.stub.answers import Answer, Frame, streamed, whole
+from tests.stub import chat, messages, responses
+from tests.stub.answers import Answer, Frame
 from tests.stub.faults import JSON, NO_FAULT, SSE, Fault, Headers
 from tests.stub.record import PromptCache, Seen
-from tests.stub.rules import Rules, Verdict, invalid_body, judge, overflow_error
+from tests.stub.rules import Rules, Verdict
 from tests.stub.tokens import count
 
 FOR_EVER = 3600.0
+WIRES: dict[str, Any] = {wire.PATH: wire for wire in (chat, messages, responses)}
 Script = Callable[[Seen], Answer]
 
 
@@ -45,6 +48,7 @@ class Stub:
         self.seen: list[Seen] = []
         self.probes: list[Seen] = []
         self.cache = PromptCache()
+        self.stored: dict[str, list[Any]] = {}
         self.models: list[str] = []
         self._answers: deque[Answer] = deque()
         self._faults: deque[Fault] = deque()
@@ -96,8 +100,8 @@ class Stub:
         self._faults.clear()
 
     def chats(self, verdict: str = "") -> list[Seen]:
-        """The chat requests seen, only those with *verdict* when one is given."""
-        chats = [seen for seen in self.seen if seen.path.endswith("/chat/completions")]
+        """The requests for an answer seen, of any API, only those with *verdict* when one is given."""
+        chats = [seen for seen in self.seen if seen.method == "POST" and _below_root(seen.path) in WIRES]
         return [seen for seen in chats if seen.verdict == verdict] if verdict else chats
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -125,9 +129,11 @@ class Stub:
         if fault.replaces:
             seen.verdict = "fault"
             return await _send(request, fault.status or 200, fault.headers, [fault.body or b""], fault)
-        path = seen.path.rstrip("/").removeprefix("/v1")
-        if path == "/chat/completions" and seen.method == "POST":
-            status, headers, chunks = self._chat(seen)
+        path = _below_root(seen.path)
+        if path in WIRES and seen.method == "POST":
+            status, headers, chunks = self._chat(seen, WIRES[path])
+        elif path == "/messages/count_tokens" and self.rules.counts:
+            status, headers, chunks = self._tally(seen)
         else:
             seen.verdict = "relay"
             status, headers, chunks = 200, JSON, [self._relay(path, seen)]
@@ -135,46 +141,57 @@ class Stub:
             chunks = [chunk for chunk in chunks if b"[DONE]" not in chunk]
         return await _send(request, status, headers, chunks, fault)
 
-    def _chat(self, seen: Seen) -> tuple[int, Headers, Iterable[bytes]]:
+    def _tally(self, seen: Seen) -> tuple[int, Headers, Iterable[bytes]]:
+        seen.parsed = json.loads(seen.body)
+        verdict = messages.judge({"max_tokens": 1, **seen.parsed}, self.rules)
+        if verdict.kind == "invalid":
+            return 400, JSON, [messages.invalid_body(verdict.message)]
+        seen.verdict, seen.tokens = "ok", verdict.tokens
+        return 200, JSON, [json.dumps({"input_tokens": seen.tokens}).encode()]
+
+    def _chat(self, seen: Seen, wire: Any) -> tuple[int, Headers, Iterable[bytes]]:
         try:
             body = json.loads(seen.body)
         except ValueError:
             body = None
-        verdict = judge(body, self.rules)
+        if wire is responses and isinstance(body, dict):
+            body = responses.expanded(body, self.stored)
+        verdict = wire.judge(body, self.rules)
+        if wire is messages and not seen.header("anthropic-version"):
+            verdict = Verdict("invalid", "anthropic-version: header is required")
         seen.verdict, seen.why = verdict.kind, verdict.message
         seen.parsed = body if isinstance(body, dict) else {}
         seen.tokens, seen.max_tokens, seen.window = verdict.tokens, verdict.max_tokens, verdict.window
         seen.stream = bool(seen.parsed.get("stream"))
         if verdict.kind == "invalid":
-            return 400, JSON, [invalid_body(verdict.message)]
+            return 400, JSON, [wire.invalid_body(verdict.message)]
         if verdict.kind == "overflow":
-            return self._overflow(verdict, seen.stream)
-        seen.cached = self.cache.read(seen.parsed)
+            return self._overflow(verdict, seen.stream, wire)
+        seen.cached = self.cache.read(seen.parsed, wire)
         answer = self._answers.popleft() if self._answers else self.script(seen)
-        frame = Frame(seen.number, seen.model, self._usage(seen, answer))
+        frame = Frame(seen.number, seen.model, self._usage(seen, answer, wire))
+        if wire is responses and seen.parsed.get("store", True):
+            self.stored[f"resp_{seen.number}"] = [*responses.items(body), *responses.answered(answer, frame)]
         if not seen.stream:
-            return 200, JSON, [whole(answer, frame)]
+            return 200, JSON, [wire.whole(answer, frame)]
         with_usage = bool((seen.parsed.get("stream_options") or {}).get("include_usage"))
-        return 200, SSE, streamed(answer, frame, with_usage)
+        return 200, SSE, wire.streamed(answer, frame, with_usage)
 
-    def _overflow(self, verdict: Verdict, stream: bool) -> tuple[int, Headers, Iterable[bytes]]:
-        status, body = overflow_error(verdict, self.rules)
+    def _overflow(self, verdict: Verdict, stream: bool, wire: Any) -> tuple[int, Headers, Iterable[bytes]]:
+        status, body = wire.overflow_error(verdict, self.rules)
         if stream and self.rules.overflow_in_stream:
+            if wire is responses:
+                return 200, SSE, responses.overflow_events(body)
             event = b"event: error\n" if self.rules.wording == "anthropic" else b""
             return 200, SSE, [event + b"data: " + body + b"\n\n"]
         return status, JSON, [body]
 
-    def _usage(self, seen: Seen, answer: Answer) -> dict[str, Any]:
+    def _usage(self, seen: Seen, answer: Answer, wire: Any) -> dict[str, Any]:
         sent = min(seen.tokens, seen.window - seen.max_tokens) if self.rules.truncates else seen.tokens
         told = math.ceil(sent * self.rules.usage_factor)
         out = count(answer.text) + sum(count(call.arguments) for call in answer.calls)
-        cached = {"cached_tokens": min(seen.cached, told)}
-        return {
-            "prompt_tokens": told,
-            "completion_tokens": out,
-            "total_tokens": told + out,
-            "prompt_tokens_details": cached,
-        }
+        usage: dict[str, Any] = wire.usage(told, out, min(seen.cached, told))
+        return usage
 
     def _relay(self, path: str, seen: Seen) -> bytes:
         match path:
@@ -195,6 +212,11 @@ class Stub:
                 answer = {"method": seen.method, "path": seen.path, "query": seen.query, "headers": seen.headers}
                 answer |= {"size": len(seen.body), "sha256": digest}
         return json.dumps(answer).encode()
+
+
+def _below_root(path: str) -> str:
+    """*path* without its API root."""
+    return re.sub(r"^/(?:openai/deployments/[^/]+(?=/)|(?:openai/|anthropic/)?v1(?=/))", "", path.rstrip("/"))
 
 
 async def _disturb_head(request: web.Request, fault: Fault) -> None:

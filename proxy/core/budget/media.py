@@ -31,7 +31,7 @@ PDF_BYTES_PER_PAGE = 60_000
 TEXT_BYTES_PER_TOKEN = 3
 """Any other file is read as text."""
 
-PICTURES = frozenset({"image_url", "input_image", "image"})
+PICTURES = frozenset({"image_url", "input_image", "image", "computer_screenshot"})
 SOUND = frozenset({"input_audio", "audio"})
 FILES = frozenset({"file", "input_file", "document", "video", "video_url"})
 
@@ -211,3 +211,8 @@ def _decoded(data: str) -> bytes:
 def _text(value: Any, key: str) -> str:
     found = value.get(key) if isinstance(value, dict) else value if key in ("url", "image_url") else None
     return found if isinstance(found, str) else ""
+
+
+def opaque_tokens(size: int) -> int:
+    """A guess at what *size* characters of base64 stand for, when they are text that only the provider can read."""
+    return size * 3 // 16

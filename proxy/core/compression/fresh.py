@@ -34,8 +34,7 @@ def _capped(body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolM
     item = dialect.read_item(body[start:end], len)
     if not item.answers or item.media:
         return None
-    entry = dialect.read_entry(body[start:end])
-    said = [text for text, _ in entry.results] or [entry.text]
+    said = [text for text, _ in dialect.read_entry(body[start:end]).results]
     if len(said) != len(item.answers) or not any(is_over(text, limits.lines, limits.size) for text in said):
         return None
     kinds = _kinds(body, where, index, dialect, tools)

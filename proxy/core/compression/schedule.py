@@ -63,10 +63,12 @@ class Demand:
     """What the present request asks of the schedule beside its figures.
 
     ``force`` compacts now whatever the pressure; ``limit`` replaces the budget by something smaller (an overflow told).
+    ``peek`` asks what would be sent, and makes it no fact.
     """
 
     force: bool = False
     limit: int | None = None
+    peek: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +274,8 @@ class Schedule:
         least, found = rules.tokens(room) + CLIP_FLOOR, {}
         for index in range(base.cut, place):
             item = self._items[index]
-            if item.answers and not item.media and item.tokens > least and index not in sizes:
+            known = item.facts is not None and len(item.facts.results) == len(item.answers) > 0
+            if known and not item.media and item.tokens > least and index not in sizes:
                 found[index] = item.tokens
         if total <= target or not found:
             return None
@@ -318,7 +321,7 @@ class Schedule:
         indexes = [*event.anchors]
         indexes += [i for i in range(event.cut, place) if self._items[i].role != "system" and i not in gone]
         sizes = {i: reduced.get(i, self._items[i].tokens) for i in indexes}
-        floors = {i: min(sizes[i], self._items[i].media + CLIP_FLOOR) for i in indexes}
+        floors = {i: min(sizes[i], self._items[i].media + self._items[i].sealed + CLIP_FLOOR) for i in indexes}
         room = target - (total - sum(sizes.values()))
         spared = {i for i in indexes if self._items[i].role == "user"}
         others = {i: size for i, size in sizes.items() if i not in spared}

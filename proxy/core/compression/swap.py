@@ -36,7 +36,8 @@ class Swap:
 
 def charge(item: Item) -> int:
     """Tokens that *item* is charged for at most once its results gave way."""
-    return min(item.tokens, FRAME + LINE * max(1, len(item.answers)) + item.tokens // NAMES)
+    kept = item.said + item.sealed
+    return min(item.tokens, FRAME + LINE * max(1, len(item.answers)) + (item.tokens - kept) // NAMES + kept)
 
 
 def words(why: Why, name: str, target: str, *, ok: bool, line: str = "") -> str:

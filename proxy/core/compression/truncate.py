@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 Count = Callable[[str], int]
@@ -79,17 +79,6 @@ def truncate_to(text: str, limits: Truncate, tokens: int, count: Count, *, tail:
         size = min(size, len(result.encode("utf-8", "surrogatepass"))) * tokens * 31 // (taken * 32)
         result = truncate(text, limits.lines, size, tail=tail)
     return result
-
-
-def common_cap(sizes: Sequence[int], room: int) -> int:
-    """The largest cap so that *sizes*, each cut to it, take at most *room*."""
-    left = room
-    for index, size in enumerate(ordered := sorted(sizes)):
-        share = left // (len(ordered) - index)
-        if size > share:
-            return share
-        left -= size
-    return max(sizes, default=0)
 
 
 def _head(body: bytes, lines: int, size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,12 +13,13 @@ from proxy.core.compression.fold import Folded, render
 from proxy.core.compression.record import Record
 from proxy.core.compression.schedule import Event
 from proxy.core.compression.swap import LINE, NAMES, Swap, words
-from proxy.core.compression.truncate import Truncate, common_cap, truncate_to
+from proxy.core.compression.truncate import Truncate, truncate_to
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import Pair, failure_line, pairs_of
 from proxy.core.conversation.items import Item, Layout
 from proxy.core.conversation.scan import Span
+from proxy.core.conversation.slots import level
 from proxy.core.conversation.toolmap import ToolMap
 
 Count = Callable[[str], int]
@@ -86,7 +88,8 @@ def write(raw: Raw, event: Event, pen: Pen, before: Record | None = None) -> tup
     task = next((entries[i].text for i in anchors if i == raw.layout.task), "")
     newest = next((entries[i].text for i in anchors if i != raw.layout.task), "")
     carried = entries.get(_carrier(raw, event))
-    pins = tuple(entries[i].text for i in folded if raw.items[i].role == "user" and i not in event.anchors)
+    users = [i for i in folded if i not in event.anchors and (raw.items[i].role == "user" or entries[i].said)]
+    pins = tuple(entries[i].said or entries[i].text for i in users)
     said = Folded(tuple(entries.values()), pins, task, newest, carried.text if carried else "")
     return _encodable(render(said, event.block, event.text, count)), edits
 
@@ -121,11 +124,10 @@ def _results(raw: Raw, event: Event, pen: Pen, before: Record | None) -> dict[in
 
 def _truncated(raw: Raw, index: int, tokens: int, pen: Pen) -> list[str]:
     """The results of one item, truncated so that it takes at most *tokens*."""
-    entry = raw.dialect.read_entry(raw.item(index))
-    said = [text for text, _ in entry.results] or [entry.text]
+    said = [text for text, _ in raw.dialect.read_entry(raw.item(index)).results]
     sizes = [pen.count(text) for text in said]
     room = tokens - (raw.items[index].tokens - sum(sizes))
-    cap = common_cap(sizes, max(len(said), room))
+    cap = level(sizes, max(len(said), room))
     return [truncate_to(text, pen.limits, cap, pen.count, tail=True) for text in said]
 
 
@@ -157,8 +159,7 @@ def _brief(line: str) -> str:
 
 
 def _result_text(raw: Raw, pair: Pair) -> str:
-    entry = raw.dialect.read_entry(raw.item(pair.index))
-    return entry.results[pair.at][0] if entry.results else entry.text
+    return raw.dialect.read_entry(raw.item(pair.index)).results[pair.at][0]
 
 
 def _encodable(text: str) -> str:
@@ -177,8 +178,11 @@ def assemble(raw: Raw, event: Event, block: str, edits: Mapping[int, bytes], cou
         before = carrier == event.cut
         own = edits.get(carrier) or raw.item(carrier) if carrier >= 0 else b""
         media = [part for i in event.anchors if i != carrier for part in raw.dialect.media_parts(raw.item(i))]
+        marker = _moved_marker(raw, event, carrier)
         message = (
-            raw.dialect.with_text(own, block, before=before, media=media) if own else raw.dialect.user_message(block)
+            raw.dialect.with_text(own, block, before=before, media=media, marker=marker)
+            if own
+            else raw.dialect.user_message(block)
         )
         pieces.append(message)
         summary = raw.dialect.read_item(message, count).tokens
@@ -192,6 +196,22 @@ def assemble(raw: Raw, event: Event, block: str, edits: Mapping[int, bytes], cou
     kept += [raw.dialect.read_item(edits[i], count) for i in tail]
     totals = add_up(kept)
     return View(b",".join(pieces), totals.system + totals.history + summary, totals, summary)
+
+
+MARKERS = 4
+"""Cache marks a request may hold; where the key occurs more often, nothing tells which of them are marks."""
+
+
+def _moved_marker(raw: Raw, event: Event, carrier: int) -> bytes:
+    """The last cache mark among the items that go, for the block that stands for them: else their prefix is lost."""
+    key, marker = raw.dialect.MARKER, b""
+    at, end = raw.spans[0][0], raw.spans[event.cut - 1][1]
+    while key and (at := raw.body.find(key, at, end)) >= 0:
+        index = bisect_right(raw.spans, at, key=lambda span: span[0]) - 1
+        if index != carrier and raw.items[index].role != "system" and index not in event.anchors:
+            marker = raw.dialect.marker(raw.item(index)) or marker
+        at = raw.spans[index][1]
+    return marker if marker and raw.body.count(key) <= MARKERS else b""
 
 
 def _slices(raw: Raw, start: int, edited: Sequence[int], edits: Mapping[int, bytes]) -> list[bytes]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.core.budget.media import is_guess, is_media, part_tokens
 from proxy.core.budget.memory import memories
 from proxy.core.budget.prices import prices_of
+from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item, Role
 from proxy.core.conversation.scan import Field, decode, elements, members
+from proxy.core.conversation.slots import Clip, Path, Slot, argument_slots, grown, joined, quoted
 from proxy.core.errors import InvalidRequest
 
 Count = Callable[[str], int]
@@ -25,6 +25,11 @@ LIST = "messages"
 
 OUTPUT_FIGURES: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
 """The members that state the output allowance; the first that is set holds."""
+
+PER_TOOLS = 0
+
+MARKER = b""
+"""Marks of a cached prefix are no part of this API; where a provider takes them, they stay with what they stand on."""
 
 PER_MESSAGE = 4
 """Role and separators of a message; OpenAI's guide to counting gives three plus the role."""
@@ -44,6 +49,9 @@ OpenAI renders several calls of one message as one (19 tokens and 3 a call) and 
 REASONING = ("reasoning_content", "reasoning")
 """Where a model's plain reasoning comes back; it must be there, but may lose its middle like any other text."""
 
+KINDS = ("function", "custom")
+"""Members of a tool call that hold its name and arguments, by kind of tool."""
+
 ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -54,7 +62,12 @@ ROLES: Mapping[str, Role] = {
 }
 
 _COUNTED_ELSEWHERE = frozenset({"role", "content", "tool_calls", "function_call", "cache_control"})
-_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def listed(body: bytes) -> bytes | None:
+    """``None``: what is no list of messages is no request of this API."""
+    del body
+    return None
 
 
 def read_item(raw: bytes, count: Count) -> Item:
@@ -88,14 +101,17 @@ def read_entry(raw: bytes) -> Entry:
     role = ROLES.get(str(message.get("role")), "user")
     media = tuple(str(part.get("type")) for part in _parts(message) if is_media(part))
     reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))
-    return Entry(role, _content_text(message), tuple(_call_texts(_calls(message))), media, reasoning)
+    text = _content_text(message)
+    results = ((text, False),) if role == "tool" else ()
+    return Entry(role, text, tuple(_call_texts(_calls(message))), media, reasoning, results=results)
 
 
-def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = ()) -> bytes:
-    """The message with *text* (and *media* parts) added before or after its own content.
+def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
+    """The message with *text* (and *media* parts) added before or after its own content. There are no markers here.
 
     The content it had stays one unchanged run of bytes.
     """
+    del marker
     source = raw.decode()
     fields = members(source)
     found = _content_field(fields)
@@ -113,16 +129,10 @@ def _content_field(fields: Sequence[Field]) -> Field | None:
 
 
 def _joined(value: str, text: str, before: bool, media: Sequence[bytes]) -> str:
-    if value.startswith('"') and not media:
-        inner = _quoted(text + "\n\n" if before else "\n\n" + text)[1:-1]
-        return value[0] + inner + value[1:] if before else value[:-1] + inner + value[-1]
-    added = ",".join(['{"type":"text","text":' + _quoted(text) + "}", *(part.decode() for part in media)])
-    if value.startswith("["):
-        own = value[1:-1].strip()
-    else:
-        own = '{"type":"text","text":' + value + "}" if value.startswith('"') and value != '""' else ""
-    pieces = [added, own] if before else [own, added]
-    return "[" + ",".join(piece for piece in pieces if piece) + "]" if own or media else _quoted(text)
+    if media or value.startswith("["):
+        made = joined(value, text, "text", before, media)
+        return made if media or value[1:-1].strip() else quoted(text)
+    return grown(value, text, before) if value.startswith('"') else quoted(text)
 
 
 def media_parts(raw: bytes) -> list[bytes]:
@@ -136,9 +146,15 @@ def media_parts(raw: bytes) -> list[bytes]:
     return [part for part, value in values if isinstance(value, dict) and is_media(value)]
 
 
+def marker(raw: bytes) -> bytes:
+    """Nothing: see ``MARKER``."""
+    del raw
+    return b""
+
+
 def user_message(text: str) -> bytes:
     """A user message of our own that holds *text*; for conversations that have no user item to carry it."""
-    return b'{"role":"user","content":' + _quoted(text).encode() + b"}"
+    return b'{"role":"user","content":' + quoted(text).encode() + b"}"
 
 
 def replaced(raw: bytes, texts: Sequence[str]) -> bytes:
@@ -149,99 +165,40 @@ def replaced(raw: bytes, texts: Sequence[str]) -> bytes:
     if found is None:
         return with_text(raw, text, before=False)
     is_list = source[found.start] == "["
-    value = '[{"type":"text","text":' + _quoted(text) + "}]" if is_list else _quoted(text)
+    value = '[{"type":"text","text":' + quoted(text) + "}]" if is_list else quoted(text)
     return (source[: found.start] + value + source[found.end :]).encode()
 
 
-def clipped(raw: bytes, clip: Callable[[str, int], str], count: Count, tokens: int) -> bytes:
-    """The message cut to about *tokens* by clipping its longest texts; roles, names, ids and media stay.
+def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
+    """The message cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
 
     *clip* shortens one text to so many tokens. String arguments of tool calls stay valid JSON.
     """
-    room = tokens
-    for _ in range(3):  # what is written back as JSON may take a few tokens more than the texts it is made of
-        message = decode(raw)
-        slots = [(slot, count(slot.text)) for slot in _slots(message)]
-        fixed = read_item(raw, count).tokens - sum(size for _, size in slots)
-        cap = _level([size for _, size in slots], max(0, room - fixed))
-        for slot, size in slots:
-            if size > cap:
-                slot.write(clip(slot.text, cap))
-        result = _quoted(message).encode()
-        excess = read_item(result, count).tokens - tokens
-        if excess <= 0:
-            break
-        room -= excess
-    return result
+    return slots.clipped(raw, _slots, clip, count, lambda made: read_item(made, count).tokens, tokens)
 
 
-class _Slot:
-    """A place in a decoded message that holds clippable text."""
-
-    def __init__(self, owner: Any, key: Any) -> None:
-        self._owner = owner
-        self._key = key
-        self.text: str = owner[key]
-
-    def write(self, text: str) -> None:
-        self._owner[self._key] = text
-
-
-class _ArgumentSlot(_Slot):
-    """A string value inside the JSON arguments of a tool call: the call's text is written back as JSON."""
-
-    def __init__(self, call: Any, name: str, arguments: Any, path: Any, key: Any) -> None:
-        super().__init__(path, key)
-        self._call = call
-        self._name = name
-        self._arguments = arguments
-
-    def write(self, text: str) -> None:
-        super().write(text)
-        self._call[self._name] = _quoted(self._arguments)
-
-
-def _slots(message: dict[str, Any]) -> Iterator[_Slot]:
+def _slots(message: dict[str, Any]) -> Iterator[Slot]:
     for key in ("content", *REASONING):
         if isinstance(message.get(key), str):
-            yield _Slot(message, key)
-    for part in _parts(message):
-        if isinstance(part.get("text"), str):
-            yield _Slot(part, "text")
-    for call in _calls(message):
-        function = _named(call)
-        for name in ("arguments", "input"):
-            if isinstance(function.get(name), str):
-                yield from _argument_slots(function, name)
+            yield Slot((key,), message[key])
+    content = message.get("content")
+    for at, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            yield Slot(("content", at, "text"), part["text"])
+    calls = message.get("tool_calls")
+    for at, call in enumerate(calls if isinstance(calls, list) else ()):
+        if isinstance(call, dict):
+            kind = next((key for key in KINDS if isinstance(call.get(key), dict)), "")
+            path = ("tool_calls", at, kind) if kind else ("tool_calls", at)
+            yield from _call_slots(_named(call), path)
+    if isinstance(legacy := message.get("function_call"), dict):
+        yield from _call_slots(legacy, ("function_call",))
 
 
-def _argument_slots(function: dict[str, Any], name: str) -> Iterator[_Slot]:
-    try:
-        arguments = json.loads(function[name])
-    except (ValueError, RecursionError):
-        yield _Slot(function, name)  # not JSON to begin with: clipping cannot make it less so
-        return
-    stack: list[Any] = [arguments]
-    while stack:
-        node = stack.pop()
-        pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-        for key, value in list(pairs):
-            if isinstance(value, str):
-                yield _ArgumentSlot(function, name, arguments, node, key)
-            else:
-                stack.append(value)
-
-
-def _level(sizes: Sequence[int], room: int) -> int:
-    """The largest cap so that the sizes, each cut to it, take at most *room*."""
-    ordered = sorted(sizes)
-    left = room
-    for index, size in enumerate(ordered):
-        share = left // (len(ordered) - index)
-        if size > share:
-            return share
-        left -= size
-    return ordered[-1] if ordered else 0
+def _call_slots(function: dict[str, Any], path: Path) -> Iterator[Slot]:
+    for name in ("arguments", "input"):
+        if isinstance(function.get(name), str):
+            yield from argument_slots((*path, name), function[name])
 
 
 def _counted(message: Mapping[str, Any]) -> Iterator[str]:
@@ -252,7 +209,7 @@ def _counted(message: Mapping[str, Any]) -> Iterator[str]:
             yield part
         elif part is not None and not (isinstance(part, dict) and is_media(part)):
             text = part.get("text") if isinstance(part, dict) and part.get("type") in (None, "text") else None
-            yield text if isinstance(text, str) else _quoted(part)
+            yield text if isinstance(text, str) else quoted(part)
     for call in _calls(message):
         yield str(call.get("id") or "")
     for name, arguments in _call_texts(_calls(message)):
@@ -260,7 +217,7 @@ def _counted(message: Mapping[str, Any]) -> Iterator[str]:
         yield arguments
     for key, value in message.items():
         if key not in _COUNTED_ELSEWHERE and value:
-            yield value if isinstance(value, str) else _quoted(value)
+            yield value if isinstance(value, str) else quoted(value)
 
 
 def _content_text(message: Mapping[str, Any]) -> str:
@@ -275,12 +232,12 @@ def _call_texts(calls: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     for call in calls:
         function = _named(call)
         arguments = function.get("arguments", function.get("input", ""))
-        yield str(function.get("name", "")), arguments if isinstance(arguments, str) else _quoted(arguments)
+        yield str(function.get("name", "")), arguments if isinstance(arguments, str) else quoted(arguments)
 
 
 def _named(call: dict[str, Any]) -> dict[str, Any]:
     """The object that holds a call's name and arguments, whatever kind of tool it calls."""
-    return next((v for key in ("function", "custom") if isinstance(v := call.get(key), dict)), call)
+    return next((v for key in KINDS if isinstance(v := call.get(key), dict)), call)
 
 
 def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -305,9 +262,3 @@ def _answered(message: Mapping[str, Any]) -> str:
     if message.get("role") == "function":
         return f"function:{message.get('name', '')}"
     return str(message["tool_call_id"]) if message.get("tool_call_id") else ""
-
-
-def _quoted(value: Any) -> str:
-    """*value* as JSON text that can be sent as UTF-8; lone surrogates, which cannot, stay escaped."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return json.dumps(value, separators=(",", ":")) if _SURROGATE.search(text) else text

@@ -11,9 +11,9 @@ from proxy.core.conversation.items import Role
 class Entry:
     """The words of one item: its text, its tool calls as (name, arguments) and the kinds of its media parts.
 
-    ``results`` are the texts of its tool results, each with whether the API itself says that it failed; empty where the
-    item is one result and nothing else. ``reasoning`` is what the model thought before it spoke, where that is
-    readable.
+    ``results`` are the texts of its tool results that a text may replace, each with whether the API itself says that it
+    failed. ``reasoning`` is what the model thought before it spoke, where that is
+    readable; ``said`` what the user wrote beside the tool results of the same item (``text`` holds it too).
     """
 
     role: Role
@@ -21,4 +21,5 @@ class Entry:
     calls: tuple[tuple[str, str], ...] = ()
     media: tuple[str, ...] = ()
     reasoning: str = ""
+    said: str = ""
     results: tuple[tuple[str, bool], ...] = ()

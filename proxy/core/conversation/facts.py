@@ -116,8 +116,7 @@ def short_digest(text: str) -> int:
 def facts_of(entry: Entry, call: Callable[[str, str], Call]) -> Facts | None:
     """The facts of what one item says; ``None`` where it neither calls, answers nor mentions anything."""
     calls = tuple(call(name, arguments) for name, arguments in entry.calls)
-    answers = entry.results or (((entry.text, False),) if entry.role == "tool" else ())
-    results = tuple(_result(text, failed=failed) for text, failed in answers)
+    results = tuple(_result(text, failed=failed) for text, failed in entry.results)
     written = entry.text[:_LOOKED_AT] if entry.role == "assistant" else ""
     mentions = _mentions(written) if written else b""
     decides = bool(written and _DECISION.search(written))
@@ -140,8 +139,9 @@ def _pairs(items: Sequence[Item], start: int, end: int) -> Iterator[Pair]:
         facts = items[index].facts
         if facts is None:
             continue
-        named = zip(items[index].calls, facts.calls, strict=False)
-        waiting.update({name: (index, at, call) for at, (name, call) in enumerate(named)})
+        if len(items[index].calls) == len(facts.calls):
+            named = zip(items[index].calls, facts.calls, strict=True)
+            waiting.update({name: (index, at, call) for at, (name, call) in enumerate(named)})
         if len(items[index].answers) != len(facts.results):
             continue  # which result is whose is not known
         for at, (name, result) in enumerate(zip(items[index].answers, facts.results, strict=True)):

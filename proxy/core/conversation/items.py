@@ -22,9 +22,10 @@ class Item:
     """Numbers and names of one item; never its text, because a slice of a body keeps the whole body alive.
 
     ``tokens`` is its weight in the model's encoding, of which ``media`` cannot be clipped, ``guess`` is a guess (files,
-    audio, images elsewhere) and ``memory`` was injected by an agent. ``digest`` (16 bytes) is equal for items that mean
-    the same however a client serialises them. ``calls`` and ``answers`` are tool call ids; ``facts`` say what those
-    calls and results are.
+    audio, images elsewhere) and ``memory`` was injected by an agent; ``sealed`` must not be edited (signed or encrypted
+    reasoning), and ``said`` is what the user wrote beside tool results in one item. ``digest`` (16 bytes) is equal for
+    items that mean the same however a client serialises them. ``calls`` and ``answers`` are tool call ids; ``facts``
+    say what those calls and results are.
     """
 
     role: Role
@@ -35,6 +36,8 @@ class Item:
     answers: tuple[str, ...] = ()
     guess: int = 0
     memory: int = 0
+    sealed: int = 0
+    said: int = 0
     facts: Facts | None = None
 
 
@@ -44,8 +47,8 @@ class Layout:
 
     ``cuts`` are the starts of rounds and of user items at which a conversation may be cut without splitting a pair;
     ``places`` are lengths at which a request could have ended. ``sums`` are the tokens before each index of all items
-    but system ones, ``user_sums`` and ``result_sums`` those of user items and of tool results. ``waiting`` are
-    unanswered calls by id, ``last`` the role of the last item that is no system item.
+    but system ones, ``user_sums`` and ``result_sums`` those of what users said and of items with tool results.
+    ``waiting`` are unanswered calls by id, ``last`` the role of the last item that is no system item.
     """
 
     count: int = 0
@@ -88,7 +91,7 @@ def lay_out(items: Sequence[Item], known: Layout = EMPTY) -> Layout:
         item = items[index]
         user = item.role == "user"
         sums.append(sums[-1] + (item.tokens if item.role != "system" else 0))
-        user_sums.append(user_sums[-1] + (item.tokens if user else 0))
+        user_sums.append(user_sums[-1] + (item.tokens if user else item.said))
         result_sums.append(result_sums[-1] + (item.tokens if item.answers else 0))
         if item.role == "system":
             systems.append(index)

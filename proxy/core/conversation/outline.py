@@ -3,37 +3,75 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.core.conversation.identity import session_in
 from proxy.core.conversation.scan import Field, members, reject_duplicates
 from proxy.core.errors import InvalidRequest
 
 TOOLS = ("tools", "functions")
-COUNTED = (*TOOLS, "tool_choice", "response_format", "instructions")
+COUNTED = (
+    *(*TOOLS, "tool_choice", "response_format", "instructions", "text", "prompt", "system"),
+    *("output_config", "output_format"),
+)
 """Members beside the items that the provider counts as input."""
+
+STORED = ("previous_response_id", "conversation")
+"""Members by which a request goes on from what the provider keeps."""
+
+UNSEEN = (*STORED, "prompt", "mcp_servers", "container")
+"""Members that bring input which is not in the body."""
+
+SESSION = ("conversation", "metadata", "prompt_cache_key")
+"""Members in which clients name a conversation."""
+
+HOSTED = re.compile(r'"type"\s*:\s*"(?:web_|file_search|code_|mcp|image_gen|tool_search)')
+"""Tools that the provider runs by itself: what they find is counted as input too."""
+
+MANAGED = {"clear_tool_uses": 100_000, "compact": 150_000}
+"""Edits of a context by the provider that keep it short, by the beginning of their type, and when they set in."""
+
+EMPTY = ("null", "[]", "{}", '""')
+"""What a member says that says nothing."""
+
+SYSTEM = ("instructions", "system")
+"""Those of them that are the operator's words: a text, or a list of text blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Facts of an outline. ``text`` is its JSON, ``fields`` the spans of its members in that text."""
+    """Facts of an outline. ``text`` is its JSON, ``fields`` the spans of its members in that text.
+
+    ``least`` is the smallest output figure that the other members allow; ``said`` are the words of the members that
+    hold the operator's. ``stored``: the conversation goes on from what the provider keeps and we cannot see;
+    ``unseen``: the provider counts more than what is here. From ``managed`` tokens on, if set, the client wants the
+    provider itself to shorten the conversation. ``session`` is what the body calls the conversation.
+    """
 
     text: str
     model: str
     stream: bool
     requested: int | None
     fields: Mapping[str, Field]
+    least: int = 0
+    stored: bool = False
+    unseen: bool = False
+    managed: int | None = None
+    session: str = ""
+    said: Mapping[str, str] = field(default_factory=dict)
 
     def counted(self) -> dict[str, str]:
-        """The JSON text of every member that a provider counts as input."""
-        found = {key: self.value(key) for key in COUNTED if key in self.fields}
-        return {key: value for key, value in found.items() if value not in ("null", "[]", "{}")}
+        """The text of every member that a provider counts as input: words as they are, all else as JSON."""
+        found = {key: self.said.get(key) or self.value(key) for key in COUNTED if key in self.fields}
+        return {key: value for key, value in found.items() if value not in EMPTY}
 
     def value(self, key: str) -> str:
         """The JSON text of the member *key*. Raises ``KeyError``."""
-        field = self.fields[key]
-        return self.text[field.start : field.end]
+        where = self.fields[key]
+        return self.text[where.start : where.end]
 
 
 def read_outline(text: str, figures: Sequence[str]) -> Outline:
@@ -46,7 +84,7 @@ def read_outline(text: str, figures: Sequence[str]) -> Outline:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
     reject_duplicates(found)
-    fields = {field.key: field for field in found}
+    fields = {each.key: each for each in found}
     values = {key: _value(text, fields, key) for key in ("model", "stream", *figures)}
     model = values["model"]
     if model is not None and not isinstance(model, str):
@@ -57,6 +95,12 @@ def read_outline(text: str, figures: Sequence[str]) -> Outline:
         stream=values["stream"] is True,
         requested=next((v for key in figures if _is_figure(v := values[key])), None),
         fields=fields,
+        least=_least(_value(text, fields, "thinking")),
+        stored=any(_value(text, fields, key) for key in STORED),
+        unseen=any(_value(text, fields, key) for key in UNSEEN) or bool(HOSTED.search(_raw(text, fields, "tools"))),
+        session=session_in({key: _value(text, fields, key) for key in SESSION}),
+        managed=_managed(_value(text, fields, "truncation"), _value(text, fields, "context_management")),
+        said={key: words for key in SYSTEM if (words := _words(_value(text, fields, key)))},
     )
 
 
@@ -74,8 +118,46 @@ def splice(outline: Outline, at: int, items: bytes, edits: Mapping[str, str]) ->
 
 
 def _value(text: str, fields: Mapping[str, Field], key: str) -> Any:
-    field = fields.get(key)
-    return json.loads(text[field.start : field.end]) if field else None
+    where = fields.get(key)
+    return json.loads(text[where.start : where.end]) if where else None
+
+
+def _managed(truncation: Any, management: Any) -> int | None:
+    """From how many tokens on the provider is to shorten the conversation by itself; ``None`` where it is not."""
+    if truncation == "auto":
+        return 0
+    edits = management.get("edits") if isinstance(management, dict) else management
+    limits = [_limit(edit) for edit in edits if isinstance(edit, dict)] if isinstance(edits, list) else []
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _limit(edit: dict[str, Any]) -> int | None:
+    kind = next((kind for kind in MANAGED if str(edit.get("type")).startswith(kind)), None)
+    if kind is None:
+        return None
+    trigger = edit.get("trigger")
+    if isinstance(trigger, dict) and trigger.get("type") == "tool_uses":
+        return 0
+    limit = trigger.get("value") if isinstance(trigger, dict) else edit.get("compact_threshold")
+    return limit if isinstance(limit, int) and _is_figure(limit) else MANAGED[kind]
+
+
+def _raw(text: str, fields: Mapping[str, Field], key: str) -> str:
+    where = fields.get(key)
+    return text[where.start : where.end] if where else ""
+
+
+def _least(thinking: Any) -> int:
+    """The smallest output figure beside a budget for thinking, which has to be smaller."""
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    return budget + 1 if isinstance(budget, int) and _is_figure(budget) else 0
+
+
+def _words(value: Any) -> str:
+    """The words of a text or of a list of nothing but text blocks; empty for anything else."""
+    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
+        return "\n".join(part["text"] for part in value)
+    return value if isinstance(value, str) else ""
 
 
 def _is_figure(value: Any) -> bool:

@@ -21,7 +21,17 @@ def pairs(*steps: Step) -> list[Pair]:
     for number, (name, arguments, result) in enumerate(steps):
         call = facts_of(Entry("assistant", "", ((name, json.dumps(arguments)),)), tools().call)
         items.append(Item("assistant", 10, 0, b"", (str(number),), facts=call))
-        items.append(Item("tool", 500, 0, b"", (), (str(number),), facts=facts_of(Entry("tool", result), tools().call)))
+        items.append(
+            Item(
+                "tool",
+                500,
+                0,
+                b"",
+                (),
+                (str(number),),
+                facts=facts_of(Entry("tool", "", results=((result, False),)), tools().call),
+            )
+        )
     return pairs_of(items, 0, len(items))
 
 

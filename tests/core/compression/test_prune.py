@@ -17,7 +17,7 @@ def agent(*names: str, says: dict[int, str] | None = None, tokens: int = 500) ->
     for number, name in enumerate(names):
         entry = Entry("assistant", (says or {}).get(number, ""), ((name, json.dumps({"path": f"src/f{number}.py"})),))
         items.append(Item("assistant", 10, 0, b"", (str(number),), facts=facts_of(entry, tools().call)))
-        result = facts_of(Entry("tool", f"the result of step {number} is long"), tools().call)
+        result = facts_of(Entry("tool", "", results=((f"the result of step {number} is long", False),)), tools().call)
         items.append(Item("tool", tokens, 0, b"", (), (str(number),), facts=result))
     return items
 

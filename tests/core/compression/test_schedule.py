@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from proxy.core.budget.figures import Figures, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.compression.schedule import CLIP_FLOOR, NOTE, Demand, Event, Rules, Rungs, Schedule
+from proxy.core.conversation.facts import Facts, Result
 from proxy.core.conversation.items import Item, lay_out
 
 RULES = Rules(Marks(), Shares(), Rungs())
@@ -20,7 +21,8 @@ FIGURES = Figures(8192, 1024, 300, 1024)
 
 
 def item(role: str, tokens: int, calls: Sequence[str] = (), answers: Sequence[str] = ()) -> Item:
-    return Item(role, tokens, 0, bytes(16), tuple(calls), tuple(answers))  # type: ignore[arg-type]
+    facts = Facts(results=tuple(Result(n, n, True, 1, 4 * tokens) for n, _ in enumerate(answers))) if answers else None
+    return Item(role, tokens, 0, bytes(16), tuple(calls), tuple(answers), facts=facts)  # type: ignore[arg-type]
 
 
 def agent(rounds: int, result: int = 400, parallel: int = 1) -> list[Item]:

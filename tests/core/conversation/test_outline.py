@@ -136,3 +136,64 @@ def test_nothing_edited_is_the_clients_body(body: bytes) -> None:
     outline = read_outline(found.outline(body).decode(), FIGURES)
     at = len(body[: found.start].decode())
     assert splice(outline, at, body[found.start : found.end], {}) == body
+
+
+def outline(**members: Any) -> Any:
+    """The outline of a request with these members."""
+    return read_outline(json.dumps({**members, "messages": []}), FIGURES)
+
+
+def test_the_operators_words_are_counted_as_words() -> None:
+    """A system text counts without its quotes, a list of text blocks without its frame, anything else as JSON."""
+    blocks = [{"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "two"}]
+    assert outline(system='a\n"b"').counted() == {"system": 'a\n"b"'}
+    assert outline(system=blocks).counted() == {"system": "one\ntwo"}
+    assert outline(instructions="x", system="").counted() == {"instructions": "x"}
+    odd = outline(system=[{"type": "odd"}]).counted()
+    assert json.loads(odd["system"]) == [{"type": "odd"}]
+
+
+def test_what_the_output_figure_may_not_fall_below() -> None:
+    """A budget for thinking has to be smaller than the output figure."""
+    assert outline(thinking={"type": "enabled", "budget_tokens": 2000}).least == 2001
+    assert outline(thinking={"type": "adaptive"}).least == outline(thinking=None).least == outline().least == 0
+
+
+UNSEEN: list[tuple[dict[str, Any], bool, bool]] = [
+    ({}, False, False),
+    ({"previous_response_id": "r"}, True, True),
+    ({"conversation": {"id": "c"}}, True, True),
+    ({"previous_response_id": None, "conversation": None, "prompt": None}, False, False),
+    ({"prompt": {"id": "p"}}, False, True),
+    ({"mcp_servers": [{"url": "u"}]}, False, True),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, False, True),
+    ({"tools": [{"type": "function", "name": "web_search"}]}, False, False),
+    ({"tools": [{"type": "function", "description": '"type":"mcp"'}]}, False, False),
+]
+
+
+@pytest.mark.parametrize(("members", "stored", "unseen"), UNSEEN)
+def test_what_cannot_be_seen(members: dict[str, Any], stored: bool, unseen: bool) -> None:
+    """History that the provider keeps, and input that it adds by itself, are known as such."""
+    found = outline(**members)
+    assert (found.stored, found.unseen) == (stored, unseen)
+
+
+MANAGED: list[tuple[dict[str, Any], int | None]] = [
+    ({}, None),
+    ({"truncation": "disabled"}, None),
+    ({"truncation": "auto"}, 0),
+    ({"context_management": [{"type": "compaction", "compact_threshold": 9000}]}, 9000),
+    ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, None),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, 100_000),
+    ({"context_management": {"edits": [{"type": "compact_20260112", "trigger": {"value": 5}}]}}, 5),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_1", "trigger": {"type": "tool_uses"}}]}}, 0),
+    ({"context_management": {"edits": ["odd"]}}, None),
+    ({"context_management": "odd"}, None),
+]
+
+
+@pytest.mark.parametrize(("members", "managed"), MANAGED)
+def test_from_where_the_provider_shortens_the_conversation(members: dict[str, Any], managed: int | None) -> None:
+    """The least that the client asks the provider to act at, by itself."""
+    assert outline(**members).managed == managed

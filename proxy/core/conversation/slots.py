@@ -1,0 +1,173 @@
+"""Texts inside an item that may be clipped, and how they are replaced: every byte around them stays the client's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.core.conversation.scan import Span, decode, elements, members
+from proxy.core.errors import InvalidRequest
+
+Path = tuple[str | int, ...]
+Count = Callable[[str], int]
+Clip = Callable[[str, int], str]
+
+ATTEMPTS = 3
+"""What is written back as JSON may take a few tokens more than the texts it is made of, so that is looked at again."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A text that may be clipped: the member it stands in and, where that holds JSON as text, its place in there."""
+
+    path: Path
+    text: str
+    inner: Path | None = None
+
+
+def quoted(value: Any) -> str:
+    """*value* as JSON text that can be sent as UTF-8; lone surrogates, which cannot, stay escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":")) if _SURROGATE.search(text) else text
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Every text inside a decoded value, with where it stands."""
+    stack: list[tuple[Path, Any]] = [(path, value)]
+    while stack:
+        at, node = stack.pop()
+        if isinstance(node, str):
+            yield at, node
+            continue
+        pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        stack += [((*at, key), member) for key, member in reversed(list(pairs))]
+
+
+def argument_slots(path: Path, text: str) -> Iterator[Slot]:
+    """The texts inside a call's JSON arguments; all of it where it is no JSON, which clipping cannot make less so."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        yield Slot(path, text)
+        return
+    for inner, leaf in leaves(value):
+        yield Slot(path, leaf, inner)
+
+
+def clipped(
+    raw: bytes,
+    slots: Callable[[dict[str, Any]], Iterable[Slot]],
+    clip: Clip,
+    count: Count,
+    weigh: Callable[[bytes], int],
+    tokens: int,
+) -> bytes:
+    """*raw* cut to about *tokens*, as *weigh* has it, by clipping the longest of its *slots* to one level."""
+    source = raw.decode()
+    value = decode(raw)
+    sized = [(slot, count(slot.text)) for slot in slots(value)] if isinstance(value, dict) else []
+    fixed = weigh(raw) - sum(size for _, size in sized)
+    room, result = tokens, raw
+    for _ in range(ATTEMPTS):
+        cap = level([size for _, size in sized], max(0, room - fixed))
+        result = replaced(source, [(slot, clip(slot.text, cap)) for slot, size in sized if size > cap]).encode()
+        excess = weigh(result) - tokens
+        if excess <= 0:
+            break
+        room -= excess
+    return result
+
+
+def replaced(source: str, texts: Sequence[tuple[Slot, str]]) -> str:
+    """The JSON text *source* with the texts of these slots replaced and everything around them as it was."""
+    plain = {slot.path: quoted(text) for slot, text in texts if slot.inner is None}
+    inside: dict[Path, list[tuple[Path, str]]] = {}
+    for slot, text in texts:
+        if slot.inner is not None:
+            inside.setdefault(slot.path, []).append((slot.inner, quoted(text)))
+    spans = dict(locate(source, [*plain, *inside]))
+    for path, changes in inside.items():
+        start, end = spans[path]
+        arguments = json.loads(source[start:end])
+        plain[path] = quoted(_spliced(arguments, locate(arguments, [inner for inner, _ in changes]), dict(changes)))
+    return _spliced(source, spans.items(), plain)
+
+
+def locate(source: str, paths: Sequence[Path]) -> Iterator[tuple[Path, Span]]:
+    """Where the value at each of *paths* begins and ends in the JSON text *source*; each level is walked once."""
+    stack: list[tuple[int, Span, list[Path]]] = [(0, _whole(source), list(paths))]
+    while stack:
+        depth, (start, end), wanted = stack.pop()
+        deeper: dict[str | int, list[Path]] = {}
+        for path in wanted:
+            if len(path) == depth:
+                yield path, (start, end)
+            else:
+                deeper.setdefault(path[depth], []).append(path)
+        if not deeper:
+            continue
+        found: Mapping[Any, Span]
+        if source[start] == "{":
+            found = {f.key: (start + f.start, start + f.end) for f in members(source[start:end])}
+        else:
+            found = dict(enumerate((start + a, start + b) for a, b in elements(source[start:end], 0)[0]))
+        stack += [(depth + 1, found[key], below) for key, below in deeper.items()]
+
+
+def level(sizes: Sequence[int], room: int) -> int:
+    """The largest cap so that the sizes, each cut to it, take at most *room*."""
+    ordered = sorted(sizes)
+    left = room
+    for index, size in enumerate(ordered):
+        share = left // (len(ordered) - index)
+        if size > share:
+            return share
+        left -= size
+    return ordered[-1] if ordered else 0
+
+
+def joined(value: str, text: str, kind: str, before: bool, media: Sequence[bytes], more: str = "") -> str:
+    """The JSON of a content *value* with a text part of *kind* and *media* added before or after what it had.
+
+    What it had stays one unchanged run. *more* are further members of the added part, as JSON.
+    """
+    open_part = '{"type":"' + kind + '","text":'
+    added = ",".join([open_part + quoted(text) + more + "}", *(part.decode() for part in media)])
+    if value.startswith("["):
+        own = value[1:-1].strip()
+    else:
+        own = open_part + value + "}" if value.startswith('"') and value != '""' else ""
+    return "[" + ",".join(piece for piece in ((added, own) if before else (own, added)) if piece) + "]"
+
+
+def grown(value: str, text: str, before: bool) -> str:
+    """The JSON string *value* with *text* before or after its own, which stays one unchanged run."""
+    inner = quoted(text + "\n\n" if before else "\n\n" + text)[1:-1]
+    return value[0] + inner + value[1:] if before else value[:-1] + inner + value[-1]
+
+
+def element(raw: bytes, name: str) -> dict[str, Any]:
+    """The object of one element's bytes in the list *name*. Raises ``InvalidRequest`` where it is none."""
+    value = decode(raw)
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"Every element of {name!r} must be an object.")
+    return value
+
+
+def _whole(source: str) -> Span:
+    end = len(source.rstrip())
+    return len(source) - len(source.lstrip()), end
+
+
+def _spliced(source: str, spans: Iterable[tuple[Path, Span]], texts: Mapping[Path, str]) -> str:
+    pieces: list[str] = []
+    done = 0
+    for path, (start, end) in sorted(spans, key=lambda found: found[1]):
+        pieces += [source[done:start], texts[path]]
+        done = end
+    return "".join([*pieces, source[done:]])

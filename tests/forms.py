@@ -1,0 +1,214 @@
+"""One conversation in the form of each API: chat messages as the tests make them, told as Messages or Responses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.stub.messages import signature
+
+Message = dict[str, Any]
+
+SYSTEMS = ("system", "developer")
+
+
+def said(content: Any) -> str:
+    """The words of a chat message's content."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    return content if isinstance(content, str) else ""
+
+
+def system_of(chat: Sequence[Message]) -> str:
+    """The operator's words of a conversation."""
+    return "\n\n".join(said(message["content"]) for message in chat if message["role"] in SYSTEMS)
+
+
+def to_messages(chat: Sequence[Message], *, mixed: bool = False) -> list[Message]:
+    """The conversation as Messages: results in user turns; with *mixed* the user's next words stand beside them."""
+    made: list[Message] = []
+    for message in chat:
+        role = message["role"]
+        if role == "assistant":
+            made.append({"role": "assistant", "content": _model_blocks(message)})
+        elif role in ("tool", "function"):
+            block = {"type": "tool_result", "tool_use_id": _id(message), "content": _result(message["content"])}
+            if made and _answers(made[-1]):
+                made[-1]["content"].append(block)
+            else:
+                made.append({"role": "user", "content": [block]})
+        elif role not in SYSTEMS:
+            content = _user_blocks(message["content"])
+            if mixed and made and _answers(made[-1]):
+                made[-1]["content"] += [{"type": "text", "text": content}] if isinstance(content, str) else content
+            else:
+                made.append({"role": "user", "content": content})
+    return made
+
+
+def to_responses(chat: Sequence[Message]) -> list[Message]:
+    """The conversation as input items of Responses; the operator's words stand elsewhere."""
+    made: list[Message] = []
+    for at, message in enumerate(chat):
+        role = message["role"]
+        if role == "assistant":
+            made += _model_items(message, at)
+        elif role in ("tool", "function"):
+            made.append({"type": "function_call_output", "call_id": _id(message), "output": said(message["content"])})
+        elif role not in SYSTEMS:
+            made.append({"type": "message", "role": "user", "content": _input_parts(message["content"])})
+    return made
+
+
+def tools_of(tools: Sequence[Message], api: str) -> list[Message]:
+    """Chat's function *tools* in the form of *api*."""
+    functions = [tool["function"] for tool in tools]
+    if api == "messages":
+        return [{**_but(f, "parameters"), "input_schema": f["parameters"]} for f in functions]
+    return [{"type": "function", **f} for f in functions] if api == "responses" else list(tools)
+
+
+def body_of(api: str, chat: Sequence[Message], tools: Sequence[Message] = (), **members: Any) -> Message:
+    """A whole request of *api* that says what *chat* says; *members* are the API's own."""
+    body: Message = {"model": "gpt-4o-mini", **members}
+    system = system_of(chat)
+    if api == "chat":
+        body["messages"] = list(chat)
+    elif api == "messages":
+        body = {"max_tokens": 64, **body, "messages": to_messages(chat)}
+        body |= {"system": system} if system else {}
+    else:
+        body["input"] = to_responses(chat)
+        body |= {"instructions": system} if system else {}
+    return {**body, "tools": tools_of(tools, api)} if tools else body
+
+
+def kind_of(item: Mapping[str, Any]) -> str:
+    """What an element of any API is to a conversation: system, user, assistant or tool."""
+    role, kind = item.get("role"), str(item.get("type", "message"))
+    if kind != "message":
+        return "tool" if kind.endswith("_output") else "assistant"
+    if role in ("function", "tool"):
+        return "tool"
+    if role in SYSTEMS:
+        return "system"
+    return "tool" if role == "user" and _answers(item) else str(role)
+
+
+def text_of(item: Mapping[str, Any]) -> str:
+    """All text an element of any API shows, results included."""
+    return "\n".join(_texts(item.get("content", item.get("output"))))
+
+
+def _texts(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    found: list[str] = []
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, Mapping):
+            found += [part["text"]] if isinstance(part.get("text"), str) else _texts(part.get("content"))
+    return found
+
+
+def _answers(item: Mapping[str, Any]) -> bool:
+    content = item.get("content")
+    parts = content if isinstance(content, list) else []
+    return any(isinstance(part, Mapping) and part.get("type") == "tool_result" for part in parts)
+
+
+def _model_blocks(message: Message) -> list[Message]:
+    blocks: list[Message] = []
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if thought:
+        blocks.append({"type": "thinking", "thinking": thought, "signature": signature(thought)})
+    blocks += [{"type": "text", "text": text} for text in _texts(message.get("content")) if text]
+    for call in _calls(message):
+        function = call["function"]
+        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": _input(function)})
+    return blocks or [{"type": "text", "text": "-"}]
+
+
+def _model_items(message: Message, at: int) -> list[Message]:
+    items: list[Message] = []
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if thought:
+        summary = [{"type": "summary_text", "text": thought}]
+        items.append({"type": "reasoning", "id": f"rs_{at}", "summary": summary, "encrypted_content": "Z" * 900})
+    texts = [text for text in _texts(message.get("content")) if text]
+    if texts or not _calls(message):
+        parts = [{"type": "output_text", "text": text} for text in texts or ["-"]]
+        items.append({"type": "message", "role": "assistant", "content": parts})
+    for call in _calls(message):
+        items.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+    return items
+
+
+def _calls(message: Message) -> list[Message]:
+    calls = [{"id": _name(call["id"]), "function": call["function"]} for call in message.get("tool_calls") or ()]
+    legacy = message.get("function_call")
+    return calls + ([{"id": _name("function:" + legacy["name"]), "function": legacy}] if legacy else [])
+
+
+def _id(message: Message) -> str:
+    return _name(message["tool_call_id"] if message["role"] == "tool" else "function:" + message["name"])
+
+
+def _name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+def _input(function: Message) -> Any:
+    try:
+        value = json.loads(function["arguments"])
+    except ValueError:
+        value = function["arguments"]
+    return value if isinstance(value, dict) else {"value": value}
+
+
+def _result(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return [{"type": "text", "text": text} for text in _texts(content) if text]
+
+
+def _user_blocks(content: Any) -> Any:
+    if isinstance(content, str):
+        return content
+    return [_image(part) if part["type"] == "image_url" else part for part in content]
+
+
+def _image(part: Message) -> Message:
+    head, _, data = part["image_url"]["url"].partition(",")
+    source = {"type": "base64", "media_type": head.removeprefix("data:").partition(";")[0], "data": data}
+    return {"type": "image", "source": source}
+
+
+def _input_parts(content: Any) -> Any:
+    if isinstance(content, str):
+        return content
+    return [_input_image(part["image_url"]) if part["type"] == "image_url" else _input_text(part) for part in content]
+
+
+def _input_text(part: Message) -> Message:
+    return {"type": "input_text", "text": part["text"]}
+
+
+def _input_image(image: Message) -> Message:
+    return {"type": "input_image", "image_url": image["url"], "detail": image.get("detail", "auto")}
+
+
+def _but(value: Message, key: str) -> Message:
+    return {name: member for name, member in value.items() if name != key}
+
+
+def answered(item: Mapping[str, Any]) -> list[str]:
+    """The ids of the calls whose results an element of any API holds."""
+    if "tool_call_id" in item:
+        return [str(item["tool_call_id"])]
+    if str(item.get("type")).endswith("_output"):
+        return [str(item.get("call_id"))]
+    content = item.get("content")
+    parts = content if isinstance(content, list) else []
+    return [str(part.get("tool_use_id")) for part in parts if part.get("type") == "tool_result"]

@@ -1,0 +1,36 @@
+"""The wire of ``/v1/chat/completions``: what the strict upstream demands, how it counts, and how it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.stub.answers import streamed, whole
+from tests.stub.rules import invalid_body, judge, overflow_error
+from tests.stub.tokens import fixed_tokens as fixed
+from tests.stub.tokens import message_tokens as weigh
+
+__all__ = ["LIST", "PATH", "fixed", "head", "invalid_body", "items", "judge", "overflow_error", "streamed", "usage"]
+__all__ += ["weigh", "whole"]
+
+PATH, LIST = "/chat/completions", "messages"
+
+
+def items(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """What the conversation consists of."""
+    return body.get("messages") or ()
+
+
+def head(body: Mapping[str, Any]) -> object:
+    """What the provider's prompt cache reads before the items."""
+    return {key: body.get(key) for key in ("model", "tools", "functions", "response_format")}
+
+
+def usage(told: int, out: int, cached: int) -> dict[str, Any]:
+    """The figures of an answer, as this API spells them."""
+    return {
+        "prompt_tokens": told,
+        "completion_tokens": out,
+        "total_tokens": told + out,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

@@ -1,0 +1,260 @@
+"""Plans over Messages and Responses: valid for a strict provider, inside the window, and made of the client's bytes."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from proxy.core.compression.schedule import Demand
+from proxy.fitting import Plan
+from tests import strategies
+from tests.e2e.checks import changed
+from tests.fits import UNSHRUNK, Desk, is_clip, outline_problems
+from tests.forms import body_of, kind_of, text_of, to_messages
+from tests.material import AGENT_TOOLS, agent_session, chat_turn, log, prose
+from tests.stub import Rules, messages, responses, slices
+
+WIRES: dict[str, Any] = {"messages": messages, "responses": responses}
+WINDOW = 4096
+windows = st.sampled_from([512, 1024, 2048, 4096, 8192, 32768])
+
+
+@st.composite
+def asked(draw: st.DrawFn, api: str, **options: Any) -> bytes:
+    """A request's bytes that a strict provider with an endless window accepts."""
+    chat = draw(strategies.conversations(surrogates=False, max_size=20, **options))
+    tools = draw(st.one_of(st.just([]), strategies.tools))
+    figure = "max_tokens" if api == "messages" else "max_output_tokens"
+    body = body_of(api, chat, tools, **{figure: draw(st.sampled_from([16, 64, 300, 4000]))})
+    assume(WIRES[api].judge(body, Rules(window=10**9)).kind == "ok")
+    return strategies.encode(draw, body)
+
+
+def problems(api: str, body: bytes, plan: Plan, window: int) -> list[str]:
+    """One sentence for each promise that *plan* breaks against the client's *body*."""
+    if plan.error is not None:
+        return [] if plan.error.code == "context_length_exceeded" else [f"refused with {plan.error.code}"]
+    if plan.report.outcome == "verbatim" and plan.body != body:
+        return ["called verbatim and was changed"]
+    verdict = WIRES[api].judge(json.loads(plan.body), Rules(window=window))
+    pictures = b"image" in plan.body  # their size is a guess on both sides
+    excused = verdict.kind == "ok" or (verdict.kind == "overflow" and pictures)
+    found = [] if excused else [f"{verdict.kind} {verdict.message} {verdict.tokens} + {verdict.max_tokens}"]
+    return found if plan.body == body else found + outline_problems(body, plan.body) + view_problems(body, plan)
+
+
+def view_problems(body: bytes, plan: Plan) -> list[str]:
+    """What of the view is neither the client's own bytes, nor the carrier, nor a clip."""
+    raw, view = slices(body), slices(plan.body)
+    was, now = [list(map(json.loads, pieces)) for pieces in (raw, view)]
+    new = changed(raw, view)
+    unclipped = [i for i in new if not any(is_clip(item, now[i]) for item in was)]
+    found = [f"[{i}] is a {kind_of(now[i])} item of ours" for i in unclipped if kind_of(now[i]) != "user"]
+    found += ["more than one carrier"] if len(unclipped) > 1 else []
+    shown = "\n".join(map(text_of, now))
+    users = [text_of(item) for item in was if kind_of(item) == "user"]
+    kept = [text for text in (*users[:1], *users[-1:]) if text not in shown and text[:4] not in shown]
+    return found + [f"user text {text[:40]!r} is gone" for text in kept]
+
+
+@pytest.mark.parametrize("api", WIRES)
+@settings(max_examples=40, phases=UNSHRUNK)
+@given(data=st.data(), window=windows, force=st.booleans())
+async def test_a_plan_is_valid_and_fits_or_refuses(api: str, data: st.DataObject, window: int, force: bool) -> None:
+    """What a strict provider accepts it also accepts as a view that fits by its count, or it is refused for length."""
+    body = data.draw(asked(api))
+    plan = await Desk().plan(body, window, Demand(force=force), api=api)
+    assert problems(api, body, plan, window) == []
+
+
+def session(api: str, rounds: int = 20, **members: Any) -> bytes:
+    """An agent's request far larger than the window."""
+    return json.dumps(body_of(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
+
+
+async def view(api: str, body: dict[str, Any], desk: Desk | None = None, **options: Any) -> dict[str, Any]:
+    """The parsed body that goes upstream."""
+    plan = await (desk or Desk()).plan(json.dumps(body).encode(), WINDOW, api=api, **options)
+    assert plan.error is None, plan.error
+    found: dict[str, Any] = json.loads(plan.body)
+    return found
+
+
+@pytest.mark.parametrize("api", WIRES)
+async def test_a_view_only_grows_between_events(api: str) -> None:
+    """Each view begins with the one before unless the plan says event, and a cold start sends the same."""
+    chat, desk, before, events = agent_session(40, 300), Desk(), [], 0
+    for end in range(2, len(chat) + 1, 2):
+        body = json.dumps(body_of(api, chat[:end], AGENT_TOOLS)).encode()
+        plan = await desk.plan(body, WINDOW, api=api)
+        assert problems(api, body, plan, WINDOW) == []
+        sent = slices(plan.body)
+        assert sent[: len(before)] == before or plan.report.event
+        events += plan.report.event
+        before = sent
+        if end % 12 == 0:
+            assert (await Desk().plan(body, WINDOW, api=api)).body == plan.body
+    assert 0 < events < 15
+
+
+@pytest.mark.parametrize("api", WIRES)
+async def test_strict_alternation_survives(api: str) -> None:
+    """Where user and assistant strictly alternate, so do they in every view, and no system message is added."""
+    chat, desk, compacted = [{"role": "system", "content": "Be brief."}], Desk(), 0
+    for turn in range(30):
+        chat += chat_turn(turn, 150)
+        sent = await view(api, body_of(api, chat[:-1]), desk)
+        roles = [item["role"] for item in sent.get("messages", sent.get("input"))]
+        assert roles[0] == "user"
+        assert all(a != b for a, b in pairwise(roles))
+        assert {"system", "instructions"} & sent.keys()
+        compacted += len(roles) < 2 * turn + 1
+    assert compacted > 10
+
+
+async def test_what_a_user_says_beside_results_is_pinned() -> None:
+    """An instruction in the same message as tool results survives the fold of its round, word for word."""
+    chat = agent_session(20, 300)
+    chat.insert(4, {"role": "user", "content": "You must never rename public functions."})
+    body = body_of("messages", chat)
+    body["messages"] = to_messages(chat, mixed=True)
+    assert kind_of(body["messages"][2]) == "tool"
+    sent = await view("messages", body)
+    assert len(sent["messages"]) < len(body["messages"])
+    assert "You must never rename public functions." in text_of(sent["messages"][0])
+
+
+async def test_thoughts_are_kept_or_go_with_their_round() -> None:
+    """A signed thought, empty or not, is in the view exactly as it was or not at all, even where all is clipped."""
+    chat = agent_session(20, 300)
+    body = body_of("messages", chat)
+    for at, message in enumerate(body["messages"]):
+        if message["role"] == "assistant":
+            thought = "" if at % 4 else f"I think of step {at}. " * 40
+            sealed = {"type": "thinking", "thinking": thought, "signature": messages.signature(thought)}
+            message["content"].insert(0, sealed)
+    for window in (WINDOW, 2048, 1024):
+        plan = await Desk().plan(json.dumps(body).encode(), window, api="messages")
+        assert plan.error is None
+        assert messages.judge(json.loads(plan.body), Rules(window=window)).kind == "ok"
+
+
+def marked(item: dict[str, Any], **more: str) -> None:
+    """Put a cache mark on the last block of *item*."""
+    if isinstance(item["content"], str):
+        item["content"] = [{"type": "text", "text": item["content"]}]
+    item["content"][-1]["cache_control"] = {"type": "ephemeral", **more}
+
+
+async def test_cache_marks_stay_or_move_to_the_block() -> None:
+    """A mark on what stays is kept, one on what goes moves to the block, and there are never more than four."""
+    body = body_of("messages", agent_session(20, 300))
+    for at, ttl in ((0, "1h"), (6, "5m"), (len(body["messages"]) - 1, "5m")):
+        marked(body["messages"][at], ttl=ttl)
+    body["system"] = [{"type": "text", "text": body["system"], "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+    sent = await view("messages", body)
+    carrier = sent["messages"][0]["content"]
+    assert [block.get("cache_control", {}).get("ttl") for block in carrier] == ["1h", "5m"]
+    assert sent["messages"][-1]["content"][-1]["cache_control"]["ttl"] == "5m"
+    assert json.dumps(sent).count("cache_control") == 4
+    bare = json.loads(json.dumps(body))
+    del bare["messages"][6]["content"][-1]["cache_control"]
+    assert "cache_control" not in (await view("messages", bare))["messages"][0]["content"][1]
+
+
+async def test_the_output_figure_stays_above_the_budget_for_thinking() -> None:
+    """Where the figure is lowered, it stays larger than the thinking it includes."""
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    body = body_of("messages", [{"role": "user", "content": prose(1, 1600)}], max_tokens=3900, thinking=thinking)
+    plan = await Desk().plan(json.dumps(body).encode(), WINDOW, api="messages")
+    assert "output" in plan.report.stages
+    assert 2000 < json.loads(plan.body)["max_tokens"] < 3900
+
+
+@pytest.mark.parametrize("api", WIRES)
+async def test_asking_what_would_be_sent_records_nothing(api: str) -> None:
+    """A peek tells the view of the next request and makes it no fact."""
+    desk, body = Desk(), session(api)
+    peeked = await desk.plan(body, WINDOW, Demand(peek=True), api=api)
+    assert desk.book.records() == []  # type: ignore[attr-defined]
+    assert not desk.records
+    assert (await desk.plan(body, WINDOW, api=api)).body == peeked.body
+    assert len(desk.book.records()) == 1  # type: ignore[attr-defined]
+
+
+MANAGING: list[tuple[str, dict[str, Any], bool]] = [
+    ("messages", {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}, False),
+    ("messages", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, False),
+    ("messages", {"context_management": {"edits": [{"type": "compact_20260112", "trigger": {"value": 3000}}]}}, True),
+    ("responses", {"truncation": "disabled"}, False),
+    ("responses", {"truncation": "auto"}, True),
+    ("responses", {"context_management": [{"type": "compaction", "compact_threshold": 3000}]}, True),
+]
+
+
+@pytest.mark.parametrize(("api", "members", "left"), MANAGING)
+async def test_a_conversation_the_provider_shortens_is_left_to_it(
+    api: str, members: dict[str, Any], left: bool
+) -> None:
+    """Where the client asked the provider to act below the window, nothing is done ahead; after an overflow it is."""
+    body, desk = session(api, **members), Desk()
+    plan = await desk.plan(body, WINDOW, api=api)
+    assert (plan.body == body) == left
+    forced = await desk.plan(body, WINDOW, Demand(force=True), api=api)
+    assert len(forced.body) < len(body)
+    assert (await desk.plan(body, WINDOW, api=api)).body == forced.body
+
+
+async def test_a_stored_history_is_never_folded() -> None:
+    """Results whose calls the provider keeps all stay; one that alone is too big is clipped."""
+    outputs = [{"type": "function_call_output", "call_id": f"c{n}", "output": log(n, 900)} for n in range(6)]
+    newest = {"role": "user", "content": "Go on."}
+    body = {"model": "m", "previous_response_id": "resp_1", "input": [*outputs, newest]}
+    plan = await Desk().plan(json.dumps(body).encode(), WINDOW, api="responses")
+    assert plan.error is None
+    sent = json.loads(plan.body)["input"]
+    assert [item.get("call_id") for item in sent] == [item.get("call_id") for item in body["input"]]
+    assert plan.report.stages == ("clip",)
+    assert plan.sent is None, "nothing can be learned from what is reported for it"
+
+
+async def test_encrypted_reasoning_and_compaction_items_stay_whole() -> None:
+    """Reasoning goes with its call or stays with it, and the provider's own compaction never goes."""
+    items: list[dict[str, Any]] = [{"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAA" * 50}]
+    items.append({"role": "user", "content": "Find the bug."})
+    for at in range(24):
+        items.append({"type": "reasoning", "id": f"rs_{at}", "summary": [], "encrypted_content": "gAAA" + "x" * 600})
+        items.append({"type": "function_call", "call_id": f"c{at}", "name": "run", "arguments": '{"cmd":"ls"}'})
+        items.append({"type": "custom_tool_call", "call_id": f"d{at}", "name": "patch", "input": log(at, 60)})
+        items.append({"type": "function_call_output", "call_id": f"c{at}", "output": log(at, 150)})
+        items.append({"type": "custom_tool_call_output", "call_id": f"d{at}", "output": "done"})
+    body = {"model": "m", "input": items, "store": False, "include": ["reasoning.encrypted_content"]}
+    plan = await Desk().plan(json.dumps(body).encode(), WINDOW, api="responses")
+    sent = json.loads(plan.body)
+    assert sent["input"][0] == items[0]
+    assert responses.judge(sent, Rules(window=WINDOW)).kind == "ok"
+    assert len(sent["input"]) < len(items)
+    assert (sent["store"], sent["include"]) == (False, ["reasoning.encrypted_content"])
+
+
+@pytest.mark.parametrize("size", [20, 9000])
+async def test_an_input_that_is_a_text(size: int) -> None:
+    """A text passes as it came while it fits; one that is too long becomes a message that lost its middle."""
+    body = json.dumps({"model": "m", "input": "First line.\n" + prose(3, size)}).encode()
+    plan = await Desk().plan(body, WINDOW, api="responses")
+    assert (plan.body == body) == (size == 20)
+    sent = json.loads(plan.body)
+    assert responses.judge(sent, Rules(window=WINDOW)).kind == "ok"
+    assert "First line." in str(sent["input"])
+
+
+async def test_a_request_without_input_passes() -> None:
+    """A stored prompt may bring all of the input."""
+    body = b'{"model":"m","prompt":{"id":"pmpt_1"}}'
+    plan = await Desk().plan(body, WINDOW, api="responses")
+    assert plan.body == body
