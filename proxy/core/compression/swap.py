@@ -15,7 +15,7 @@ LINE = 56
 
 NAMES = 10
 """One token in so many of an old result stays as names, errors and figures: later steps refer to them. Recall of what
-is referred to later is .875 with and .858 without them at half of a conversation's size, .584 and .579 at a quarter."""
+is referred to later is .875 with and .858 without them at half of a conversation's size, .583 and .579 at a quarter."""
 
 WORDS: dict[Why, str] = {
     "repeated": "[Left out: a later call of the same tool gave the same result.]",

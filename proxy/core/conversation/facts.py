@@ -36,11 +36,23 @@ _FAILED = re.compile(
     re.IGNORECASE,
 )
 _EXIT = re.compile(r"\bexit(?:ed)?(?: with)?(?: code| status)?[:=]? {0,2}(?:-|[1-9])", re.IGNORECASE)
-_PARTIAL = re.compile(
-    r"truncat|omitted|more lines|lines? (?:left|remaining|not shown)|\boffset\b|read more|\[\.\.\.|clipped"
-    r"|too (?:large|long)|exceeds|use (?:a )?(?:start|line)",
-    re.IGNORECASE,
+_PARTIAL = (
+    *(
+        "truncat",
+        "omitted",
+        "more lines",
+        "lines left",
+        "remaining",
+        "not shown",
+        "offset",
+        "read more",
+        "[...",
+        "clipped",
+    ),
+    *("too large", "too long", "exceeds", "start_line", "use line"),
 )
+"""Words with which a tool says that something is missing; plain words, because they are looked for in every result."""
+
 _NUMBERED = re.compile(r"^[ 0]{0,8}(\d{1,8})(?:\t|→|[ ]?[|:│]|  )")
 _TROUBLE = re.compile(
     r"\b(?:error|failed|failure|exception|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.IGNORECASE
@@ -162,15 +174,16 @@ def _crc(text: str) -> int:
 
 def _result(text: str, *, failed: bool) -> Result:
     edges = text if len(text) <= 2 * _EDGE else text[:_EDGE] + "\n" + text[-_EDGE:]
+    folded = edges.lower()
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
     first, last = _numbers(edges, lines)
     return Result(
         short_digest(text),
         _crc(text.lstrip("`\"'> \n\t")[:OPENING]) if len(text) >= OPENING else 0,
-        not (failed or _FAILED.match(edges) or _EXIT.search(edges)),
+        not (failed or _FAILED.match(edges) or ("exit" in folded and _EXIT.search(edges))),
         lines,
         len(text.encode("utf-8", "replace")),
-        _PARTIAL.search(edges) is not None,
+        any(word in folded for word in _PARTIAL),
         first,
         last,
     )
