@@ -30,10 +30,11 @@ from proxy.core.compression.mild import Mild
 from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.compression.truncate import Truncate
+from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
-from proxy.lessons import Lessons
+from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.reading import Reader
 from proxy.routing import open_catalogue, open_probes, open_upstream
 from proxy.server import Limits, Models, Place, Server, ServerConfig
@@ -110,9 +111,17 @@ class House:
     """Everything one process is made of. Made by ``build``, ended by ``close``."""
 
     def __init__(
-        self, server: Server, upstream: DirectUpstream, probes: Probes, store: Store, telemetry: Telemetry, logs: Logs
+        self,
+        server: Server,
+        upstream: DirectUpstream,
+        probes: Probes,
+        store: Store,
+        telemetry: Telemetry,
+        logs: Logs,
+        engine: Engine,
     ) -> None:
         self.server = server
+        self._engine = engine
         self._probes = probes
         self._upstream = upstream
         self._store = store
@@ -149,7 +158,7 @@ class House:
 
         probes = open_probes(settings, upstream, tasks, told, store)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
-        engine = open_engine(settings, catalogue, tokenizers, store)
+        engine = await asyncio.to_thread(open_engine, settings, catalogue, tokenizers, store, logs.noticed)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -179,7 +188,7 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
-        return cls(server, upstream, probes, store, telemetry, logs)
+        return cls(server, upstream, probes, store, telemetry, logs, engine)
 
     async def keep(self) -> None:
         """Tell the metrics, every second, what no request tells them."""
@@ -191,6 +200,7 @@ class House:
                 self._telemetry.store_error(kind)
             self._store_errors += fresh
             self._telemetry.in_flight(self.server.in_flight)
+            self._telemetry.learned_windows(len(self._engine.learned()))
             self._telemetry.lines_dropped(self._logs.writer.dropped)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
@@ -311,8 +321,10 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def open_engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store) -> Engine:
-    """The conductor of *settings*, with memories of its own."""
+def open_engine(
+    settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store, notice: Notice = unnoticed
+) -> Engine:
+    """The conductor of *settings*, with memories of its own; *notice* is told what traffic teaches of servers."""
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
@@ -324,10 +336,11 @@ def open_engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
     rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
     policy = Policy(rules, wanted.lower_output, wanted.stored_history, _always(stages))
-    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic)
+    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
+    classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter, counting)
+    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter, classifier, counting)
 
 
 def _mild(stages: Stages) -> Mild:

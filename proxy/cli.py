@@ -19,6 +19,7 @@ import typer
 
 if TYPE_CHECKING:
     from proxy.clients import Client
+    from proxy.doctor import Diagnosis
     from proxy.settings import Settings, SettingsError
 
 REFUSED = 1
@@ -132,6 +133,9 @@ def models(
     pattern: Annotated[str | None, typer.Argument(help="Name or glob; quote it.", metavar="[PATTERN]")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
     upstream: Annotated[str | None, typer.Option(help="The only upstream: http(s)://host/v1.", metavar="URL")] = None,
+    key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with a client's key: what its traffic taught.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per model.")] = False,
 ) -> None:
     """Show each model's window, limits, encoding and count factor, and where the window comes from."""
@@ -150,7 +154,7 @@ def models(
 
     from proxy.listing import listing
 
-    found = asyncio.run(listing(settings, pattern))
+    found = asyncio.run(listing(settings, pattern, os.environ.get(key_env, "") if key_env else ""))
     for name, trouble in found.troubles.items():
         typer.echo(f"{name}: {trouble}", err=True)
     rows = [asdict(row) for row in found.rows]
@@ -187,6 +191,82 @@ def _tabulate(rows: list[dict[str, object]]) -> None:
     # A pipe has no width: there nothing is folded.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
     console.print(table)
+
+
+@app.command()
+def doctor(
+    upstream: Annotated[str | None, typer.Option(help="The server: http(s)://host/v1.", metavar="URL")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask [default: the first one listed].")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
+    window: Annotated[int | None, typer.Option(help="Context window of the model, in tokens.", min=1)] = None,
+    key_env: Annotated[str | None, typer.Option(help="Environment variable with the key.", metavar="NAME")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Send the long request even where it may be billed.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds each request may take.", min=1)] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Ask a live server what matters: its window, how it reports overflow, whether its counts agree with ours.
+
+    Sends three short requests, of about 400 tokens each. Whether overflow is reported takes one that is longer than
+    the window: it is sent to a server on this machine or network, to any other one only with --yes, since a provider
+    that accepts it bills it. Exit code 1 if something stands in the way.
+    """
+    from proxy.settings import SettingsError, load
+
+    if key_env is not None and not os.environ.get(key_env):
+        typer.echo(f"The environment variable {key_env} is not set, or empty.", err=True)
+        raise typer.Exit(MISUSED)
+    overrides: dict[tuple[str, ...], object] = {}
+    if upstream is not None:
+        overrides["upstreams",] = [{"name": "upstream", "base_url": upstream}]
+    if window is not None:
+        overrides["models", model or "*", "context_window"] = window
+    try:
+        settings = load(config, overrides, os.environ)
+    except SettingsError as error:
+        _complain(error)
+        raise typer.Exit(REFUSED) from error
+    if not settings.upstreams:
+        typer.echo("There is no server to ask. Try: ullage doctor --upstream http://127.0.0.1:8000/v1", err=True)
+        raise typer.Exit(MISUSED)
+    import asyncio
+    from dataclasses import asdict
+
+    from proxy.doctor import examine
+
+    key = os.environ[key_env] if key_env else ""
+    found = asyncio.run(examine(settings, model, key=key, oversize=yes, seconds=timeout))
+    if as_json:
+        typer.echo(json.dumps({**asdict(found), "healthy": found.healthy}, indent=2))
+    else:
+        _show_findings(found)
+    raise typer.Exit(0 if found.healthy else REFUSED)
+
+
+def _show_findings(found: Diagnosis) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    signs = {"ok": "[green]ok[/]", "info": "[blue]--[/]", "warning": "[yellow]!![/]", "error": "[bold red]XX[/]"}
+    for finding in found.findings:
+        sign = signs[finding.level]
+        table.add_row(sign, finding.topic, _plain(finding.text))
+        if finding.remedy:
+            table.add_row("", "", f"[dim]{_plain(finding.remedy)}[/]")
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    console.print(f"{_plain(found.model or '(no model)')} at {_plain(found.base_url)}", markup=True)
+    console.print(table)
+    console.print(f"{found.sent:,} tokens were sent, by our count.")
+
+
+def _plain(text: str) -> str:
+    """*text* so that rich shows its brackets."""
+    from rich.markup import escape
+
+    return escape(text)
 
 
 @app.command()

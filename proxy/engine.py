@@ -8,19 +8,21 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from proxy.core.budget.catalogue import Catalogue, Route
+from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
 from proxy.core.budget.figures import Marks, input_room, reserve
-from proxy.core.budget.windows import Source
 from proxy.core.compression.schedule import Demand
 from proxy.core.conversation.identity import name_of
-from proxy.core.errors import UllageError
-from proxy.core.overflow.classify import STATUSES, Overflow, classify
-from proxy.core.overflow.stream import Opening
+from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.overflow.classify import Classifier
+from proxy.core.overflow.kinds import Overflow
+from proxy.core.overflow.policy import Extent, first_extent, is_news
+from proxy.core.overflow.stream import Ending, Opening
 from proxy.core.report import Report, Usage
 from proxy.fitting import Fitter, Plan
-from proxy.heads import bound, read_head
-from proxy.lessons import Held, Lessons, Sent
+from proxy.heads import MEDIA, bound, read_head
+from proxy.lessons import Lessons, Sent
 from proxy.ports import Clock, Mode, Reply, Request, Send
+from proxy.recovery import Course, Recovery
 
 RETRIES = 2
 """How often an overflow is answered with something smaller; then the provider's first error goes to the client."""
@@ -37,6 +39,8 @@ Counting = Literal["auto", "relay", "own"]
 ERROR_BYTES = 1_048_576
 """An error answer larger than this is passed on without being looked at."""
 
+MOST_BYTES_A_TOKEN = 12
+"""Of a request's JSON there is hardly ever more to a token, whitespace and escapes included: English has 4 to 5."""
 SHOWN = 100
 """Models that are shown to people at once."""
 
@@ -59,6 +63,7 @@ class Answer:
     head: bytes = b""
     error: UllageError | None = None
     learn: Callable[[Usage], bool] = _learn_nothing
+    ending: Ending | None = None
 
 
 class Told:
@@ -123,8 +128,10 @@ class Engine:
         mode: Mode,
         lessons: Lessons,
         clock: Clock,
+        classifier: Classifier,
         counting: Mapping[str, Counting] = MappingProxyType({}),
     ) -> None:
+        self._classifier = classifier
         self._catalogue = catalogue
         self._counting = counting
         self._fitter = fitter
@@ -132,6 +139,7 @@ class Engine:
         self._mode = mode
         self._lessons = lessons
         self._clock = clock
+        self._recovery = Recovery(fitter, lessons)
 
     def upstream_of(self, model: str) -> str:
         """The name of the upstream that serves *model*. Raises ``NotFound`` where none does."""
@@ -155,11 +163,12 @@ class Engine:
                 }
                 for route in routes
             ],
-            "learned": [
-                {"route": name, "context_window": tokens, "age_seconds": age}
-                for name, tokens, age in self._lessons.stated()[:SHOWN]
-            ],
+            "learned": self.learned()[:SHOWN],
         }
+
+    def learned(self) -> list[dict[str, object]]:
+        """The windows that traffic taught and that hold now: for people, tokens and seconds."""
+        return self._lessons.learned()
 
     async def exchange(self, request: Request, send: Send) -> Answer:
         """The answer to *request*: at most one generation is ever paid for.
@@ -170,26 +179,83 @@ class Engine:
         plan = await self.fit(request)
         spent = self._clock() - started
         first: Answer | None = None
-        for attempt in range(RETRIES + 1):
-            report = plan.report.but(retries=attempt, overflows=attempt, overhead_seconds=spent)
+        course = Course(plan)
+        while True:
+            report = plan.report.but(retries=course.sent, overflows=course.overflows, overhead_seconds=spent)
             if plan.error is not None or plan.route is None:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
-            reply = await send(plan.route.upstream, plan.body)
-            head, overflow = await self._look(reply, plan)
-            if overflow is None:
-                return Answer(report, reply, head, learn=self._learner(reply, plan.sent))
-            first = first or Answer(report, Told(reply), head)
-            reply.close()
+            reply, head, overflow = await self._send(plan, send, course)
+            if reply is not None and overflow is None:
+                ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
+                late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
+                learn = self._learner(reply, plan.sent, ending, late)
+                return Answer(report, reply, head, learn=learn, ending=ending)
+            if reply is not None and first is None:
+                first = Answer(report, Told(reply), head)
+            assert first is not None
             started = self._clock()
-            smaller = await self.recover(request, plan, overflow) if attempt < RETRIES else None
+            following = await self._following(request, plan, overflow, course)
             spent += self._clock() - started
-            if smaller is None:
-                report = report.but(
-                    overflows=attempt + 1, outcome="degraded", reason="overflow", overhead_seconds=spent
-                )
-                return replace(first, report=report)
-            plan = smaller
-        raise AssertionError("the last attempt always returns")
+            if following is None:
+                facts = {"retries": course.sent - 1, "overflows": course.overflows, "overhead_seconds": spent}
+                return replace(first, report=first.report.but(outcome="degraded", reason="overflow", **facts))
+            plan = following
+
+    async def _send(self, plan: Plan, send: Send, course: Course) -> tuple[Reply | None, bytes, Overflow | None]:
+        """The reply to *plan*, the bytes taken from it, and the overflow if it is one.
+
+        No reply where an overflow came before and this one is no news beside it.
+        """
+        assert plan.route is not None
+        upstream, fallback = plan.route.upstream, bool(plan.report.fallback)
+        foreign = fallback and upstream != self.upstream_of(plan.report.model)
+        later = course.overflows > 0
+        course.sent += 1
+        try:
+            reply = await (send(upstream, plan.body, keyless=True) if foreign else send(upstream, plan.body))
+            head, overflow = await self._look(reply, plan, again=later)
+        except (UpstreamUnreachable, UpstreamTimeout):
+            if fallback and later:
+                return None, b"", None
+            raise
+        course.overflows += overflow is not None
+        if overflow is not None:
+            reply.close()
+        elif later and not is_news(reply.status, rescue=fallback):
+            course.overflows += not fallback
+            reply.close()
+            return None, b"", None
+        return reply, head, overflow
+
+    async def _following(self, request: Request, plan: Plan, overflow: Overflow | None, course: Course) -> Plan | None:
+        """What to send after *plan* was refused; ``None`` where nothing is left to try."""
+        if request.options.mode != "on" or self._mode != "on":
+            return None
+        if overflow is not None:
+            await self._recovery.learn(self._fitter.capped(plan.request or request), plan, overflow)
+            if course.goes_elsewhere_first(plan):
+                course.later = (plan, overflow)
+            elif smaller := await self._smaller(request, plan, overflow, course):
+                return smaller
+            elif overflow.kind == "output_cap":
+                return None  # another model has another cap, but nobody said that it was the conversation's length
+        while course.left and self._may_leave(request):
+            found = await self._by_fallback(request, course.left.pop(0), "any")
+            if found.error is None:
+                return found
+        if course.later is None:
+            return None
+        later, course.later = course.later, None
+        return await self._smaller(request, *later, course)
+
+    async def _smaller(self, request: Request, plan: Plan, overflow: Overflow, course: Course) -> Plan | None:
+        if course.retries >= RETRIES:
+            return None
+        smaller = await self._recovery.smaller(self._fitter.capped(plan.request or request), plan, overflow)
+        if smaller is None:
+            return None
+        course.retries += 1
+        return replace(smaller, request=plan.request, report=_as_fallback(smaller.report, plan.report.fallback))
 
     async def count(self, request: Request, send: Send) -> Answer:
         """The answer to a request that asks what a conversation weighs: that of the view that would be sent.
@@ -213,24 +279,66 @@ class Engine:
             tokens = int(counted * factor)
         return Answer(report, Written(b'{"input_tokens":%d}' % tokens))
 
-    def _learner(self, reply: Reply, sent: Sent | None) -> Callable[[Usage], bool]:
-        if sent is None or reply.status != 200:
-            return _learn_nothing
-        return lambda usage: usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
-
     async def fit(self, request: Request, *, counted: bool = False, peek: bool = False) -> Plan:
-        """What to send for *request*: the client's own bytes, or the smaller view of its conversation.
+        """What to send for *request*: the client's own bytes, the smaller view of its conversation, or a fallback's.
 
         *counted* counts it even where its bytes show that it fits; *peek* only asks, and makes nothing a fact.
+
+        The steps of the model's policy are tried in order; those that would have to drop or clip only if all would.
         """
-        plan, session = await self._fit(request, counted, peek)
+        plan = await self._fit(request, "any" if peek else None, counted=counted, peek=peek)
+        if plan.route is None or plan.route.steps == (COMPRESS,) or not (plan.withheld or plan.error):
+            return plan
+        steps = plan.route.steps if self._may_leave(request) else ()
+        for extent in ("gentle", "any"):
+            for at, step in enumerate(steps):
+                if step != COMPRESS:
+                    found = await self._by_fallback(request, step, extent)
+                elif extent == "gentle" and at == 0:
+                    continue  # that far it was tried
+                else:
+                    found = await self._fit(request, extent)
+                if found.error is None and not found.withheld:
+                    return found
+        return plan if plan.error else await self._fit(request, "any")
+
+    def _may_leave(self, request: Request) -> bool:
+        """Whether another model can answer: not where the path names this one, or its server has the history."""
+        return not request.model and not self._fitter.locate(request).outline.stored
+
+    async def _by_fallback(self, request: Request, model: str, extent: Extent) -> Plan:
+        """What to send when *model* is asked in place of the one that was."""
+        other = replace(request, body=self._fitter.rerouted(request, model))
+        plan = await self._fit(other, extent)
+        asked = self._fitter.locate(request).outline.model
+        return replace(plan, request=other, report=_as_fallback(plan.report.but(model=asked), model))
+
+    def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None, late: Sent) -> Callable[[Usage], bool]:
+        if reply.status != 200:
+            return _learn_nothing
+
+        def learn(usage: Usage) -> bool:
+            if ending is not None and ending.overflow is not None:
+                self._lessons.ended(late, ending.overflow, usage)
+                return False
+            return (
+                sent is not None and usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
+            )
+
+        return learn
+
+    async def _fit(
+        self, request: Request, extent: Extent | None = None, *, counted: bool = False, peek: bool = False
+    ) -> Plan:
+        """The plan for *request* and the model it names, as far as *extent* (its policy's, if none) allows."""
+        plan, session = await self._plan(request, extent, counted, peek)
         session = request.options.conversation or request.session or session
         report = plan.report.but(epoch=request.epoch)
         if session:
             report = report.but(conversation=name_of(request.tenant, session))
         return replace(plan, report=report)
 
-    async def _fit(self, request: Request, counted: bool, peek: bool) -> tuple[Plan, str]:
+    async def _plan(self, request: Request, extent: Extent | None, counted: bool, peek: bool) -> tuple[Plan, str]:
         """The plan, and what the body calls the conversation."""
         head = read_head(request.api, request.body)
         located = None if head else self._fitter.locate(request)
@@ -238,11 +346,13 @@ class Engine:
         model, stream = (about.model, about.stream is True) if about else ("", False)
         model, session = request.model or model, about.session if about else ""
         route = self._catalogue.resolve(model, len(request.body))
+        if request.variant:
+            route = replace(route, variant=request.variant)
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
-        window = _window(route, known, request)
+        window = self._recovery.window(route, known, request)
         if mode == "on" and (smaller := self._fitter.capped(request)) is not request:
-            plan, session = await self._fit(smaller, counted, peek)
+            plan, session = await self._plan(smaller, extent, counted, peek)
             outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
             stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
             return replace(plan, report=plan.report.but(outcome=outcome, stages=stages)), session
@@ -252,13 +362,14 @@ class Engine:
             model,
             route.upstream,
             stream,
-            source=_source(route, known, window),
+            source=self._recovery.source(route, known, window),
             project=request.options.project,
             task_size=request.options.task_size,
         )
         if mode == "off" or window is None:
+            sent = _uncounted(request, route) if mode != "off" else None
             reason = "off" if mode == "off" else "unknown-window"
-            return Plan(request.body, report.but(reason=reason), route), session
+            return Plan(request.body, report.but(reason=reason), route, sent=sent), session
         if head is not None and not request.options.compact_now and not counted:
             held = reserve(head.requested, route.max_output, window)
             budget = input_room(window, held, route.max_input)
@@ -268,79 +379,52 @@ class Engine:
         located = located or self._fitter.locate(request)
         factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
-        plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now, peek=peek))
+        if extent is None:
+            extent = "any" if mode == "observe" or request.options.compact_now else first_extent(route.steps)
+        plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now, peek=peek), extent=extent)
         if mode == "observe":
             return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route), session
         return plan, session
 
-    async def recover(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
-        """Something strictly smaller than *plan*, by what *overflow* states; ``None`` where there is nothing."""
-        assert plan.route is not None
-        if request.options.mode != "on" or self._mode != "on":
-            return None
-        route, tenant, request = plan.route, request.tenant, self._fitter.capped(request)
-        located = self._fitter.locate(request)
-        sent = plan.tokens
-        if sent is None:
-            sent = await self._fitter.weigh(request, located, route)
-        if located.outline.stored:
-            return self._fitter.truncating(located, plan)
-        known = self._lessons.overflowed(route, tenant, overflow, None if located.outline.unseen else sent)
-        window = _window(route, known, request)
-        # When nothing is known but that this was too much, the demand below decides.
-        assumed = window or 2 * len(request.body)
-        factor = max(known.lesson.calibration.factor, (overflow.prompt or 0) / max(1, sent))
-        # What was unknown ahead is known now.
-        report = plan.report.but(reason="", source=_source(route, known, window))
-        subject = await self._fitter.measure(request, located, route, report, assumed, factor)
-        for demand in (Demand(), Demand(force=True, limit=int(0.75 * sent))):
-            smaller = await self._fitter.decide(subject, demand, supersede=True)
-            if smaller.error is None and _is_smaller(smaller, plan, sent):
-                told = smaller.report if window else smaller.report.but(window=None, budget=None)
-                told = told.but(conversation=plan.report.conversation or told.conversation)
-                return replace(smaller, report=told)
-        return None
+    async def _look(self, reply: Reply, plan: Plan, *, again: bool) -> tuple[bytes, Overflow | None]:
+        """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is.
 
-    async def _look(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
-        """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is."""
+        A claim is held against our own count, but a provider that was believed once is believed *again*.
+        """
         try:
-            return await self._judge(reply, plan)
+            return await self._judge(reply, plan, again)
         except BaseException:
             reply.close()  # whoever waited is gone or the connection broke: nobody else would end the call
             raise
 
-    async def _judge(self, reply: Reply, plan: Plan) -> tuple[bytes, Overflow | None]:
-        if reply.status in STATUSES:
+    async def _judge(self, reply: Reply, plan: Plan, again: bool) -> tuple[bytes, Overflow | None]:
+        counted = None if again else plan.tokens
+        if reply.status >= 400:
             body, complete = await _read(reply, ERROR_BYTES)
-            counted = plan.tokens if plan.tokens is not None else None
-            encoding = reply.header("content-encoding")
-            return body, classify(reply.status, body, counted, encoding) if complete else None
-        if reply.status != 200 or not plan.report.stream or not _may_overflow(plan):
+            found = self._classifier.answer(reply.status, reply.headers, body, counted) if complete else None
+            return body, found if self._recovery.concerns(found) else None
+        if reply.status != 200 or not (again or _may_overflow(plan)):
             return b"", None
-        if not reply.header("content-type").startswith("text/event-stream") or reply.header("content-encoding"):
-            return b"", None
-        return await _watch(reply)
+        return await _watch(reply, Opening(self._classifier, reply.headers, counted))
 
 
-def _window(route: Route, known: Held, request: Request) -> int | None:
-    """The window that holds for this request, in the provider's tokens; ``None`` where nobody knows."""
-    window = route.after(known.lesson.window, known.lesson.beside)
-    if request.options.window is not None:
-        window = min(window or request.options.window, request.options.window)
-    return window
+def _uncounted(request: Request, route: Route) -> Sent:
+    """What an answer can teach of a view that nobody counted, since no window is known to hold it against."""
+    plain = not MEDIA.search(request.body)
+    return Sent(route, request.tenant, len(request.body) // MOST_BYTES_A_TOKEN, b"", -1, plain, counted=False)
 
 
-def _source(route: Route, known: Held, window: int | None) -> Source | Literal["request"]:
-    """Who says that *window* holds; the request itself where it asked for a smaller one."""
-    told = route.after(known.lesson.window, known.lesson.beside)
-    if window != told:
-        return "request"
-    return route.source if told == route.window else "learned"
+def _as_fallback(report: Report, model: str) -> Report:
+    """*report* of a plan for the fallback *model*, which says so; as it is where there is none."""
+    if not model:
+        return report
+    outcome = "degraded" if report.outcome == "verbatim" else report.outcome
+    return report.but(fallback=model, reason="fallback", outcome=outcome)
 
 
-async def _watch(reply: Reply) -> tuple[bytes, Overflow | None]:
-    """Hold the opening of a stream until it is clear what it is; all of it, if it is an overflow."""
-    opening, taken = Opening(), [await reply.next_chunk()]
+async def _watch(reply: Reply, opening: Opening) -> tuple[bytes, Overflow | None]:
+    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow."""
+    taken = [await reply.next_chunk()]
     loop = asyncio.get_running_loop()
     deadline = loop.time() + HOLD_SECONDS
     while taken[-1] and opening.feed(taken[-1]) == "undecided":
@@ -378,8 +462,3 @@ async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
 def _may_overflow(plan: Plan) -> bool:
     budget, after = plan.report.budget, plan.report.tokens_after
     return budget is None or after is None or after * 2 >= budget
-
-
-def _is_smaller(plan: Plan, than: Plan, sent: int) -> bool:
-    lowered = plan.output is not None and (than.output is None or plan.output < than.output)
-    return plan.body != than.body and ((plan.tokens or 0) < sent or ((plan.tokens or 0) <= sent and lowered))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -23,8 +24,10 @@ from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
+from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
 from proxy.core.conversation.scan import scan
 from proxy.core.errors import ContextTooLong, InvalidRequest, UllageError
+from proxy.core.overflow.policy import Extent, Lower
 from proxy.core.report import Report
 from proxy.lessons import Lessons, Sent
 from proxy.ports import Recorder, Request
@@ -51,14 +54,17 @@ class Policy:
     """
 
     rules: Rules
-    lower_output: Literal["never", "last", "first"] = "last"
+    lower_output: Lower = "last"
     stored: Literal["truncate", "error"] = "truncate"
     always: Truncate | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One request under consideration, measured. ``factor``: provider tokens per token of our count."""
+    """One request under consideration, measured. ``factor``: provider tokens per token of our count.
+
+    ``lower`` says when its output figure may give way, where not the policy does.
+    """
 
     request: Request
     route: Route
@@ -68,6 +74,7 @@ class Subject:
     factor: float
     requested: int | None
     report: Report
+    lower: Lower | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,8 @@ class Plan:
     """What goes upstream, or why nothing does. ``tokens`` is the view's weight in our own count, if counted.
 
     ``record`` is the event that the view comes from, ``subject`` what was measured.
+    ``request`` is what it is a view of, where that is not the client's own request. ``withheld``: it would have gone
+    further than was allowed; nothing was decided, and this is no view to send.
     """
 
     body: bytes
@@ -86,6 +95,8 @@ class Plan:
     sent: Sent | None = None
     error: UllageError | None = None
     record: Record | None = None
+    request: Request | None = None
+    withheld: bool = False
 
 
 class Fitter:
@@ -148,6 +159,40 @@ class Fitter:
         reading = await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located, route.model)
         return reading.fixed + reading.history
 
+    def rerouted(self, request: Request, model: str) -> bytes:
+        """The body of *request* for another *model*: its name, and no reasoning that only its author can read."""
+        located = self.locate(request)
+        body, outline, where = located.body, located.outline, located.scan
+        items, edits = body[where.start : where.end], {"model": json.dumps(model)}
+        if MARKS.search(items):
+            portable = PORTABLE[request.api]
+            raws = [body[start:end] for start, end in where.spans]
+            kept = [portable(raw) if MARKS.search(raw) else raw for raw in raws]
+            if kept != raws:
+                items, edits = b",".join(filter(None, kept)), {**edits, **WITHOUT.get(request.api, {})}
+        at = len(body[: where.start].decode())
+        found = splice(outline, at, items, {key: value for key, value in edits.items() if key in outline.fields})
+        if "model" in outline.fields:
+            return found
+        return found.replace(b"{", b'{"model":' + edits["model"].encode() + b",", 1)
+
+    def with_output(self, request: Request, plan: Plan, most: int) -> Plan | None:
+        """*plan* with every output figure above *most* lowered to it; ``None`` where there is none."""
+        located = self.locate(replace(request, body=plan.body))
+        outline, (start, end) = located.outline, (located.scan.start, located.scan.end)
+        given = {key: outline.value(key) for key in DIALECTS[request.api].OUTPUT_FIGURES if key in outline.fields}
+        edits = {key: str(most) for key, value in given.items() if value.isdecimal() and int(value) > most}
+        if not edits:
+            return None
+        body = splice(outline, len(plan.body[:start].decode()), plan.body[start:end], edits)
+        stages = tuple(dict.fromkeys((*plan.report.stages, "output")))
+        return replace(plan, body=body, output=most, report=plan.report.but(outcome="compacted", stages=stages))
+
+    @property
+    def lower(self) -> Lower:
+        """When a request's own output figure may be lowered."""
+        return self._policy.lower_output
+
     def truncating(self, located: Located, plan: Plan) -> Plan | None:
         """*plan* with leave for the provider to cut the history that only it has; ``None`` where that is not wanted."""
         outline = located.outline
@@ -158,8 +203,13 @@ class Fitter:
         report = plan.report.but(outcome="compacted", stages=(*plan.report.stages, "truncation"))
         return replace(plan, body=body, report=report)
 
-    async def decide(self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2) -> Plan:
-        """The plan for *subject*: its own bytes while they fit, else the view of its newest event, verified."""
+    async def decide(
+        self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2, extent: Extent = "any"
+    ) -> Plan:
+        """The plan for *subject*: its own bytes while they fit, else the view of its newest event, verified.
+
+        A plan that would go further than *extent* is withheld.
+        """
         whole = subject
         subject, tools = self._shrink_tools(whole)
         quiet = tools is None and not demand.force and demand.limit is None
@@ -172,6 +222,8 @@ class Fitter:
             return self._anchored(subject, self._verbatim(subject, self._root(subject, links)), links, -1)
         since = record.event if record else None
         event, output = self._events(subject, since, demand)
+        if extent != "any" and self._exceeds(extent, event, since, tools is not None or output is not None):
+            return replace(self._verbatim(subject, self._root(subject, links)), withheld=True)
         if event is None:
             record = None
         elif record is None or event != since:
@@ -191,16 +243,21 @@ class Fitter:
         if excess > 0 and tries and (event is not None or (plan.tokens or 0) <= inside):
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             tighter = Demand(True, max(0, limit), demand.peek)
-            again = await self.decide(whole, tighter, supersede=True, tries=tries - 1)
+            again = await self.decide(whole, tighter, supersede=True, tries=tries - 1, extent=extent)
             return _with_event(again, plan.report.event)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
-            again = await self.decide(replace(whole, figures=tight), demand, supersede=True)
+            again = await self.decide(replace(whole, figures=tight), demand, supersede=True, extent=extent)
             return _with_event(again, plan.report.event)
         if excess > _guess(subject, record) and self._is_certain(subject, plan, output):
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
+
+    @staticmethod
+    def _exceeds(extent: Extent, event: Event | None, since: Event | None, edited: bool) -> bool:
+        """Whether *event* goes further than *extent*; *edited*: something beside the items is changed too."""
+        return _lossy(event, since) or (extent == "keep" and (edited or event != since))
 
     def _is_certain(self, subject: Subject, plan: Plan, output: int | None) -> bool:
         """Whether the plan is too big by our own count too: what was only learned refuses nothing."""
@@ -217,7 +274,8 @@ class Fitter:
         report = plan.report.but(tokens_before=before, tokens_after=expected)
         if subject.reading.outline.unseen:
             return replace(plan, report=report)  # what the provider reports says nothing of what we counted
-        sent = Sent(route, subject.request.tenant, tokens, link, event, plain=not subject.reading.media)
+        held = int((plan.output or subject.figures.reserve) * subject.factor)
+        sent = Sent(route, subject.request.tenant, tokens, link, event, not subject.reading.media, held)
         return replace(plan, report=report, sent=sent)
 
     @staticmethod
@@ -242,7 +300,7 @@ class Fitter:
 
     def _events(self, subject: Subject, since: Event | None, demand: Demand) -> tuple[Event | None, int | None]:
         """The newest event, and the output figure when it is lowered so that nothing has to be dropped or clipped."""
-        figures, mode = subject.figures, self._policy.lower_output
+        figures, mode = subject.figures, subject.lower or self._policy.lower_output
         schedule = self._schedule(subject)
         event = schedule.run(since, demand)
         if subject.requested is None or mode == "never":

@@ -13,6 +13,7 @@ from proxy.core.budget.calibration import prior
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.windows import Window
 from proxy.core.errors import NotFound
+from proxy.learned import Learned, learned
 from proxy.routing import open_catalogue, open_probes, open_upstream
 from proxy.settings import Settings
 from proxy.tasks import Tasks
@@ -28,7 +29,7 @@ EVERY: Final = "*"
 class Row:
     """One model. Figures in tokens, ``None`` where nobody knows; each ``from`` says where a figure comes from.
 
-    ``age_seconds`` is how long ago a server said its window; ``None`` where no server did.
+    ``age_seconds`` is how long ago a server said its window, or traffic taught it; ``None`` where neither did.
     """
 
     model: str
@@ -53,10 +54,11 @@ class Listing:
     troubles: Mapping[str, str]
 
 
-async def listing(settings: Settings, pattern: str | None) -> Listing:
+async def listing(settings: Settings, pattern: str | None, key: str = "") -> Listing:
     """The models of *settings* whose names match the glob *pattern*; without one, those configured and those told of.
 
-    Asks each upstream once, for a few seconds at most; one that cannot be reached is left out.
+    What traffic taught is what holds for clients with *key*, or of every access key. Asks each upstream once, for a few
+    seconds at most; one that cannot be reached is left out.
     """
     failures: list[BaseException] = []
     tasks = Tasks(lambda _, error: failures.append(error))
@@ -76,12 +78,15 @@ async def listing(settings: Settings, pattern: str | None) -> Listing:
         return find(told.get(name, {}), model)
 
     catalogue = await asyncio.to_thread(open_catalogue, settings, known)
-    return Listing(tuple(_rows(settings, catalogue, told, pattern)), troubles)
+    routes = list(_routes(settings, catalogue, told, pattern))
+    taught = await learned(settings, routes, key)
+    rows = [_row(settings, route, told, taught.get(route.name)) for route in routes]
+    return Listing(tuple(rows), troubles)
 
 
-def _rows(
+def _routes(
     settings: Settings, catalogue: Catalogue, told: Mapping[str, Mapping[str, Window]], pattern: str | None
-) -> Iterable[Row]:
+) -> Iterable[Route]:
     """Without a *pattern* the rules in their order, then what servers told of; else every name that matches, sorted."""
     configured = [rule.name for rule in settings.models] or ([EVERY] if settings.upstreams else [])
     if pattern is None:
@@ -93,32 +98,39 @@ def _rows(
             names = [pattern]
     for name in dict.fromkeys(names):
         try:
-            route = catalogue.resolve(name)
+            yield catalogue.resolve(name)
         except NotFound:  # no rule is about it: a request for it would be refused, so there is nothing to tell
             continue
-        yield _row(settings, route, find(told.get(route.upstream, {}), name))
 
 
 def _told_names(told: Mapping[str, Mapping[str, Window]], most: int | None) -> Sequence[str]:
     return [name for windows in told.values() for name in sorted(windows)[:most]]
 
 
-def _row(settings: Settings, route: Route, window: Window | None) -> Row:
-    rule, told = settings.model(route.model), window if route.source == "server" else None
+def _row(settings: Settings, route: Route, told: Mapping[str, Mapping[str, Window]], taught: Learned | None) -> Row:
+    rule = settings.model(route.model)
+    window = find(told.get(route.upstream, {}), route.model) if route.source == "server" else None
     start = prior(route.model, exact=route.exact)
+    holds, origin = route.window, f"{route.source}: {route.how}" if route.how else route.source
+    age = None if route.at is None else round(max(0.0, time.perf_counter() - route.at), 1)
+    factor, factor_from = start.factor, "configured" if route.exact else "family" if start.factor != 1.0 else "default"
+    if taught is not None and taught.factor != factor:
+        factor, factor_from = taught.factor, "learned"
+    if taught is not None and taught.window is not None:
+        holds, origin, age = taught.window, f"learned: {taught.how}", taught.age_seconds
     return Row(
         route.model,
         route.upstream,
-        route.window,
+        holds,
         route.max_input,
         route.max_output,
         route.encoding,
-        start.factor,
-        f"{route.source}: {route.how}" if route.how else route.source,
-        None if route.at is None else round(max(0.0, time.perf_counter() - route.at), 1),
-        _output_from(route, rule.max_output_tokens, told),
+        factor,
+        origin,
+        age,
+        _output_from(route, rule.max_output_tokens, window),
         "configured" if route.exact else "family",
-        "configured" if route.exact else "family" if start.factor != 1.0 else "default",
+        factor_from,
     )
 
 

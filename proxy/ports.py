@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -32,6 +32,7 @@ class Request:
     ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is scoped by it.
     ``model`` is the one the path names, where it does; it wins over the body's. ``session`` is what the client's
     headers call the conversation and ``epoch`` how often it compacted it: for names and labels only.
+    ``variant`` is what its headers ask for that changes a model's window, such as a beta flag.
     """
 
     api: str
@@ -42,6 +43,7 @@ class Request:
     model: str = ""
     session: str = ""
     epoch: int = 0
+    variant: str = ""
 
 
 class Reply(Protocol):
@@ -68,8 +70,14 @@ class Reply(Protocol):
         """Abort what is still under way; harmless when the body was read to its end."""
 
 
-Send = Callable[[str, bytes], Awaitable[Reply]]
-"""Sends a body to the named upstream, on this request's own path and headers. Raises ``UpstreamUnreachable``."""
+class Send(Protocol):
+    """Sends a body to the named upstream, on this request's own path and headers."""
+
+    def __call__(self, upstream: str, body: bytes, *, keyless: bool = False) -> Awaitable[Reply]:
+        """The answer once its head is here; *keyless*: without the client's own credentials, meant for another server.
+
+        Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``.
+        """
 
 
 class Counter(Protocol):

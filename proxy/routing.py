@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from proxy import settings as configuration
-from proxy.core.budget.catalogue import Catalogue, Rule
+from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.budget.windows import Facts, Told, published
 from proxy.ports import Recorder
 from proxy.settings import Settings
@@ -36,6 +36,7 @@ def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
             rule.tokenizer,
             rule.unknown_window if isinstance(rule.unknown_window, int) else None,
             rule.max_input_tokens,
+            tuple(COMPRESS if step == "compress" else step.fallback for step in rule.overflow),
         )
         for rule in settings.models
     ]

@@ -20,11 +20,13 @@ from proxy.core.compression.record import Record, load
 from proxy.core.compression.schedule import Demand, Rules, Rungs
 from proxy.core.compression.truncate import MIDDLE
 from proxy.core.conversation.toolmap import ToolMap
+from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.fitting import Fitter, Plan, Policy
 from proxy.lessons import Lessons
 from proxy.ports import Options, Recorder, Request
 from proxy.reading import Reader
+from proxy.settings import Settings, overflow_rules
 from proxy.settings.tools import Tools, tool_map
 from proxy.tokenizers import Tokenizers
 from tests.pairs import pair_violations
@@ -51,6 +53,12 @@ SHORT = 60
 def tokenizers() -> Tokenizers:
     """The real tokenizers, loaded once."""
     return Tokenizers()
+
+
+@functools.cache
+def classifier() -> Classifier:
+    """The classifier with the packaged rules."""
+    return Classifier(overflow_rules(Settings()))
 
 
 def count(text: str) -> int:

@@ -17,7 +17,7 @@ from proxy.core.report import Usage
 from proxy.engine import HOLD_SECONDS, Answer, Counting, Engine
 from proxy.ports import Mode, Options, Reply, Request, Send
 from tests import forms
-from tests.fits import TENANT, Book, Desk, Message, body_of, message_problems, outline_problems, slices
+from tests.fits import TENANT, Book, Desk, Message, body_of, classifier, message_problems, outline_problems, slices
 from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
@@ -110,8 +110,9 @@ class Room:
         self.desk = Desk(self.book)
         self.time = 0.0
         catalogue = Catalogue([Rule("*", "stub", window)], {}, "stub")
+        counted = {"stub": counting}
         self.engine = Engine(
-            catalogue, self.desk.fitter, Marks(), mode, self.desk.lessons, self.clock, {"stub": counting}
+            catalogue, self.desk.fitter, Marks(), mode, self.desk.lessons, self.clock, classifier(), counted
         )
 
     def clock(self) -> float:
@@ -191,7 +192,7 @@ async def test_a_provider_that_never_has_enough_gets_two_retries(wording: Wordin
         (400, b"not json"),
         (401, b'{"error":{"message":"Incorrect API key"}}'),
         (404, b""),
-        (413, b"<html>"),
+        (413, b'{"error":{"message":"no upload here"}}'),
         (
             429,
             b'{"error":{"message":"Rate limit: maximum context length tokens per min","code":"rate_limit_exceeded"}}',
@@ -249,13 +250,35 @@ async def test_a_small_stream_is_not_held() -> None:
     assert (answer.head, upstream.replies[0].taken) == (b"", 0)
 
 
+@pytest.mark.parametrize("headers", [(("content-type", "application/json"),), ()])
+async def test_what_is_neither_events_nor_an_object_is_not_held(headers: tuple[tuple[str, str], ...]) -> None:
+    """A 200 whose first bytes are those of no event and no JSON goes straight on."""
+    upstream = always(Given(200, [b"xxxxx", b"y"], headers))
+    answer = await Room().ask(session(6200, stream=True), upstream.send)
+    assert answer.head == b"xxxxx"
+    assert await whole(answer) == b"xxxxxy"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_overflow_in_an_object_with_status_200(stream: bool) -> None:
+    """An error object that comes with status 200, asked for as a stream or not, is made good like any other."""
+    told = b'{"error": {"message": "maximum context length is 4000 tokens", "code": "context_length_exceeded"}}'
+    answers = iter([Given(200, [told[:20], told[20:]], JSON), Given(200, [b'{"choices": []}'], JSON)])
+    upstream = Upstream(lambda _: next(answers))
+    answer = await Room().ask(session(6200, stream=stream), upstream.send)
+    assert len(upstream.bodies) == 2
+    assert await whole(answer) == b'{"choices": []}'
+<<<<<<< HEAD
+=======
+
+
 @pytest.mark.parametrize("headers", [(("content-type", "application/json"),), (*SSE, ("content-encoding", "gzip"))])
-async def test_what_is_no_plain_stream_is_not_held(headers: tuple[tuple[str, str], ...]) -> None:
-    """A 200 that is not an event stream, or is compressed, goes straight on."""
+async def test_what_is_no_plain_stream_passes_whole(headers: tuple[tuple[str, str], ...]) -> None:
+    """A 200 that is not an event stream, or says it is compressed and is not, arrives with all its bytes."""
     upstream = always(Given(200, [b"x", b"y"], headers))
     answer = await Room().ask(session(6200, stream=True), upstream.send)
-    assert answer.head == b""
     assert await whole(answer) == b"xy"
+>>>>>>> overflow
 
 
 async def test_a_compressed_error_is_understood_and_passed_compressed() -> None:

@@ -27,8 +27,9 @@ class Report(msgspec.Struct, frozen=True):
     All token figures are in tokens of the model's encoding. ``bounded`` says that the byte bound spared the
     count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds. ``source`` says who knows the
     window; ``regions`` are the view's tokens by region, ``borrowed`` those by which parts exceed their own share of
-    an allocation. ``project`` and ``task_size`` are the client's labels. ``large_result`` is the share of the room
-    left that one fresh tool result takes, where that is worth a warning.
+    an allocation. ``project`` and ``task_size`` are the client's labels, ``fallback`` the model that
+    was asked instead of ``model``. ``large_result`` is the share of the room left that one fresh tool result takes,
+    where that is worth a warning.
     """
 
     request_id: str
@@ -55,6 +56,7 @@ class Report(msgspec.Struct, frozen=True):
     observed: bool = False
     retries: int = 0
     overflows: int = 0
+    fallback: str = ""
     overhead_seconds: float = 0.0
     large_result: float = 0.0
     status: int = 0
@@ -98,6 +100,8 @@ def response_headers(report: Report) -> list[tuple[str, str]]:
         headers.append(("x-ullage-tokens-removed", str(report.tokens_removed)))
     if report.retries:
         headers.append(("x-ullage-retries", str(report.retries)))
+    if report.fallback:
+        headers.append(("x-ullage-fallback", report.fallback))
     if report.conversation:
         headers.append(("x-ullage-conversation", report.conversation))
     return headers

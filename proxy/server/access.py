@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Final
 
@@ -26,9 +26,7 @@ class Access:
         """The caller's tenant (32 bytes). A proxy key is taken out of what is forwarded. Raises ``Unauthorized``."""
         if self._keys:
             return self._by_proxy_key(intake)
-        seen = intake.seen
-        parts = [f"{name}\0{seen[name]}" for name in ("authorization", "x-api-key", "api-key") if seen.get(name)]
-        return sha256(("ullage tenant\0client\0" + "\0".join(parts)).encode("utf-8", "surrogateescape")).digest()
+        return client_tenant(intake.seen)
 
     def check_origin(self, intake: Intake) -> str:
         """The listed foreign origin this request comes from, or an empty string. Raises ``Forbidden`` for others."""
@@ -69,7 +67,7 @@ class Access:
     def _tenant_of(self, key: str) -> bytes:
         if not self._known(key):
             raise Unauthorized("The key in x-ullage-key is not one of the proxy's access keys.")
-        return sha256(b"ullage tenant\0proxy\0" + key.encode("utf-8", "surrogateescape")).digest()
+        return proxy_tenant(key)
 
     def _known(self, key: str) -> bool:
         digest = _digest(key)
@@ -77,6 +75,17 @@ class Access:
         for known in self._keys:
             found |= hmac.compare_digest(digest, known)
         return found
+
+
+def client_tenant(seen: Mapping[str, str]) -> bytes:
+    """The tenant of a caller who sends its own credentials, by the headers that carry them (lower case)."""
+    parts = [f"{name}\0{seen[name]}" for name in ("authorization", "x-api-key", "api-key") if seen.get(name)]
+    return sha256(("ullage tenant\0client\0" + "\0".join(parts)).encode("utf-8", "surrogateescape")).digest()
+
+
+def proxy_tenant(key: str) -> bytes:
+    """The tenant of whoever holds the access *key*."""
+    return sha256(b"ullage tenant\0proxy\0" + key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _digest(key: str) -> bytes:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from proxy import ports
 from proxy.core.errors import UllageError
+from proxy.core.overflow.stream import Ending
 from proxy.core.report import Report, Usage
 
 
@@ -32,6 +33,10 @@ class Answer(Protocol):
     @property
     def learn(self) -> Callable[[Usage], bool]:
         """Takes the usage of an answer that came to its end; says whether the provider silently cut the prompt."""
+
+    @property
+    def ending(self) -> Ending | None:
+        """Watches what of the answer passes, where something is to be learned from it."""
 
 
 class Engine(Protocol):

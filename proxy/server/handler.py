@@ -18,6 +18,7 @@ from aiohttp import web
 from proxy import ports
 from proxy.core.conversation.identity import epoch_of, session_of
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.overflow.stream import Ending
 from proxy.core.report import NO_USAGE, Report, response_headers
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
@@ -26,7 +27,7 @@ from proxy.server.body import BodyReader, Upload, inflated
 from proxy.server.config import ServerConfig
 from proxy.server.contracts import Engine, Observe, Route, Upstream
 from proxy.server.gate import Gate
-from proxy.server.intake import Intake, options, read_headers
+from proxy.server.intake import Intake, options, read_headers, window_variant, without_secrets
 from proxy.server.local import Local
 from proxy.server.models import Models
 from proxy.server.outgoing import ClientLeft, Outgoing
@@ -36,6 +37,8 @@ from proxy.server.usage import UsageTap
 _LOG: Final = logging.getLogger(__name__)
 # What a client that did not wait is logged as, after a web server's custom.
 _LEFT: Final = 499
+# Reasons that say how a request was sent, and less than what became of it.
+_OUTDONE: Final = ("unknown-window", "fallback")
 _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
 
 
@@ -181,15 +184,16 @@ class Handler:
             intake.drop(("content-encoding",))
         headers = intake.forward
 
-        api, request_id = call.report.api, call.report.request_id
+        api, request_id, variant = call.report.api, call.report.request_id, window_variant(intake)
 
-        async def send(upstream: str, data: bytes) -> ports.Reply:
-            asked = ask(data) if api == "chat" and upstream in self._config.usage_upstreams else None
+        async def send(upstream: str, body: bytes, *, keyless: bool = False) -> ports.Reply:
+            going = without_secrets(headers) if keyless else headers
+            asked = ask(body) if api == "chat" and upstream in self._config.usage_upstreams else None
             call.hider = UsageHider() if asked is not None else None
             if asked is None:
-                return await self._upstream.send(upstream, "POST", path_qs, headers, data)
+                return await self._upstream.send(upstream, "POST", path_qs, going, body)
             # An event can only be taken out of what can be read.
-            plain = [pair for pair in headers if pair[0].lower() != "accept-encoding"]
+            plain = [pair for pair in going if pair[0].lower() != "accept-encoding"]
             return await self._upstream.send(
                 upstream, "POST", path_qs, [*plain, ("Accept-Encoding", "identity")], asked
             )
@@ -198,7 +202,7 @@ class Handler:
         answering = self._engine.count if path in COUNTING else self._engine.exchange
         _, model = managed(path) or ("", "")
         session, epoch = session_of(intake.seen), epoch_of(intake.seen)
-        asking = ports.Request(api, body, tenant, request_id, wishes, model, session, epoch)
+        asking = ports.Request(api, body, tenant, request_id, wishes, model, session, epoch, variant)
         try:
             answer = await answering(asking, send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
@@ -211,9 +215,9 @@ class Handler:
         call.report = answer.report
         if answer.reply is None:
             raise answer.error or UllageError()
-        await self._pass(call, answer.reply, answer.head)
-        if call.tap is not None and answer.learn(call.tap.usage):
-            call.note("silently_truncated")
+        await self._pass(call, answer.reply, answer.head, answer.ending)
+        if call.tap is not None and answer.learn(call.tap.usage) and call.report.reason in ("", *_OUTDONE):
+            call.report = call.report.but(reason="silently_truncated")
 
     async def _relay(
         self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake, reader: BodyReader
@@ -291,7 +295,7 @@ class Handler:
                 "key could be read on this path (server.relay: all allows it)."
             )
 
-    async def _pass(self, call: Call, reply: ports.Reply, first: bytes) -> None:
+    async def _pass(self, call: Call, reply: ports.Reply, first: bytes, ending: Ending | None = None) -> None:
         out = call.out
         streamed = reply.header("content-type").startswith("text/event-stream")
         if streamed and not call.report.stream:
@@ -304,6 +308,8 @@ class Handler:
             while chunk:
                 out.write(hider.feed(chunk) if hider else chunk)
                 tap.feed(chunk)
+                if ending is not None:
+                    ending.feed(chunk)
                 if out.paused:
                     await out.drain()
                 chunk = await reply.next_chunk()

@@ -27,7 +27,9 @@ STAYS: Final = frozenset(
     }
 )
 CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key"})
+SECRETS: Final = CREDENTIALS | {"cookie", "openai-organization", "openai-project", "x-goog-api-key"}
 _SINGLE: Final = CREDENTIALS | {
+    "anthropic-beta",
     "connection",
     "content-encoding",
     "content-length",
@@ -85,6 +87,17 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Intake:
         named = {token.strip().lower() for token in connection.split(",")} - CREDENTIALS
         intake.drop(named)
     return intake
+
+
+def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """*headers* without what tells who the client is: for a server that it does not know of."""
+    return [pair for pair in headers if pair[0].lower() not in SECRETS]
+
+
+def window_variant(intake: Intake) -> str:
+    """What the request's headers ask for that changes a model's window; empty mostly."""
+    asked = intake.seen.get("anthropic-beta", "")
+    return ",".join(sorted({flag for each in asked.split(",") if (flag := each.strip()[:64]).startswith("context-")}))
 
 
 def options(own: Mapping[str, str]) -> Options:

@@ -29,7 +29,7 @@ READY: Final = frozenset({"/health/ready", "/readyz", "/health/readiness"})
 
 _STATELESS_POST: Final = frozenset(
     {"chat/completions", "completions", "embeddings", "messages", "messages/count_tokens", "responses", "moderations"}
-    | {"rerank"}
+    | {"rerank", "responses/compact", "responses/input_tokens"}
 )
 _STATELESS_TREES: Final = ("audio/", "images/")
 

@@ -1,11 +1,12 @@
 """Configuration: read from YAML, environment and flags, here and nowhere else; errors name file, line, key, remedy."""
 
-from proxy.settings.data import ModelFacts, model_table, packaged, version
+from proxy.settings.data import ModelFacts, model_table, overflow_rules, packaged, rulebook, version
 from proxy.settings.load import Overrides, load
 from proxy.settings.model import (
     Compression,
     Limits,
     Model,
+    OverflowRule,
     Server,
     Settings,
     Stages,
@@ -25,6 +26,7 @@ __all__ = [
     "Limits",
     "Model",
     "ModelFacts",
+    "OverflowRule",
     "Overrides",
     "Problem",
     "Server",
@@ -38,8 +40,10 @@ __all__ = [
     "is_loopback",
     "load",
     "model_table",
+    "overflow_rules",
     "packaged",
     "refuse_open",
+    "rulebook",
     "summary",
     "tool_map",
     "version",

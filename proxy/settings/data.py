@@ -8,9 +8,15 @@ import importlib.util
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import yaml
 
+from proxy.core.overflow.rules import Rules, read_rules
+from proxy.settings.model import Settings
+
+OVERFLOW = "overflow.yaml"
 TABLE = "model_prices_and_context_window_backup.json"
 
 
@@ -45,6 +51,18 @@ def packaged(name: str) -> Traversable:
     if checkout.is_file():
         return checkout
     raise FileNotFoundError(f"the package holds no data file {name!r}")
+
+
+def rulebook() -> dict[str, Any]:
+    """What providers say when a request is too long, as packaged. Reads a file: call it once, or in a thread."""
+    data: dict[str, Any] = yaml.load(packaged(OVERFLOW).read_bytes(), Loader=yaml.CSafeLoader)
+    return data
+
+
+def overflow_rules(settings: Settings) -> Rules:
+    """The packaged rules behind the configured ones. Reads a file: call it once, or in a thread."""
+    own = [rule.model_dump(exclude_none=True) for rule in settings.overflow_rules]
+    return read_rules(rulebook(), own)
 
 
 def version() -> str:

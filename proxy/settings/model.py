@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from proxy.core.overflow.policy import loop
+from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
 from proxy.settings.fields import (
     MIB,
     AccessKey,
@@ -171,6 +173,12 @@ class Upstream(Section):
         return self
 
 
+class Fallback(Section):
+    """Another model that is asked instead."""
+
+    fallback: str = Field(pattern=r"^[!-~]+$", description="Its name, as a client would give it; shown in a header.")
+
+
 class Model(Section):
     """What is known of the models a name or glob matches; the first match in the list counts."""
 
@@ -188,6 +196,14 @@ class Model(Section):
         default="learn",
         description="If not found: learn it from the first overflow, or assume a number.",
     )
+    overflow: Annotated[tuple[Literal["compress"] | Fallback, ...], Field(min_length=1)] = Field(
+        default=("compress",), description="What to try, in order, when it does not fit: compress, {fallback: MODEL}."
+    )
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """The fallback models, in order."""
+        return tuple(step.fallback for step in self.overflow if isinstance(step, Fallback))
 
     def matches(self, model: str) -> bool:
         """Whether this rule is about *model* (case counts)."""
@@ -339,6 +355,32 @@ class Telemetry(Section):
     metrics: bool = Field(default=True, description="Serve /metrics.")
 
 
+class OverflowRule(Section):
+    """How an upstream says that a request is too long, where Ullage does not know it yet."""
+
+    means: Literal["input", "input_plus_output", "payload", "output_cap", "rate_limit", "other"] = Field(
+        default="input", description="What was too much; other: the error has nothing to do with length."
+    )
+    phrase: str | None = Field(
+        default=None,
+        description="Words of the error: {limit}, {prompt}, {output}, {requested}, {cap} are figures, * is anything.",
+    )
+    code: str | None = Field(default=None, min_length=1, description="A code, type or reason, however it is written.")
+    source: str = Field(default="configured", min_length=1, description="Who says so.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.phrase is None) == (self.code is None):
+            refuse([((), "needs a phrase or a code, and not both", 'Write, say: phrase: "over {limit} tokens".')])
+        if self.code is not None and not code_name(self.code):
+            refuse([(("code",), f"{self.code!r} holds no letter or digit", "Write it as the error does.")])
+        try:
+            phrase_regex(self.phrase or "x")
+        except BadRule as error:
+            refuse([(("phrase",), str(error), "See config/ullage.yaml for what a phrase may hold.")])
+        return self
+
+
 ANY = Model(name="*")
 
 
@@ -353,10 +395,13 @@ class Settings(Section):
     tools: Tools = Tools()
     summaries: Summaries = Summaries()
     telemetry: Telemetry = Telemetry()
+    overflow_rules: tuple[OverflowRule, ...] = Field(
+        default=(), description="More ways of saying that a request is too long; tried before the packaged ones."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refuse([*self._bad_names(), *self._bad_references(), *self._unreachable()])
+        refuse([*self._bad_names(), *self._bad_references(), *self._unreachable(), *self._bad_fallbacks()])
         return self
 
     def default_upstream(self) -> Upstream:
@@ -388,6 +433,20 @@ class Settings(Section):
         for index, rule in enumerate(self.models):
             if rule.upstream and rule.upstream not in names:
                 yield ("models", index, "upstream"), f"there is no upstream {rule.upstream!r}", remedy
+
+    def _bad_fallbacks(self) -> Iterator[Trouble]:
+        for index, rule in enumerate(self.models):
+            steps = [step.fallback if isinstance(step, Fallback) else "compress" for step in rule.overflow]
+            where = ("models", index, "overflow")
+            if len(set(steps)) < len(steps):
+                yield where, "a step stands there twice", "Name each once."
+            for name in rule.fallbacks:
+                way = (name, *loop(name, lambda model: self.model(model).fallbacks)[1:])
+                if self.model(name) is rule or len(way) > 1:
+                    told = " -> ".join(dict.fromkeys((rule.name, *way)))
+                    remedy = f"Give {name!r} a rule of its own above this one, without a fallback that leads back."
+                    yield where, f"the fallbacks lead in a circle: {told} -> ...", remedy
+                    break
 
     def _unreachable(self) -> Iterator[Trouble]:
         for index, rule in enumerate(self.models):

@@ -43,7 +43,9 @@ def _rule(rule: Model, facts: Mapping[str, str]) -> str:
         last = "learned from the first overflow" if assumed == "learn" else f"{assumed:,} tokens"
         window = f"asked of the server, else by the model table, else {last}"
     target = f"  -> {rule.upstream}" if rule.upstream else ""
-    return f"{rule.name}  window: {window}{target}"
+    order = "".join(f", {step if isinstance(step, str) else step.fallback}" for step in rule.overflow)[2:]
+    policy = f"  on overflow: {order}" if rule.fallbacks else ""
+    return f"{rule.name}  window: {window}{target}{policy}"
 
 
 def _store(settings: Settings) -> str:

@@ -1,6 +1,6 @@
 """The store: Redis protocol, embedded Valkey, key names, sealed records, memory."""
 
-from proxy.store.embedded import Embedded
+from proxy.store.embedded import Embedded, is_running
 from proxy.store.errors import EmbeddedUnavailable, StoreError, StoreMisconfigured, StoreUnsupported
 from proxy.store.master import from_directory as master_key
 from proxy.store.opener import Store, open_store
@@ -14,6 +14,7 @@ __all__ = [
     "StoreMisconfigured",
     "StoreState",
     "StoreUnsupported",
+    "is_running",
     "master_key",
     "open_store",
 ]

@@ -249,6 +249,15 @@ async def answers(socket: Path) -> bool:
     return (await say(socket, b"PING\r\n")).startswith(b"+PONG")
 
 
+async def is_running(directory: Path) -> bool:
+    """Whether *directory* has a server that answers. Starts nothing and touches nothing."""
+    try:
+        socket = known_socket(directory)
+    except OSError:
+        return False
+    return socket is not None and await answers(socket)
+
+
 async def say(socket: Path, line: bytes, patience: float = 1.0) -> bytes:
     """The first line the server on *socket* says to *line*; empty when it says nothing or is not there."""
     writer = None

@@ -32,7 +32,7 @@ FIELDS = frozenset(
         # one request
         "request_id", "api", "model", "upstream", "conversation", "stream", "status", "stages", "tokens_before",
         "tokens_after", "tokens_removed", "bounded", "window", "budget", "pressure", "retries", "overflows", "outcome",
-        "reason", "compaction", "observed", "input_tokens", "output_tokens", "cached_tokens", "overhead_ms",
+        "reason", "compaction", "observed", "fallback", "input_tokens", "output_tokens", "cached_tokens", "overhead_ms",
         "duration_ms", "window_source", "regions", "borrowed", "project", "task_size",
         # the process
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
@@ -118,12 +118,17 @@ class Logs:
             observed=report.observed,
             retries=report.retries,
             overflows=report.overflows,
+            fallback=report.fallback,
             input_tokens=usage.input_tokens,
             output_tokens=usage.output_tokens,
             cached_tokens=usage.cached_tokens,
             overhead_ms=round(report.overhead_seconds * 1000, 3),
             duration_ms=round(duration * 1000, 1),
         )
+
+    def noticed(self, event: str, facts: Mapping[str, object]) -> None:
+        """Write *event* with its *facts*, as a warning where they name a remedy."""
+        (self.log.warning if "remedy" in facts else self.log.info)(event, **facts)
 
     def task_failed(self, name: str, error: BaseException) -> None:
         """Write that the background task *name* failed."""

@@ -89,6 +89,10 @@ class Telemetry:
         """Say how many log lines this process has dropped so far."""
         self._families.lines_dropped.set(count)
 
+    def learned_windows(self, count: int) -> None:
+        """Say how many windows hold in this process because overflows or cuts taught them."""
+        self._families.windows.set(count)
+
     def exposition(self) -> tuple[bytes, str]:
         """The metrics as text and its content type. Reads files when there are several workers: call it in a thread."""
         return generate_latest(self._shown), CONTENT_TYPE_PLAIN_0_0_4
@@ -108,6 +112,10 @@ class Telemetry:
             families.overflows.labels("retried").inc(retried)
         if report.overflows > retried:
             families.overflows.labels("returned").inc(report.overflows - retried)
+        if report.fallback:
+            families.fallbacks.labels(route.model, report.fallback).inc()
+        if report.reason == "silently_truncated":
+            families.cuts.labels(route.model).inc()
         if kind := _error_class(report):
             families.upstream_errors.labels(report.upstream, kind).inc()
 
@@ -201,6 +209,13 @@ class _Families:
         )
         self.retries = counter("ullage_retries_total", "Requests sent again.", ("upstream",))
         self.overflows = counter("ullage_overflow_errors_total", "Overflows that upstreams reported.", ("stage",))
+        self.fallbacks = counter(
+            "ullage_fallbacks_total", "Requests that went to a fallback model.", ("model", "fallback")
+        )
+        self.cuts = counter("ullage_silent_truncations_total", "Prompts that a server cut without a word.", model)
+        self.windows = gauge(
+            "ullage_learned_windows", "Windows that hold because traffic taught them.", multiprocess_mode="livemax"
+        )
         self.upstream_errors = counter("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream", "class"))
         self.store_errors = counter("ullage_store_errors_total", "Errors of the store.", ("kind",))
         # Over several workers: requests add up, and the store is as bad as the worst of them sees it.

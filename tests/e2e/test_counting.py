@@ -91,17 +91,30 @@ async def test_a_lying_usage_does_no_harm(stub: StartStub, proxy: StartProxy) ->
     assert ledger.fill > 0.1
 
 
-async def test_a_silent_cut_is_reported(stub: StartStub, proxy: StartProxy) -> None:
-    """A server that cuts the prompt and answers is told in the log, with the request it happened to."""
+@pytest.mark.parametrize("told", [131_072, None], ids=["window_told", "window_unknown"])
+async def test_a_silent_cut_is_reported_and_learned(stub: StartStub, proxy: StartProxy, told: int | None) -> None:
+    """A server that cuts the prompt and answers is told in the log, with the remedy once, and cuts nothing more."""
     server = await stub(window=4_096, truncates=True)
-    front = await proxy(server.url, window=131_072)
+    front = await proxy(server.url, window=told)
     messages = [{"role": "user", "content": "Read this. " + "lorem ipsum dolor sit amet " * 6_000}]
     body = json.dumps({"model": "house-model", "messages": messages}).encode()
+    bodies = [body, body.replace(b"Read", b"Sum up"), body.replace(b"Read", b"Translate")]
+    headers = {"content-type": "application/json"}
     async with aiohttp.ClientSession() as client:
-        headers = {"content-type": "application/json"}
-        async with client.post(f"{front.url}/chat/completions", data=body, headers=headers) as reply:
-            assert reply.status == 200
-            await reply.read()
+        for each in bodies:
+            async with client.post(f"{front.url}/chat/completions", data=each, headers=headers) as reply:
+                assert reply.status == 200
+                await reply.read()
     front.end()
     lines = [json.loads(line) for line in front.log.read_text().splitlines() if line.startswith("{")]
-    assert [line["reason"] for line in lines if line["event"] == "proxy.request_done"] == ["silently_truncated"]
+    done = [line for line in lines if line["event"] == "proxy.request_done"]
+    assert [line["reason"] for line in done] == ["silently_truncated", "", ""]
+    assert [line["outcome"] for line in done] == ["verbatim", "compacted", "compacted"]
+    assert all(seen.tokens + seen.max_tokens <= 4_096 for seen in server.chats()[1:])
+    (warning,) = [line for line in lines if line["event"] == "upstream.silently_truncates"]
+    assert (warning["level"], warning["upstream"], warning["model"]) == ("warning", "upstream", "house-model")
+    assert "num_ctx" in warning["remedy"]
+    assert 4_000 <= warning["observed_window"] <= 4_096
+    assert [line["observed_window"] for line in lines if line["event"] == "upstream.window_learned"] == [
+        warning["observed_window"]
+    ]

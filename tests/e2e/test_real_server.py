@@ -20,6 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.doctor import examine
+from proxy.settings import load
 from tests.conftest import StartProxy
 from tests.e2e.talk import gather
 from tests.harness import Client, free_port
@@ -109,6 +111,17 @@ async def test_a_chat(llama: str, proxy: StartProxy, window: int | None) -> None
             answer, finish = await ask(client, messages)
             assert finish, f"turn {turn} ended without a finish reason"
             messages.append({"role": "assistant", "content": f"{spoken['content']} {answer['content']}".strip()})
+
+
+async def test_the_doctor_finds_it_well(llama: str) -> None:
+    """A real server's window, usage, streams and overflow are told, and nothing stands in the way."""
+    settings = load(None, {("upstreams",): [{"name": "llama", "base_url": llama}]}, {})
+    found = await examine(settings, None)
+    assert found.healthy
+    texts = {finding.topic: (finding.level, finding.text) for finding in found.findings}
+    assert texts["window"] == ("ok", "8,192 tokens, by server: /v1/models meta.n_ctx")
+    assert texts["limit"] == ("ok", "the error states 8,192 tokens")
+    assert {level for level, _ in texts.values()} == {"ok"}
 
 
 async def _report(client: Any, messages: list[dict[str, Any]], note: Callable[[str, object], None]) -> None:

@@ -120,7 +120,7 @@ async def test_every_other_error_is_passed_verbatim_and_never_retried(stub: Star
     body = json.dumps({"error": {"message": "no context here", "type": "x", "code": "y"}, "odd": 1.10}).encode()
     headers = (("content-type", "application/json"), ("retry-after", "7"), ("x-ratelimit-remaining-tokens", "0"))
     async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
-        for status in (400, 401, 404, 413, 422, 429, 500, 503, 529):
+        for status in (400, 401, 404, 422, 429, 500, 503, 529):
             server.forget()
             server.fail(Fault(status=status, headers=headers, body=body))
             answer = await client.post(f"{front.url}/chat/completions", json=asked(CHAT))
@@ -142,3 +142,35 @@ async def test_off_and_observe_pass_the_overflow_on(stub: StartStub, proxy: Star
             assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert len(server.chats()) == 2
     assert server.chats()[0].body == server.chats()[1].body
+
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+WORD = b'data: {"choices":[{"index":0,"delta":{"content":"Well"},"finish_reason":null}]}\n\n'
+SAID = f"This model's maximum context length is {TRUE} tokens. However, your messages resulted in 11000 tokens."
+STATED = error(400, SAID, "context_length_exceeded").body or b""
+FULL = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"model_context_window_exceeded"}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param(b"data: " + STATED + b"\n\n", id="an_error_that_states_it"),
+        pytest.param(FULL + USAGE % (TRUE - 100, 100, TRUE) + DONE, id="a_stop_reason_and_usage"),
+    ],
+)
+async def test_an_overflow_after_content_passes_and_teaches(stub: StartStub, proxy: StartProxy, ending: bytes) -> None:
+    """What the client has begun to read is passed on to its end, once; the next request fits ahead."""
+    server = await stub(window=TRUE)
+    server.fail(events(ROLE, WORD, ending))
+    front = await proxy(server.url)
+    request = {"model": UNHEARD, "stream": True}
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        first = await client.post(f"{front.url}/chat/completions", json={**request, "messages": CHAT})
+        assert first.content == ROLE + WORD + ending
+        assert len(server.chats()) == 1
+        second = await client.post(f"{front.url}/chat/completions", json={**request, "messages": AGENT})
+    assert second.headers["x-ullage-outcome"] == "compacted"
+    assert second.headers["x-ullage-window"] == str(TRUE)
+    assert [seen.verdict for seen in server.chats()] == ["fault", "ok"]

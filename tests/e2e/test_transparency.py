@@ -153,7 +153,8 @@ async def test_every_route_passes_with_and_without_its_prefix(
     front = await proxy(server.url, window=8192)
     body = bytes(range(256)) * 40
     for method, path in [
-        ("POST", "/embeddings"), ("POST", "/completions"), ("POST", "/responses"), ("POST", "/messages"),
+        ("POST", "/embeddings"), ("POST", "/completions"), ("POST", "/responses/compact"),
+        ("POST", "/messages/batches"),
         ("POST", "/audio/speech"), ("GET", "/models"), ("GET", "/files/f%2F1/content?x=%20&y="), ("DELETE", "/files/x"),
         ("PATCH", "/odd"), ("PUT", "/vector_stores/v/files"),
     ]:  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 from proxy import ports
 from proxy.core.errors import UllageError
+from proxy.core.overflow.stream import Ending
 from proxy.core.report import Report, Usage
 from proxy.server import Models, Place, Server, ServerConfig
 from proxy.upstream import DirectUpstream, Target, Timeouts
@@ -22,6 +23,7 @@ class PassedThrough:
     head: bytes = b""
     error: UllageError | None = None
     learn: Callable[[Usage], bool] = lambda usage: False
+    ending: Ending | None = None
 
 
 class PassThrough:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from proxy.server.intake import Intake, window_variant, without_secrets
 from tests.server.house import house
 
 CHAT = b'{"model": "m",  "messages":[{"role":"user","content":"\\ud83d h\xc3\xa9"}], "x": 1.10}'
@@ -89,3 +90,27 @@ async def test_good_options_reach_the_engine():
         wishes = at.engine.seen[0].options
         assert (wishes.mode, wishes.window, wishes.compact_now) == ("observe", 4096, True)
         assert (wishes.task_size, wishes.conversation, wishes.project) == ("tiny", "c1", "p1")
+
+
+def test_flags_that_change_a_window_are_told_apart():
+    """Of the beta flags those of the context count, in any order and however often they are sent."""
+    told = {
+        value: window_variant(Intake(seen={"anthropic-beta": value}))
+        for value in ("", "tools-2024", "context-1m-2025, tools-2024", "x,context-b ,context-a,context-b")
+    }
+    assert list(told.values()) == ["", "", "context-1m-2025", "context-a,context-b"]
+    assert window_variant(Intake()) == ""
+
+
+async def test_the_variant_reaches_the_engine():
+    """What the headers ask for comes with the request."""
+    async with house() as at:
+        await at.chat(CHAT, "Anthropic-Beta: tools-1", "anthropic-beta: context-1m")
+        assert at.engine.seen[0].variant == "context-1m"
+
+
+def test_what_tells_who_the_client_is_stays():
+    """Credentials, cookies and organisations are left out in any spelling, everything else stays in order."""
+    kept = [("Accept", "a"), ("anthropic-beta", "b"), ("X-Trace", "t")]
+    secret = [("Authorization", "x"), ("X-API-Key", "x"), ("api-key", "x"), ("Cookie", "x"), ("OpenAI-Project", "x")]
+    assert without_secrets([*secret[:2], *kept, *secret[2:]]) == kept

@@ -15,6 +15,8 @@ SHARED_ROUTES = [
     ("POST", "/v1/messages", 200),
     ("POST", "/messages", 200),
     ("POST", "/v1/responses", 200),
+    ("POST", "/v1/responses/compact", 200),
+    ("POST", "/v1/responses/resp_1/cancel", 403),
     ("POST", "/v1/audio/transcriptions", 200),
     ("POST", "/v1/images/generations", 200),
     ("GET", "/v1/models", 200),

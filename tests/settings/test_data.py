@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from proxy.settings import model_table, packaged, version
+from proxy.settings import Settings, model_table, overflow_rules, packaged, rulebook, version
 from tests.settings.files import EXAMPLE
 
 
@@ -37,3 +37,13 @@ def test_the_smaller_of_two_window_figures_is_taken():
     table = model_table()
     assert table["wandb/zai-org/GLM-5.2"].max_input_tokens == 262_144
     assert table["wandb/google/gemma-4-31B-it"].max_input_tokens == 262_000
+
+
+def test_the_configured_rules_come_before_the_packaged_ones():
+    """What an upstream says by a phrase of one's own is known beside all that is packaged."""
+    packaged_rules = overflow_rules(Settings())
+    own = overflow_rules(Settings(overflow_rules=({"phrase": "over {limit} beans"}, {"code": "E-77"})))
+    assert own.phrases[0].source == "configured"
+    assert len(own.phrases) == len(packaged_rules.phrases) + 1
+    assert own.codes.items() > packaged_rules.codes.items()
+    assert rulebook()["rules"]

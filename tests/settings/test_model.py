@@ -6,7 +6,7 @@ import pytest
 
 from proxy.settings import Settings, SettingsError, load, refuse_open
 from proxy.settings.model import Upstream
-from tests.settings.files import EXAMPLE, written
+from tests.settings.files import EXAMPLE, problems, written
 
 
 def test_the_example_is_the_defaults():
@@ -42,7 +42,10 @@ def test_the_example_shows_every_key_of_the_schema():
                 yield from spelt(inner, (*path, name))
 
     schema = Settings.model_json_schema()
-    declared = set(keys(schema, schema["$defs"]))
+    entries = {("models", "overflow", "fallback")}  # these lists are empty by default
+    entries |= {("overflow_rules", name) for name in ("means", "phrase", "code", "source")}
+    declared = set(keys(schema, schema["$defs"])) - entries
+    assert all(f"{path[-1]}: " in EXAMPLE.read_text() for path in entries)
     assert set(spelt(yaml.safe_load(EXAMPLE.read_text()))) == declared
     assert ("server", "limits", "body") in declared
     assert json.dumps(schema)
@@ -94,6 +97,40 @@ def test_what_carries_a_key():
     assert Upstream.model_validate({**plain, "headers": {"Api-Key": "k"}}).carries_key
 
 
+@pytest.mark.parametrize(
+    ("models", "told"),
+    [
+        ("[{name: '*', overflow: [compress, {fallback: big}]}]", "lead in a circle: * -> big"),
+        (
+            "[{name: a, overflow: [{fallback: b}]}, {name: b, overflow: [compress, {fallback: a}]}]",
+            "lead in a circle: a -> b",
+        ),
+        ("[{name: a, overflow: [compress, compress]}]", "a step stands there twice"),
+        ("[{name: a, overflow: []}]", "overflow"),
+        ("[{name: a, overflow: [shrink]}]", "overflow"),
+        ("[{name: a, overflow: [{model: b}]}]", "overflow"),
+        ('[{name: a, overflow: [{fallback: "b\\n"}]}]', "overflow"),
+    ],
+)
+def test_fallbacks_that_lead_nowhere_are_refused(tmp_path, models, told):
+    """A circle, a step named twice, none at all, or something else than a step is told with its place."""
+    text = f"upstreams: [{{name: u, base_url: 'http://h'}}]\nmodels: {models}\n"
+    assert any(told in str(problem) for problem in problems(tmp_path, text))
+
+
+def test_fallbacks_in_any_order(tmp_path):
+    """Steps stay in the order they are written in; a fallback that another rule is about leads in no circle."""
+    text = (
+        "upstreams: [{name: u, base_url: 'http://h'}]\n"
+        "models: [{name: big}, {name: '*', overflow: [{fallback: big}, compress]}]\n"
+    )
+    found = load(written(tmp_path, text), {}, {})
+    assert found.models[1].fallbacks == ("big",)
+    assert found.models[1].overflow[1] == "compress"
+    assert found.models[0].overflow == ("compress",)
+
+
+<<<<<<< HEAD
 def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
     """An allocation of more than the window names file, line, key, the sum, and what to lower."""
     file = written(tmp_path, "compression:\n  allocation: {system: 0.5, tools: 0.3, recent: 0.4}\n")
@@ -106,3 +143,47 @@ def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
     whole = load(written(tmp_path, "compression:\n  allocation: {recent: 0.7, reserve: 0.3}\n"), {}, {})
     assert whole.compression.allocation.given
     assert not load(None, {}, {}).compression.allocation.given
+
+
+=======
+>>>>>>> overflow
+@pytest.mark.parametrize(
+    ("rule", "complaint"),
+    [
+        ("{means: input}", "a phrase or a code"),
+        ('{phrase: "a b", code: c}', "a phrase or a code"),
+        ('{phrase: "{window} tokens"}', "{window}"),
+        ('{phrase: "*"}', "1 to 300"),
+        ('{code: "--"}', "no letter or digit"),
+        ('{phrase: "a b", means: joy}', "means"),
+    ],
+)
+def test_rules_of_overflows_are_checked(tmp_path, rule, complaint):
+    """A rule that could never match, or would match anything, is refused where it stands."""
+    found = problems(tmp_path, f"overflow_rules: [{rule}]")
+    assert any(complaint in f"{one.key} {one.message}" for one in found)
+
+
+def test_rules_of_overflows(tmp_path):
+    """A phrase or a code with what it means, and who says so."""
+    text = 'overflow_rules: [{phrase: "over {limit}", source: us}, {code: E1, means: other}]'
+    first, second = load(written(tmp_path, text), {}, {}).overflow_rules
+    assert (first.means, first.phrase, first.source) == ("input", "over {limit}", "us")
+    assert (second.means, second.code, second.source) == ("other", "E1", "configured")
+<<<<<<< HEAD
+=======
+
+
+def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
+    """An allocation of more than the window names file, line, key, the sum, and what to lower."""
+    file = written(tmp_path, "compression:\n  allocation: {system: 0.5, tools: 0.3, recent: 0.4}\n")
+    with pytest.raises(SettingsError) as refused:
+        load(file, {}, {})
+    (problem,) = refused.value.problems
+    assert (problem.file, problem.line, problem.key) == (str(file), 2, "compression.allocation")
+    assert problem.message == "the shares add up to 1.20 of the window"
+    assert "system + tools + recent" in problem.remedy
+    whole = load(written(tmp_path, "compression:\n  allocation: {recent: 0.7, reserve: 0.3}\n"), {}, {})
+    assert whole.compression.allocation.given
+    assert not load(None, {}, {}).compression.allocation.given
+>>>>>>> overflow

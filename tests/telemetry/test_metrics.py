@@ -87,6 +87,18 @@ def test_upstream_errors_have_a_class_and_refusals_are_none(status, outcome, rea
     assert counted == ({} if kind is None else {(("class", kind), ("upstream", "u")): 1})
 
 
+def test_fallbacks_and_silent_cuts_are_counted():
+    """A request that another model answered, and a prompt that was cut, are counted by the model that was asked."""
+    telemetry = Telemetry("1")
+    telemetry.observe(Report("r", "chat", model="m", fallback="big", reason="fallback", outcome="degraded"), 1.0)
+    telemetry.observe(Report("r", "chat", model="m", reason="silently_truncated"), 1.0)
+    telemetry.learned_windows(3)
+    found = shown(telemetry)
+    assert value(found, "ullage_fallbacks_total", model="m", fallback="big") == 1
+    assert value(found, "ullage_silent_truncations_total", model="m") == 1
+    assert value(found, "ullage_learned_windows") == 3
+
+
 def test_nothing_of_a_refused_request_went_upstream():
     """A refused request counts as a request and by what the client sent, and adds nothing to what went upstream."""
     telemetry = Telemetry("0")

@@ -22,6 +22,8 @@ OPENAI_ENCODINGS = (
 
 DEFAULT_ENCODING = "o200k_base"
 
+COMPRESS = ""
+"""The step of an overflow policy that makes the view smaller; every other one is the name of a fallback model."""
 
 SMALLEST_WINDOW = 2_048
 """Tokens that every model in use takes; a token is at least one byte."""
@@ -41,6 +43,7 @@ class Rule:
     encoding: str | None = None
     unknown_window: int | None = None
     max_input: int | None = None
+    steps: tuple[str, ...] = (COMPRESS,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,9 @@ class Route:
 
     ``max_input`` limits the input beside the window; ``how`` names where a server says so, ``at`` the monotonic second
     since when. ``exact``: the configuration names the encoding, so our count is taken for the provider's.
+
+    ``steps`` are what to try, in order, when a conversation does not fit. ``variant`` names what a request asked for
+    that changes the window, so that nothing learned with it holds without it.
     """
 
     upstream: str
@@ -61,6 +67,13 @@ class Route:
     max_input: int | None = None
     how: str = ""
     at: float | None = None
+    steps: tuple[str, ...] = (COMPRESS,)
+    variant: str = ""
+
+    @property
+    def lesson(self) -> str:
+        """What this route teaches is filed under it."""
+        return f"{self.name};{self.variant}" if self.variant else self.name
 
     @property
     def name(self) -> str:
@@ -164,6 +177,7 @@ class Catalogue:
             source,
             rule.encoding is not None,
             rule.max_input or _input_limit(facts, window),
+            steps=rule.steps,
         )
         return _Known(rule, facts, route)
 

@@ -2,119 +2,267 @@
 
 from __future__ import annotations
 
-import json
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from proxy.core.overflow.rules import CODES, FIELDS, VETO, WORDINGS, Kind
-
-STATUSES = frozenset({400, 413, 422, 500})
-"""Statuses an overflow comes with; pace (429) never means length."""
+from proxy.core.overflow.coding import plain
+from proxy.core.overflow.envelope import Parts, is_error, opened, taken_apart
+from proxy.core.overflow.figures import Figures, assemble, read_figures
+from proxy.core.overflow.kinds import Overflow
+from proxy.core.overflow.rules import Meaning, Phrase, Rules, code_name
+from proxy.core.overflow.words import Row
 
 UNCORROBORATED = 0.6
 """A claim about a request we count at under this share of the stated limit is not believed without a decisive code."""
 
-_LONGEST = 65_536
-_DEEPEST = 6
-_MOST_TEXTS = 200
+LONGEST = 262_144
+"""Bytes of an answer that are looked at."""
+
+CAREFUL = frozenset({404, 405, 408, 409, 429})
+"""Statuses of other troubles: here only what speaks of the window itself is believed to mean length."""
+
+CREDENTIALS = frozenset({401, 402, 403})
+"""Statuses that speak of who asks and what it paid for: here only a code is believed to mean length."""
+
+ERROR_HEADERS = ("x-amzn-errortype", "x-error-code", "x-ms-error-code")
+
+_FIELD = "OpenAI, FastAPI"
+_TOO_LONG = frozenset({"input", "input_plus_output", "payload"})
+_CONTENT = re.compile(r"(?:^|[.\]])(?:messages?|input|system|contents?|prompt|instructions|text|output)(?:[.\[\]\d]*)$")
+_SENTENCE = re.compile(r"[^.]+")
+_UNCOUNTED = re.compile("[TA]")
+_WINDOWED = re.compile("[KWC]")
+_OF_THE_WINDOW = re.compile("[WC]")
+_OF_TOKENS = re.compile("[WCIK]|^[^X]*J[^X]*$")
 
 
 @dataclass(frozen=True, slots=True)
-class Overflow:
-    """What an overflow states, in the provider's tokens; ``None`` where it says nothing. ``decisive``: by a code."""
+class _Reading:
+    """What one text means. ``strong``: it speaks of the window, or its own figures say so."""
 
-    kind: Kind
-    limit: int | None = None
-    prompt: int | None = None
-    output: int | None = None
-    decisive: bool = False
+    means: Meaning
+    figures: Figures
+    strong: bool = False
+    rule: str = ""
 
 
-def classify(status: int, body: bytes, counted: int | None = None, encoding: str = "") -> Overflow | None:
-    """The overflow an error answer reports, or ``None`` when it reports something else.
+class Classifier:
+    """Reads error answers by rules that are data."""
 
-    *counted* is our own count of the input in tokens, *encoding* the body's content-encoding. The status is that of
-    the answer, or 400 for an error event inside a stream that began with 200.
-    """
-    if status not in STATUSES:
-        return None
-    found = classify_error(_parsed(_plain(body, encoding)))
-    if found is None or found.decisive or counted is None or found.limit is None:
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+
+    def answer(
+        self, status: int, headers: Iterable[tuple[str, str]], body: bytes, counted: int | None = None
+    ) -> Overflow | None:
+        """What a whole answer reports; ``None`` where it is something else, or no error at all.
+
+        *counted* is our own count of the input in tokens; it corroborates what no code decides.
+        """
+        named = {name.lower(): value for name, value in headers}
+        value = opened(plain(body, named.get("content-encoding", ""), LONGEST))
+        if 200 <= status < 300 and not is_error(value):
+            return self.stop(value)
+        parts = taken_apart(value)
+        parts.codes += [named[name].split(":")[0] for name in ERROR_HEADERS if name in named]
+        return corroborated(self._verdict(status, parts), counted)
+
+    def event(self, value: Any, counted: int | None = None) -> Overflow | None:
+        """What a decoded event of a stream, or an error object, reports."""
+        if is_error(value):
+            return corroborated(self._verdict(400, taken_apart(value)), counted)
+        return self.stop(value)
+
+    def stop(self, value: Any) -> Overflow | None:
+        """What an answer tells that ended because generation ran into the window; it was billed."""
+        reason = next((reason for reason in _reasons(value) if code_name(reason) in self._rules.stops), None)
+        if reason is None:
+            return None
+        usage = _usage(value)
+        prompt, output = (
+            _first(usage, "prompt_tokens", "input_tokens"),
+            _first(usage, "completion_tokens", "output_tokens"),
+        )
+        return Overflow("stop", None, prompt, output, decisive=True, rule=str(reason))
+
+    def _verdict(self, status: int, parts: Parts) -> Overflow | None:
+        readings = [reading for text in parts.texts if (reading := self._text(text))]
+        code, named = self._code(parts.codes)
+        chosen = _chosen(readings)
+        if chosen is None or (code is not None and chosen.means == "other"):
+            told = chosen.figures if chosen else Figures()
+            chosen = _Reading(code, told, rule=named) if code else _by_status(status, readings, parts)
+        elif code == "rate_limit" and not chosen.strong:
+            chosen = replace(chosen, means="rate_limit")
+        elif code == "other":
+            return None
+        elif code in _TOO_LONG and chosen.means in ("output_cap", "payload") and not chosen.figures.cap:
+            chosen = replace(chosen, means=code)
+        if chosen is None or chosen.means == "other":
+            return None
+        decisive = code in _TOO_LONG
+        if not chosen.strong and _is_elsewhere(chosen, parts.place):
+            return None
+        if status in CREDENTIALS and not decisive:
+            return None
+        if status in CAREFUL and chosen.means in _TOO_LONG and not (decisive or chosen.strong):
+            return Overflow("rate_limit", rule=chosen.rule) if status == 429 else None
+        return _stated(chosen, _with_members(chosen, self._rules.fields, parts), decisive=decisive)
+
+    def _text(self, text: str) -> _Reading | None:
+        for phrase in self._rules.phrases:
+            if found := phrase.regex.search(text):
+                return _phrased(phrase, found)
+        row = self._rules.lexicon.read(text)
+        sentences = [sentence.group() for sentence in _SENTENCE.finditer(row.notions)]
+        calm = _silenced(row)
+        figures = Figures() if _UNCOUNTED.search(row.notions) else read_figures(calm, self._rules.figures)
+        found_rules = list(self._said(row, sentences))
+        spoken_of = _OF_THE_WINDOW if "R" in row.notions else _OF_TOKENS
+        if figures.are_too_many and spoken_of.search(calm.notions):
+            return _by_figures(figures, found_rules, calm)
+        if strong := next((reading for reading in found_rules if reading.strong), None):
+            return replace(strong, figures=figures)
+        if "R" in row.notions:
+            return _Reading("rate_limit", read_figures(row, self._rules.figures), rule="rate")
+        said = found_rules[0] if found_rules else _Reading("other", figures)
+        return replace(said, figures=figures) if found_rules or figures.limit else None
+
+    def _said(self, row: Row, sentences: Sequence[str]) -> Iterator[_Reading]:
+        for rule in self._rules.rules:
+            if rule.pattern.crosses and rule.pattern.regex.search(row.notions):
+                yield _Reading(rule.means, Figures(), rule.strong, rule.pattern.source)
+        for sentence in sentences:
+            if "R" in sentence:
+                continue
+            for rule in self._rules.rules:
+                if not rule.pattern.crosses and rule.pattern.regex.search(sentence):
+                    yield _Reading(rule.means, Figures(), rule.strong, rule.pattern.source)
+                    break
+
+    def _code(self, codes: Iterable[str]) -> tuple[Meaning | None, str]:
+        """What machine-readable names mean: by the list, or because their words say so."""
+        found: tuple[Meaning | None, str] = (None, "")
+        for code in codes:
+            means = self._rules.codes.get(code_name(code))
+            if means is None and not code.isdigit():
+                row = self._rules.lexicon.read(code)
+                said = list(self._said(row, [row.notions]))
+                means = "rate_limit" if "R" in row.notions else said[0].means if said else None
+            if means in _TOO_LONG:
+                return means, code
+            if means in ("rate_limit", "other"):
+                found = means, code
         return found
-    claimed = (found.prompt or 0) + (found.output or 0)
-    return found if claimed > found.limit or counted >= UNCORROBORATED * found.limit else None
 
 
-def classify_error(error: Any) -> Overflow | None:
-    """The overflow that a decoded error object, or a plain text, reports."""
-    texts = [text[:_LONGEST] for text in islice(_texts(error), _MOST_TEXTS)]
-    if any(VETO.search(text) for text in texts):
+def corroborated(found: Overflow | None, counted: int | None) -> Overflow | None:
+    """*found*, unless our own count of the input says that it cannot be true and no code decided."""
+    if found is None or counted is None or not found.too_long or found.decisive or found.limit is None:
+        return found
+    output = found.output or 0 if found.kind == "input_plus_output" else 0
+    return found if counted + output >= UNCORROBORATED * found.limit else None
+
+
+def _chosen(readings: Sequence[_Reading]) -> _Reading | None:
+    """The reading that counts: what speaks of the window, then of pace, then whatever was said first."""
+    ranked = sorted(readings, key=lambda one: (not one.strong, one.means != "rate_limit", one.means == "other"))
+    if not ranked:
         return None
-    stated = dict(_fields(error))
-    code = next((CODES[text] for text in texts if text in CODES), None)
-    for wording in WORDINGS:
-        for text in texts:
-            match = wording.pattern.search(text)
-            if match:
-                figures = {name: _number(value) for name, value in match.groupdict().items() if value}
-                return _overflow(wording.kind, {**stated, **figures}, decisive=code is not None)
-    return _overflow(code, stated, decisive=True) if code else None
+    best = ranked[0]
+    fuller = next((one for one in ranked if one.means == best.means and one.figures.limit), None)
+    return best if best.figures.limit or fuller is None else fuller
 
 
-def _overflow(kind: Kind, figures: Mapping[str, int], *, decisive: bool) -> Overflow:
-    limit, prompt, output = figures.get("limit"), figures.get("prompt"), figures.get("output")
-    if kind == "input_plus_output_too_long" and limit is not None and prompt is not None and prompt > limit:
-        kind = "input_too_long"
-    return Overflow(kind, limit, prompt, output, decisive)
+def _is_elsewhere(chosen: _Reading, place: str) -> bool:
+    """Whether it is some other member of the request that is too long, not the conversation."""
+    if chosen.rule == _FIELD:
+        return not _CONTENT.search(place)
+    return chosen.means == "input" and bool(place) and not _CONTENT.search(place)
 
 
-def _texts(value: Any, depth: int = 0) -> Iterator[str]:
-    """Every string in a decoded error, also those inside JSON that was put into a string."""
-    if depth > _DEEPEST:
+def _by_status(status: int, readings: Sequence[_Reading], parts: Parts) -> _Reading | None:
+    """What was read; of an answer without a word what its status says."""
+    if readings:
+        return readings[0]
+    silent = not parts.texts and not parts.codes
+    return _Reading("payload", Figures(), rule="status 413") if status == 413 and silent else None
+
+
+def _by_figures(figures: Figures, said: Sequence[_Reading], row: Row) -> _Reading:
+    """What figures mean that say by themselves that something does not fit."""
+    if "X" in row.notions:
+        figures = figures.undivided()
+    alone = figures.prompt is None and not any(reading.means == "input_plus_output" for reading in said)
+    fits = figures.prompt is None or figures.prompt < (figures.limit or 0)
+    return _Reading("input_plus_output" if fits and not alone else "input", figures, strong=True, rule="figures")
+
+
+def _phrased(phrase: Phrase, found: re.Match[str]) -> _Reading:
+    stated = {role: [int(re.sub(r"\D", "", value))] for role, value in found.groupdict().items() if value}
+    return _Reading(phrase.means, assemble(stated), strong=phrase.means in _TOO_LONG, rule=phrase.source)
+
+
+def _silenced(row: Row) -> Row:
+    """*row* without the sentences that speak of pace or of bytes alone: their limits are none of the window."""
+    notions = _SENTENCE.sub(lambda found: "." * len(found[0]) if _is_beside(found[0]) else found[0], row.notions)
+    return Row(notions, {at: figure for at, figure in row.figures.items() if notions[at] == "N"})
+
+
+def _is_beside(sentence: str) -> bool:
+    return "R" in sentence or ("B" in sentence and not _WINDOWED.search(sentence))
+
+
+def _with_members(chosen: _Reading, known: Mapping[str, str], parts: Parts) -> Figures:
+    """The text's figures; where it states none, those that members of the error object state."""
+    members: dict[str, list[int]] = {}
+    for name, figure in parts.members:
+        if name in known and figure > 0:
+            members.setdefault(known[name], []).append(figure)
+    told = assemble(members)
+    figures = chosen.figures
+    if figures.limit is None and figures.prompt is None:
+        return replace(figures, limit=told.limit, prompt=told.prompt)
+    return figures
+
+
+def _stated(chosen: _Reading, figures: Figures, *, decisive: bool) -> Overflow:
+    means = chosen.means
+    assert means != "other"
+    if means == "payload":
+        return Overflow(means, decisive=decisive, rule=chosen.rule)
+    if means == "output_cap":
+        return Overflow(means, figures.cap, None, figures.output, rule=chosen.rule)
+    limit, prompt, output = figures.limit, figures.prompt, figures.output
+    if means == "input_plus_output" and limit is not None and prompt is not None and prompt >= limit:
+        means = "input"
+    return Overflow(means, limit, prompt, output, decisive, figures.requested, chosen.rule)
+
+
+def _reasons(value: Any) -> Iterator[str]:
+    """Why generation ended, in whatever member an API tells it."""
+    if not isinstance(value, dict):
         return
-    if isinstance(value, str):
-        yield value
-        if value.lstrip()[:1] in ("{", "["):
-            try:
-                yield from _texts(json.loads(value), depth + 1)
-            except (ValueError, RecursionError):
-                return
-    elif isinstance(value, dict):
-        for member in value.values():
-            yield from _texts(member, depth + 1)
-    elif isinstance(value, list):
-        for member in value[:50]:
-            yield from _texts(member, depth + 1)
+    choices = value.get("choices")
+    response, delta = value.get("response"), value.get("delta")
+    details = value.get("incomplete_details")
+    holders = [value, *(choices if isinstance(choices, list) else ()), response, delta, details]
+    if isinstance(response, dict):
+        holders.append(response.get("incomplete_details"))
+    for holder in holders:
+        if isinstance(holder, dict):
+            for member in ("stop_reason", "finish_reason", "reason", "native_finish_reason"):
+                if isinstance(holder.get(member), str):
+                    yield holder[member]
 
 
-def _fields(value: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
-    if isinstance(value, dict) and depth <= _DEEPEST:
-        for key, member in value.items():
-            if key in FIELDS and isinstance(member, int) and not isinstance(member, bool):
-                yield FIELDS[key], member
-            yield from _fields(member, depth + 1)
+def _usage(value: Any) -> Mapping[str, Any]:
+    response = value.get("response")
+    usage = value.get("usage") or (response.get("usage") if isinstance(response, dict) else None)
+    return usage if isinstance(usage, dict) else {}
 
 
-def _parsed(body: bytes) -> Any:
-    text = body.decode("utf-8", "replace")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _plain(body: bytes, encoding: str) -> bytes:
-    """The body without gzip or deflate; as it is where it cannot be inflated."""
-    if encoding.strip().lower() not in ("gzip", "x-gzip", "deflate"):
-        return body
-    try:
-        return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32).decompress(body, _LONGEST * 4)
-    except zlib.error:
-        return body
-
-
-def _number(text: str) -> int:
-    return int(text.replace(",", "").replace("_", ""))
+def _first(usage: Mapping[str, Any], *names: str) -> int | None:
+    return next((usage[name] for name in names if type(usage.get(name)) is int), None)

@@ -1,78 +1,179 @@
-"""The beginning of a stream: nothing yet, content, or an error in place of an answer. Pure and incremental."""
+"""What an answer turns out to be while its bytes pass: at its beginning, and behind its first content. Incremental."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Literal
 
-from proxy.core.overflow.classify import Overflow, classify_error
+from proxy.core.overflow.classify import Classifier
+from proxy.core.overflow.coding import Plain
+from proxy.core.overflow.envelope import is_error
+from proxy.core.overflow.kinds import Overflow
 
 Verdict = Literal["undecided", "content", "overflow"]
+Headers = Iterable[tuple[str, str]]
 
 PREAMBLE_TYPES = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
 """Events that come before any content, by their ``type``."""
 
-_LONGEST = 262_144
+LONGEST = 262_144
+"""Bytes of one event, and of an answer that is no stream, that are held to be looked at."""
+
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LINES: Final = (b"data", b"event", b"id:", b"retry", b":")
+_ANSWERS: Final = re.compile(rb'"(?:choices|content|output|candidates|completion|data)"\s*:')
+_REASON = re.compile(rb'"(?:native_)?(?:stop_reason|finish_reason|reason)"\s*:\s*"([A-Za-z_]{4,64})"')
+_ENDING_EVENT: Final = 65_536
+_WATCHED: Final = 2**26
+_TAIL: Final = 128
 
 
-@dataclass(slots=True)
 class Opening:
-    """Watches the first events of a server-sent event stream until it is clear what the answer is.
+    """Watches the beginning of an answer with status 200 until it is clear what it is, streamed or not.
 
     Feed it bytes as they arrive, in any chunking. Once it says ``content`` it stays so.
     """
 
-    verdict: Verdict = "undecided"
-    overflow: Overflow | None = None
-    _buffer: bytes = b""
+    def __init__(self, classifier: Classifier, headers: Headers = (), counted: int | None = None) -> None:
+        """*counted* is our own count of the input in tokens."""
+        self.verdict: Verdict = "undecided"
+        self.overflow: Overflow | None = None
+        self._classifier = classifier
+        self._counted = counted
+        self._events = _header(headers, "content-type").startswith("text/event-stream")
+        self._plain = Plain(_header(headers, "content-encoding"), 2 * LONGEST)
+        self._buffer = b""
+        self._streamed: bool | None = None
 
     def feed(self, chunk: bytes) -> Verdict:
         """What is known after *chunk*."""
         if self.verdict != "undecided":
             return self.verdict
-        self._buffer += chunk
-        while self.verdict == "undecided" and (end := _END.search(self._buffer)):
+        self._buffer += self._plain.feed(chunk)
+        if self._streamed is None:
+            self._streamed = self._recognised()
+        if self._streamed is False:
+            if len(self._buffer) > LONGEST or _is_answer(self._buffer):
+                self.verdict = "content"
+            return self.verdict
+        while self.verdict == "undecided" and self._streamed and (end := _END.search(self._buffer)):
             event, self._buffer = self._buffer[: end.start()], self._buffer[end.end() :]
             self._look(event)
-        if self.verdict == "undecided" and len(self._buffer) > _LONGEST + 3:  # three: most of an event's end
+        if self.verdict == "undecided" and len(self._buffer) > LONGEST + 3:  # three: most of an event's end
             self._look(self._buffer)
         return self.verdict
 
     def finish(self) -> Verdict:
-        """What is known at the end of the stream, when the last event may lack its blank line."""
+        """What is known at the end of the answer, when the last event may lack its blank line."""
         if self.verdict == "undecided" and self._buffer.strip():
             event, self._buffer = self._buffer, b""
-            self._look(event)
+            if self._streamed is False:
+                self._judge(self._classifier.answer(200, (), event, self._counted))
+            else:
+                self._look(event)
         return self.verdict
 
+    def _recognised(self) -> bool | None:
+        """Whether this is a stream of events; ``None`` while too little came to tell."""
+        begun = self._buffer.lstrip(b"\xef\xbb\xbf \t\r\n")[:5]
+        if not begun:
+            return None
+        if begun[:1] in (b"{", b"["):
+            return False
+        if self._events or begun.startswith(_LINES):
+            return True
+        if len(begun) == 5:
+            self.verdict = "content"  # neither events nor JSON
+        return None
+
     def _look(self, event: bytes) -> None:
-        if len(event) > _LONGEST:
+        if len(event) > LONGEST:
             self.verdict = "content"
             return
-        data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
+        data, value = _event(event)
         if not data:
             return
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            self.verdict = "content"
+        if value is None or is_error(value) or not _is_preamble(value):
+            self._judge(self._classifier.event(value, self._counted) if is_error(value) else None)
+
+    def _judge(self, found: Overflow | None) -> None:
+        self.overflow = found if found is not None and found.too_long else None
+        self.verdict = "overflow" if self.overflow else "content"
+
+
+class Ending:
+    """Watches what passes behind the first content: errors in the midst of a stream, and why generation stopped.
+
+    ``overflow`` holds what was found. Nothing it finds can be retried: the client has part of the answer.
+    """
+
+    def __init__(self, classifier: Classifier, headers: Headers = ()) -> None:
+        self.overflow: Overflow | None = None
+        self._classifier = classifier
+        self._plain = Plain(_header(headers, "content-encoding"), _WATCHED)
+        self._event = b""
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Look at *chunk*; never raises."""
+        data = self._plain.feed(chunk)
+        if self.overflow is not None or not data:
             return
-        if _is_error(value):
-            self.overflow = classify_error(value)
-            self.verdict = "overflow" if self.overflow else "content"
-        elif not _is_preamble(value):
-            self.verdict = "content"
+        held = self._event + data
+        end = max(held.rfind(b"\n\n"), held.rfind(b"\r\n\r\n"), held.rfind(b"\r\r"))
+        if b'"error"' in held or b"event: error" in held:
+            self._errors(held)
+        if self.overflow is None and b"exceeded" in (self._tail + data):
+            self._stops(self._tail + data)
+        self._tail = data[-_TAIL:] if len(data) >= _TAIL else (self._tail + data)[-_TAIL:]
+        rest = held[end:] if end >= 0 else held
+        self._event = rest if len(rest) <= _ENDING_EVENT else b""
+
+    def _errors(self, held: bytes) -> None:
+        for event in _END.split(held)[:-1]:
+            _, value = _event(event)
+            if value is not None and is_error(value) and (found := self._classifier.event(value)):
+                self.overflow = found
+                return
+
+    def _stops(self, data: bytes) -> None:
+        for reason in _REASON.finditer(data):
+            if found := self._classifier.stop({"stop_reason": reason[1].decode()}):
+                self.overflow = found
+                return
 
 
-def _is_error(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    response = value.get("response")
-    failed = isinstance(response, dict) and bool(response.get("error"))
-    return bool(value.get("error")) or value.get("type") == "error" or value.get("object") == "error" or failed
+def _header(headers: Headers, wanted: str) -> str:
+    return next((value for name, value in headers if name.lower() == wanted), "")
+
+
+def _is_answer(body: bytes) -> bool:
+    """Whether an answer that is no stream shows its content before anything of an error."""
+    answer = _ANSWERS.search(body)
+    return answer is not None and b'"error"' not in body[: answer.start()] and b'"errors"' not in body[: answer.start()]
+
+
+def _fields(event: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for line in event.splitlines():
+        name, colon, value = line.partition(b":")
+        if colon:
+            yield name, value.strip()
+
+
+def _event(event: bytes) -> tuple[bytes, Any]:
+    """The data of an event, and the object in it; an error in plain text becomes one. ``None``: no object."""
+    named = list(_fields(event))
+    data = b"\n".join(value for name, value in named if name == b"data")
+    failed = any(name == b"event" and value == b"error" for name, value in named)
+    try:
+        value = json.loads(data) if data else None
+    except (ValueError, RecursionError):
+        value = data.decode("utf-8", "replace")
+    if failed and data and not is_error(value):
+        return data, {"error": value}
+    return data, value if isinstance(value, dict | list) else None
 
 
 def _is_preamble(value: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from proxy.core.budget.catalogue import REMEMBERED, Catalogue, Route, Rule
+from proxy.core.budget.catalogue import COMPRESS, REMEMBERED, Catalogue, Route, Rule
 from proxy.core.budget.windows import Facts, Source, Window
 from proxy.core.errors import NotFound
 
@@ -162,6 +164,15 @@ def route(source: Source, window: int | None, max_input: int | None = None) -> R
 def test_what_an_overflow_teaches(known: Route, stated: int | None, beside: int | None, holds: int | None) -> None:
     """A stated window lowers what is configured or still told, replaces what tables say, and ends with a new word."""
     assert known.after(stated, beside) == holds
+
+
+def test_steps_and_variants() -> None:
+    """A route has its rule's steps; what it teaches is filed under its variant, its records are not."""
+    found = resolve("m", Rule("*", "a", steps=("big", COMPRESS)))
+    assert found.steps == ("big", COMPRESS)
+    assert resolve("m").steps == (COMPRESS,)
+    wide = replace(found, variant="context-1m")
+    assert (found.lesson, wide.lesson, wide.name) == ("a,m", "a,m;context-1m", "a,m")
 
 
 def test_known_routes_are_those_asked_for() -> None:

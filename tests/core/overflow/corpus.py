@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -12,11 +13,20 @@ import pytest
 FOLDER = Path(os.environ.get("ULLAGE_SHARED") or Path(__file__).parents[4] / "shared")
 FILE = FOLDER / "overflow_errors.jsonl"
 
-SPOKEN = {"openai", "azure_openai", "anthropic", "vllm", "llama_cpp"}
-"""Providers whose wordings are known by heart."""
+KINDS = {
+    "input_too_long": "input",
+    "input_plus_output_too_long": "input_plus_output",
+    "payload_too_large": "payload",
+    "output_cap_too_large": "output_cap",
+    "rate_limit": "rate_limit",
+}
+"""The recordings' names of kinds, and ours."""
 
-AFTER_CONTENT = {"llama_cpp-005", "llama_cpp-007"}
-"""Streams that break off after words of the answer: too late to send anything smaller."""
+BROKEN_OFF = {"llama_cpp-005", "llama_cpp-007", "openrouter-008", "anthropic-014", "zai-001", "anthropic-013"}
+"""Answers that end in an overflow after something of them was given: too late to send anything smaller."""
+
+BEYOND = {"llama_cpp_python-001"}
+"""Its prompt alone is beyond the limit, which everywhere else is called input."""
 
 Row = dict[str, Any]
 
@@ -25,4 +35,20 @@ def rows() -> list[Row]:
     """Every recorded answer; skips the test where the recordings are not at hand."""
     if not FILE.is_file():
         pytest.skip(f"no recorded error answers in {FOLDER} (ULLAGE_SHARED names another folder)")
+    return read()
+
+
+def read() -> list[Row]:
+    """Every recorded answer."""
     return [json.loads(line) for line in FILE.read_text("utf-8").splitlines() if line]
+
+
+def headers(row: Row) -> tuple[tuple[str, str], ...]:
+    """The headers a row names."""
+    return tuple(row.get("headers", {}).items())
+
+
+def wire(row: Row) -> bytes:
+    """A row's body as it goes over the wire."""
+    body: bytes = row["body"].encode()
+    return gzip.compress(body) if "gzip" in row.get("headers", {}).get("content-encoding", "") else body

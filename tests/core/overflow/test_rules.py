@@ -1,100 +1,129 @@
-"""The wordings themselves: each finds its own sentence, and its figures."""
+"""Rules are data: they are read, checked, and each says who speaks so."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from proxy.core.overflow.classify import classify_error
-from proxy.core.overflow.rules import CODES, FIELDS, VETO, WORDINGS
+from proxy.core.overflow.classify import Classifier
+from proxy.core.overflow.rules import (
+    LONGEST_PHRASE,
+    MEANINGS,
+    ROLES,
+    BadRule,
+    code_name,
+    phrase_regex,
+    read_rules,
+    without,
+)
+from proxy.settings import rulebook
 
-FIGURES = {"limit", "prompt", "output", "total"}
-
-# A sentence for each wording, in the order of the table, with (limit, prompt, output).
-SAID: list[tuple[str, tuple[int | None, int | None, int | None]]] = [
-    (
-        "'max_tokens' or 'max_completion_tokens' is too large: 9000. This model's maximum context length is 8192 "
-        "tokens and your request has 100 input tokens (9000 > 8192 - 100).",
-        (8192, 100, 9000),
-    ),
-    (
-        "You passed 8001 input tokens and requested 200 output tokens. However, the model's context length is only "
-        "8192 tokens, resulting in a maximum input length of 7992 tokens.",
-        (8192, 8001, 200),
-    ),
-    (
-        "This model's maximum context length is 8192 tokens. However, you requested 8300 tokens (8000 in the messages, "
-        "300 in the completion). Please reduce the length of the messages or completion.",
-        (8192, 8000, 300),
-    ),
-    (
-        "This model's maximum context length is 8,192 tokens. However, your messages resulted in 9,001 tokens.",
-        (8192, 9001, None),
-    ),
-    (
-        "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300123 tokens.",
-        (272000, 300123, None),
-    ),
-    ("This model has a maximum context length of 4096 tokens.", (4096, None, None)),
-    ("Your input exceeds the context window of this model.", (None, None, None)),
-    (
-        "The decoder prompt (total length 9000) is too long to fit into the model (context length 8192).",
-        (8192, 9000, None),
-    ),
-    ("prompt is too long: 215000 tokens > 204800 maximum", (204800, 215000, None)),
-    ("Prompt is too long", (None, None, None)),
-    (
-        "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000, decrease input length",
-        (200000, 190000, 20000),
-    ),
-    ("max_tokens: 20000 > context_window: 200000 - input_tokens: 190000", (200000, 190000, 20000)),
-    (
-        "request (34031 tokens) exceeds the available context size (8192 tokens), try increasing it",
-        (8192, 34031, None),
-    ),
-    ("Invalid 'messages[0].content': string too long. Expected a string with maximum length 10.", (None, None, None)),
-    ("the request exceeds the available context size. try increasing the context size", (None, None, None)),
-    ("Context size has been exceeded.", (None, None, None)),
-]
+DATA = rulebook()
 
 
-def test_every_wording_has_a_sentence() -> None:
-    """The list above and the table have the same length, so that no wording goes untried."""
-    assert len(SAID) == len(WORDINGS)
+def found(own: dict[str, str], body: bytes) -> Any:
+    return Classifier(read_rules(DATA, [{"source": "mine", **own}])).answer(400, (), body)
 
 
-@pytest.mark.parametrize("at", range(len(SAID)))
-def test_a_wording_is_the_first_that_finds_its_sentence(at: int) -> None:
-    """No earlier, looser wording takes a sentence away from the one that reads its figures."""
-    said, figures = SAID[at]
-    first = next(i for i, wording in enumerate(WORDINGS) if wording.pattern.search(said))
-    assert WORDINGS[first] is WORDINGS[at]
-    found = classify_error({"error": {"message": said}})
-    assert found is not None
-    assert (found.limit, found.prompt, found.output) == figures
-    assert not found.decisive
+def test_every_rule_names_its_source() -> None:
+    """Words of the language apart, each line of the data says who speaks so."""
+    for part in ("terms", "noise", "codes", "stops", "fields", "rules", "figures"):
+        assert DATA[part]
+        assert all(row["source"].strip() for row in DATA[part])
 
 
-def test_wordings_state_known_figures_only() -> None:
-    """Every named group is a figure that someone reads, and every wording says who speaks so."""
-    for wording in WORDINGS:
-        assert set(wording.pattern.groupindex) <= FIGURES
-        assert wording.source
-        assert wording.pattern.flags & re.IGNORECASE
-    assert set(FIELDS.values()) <= FIGURES
+def test_the_packaged_rules_mean_known_things() -> None:
+    """What a rule means and a figure's role are words that someone reads."""
+    rules = read_rules(DATA)
+    assert {rule.means for rule in rules.rules} | set(rules.codes.values()) <= MEANINGS
+    assert {name for pattern in rules.figures for name in pattern.regex.groupindex} <= ROLES
+    assert set(rules.fields.values()) <= ROLES
+    assert rules.phrases
+    assert rules.stops
 
 
-@pytest.mark.parametrize("code", sorted(CODES))
-def test_codes_decide(code: str) -> None:
-    """A code means what the table says, wherever it stands in the error."""
-    for shape in ({"error": {"code": code}}, {"type": code}, {"error": {"details": [{"reason": code}]}}):
-        found = classify_error(shape)
-        assert found is not None
-        assert (found.kind, found.decisive) == (CODES[code], True)
+@pytest.mark.parametrize("at", range(len(DATA["figures"])))
+def test_every_pattern_of_figures_names_one(at: int) -> None:
+    """A pattern without a figure would never do anything."""
+    assert "{" in DATA["figures"][at]["says"]
 
 
-@pytest.mark.parametrize("said", [said for said, _ in SAID])
-def test_no_wording_is_vetoed(said: str) -> None:
-    """What means length is never mistaken for pace."""
-    assert not VETO.search(said)
+def test_a_provider_can_be_left_out() -> None:
+    """What only one provider says goes with it; what others say too, and the words, stay."""
+    less = without(DATA, ["moonshot", "llama.cpp"])
+    sources = {row["source"] for row in less["rules"]}
+    assert "llama.cpp" not in sources
+    assert any("llama.cpp" in source for source in sources)
+    assert less["words"] == DATA["words"]
+    assert len(less["codes"]) < len(DATA["codes"])
+    read_rules(less)
+
+
+def test_a_phrase_of_ones_own() -> None:
+    """A user's phrase is found before anything else, whatever the case, and its figures are read."""
+    rule = {"means": "input", "phrase": "basket holds {limit} beans * brought {prompt}"}
+    one = found(rule, b'{"error": "The Basket  holds 8,192 beans, and you have brought 9000."}')
+    assert (one.kind, one.limit, one.prompt, one.rule) == ("input", 8192, 9000, "mine")
+
+
+def test_a_code_of_ones_own() -> None:
+    """A user's code is found in any way of writing it, and may say that something is no overflow."""
+    assert found({"means": "input", "code": "basket-full"}, b'{"code": "BasketFullError"}').decisive
+    body = b'{"error": {"code": "odd_limit", "message": "prompt is too long"}}'
+    assert found({"means": "other", "code": "odd_limit"}, body) is None
+
+
+@pytest.mark.parametrize(
+    "phrase", ["", "  ", "*", "**", "{window} tokens", "{limit} {limit}", "x" * (LONGEST_PHRASE + 1), "a*b*c*d*e*f"]
+)
+def test_phrases_that_cannot_be(phrase: str) -> None:
+    """A phrase that matches anything, takes long, or names an unknown figure is refused with a reason."""
+    with pytest.raises(BadRule):
+        phrase_regex(phrase)
+
+
+@settings(max_examples=150)
+@given(st.text(max_size=60))
+def test_a_phrase_is_literal(phrase: str) -> None:
+    """Nothing in a phrase is read as a regular expression but its holes."""
+    try:
+        regex = phrase_regex(phrase)
+    except BadRule:
+        return
+    if not set("*{") & set(phrase):
+        assert regex.search(f"before {' '.join(phrase.split())} after")
+        assert regex.groups == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rules": [{"means": "joy", "says": "input", "source": "x"}]},
+        {"rules": [{"means": "input", "says": "input .. joy", "source": "x"}]},
+        {"figures": [{"says": "{joy}", "source": "x"}]},
+        {"fields": [{"name": "a", "means": "joy", "source": "x"}]},
+        {"codes": [{"code": "a", "means": "joy", "source": "x"}]},
+        {"words": {"joy": [["happy"]]}},
+    ],
+)
+def test_data_that_cannot_be_read(change: dict[str, Any]) -> None:
+    """What no reader knows is named."""
+    with pytest.raises(BadRule, match="joy"):
+        read_rules({**DATA, **change})
+
+
+@pytest.mark.parametrize("code", ["context_length_exceeded", "ContextLengthExceeded", "CONTEXT-LENGTH-EXCEEDED-ERROR"])
+def test_codes_are_the_same_in_any_writing(code: str) -> None:
+    """Case, separators and the word "error" make no other code."""
+    assert code_name(code) == "contextlengthexceeded"
+
+
+def test_patterns_have_bounded_gaps_only() -> None:
+    """No pattern repeats without a bound: their time is linear in the length of the text."""
+    rules = read_rules(DATA)
+    for pattern in (*(rule.pattern for rule in rules.rules), *rules.figures):
+        assert not re.search(r"[*+](?![^\[]*\])", pattern.regex.pattern.replace("\\+", "")), pattern.regex.pattern

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 
+import brotli  # type: ignore[import-untyped]
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.overflow.stream import Opening, Verdict
-from tests.core.overflow.corpus import AFTER_CONTENT, SPOKEN, rows
+from proxy.core.overflow.kinds import Overflow
+from proxy.core.overflow.stream import Ending, Opening, Verdict
+from tests.core.overflow.corpus import BROKEN_OFF, headers, rows
+from tests.core.overflow.corpus import wire as sent
+from tests.fits import classifier
 
 OVERFLOW = {"error": {"message": "maximum context length is 4096 tokens", "code": "context_length_exceeded"}}
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
@@ -30,6 +36,7 @@ EVENTS: dict[str, object] = {
     "overflow": OVERFLOW,
     "other": {"error": {"message": "The server had an error"}},
 }
+PACKERS = {"gzip": gzip.compress, "br": brotli.compress, "zstd": zstandard.compress}
 PREAMBLE = {"role", "created", "start", "ping"}
 LENGTH = {"overflow", "error", "failed"}
 
@@ -38,8 +45,11 @@ def wire(value: object, end: str = "\n") -> bytes:
     return f"data: {json.dumps(value)}{end}{end}".encode()
 
 
-def judged(*chunks: bytes) -> tuple[Verdict, object]:
-    opening = Opening()
+STREAM = (("content-type", "text/event-stream"),)
+
+
+def judged(*chunks: bytes, named: tuple[tuple[str, str], ...] = STREAM) -> tuple[Verdict, object]:
+    opening = Opening(classifier(), named)
     for chunk in chunks:
         opening.feed(chunk)
     verdict = opening.finish()
@@ -52,43 +62,66 @@ def cut(raw: bytes, points: list[int]) -> list[bytes]:
     return [raw[start:end] for start, end in itertools.pairwise(edges)]
 
 
+def watched(*chunks: bytes, named: tuple[tuple[str, str], ...] = ()) -> Overflow | None:
+    ending = Ending(classifier(), named)
+    for chunk in chunks:
+        ending.feed(chunk)
+    return ending.overflow
+
+
 @pytest.mark.parametrize("name", EVENTS)
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_one_event(name: str, end: str) -> None:
     """An event is preamble, content or an overflow whatever line ends the server writes."""
-    opening = Opening()
+    opening = Opening(classifier())
     expected = "undecided" if name in PREAMBLE else "overflow" if name in LENGTH else "content"
     assert opening.feed(wire(EVENTS[name], end)) == expected
     assert opening.finish() == expected
 
 
 def test_recorded_streams() -> None:
-    """These providers' overflows in place of an answer are recognised with their limit; none comes after content."""
-    wanted = [r for r in rows() if r["overflow"] and r["stream"] and r["provider"] in SPOKEN and not r.get("implicit")]
-    assert len(wanted) >= 5
+    """Overflows in place of an answer are recognised with their limit; what comes after content is too late."""
+    wanted = [r for r in rows() if r["overflow"] and (r["stream"] or r["status"] == 200)]
+    assert len(wanted) >= 12
     for row in wanted:
-        verdict, found = judged(row["body"].encode())
-        if row["id"] in AFTER_CONTENT:
-            assert verdict == "content"
+        verdict, found = judged(sent(row), named=headers(row))
+        if row["id"] in BROKEN_OFF:
+            assert verdict == "content", row["id"]
             continue
         assert verdict == "overflow", row["id"]
         assert getattr(found, "limit", None) == row["limit"], row["id"]
 
 
-def test_no_other_recorded_stream_is_an_overflow() -> None:
-    """No stream of any provider that means something else is taken for an overflow."""
-    others = [row for row in rows() if not row["overflow"] and row["stream"]]
+def test_no_other_recorded_answer_is_an_overflow() -> None:
+    """No answer that means something else is taken for an overflow, at its beginning or behind it."""
+    others = [row for row in rows() if not row["overflow"] and (row["stream"] or row["status"] == 200)]
     assert len(others) >= 3
-    assert [row["id"] for row in others if judged(row["body"].encode())[0] == "overflow"] == []
+    assert [row["id"] for row in others if judged(sent(row), named=headers(row))[0] == "overflow"] == []
+    for row in others:
+        found = watched(sent(row), named=headers(row))
+        assert found is None or not (found.too_long or found.kind == "stop"), row["id"]
+
+
+def test_recorded_answers_that_broke_off() -> None:
+    """An overflow behind the first content is found, in streams and in whole answers."""
+    late = [row for row in rows() if row["id"] in BROKEN_OFF]
+    assert len(late) >= 5
+    for row in late:
+        found = watched(sent(row), named=headers(row))
+        assert found is not None, row["id"]
+        assert found.limit == row["limit"], row["id"]
+        assert found.kind == ("stop" if row.get("implicit") else found.kind)
 
 
 @settings(max_examples=60)
 @given(st.data())
 def test_recorded_streams_in_any_chunks(data: st.DataObject) -> None:
-    """How the network cuts a recorded stream does not matter."""
-    row = data.draw(st.sampled_from([row for row in rows() if row["stream"]]))
-    raw = row["body"].encode()
-    assert judged(*cut(raw, data.draw(st.lists(st.integers(0, len(raw)))))) == judged(raw)
+    """How the network cuts a recorded answer does not matter."""
+    row = data.draw(st.sampled_from([row for row in rows() if row["stream"] or row["status"] == 200]))
+    raw, named = sent(row), headers(row)
+    pieces = cut(raw, data.draw(st.lists(st.integers(0, len(raw)))))
+    assert judged(*pieces, named=named) == judged(raw, named=named)
+    assert (watched(*pieces, named=named) is None) == (watched(raw, named=named) is None)
 
 
 pieces = st.one_of(
@@ -112,7 +145,7 @@ def test_any_stream_in_any_chunks(parts: list[bytes], points: list[int]) -> None
 @given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=6))
 def test_the_first_event_that_says_something_decides(names: list[str]) -> None:
     """Preamble is passed over; the first other event is the verdict, and what follows changes nothing."""
-    opening = Opening()
+    opening = Opening(classifier())
     telling = next((name for name in names if name not in PREAMBLE), None)
     for name in names:
         before = opening.verdict
@@ -159,3 +192,96 @@ def test_data_may_span_lines() -> None:
     """An event's data lines belong together."""
     lines = json.dumps(OVERFLOW, indent=1).splitlines()
     assert judged("".join(f"data: {line}\n" for line in lines).encode() + b"\n")[0] == "overflow"
+
+
+WHOLE = {
+    "error": ({"error": {"message": "prompt is too long: 9000 tokens > 8192 maximum"}}, "overflow"),
+    "list": ([{"error": {"message": "prompt is too long: 9000 tokens > 8192 maximum"}}], "overflow"),
+    "other error": ({"error": {"message": "The server had an error"}}, "content"),
+    "answer": ({"choices": [{"message": {"content": "prompt is too long"}}], "error": None}, "content"),
+    "message": ({"type": "message", "content": [{"text": "prompt is too long"}]}, "content"),
+    "list of models": ({"object": "list", "data": []}, "content"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_answer_that_is_no_stream(name: str) -> None:
+    """An error object with status 200 is found, and an answer is let go at its first telling member."""
+    value, expected = WHOLE[name]
+    raw = json.dumps(value).encode()
+    for chunks in ([raw], [b"\r\n " + raw], [raw[i : i + 1] for i in range(len(raw))]):
+        assert judged(*chunks)[0] == expected
+    if name in ("answer", "message"):
+        opening = Opening(classifier())
+        assert opening.feed(raw[:-2]) == "content"
+
+
+def test_an_answer_of_unknown_shape_is_held_no_longer_than_needed() -> None:
+    """An object without a telling member is let go once it is large."""
+    opening = Opening(classifier())
+    assert opening.feed(b'{"pad": "') == "undecided"
+    assert opening.feed(b"x" * 300_000) == "content"
+    assert Opening(classifier()).feed(b"plain text that is nothing of ours") == "content"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
+def test_compressed_answers(encoding: str) -> None:
+    """A compressed stream is read like a plain one."""
+    raw = PACKERS[encoding](wire(ROLE) + wire(OVERFLOW))
+    assert judged(raw, named=(*STREAM, ("Content-Encoding", encoding)))[0] == "overflow"
+    assert (
+        judged(*(raw[i : i + 1] for i in range(len(raw))), named=(*STREAM, ("content-encoding", encoding)))[0]
+        == "overflow"
+    )
+
+
+def test_an_error_event_in_plain_text() -> None:
+    """An event named error may hold a sentence only."""
+    assert judged(b"event: error\ndata: prompt is too long: 9000 tokens > 8192 maximum\n\n")[0] == "overflow"
+    assert judged(b"event: error\ndata: the server is gone\n\n")[0] == "content"
+
+
+def test_our_count_corroborates_streams_too() -> None:
+    """A claim in a stream about a request that we count far below its limit is not believed."""
+    event = wire({"error": {"message": "prompt is too long: 210000 tokens > 200000 maximum"}})
+    for counted, expected in ((1_000, "content"), (190_000, "overflow")):
+        assert Opening(classifier(), (), counted).feed(event) == expected
+
+
+LATE = {
+    "error": wire({"error": {"message": "Context size has been exceeded.", "code": 500}}),
+    "named": b'event: error\ndata: {"type": "error", "error": {"message": "prompt is too long"}}\n\n',
+    "failed": wire(EVENTS["failed"]),
+    "stop": wire({"choices": [{"delta": {}, "finish_reason": "model_context_window_exceeded"}]}),
+    "whole": b'{"content": [], "stop_reason" : "model_context_window_exceeded"}',
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_comes_late(name: str) -> None:
+    """Errors and stop reasons behind content are found in any chunking, between other events."""
+    raw = wire(WORDS) * 3 + LATE[name] + wire("[DONE]")
+    for chunks in ([raw], [raw[i : i + 1] for i in range(len(raw))], cut(raw, [100, 200, 300, 400, 450])):
+        found = watched(*chunks)
+        assert found is not None
+        assert found.kind == ("stop" if name in ("stop", "whole") else found.kind)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=6), st.lists(st.integers(0, 2_000), max_size=6))
+def test_nothing_that_is_said_is_taken_for_a_late_error(names: list[str], points: list[int]) -> None:
+    """Words of the answer, quoted errors among them, teach nothing; errors do."""
+    quoted = {"choices": [{"delta": {"content": json.dumps(OVERFLOW) + '"finish_reason": "x_exceeded"'}}]}
+    raw = b"".join(wire(EVENTS[name]) for name in names) + wire(quoted)
+    found = watched(*cut(raw, points))
+    assert (found is not None and found.too_long) == bool(LENGTH & set(names))
+
+
+def test_a_long_event_is_not_held() -> None:
+    """An event without an end keeps no more than a bounded part in memory, and harms nothing behind it."""
+    ending = Ending(classifier())
+    for _ in range(200):
+        ending.feed(b"x" * 4_096)
+    assert len(ending._event) <= 65_536
+    ending.feed(b"\n\n" + LATE["error"])
+    assert ending.overflow is not None
