@@ -26,8 +26,8 @@ from proxy.fitting import Fitter, Plan, Policy
 from proxy.lessons import Lessons
 from proxy.ports import Options, Recorder, Request
 from proxy.reading import Reader
-from proxy.settings import Settings, overflow_rules
-from proxy.settings.tools import Tools, tool_map
+from proxy.settings import Settings, overflow_rules, tool_map
+from proxy.settings.tooltable import Tools
 from proxy.tokenizers import Tokenizers
 from tests.pairs import pair_violations
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
@@ -129,11 +129,12 @@ class Desk:
         options: Options = Options(),  # noqa: B008 - frozen
         factor: float = 1.0,
         max_input: int | None = None,
+        model: str = "house-model",
         api: str = "chat",
     ) -> Plan:
         """The plan for *body* in a *window* of so many tokens."""
         request = Request(api, body, tenant, "r", options)
-        route = Route("stub", "house-model", window, None, "o200k_base", "configured", max_input=max_input)
+        route = Route("stub", model, window, None, "o200k_base", "configured", max_input=max_input)
         located = self.fitter.locate(request)
         subject = await self.fitter.measure(request, located, route, Report("r", api), window, factor)
         return await self.fitter.decide(subject, demand)

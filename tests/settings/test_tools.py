@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.settings import SettingsError, load, tool_map
-from proxy.settings.tools import Tools
+from proxy.settings.tooltable import Tools
 from tests.settings.files import written
 
 
