@@ -25,7 +25,11 @@ from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
+from proxy.core.compression.dedup import Dedup
+from proxy.core.compression.mild import Mild
+from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.schedule import Rules, Rungs
+from proxy.core.compression.truncate import Truncate
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
@@ -34,7 +38,7 @@ from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.reading import Reader
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Limits, Models, Place, Server, ServerConfig
-from proxy.settings import Settings
+from proxy.settings import Settings, Stages
 from proxy.store import (
     Embedded,
     EmbeddedUnavailable,
@@ -357,16 +361,37 @@ def open_engine(
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
     stages = wanted.stages
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
-    reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
+    tools = configuration.tool_map(settings.tools)
+    reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES), tools)
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
-    rules = Rules(marks, shares, rungs, allocation)
-    policy = Policy(rules, wanted.lower_output, wanted.stored_history, wanted.policy == "economy", buffers)
+    rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
+    economy, always = wanted.policy == "economy", _always(stages)
+    policy = Policy(rules, wanted.lower_output, wanted.stored_history, economy, buffers, always)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
     return Engine(catalogue, fitter, wanted.mode, lessons, time.perf_counter, classifier, counting)
+
+
+def _mild(stages: Stages) -> Mild:
+    dedup, prune = stages.dedup, stages.prune
+    weights = {**WEIGHTS, **prune.weights}
+    return Mild(
+        Dedup(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
+        Prune(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
+    )
+
+
+def _truncate(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
+
+
+def _always(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
 
 
 def _record_bytes(record: Any) -> int:

@@ -234,7 +234,7 @@ class Engine:
         if request.options.mode != "on" or self._mode != "on":
             return None
         if overflow is not None:
-            await self._recovery.learn(plan.request or request, plan, overflow)
+            await self._recovery.learn(self._fitter.capped(plan.request or request), plan, overflow)
             if course.goes_elsewhere_first(plan):
                 course.later = (plan, overflow)
             elif smaller := await self._smaller(request, plan, overflow, course):
@@ -253,7 +253,7 @@ class Engine:
     async def _smaller(self, request: Request, plan: Plan, overflow: Overflow, course: Course) -> Plan | None:
         if course.retries >= RETRIES:
             return None
-        smaller = await self._recovery.smaller(plan.request or request, plan, overflow)
+        smaller = await self._recovery.smaller(self._fitter.capped(plan.request or request), plan, overflow)
         if smaller is None:
             return None
         course.retries += 1
@@ -355,6 +355,11 @@ class Engine:
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
         window = self._recovery.window(route, known, request)
+        if mode == "on" and (smaller := self._fitter.capped(request)) is not request:
+            plan, session = await self._plan(smaller, extent, counted, peek)
+            outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
+            stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
+            return replace(plan, report=plan.report.but(outcome=outcome, stages=stages)), session
         report = Report(
             request.request_id,
             request.api,

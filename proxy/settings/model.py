@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from proxy.core.overflow.policy import loop
 from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
@@ -25,6 +25,7 @@ from proxy.settings.fields import (
     MasterKey,
     OptionalSecret,
     Seconds,
+    Section,
     Share,
     StoreUrl,
     Switch,
@@ -34,6 +35,7 @@ from proxy.settings.fields import (
     Words,
     refuse,
 )
+from proxy.settings.tooltable import Tools
 
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -47,12 +49,6 @@ _AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_cha
 _KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
 
 Encoding = Literal["o200k_base", "cl100k_base"]
-
-
-class Section(BaseModel):
-    """Frozen values; a key that does not exist is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Limits(Section):
@@ -249,9 +245,41 @@ class Stage(Section):
     enabled: bool = True
 
 
+class DedupStage(Stage):
+    """Results that a later one makes superfluous give way to a line."""
+
+    exact: bool = Field(default=True, description="The same call with the same result.")
+    stale_reads: bool = Field(default=True, description="A file that was read again, all the lines or more.")
+    grep_subsumed: bool = Field(default=True, description="A search in a file that was read whole later.")
+    min_saving: int = Field(default=50, ge=0, description="Tokens that one line must save.")
+
+
+class PruneStage(Stage):
+    """Old results give way to a line."""
+
+    protect_rounds: int = Field(default=6, ge=0, description="Newest rounds that stay; fewer in windows below 200K.")
+    protect_tokens: int = Field(default=40_000, ge=0, description="Newest tokens of results that stay; scaled alike.")
+    min_saving: int = Field(default=20_000, ge=0, description="Tokens it must save in all; scaled alike.")
+    weights: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
+        default={}, description="How easily results of a kind are done without, where not as usual."
+    )
+
+
+class TruncateStage(Stage):
+    """The biggest kept results lose what is beyond a limit."""
+
+    always: bool = Field(default=False, description="Cap every result before it is first sent, whatever the room.")
+    max_lines: int = Field(default=2_000, gt=1, description="Lines a result keeps at most.")
+    max_bytes: int = Field(default=50_000, ge=1_000, description="Bytes a result keeps at most.")
+    share: Annotated[Share, Field(gt=0)] = Field(default=0.10, description="Share of the room it keeps at most.")
+
+
 class Stages(Section):
     """Which rungs may be used; the order is fixed."""
 
+    dedup: DedupStage = DedupStage()
+    prune: PruneStage = PruneStage()
+    truncate: TruncateStage = TruncateStage()
     fold: Stage = Stage()
     drop: Stage = Stage()
     clip: Stage = Stage()
@@ -454,6 +482,7 @@ class Settings(Section):
     upstreams: tuple[Upstream, ...] = ()
     models: tuple[Model, ...] = Field(default=(), description="First match wins; no match is as *.")
     compression: Compression = Compression()
+    tools: Tools = Tools()
     summaries: Summaries = Summaries()
     telemetry: Telemetry = Telemetry()
     overflow_rules: tuple[OverflowRule, ...] = Field(
