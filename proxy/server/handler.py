@@ -203,7 +203,8 @@ class Handler:
         answering = self._engine.count if path in COUNTING else self._engine.exchange
         _, model = managed(path) or ("", "")
         session, epoch = session_of(intake.seen), epoch_of(intake.seen)
-        asking = ports.Request(api, body, tenant, request_id, wishes, model, session, epoch, variant)
+        origin = ports.Origin(path_qs, tuple(headers))
+        asking = ports.Request(api, body, tenant, request_id, wishes, model, session, epoch, variant, origin)
         try:
             answer = await answering(asking, send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
