@@ -25,16 +25,20 @@ from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
+from proxy.core.compression.dedup import Dedup
+from proxy.core.compression.mild import Mild
+from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.schedule import Rules, Rungs
+from proxy.core.compression.truncate import Truncate
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
 from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.reading import Reader
-from proxy.routing import open_catalogue, open_probes, open_summaries, open_upstream
-from proxy.server import Limits, Models, Place, Server, ServerConfig
-from proxy.settings import Settings
+from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
+from proxy.server import HeadersOf, Limits, Models, Place, Server, ServerConfig, no_headers
+from proxy.settings import Settings, Stages
 from proxy.store import (
     Embedded,
     EmbeddedUnavailable,
@@ -49,7 +53,7 @@ from proxy.tasks import Tasks
 from proxy.telemetry import shared
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import DirectUpstream, Probes
+from proxy.upstream import Probes, Upstreams
 from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
@@ -110,7 +114,7 @@ class House:
     def __init__(
         self,
         server: Server,
-        upstream: DirectUpstream,
+        upstream: Upstreams,
         probes: Probes,
         store: Store,
         telemetry: Telemetry,
@@ -132,7 +136,8 @@ class House:
     async def build(cls, start: Start, worker: Worker, logs: Logs, tasks: Tasks) -> House:
         """A process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
         store = await _open_store(start, logs, tasks)
-        upstream = open_upstream(start.settings)
+        bridge = open_bridge(start.settings, tasks)
+        upstream = Upstreams(open_upstream(start.settings), bridge)
         try:
             return await cls._serving(start.settings, worker, logs, tasks, store, upstream)
         except BaseException:  # whatever it is, the private server must not outlive it
@@ -142,7 +147,7 @@ class House:
 
     @classmethod
     async def _serving(
-        cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: DirectUpstream
+        cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: Upstreams
     ) -> House:
         # Only here: in a worker the metrics' folder must be in the environment before their client is imported.
         from proxy.telemetry.metrics import Telemetry
@@ -193,6 +198,7 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
+        tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(server, upstream, probes, store, telemetry, logs, engine, jobs)
 
     async def keep(self) -> None:
@@ -355,11 +361,13 @@ def open_engine(
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
     stages = wanted.stages
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
-    reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
+    tools = configuration.tool_map(settings.tools)
+    reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES), tools)
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
-    rules = Rules(marks, shares, rungs, allocation)
-    policy = Policy(rules, wanted.lower_output, wanted.stored_history, wanted.policy == "economy", buffers)
+    rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
+    economy, always = wanted.policy == "economy", _always(stages)
+    policy = Policy(rules, wanted.lower_output, wanted.stored_history, economy, buffers, always)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
@@ -367,11 +375,30 @@ def open_engine(
     return Engine(catalogue, fitter, wanted.mode, lessons, time.perf_counter, classifier, counting)
 
 
+def _mild(stages: Stages) -> Mild:
+    dedup, prune = stages.dedup, stages.prune
+    weights = {**WEIGHTS, **prune.weights}
+    return Mild(
+        Dedup(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
+        Prune(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
+    )
+
+
+def _truncate(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
+
+
+def _always(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
+
+
 def _record_bytes(record: Any) -> int:
     return 512 + len(record.block) + sum(map(len, record.edits.values()))
 
 
-def _models(settings: Settings, catalogue: Catalogue, upstream: DirectUpstream) -> Models:
+def _models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
     def figures(model: str) -> Mapping[str, int]:
         """A model's limits under the names that clients read them by."""
         route = catalogue.resolve(model)
@@ -383,9 +410,20 @@ def _models(settings: Settings, catalogue: Catalogue, upstream: DirectUpstream) 
         }
         return {name: value for name, value in told.items() if value is not None}
 
-    places = [Place(each.name) for each in settings.upstreams]
+    places = [Place(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
     named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
     return Models(upstream, places, settings.default_upstream().name, named, figures)
+
+
+def _headers_of(settings: Settings) -> HeadersOf:
+    if not any(rule.headers for rule in settings.models):
+        return no_headers
+
+    def headers_of(model: str) -> Mapping[str, str]:
+        given = settings.model(model).headers if model else {}
+        return {name: value.get_secret_value() for name, value in given.items()}
+
+    return headers_of
 
 
 def _server_config(settings: Settings) -> ServerConfig:
@@ -400,6 +438,7 @@ def _server_config(settings: Settings) -> ServerConfig:
         usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
         relay=server.relay,
         origins=frozenset(server.origins),
+        headers_of=_headers_of(settings),
         limits=replace(
             Limits(),
             body=limits.body,

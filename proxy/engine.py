@@ -185,7 +185,7 @@ class Engine:
             report = plan.report.but(retries=course.sent, overflows=course.overflows, overhead_seconds=spent)
             if plan.error is not None or plan.route is None:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
-            reply, head, overflow = await self._send(plan, send, course)
+            reply, head, overflow = await self._send(request, plan, send, course)
             if reply is not None and overflow is None:
                 self._fitter.answered(plan.request or request, plan, reply.status)
                 ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
@@ -203,7 +203,16 @@ class Engine:
                 return replace(first, report=first.report.but(outcome="degraded", reason="overflow", **facts))
             plan = following
 
-    async def _send(self, plan: Plan, send: Send, course: Course) -> tuple[Reply | None, bytes, Overflow | None]:
+    def _named(self, plan: Plan, request: Request) -> bytes:
+        """The body to send: the plan's, under the name that the upstream has for the model."""
+        assert plan.route is not None
+        if request.model or plan.route.model == plan.route.asked:
+            return plan.body
+        return self._fitter.renamed(replace(request, body=plan.body), plan.route.model)
+
+    async def _send(
+        self, request: Request, plan: Plan, send: Send, course: Course
+    ) -> tuple[Reply | None, bytes, Overflow | None]:
         """The reply to *plan*, the bytes taken from it, and the overflow if it is one.
 
         No reply where an overflow came before and this one is no news beside it.
@@ -214,7 +223,8 @@ class Engine:
         later = course.overflows > 0
         course.sent += 1
         try:
-            reply = await (send(upstream, plan.body, keyless=True) if foreign else send(upstream, plan.body))
+            body = self._named(plan, plan.request or request)
+            reply = await send(upstream, body, keyless=foreign, model=plan.route.asked)
             head, overflow = await self._look(reply, plan, again=later)
         except (UpstreamUnreachable, UpstreamTimeout):
             if fallback and later:
@@ -234,7 +244,7 @@ class Engine:
         if request.options.mode != "on" or self._mode != "on":
             return None
         if overflow is not None:
-            await self._recovery.learn(plan.request or request, plan, overflow)
+            await self._recovery.learn(self._fitter.capped(plan.request or request), plan, overflow)
             if course.goes_elsewhere_first(plan):
                 course.later = (plan, overflow)
             elif smaller := await self._smaller(request, plan, overflow, course):
@@ -253,7 +263,7 @@ class Engine:
     async def _smaller(self, request: Request, plan: Plan, overflow: Overflow, course: Course) -> Plan | None:
         if course.retries >= RETRIES:
             return None
-        smaller = await self._recovery.smaller(plan.request or request, plan, overflow)
+        smaller = await self._recovery.smaller(self._fitter.capped(plan.request or request), plan, overflow)
         if smaller is None:
             return None
         course.retries += 1
@@ -270,7 +280,8 @@ class Engine:
         body = plan.body if plan.error is None else request.body
         how = self._counting.get(plan.route.upstream, "auto")
         if how != "own":
-            reply = await send(plan.route.upstream, body)
+            named = self._named(replace(plan, body=body), plan.request or request)
+            reply = await send(plan.route.upstream, named, model=plan.route.asked)
             if how == "relay" or reply.status not in UNCOUNTED:
                 return Answer(report, reply)
             reply.close()
@@ -355,6 +366,11 @@ class Engine:
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
         window = self._recovery.window(route, known, request)
+        if mode == "on" and (smaller := self._fitter.capped(request)) is not request:
+            plan, session = await self._plan(smaller, extent, counted, peek)
+            outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
+            stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
+            return replace(plan, report=plan.report.but(outcome=outcome, stages=stages)), session
         report = Report(
             request.request_id,
             request.api,

@@ -15,16 +15,19 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, input_room, reserve, scaled
 from proxy.core.budget.regions import regions, scaled_up
 from proxy.core.budget.shares import borrowed
+from proxy.core.compression.fresh import capped
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
-from proxy.core.compression.view import Raw, View, assemble, write
+from proxy.core.compression.truncate import Truncate
+from proxy.core.compression.view import Pen, Raw, View, assemble, write
 from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
-from proxy.core.errors import ContextTooLong, UllageError
+from proxy.core.conversation.scan import scan
+from proxy.core.errors import ContextTooLong, InvalidRequest, UllageError
 from proxy.core.overflow.policy import Extent, Lower
 from proxy.core.report import Report
 from proxy.lessons import Lessons, Sent
@@ -36,6 +39,9 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": me
 RENDER_INLINE = 65_536
 """Bytes of folded items that are digested on the event loop; more goes to a thread."""
 
+LARGE = 0.30
+"""A fresh tool result that takes more of the room left than this is worth a warning."""
+
 MAX_PLACES = 512
 """Places asked of the store at once; an event is never further back than the room between the marks."""
 
@@ -45,7 +51,7 @@ class Policy:
     """How views are kept small: the schedule's rules, and when an output figure may be lowered.
 
     ``stored``: whether a provider may cut a history that only it has, or its error is the answer. ``economy`` compacts
-    where it gets dear and not only where it gets full.
+    where it gets dear and not only where it gets full. ``always`` caps every tool result before it is first sent.
     """
 
     rules: Rules
@@ -53,6 +59,7 @@ class Policy:
     stored: Literal["truncate", "error"] = "truncate"
     economy: bool = False
     buffers: Buffers = NO_BUFFERS
+    always: Truncate | None = None
 
     def figures(self, route: Route, window: int, requested: int | None, fixed: int, factor: float) -> Figures:
         """What a request may use; *window* and *requested* are in the provider's tokens, the rest in ours."""
@@ -133,6 +140,19 @@ class Fitter:
         self._lessons = lessons
         self._summaries = summaries
 
+    def capped(self, request: Request) -> Request:
+        """*request* with its tool results capped, where that is wanted; *request* itself where nothing is too big."""
+        limits = self._policy.always
+        if limits is None:
+            return request
+        dialect = DIALECTS[request.api]
+        try:
+            where = scan(request.body, dialect.LIST)
+            body = capped(request.body, where, dialect, self._reader.tools, limits)
+        except InvalidRequest:
+            return request  # what cannot be read may still be relayed
+        return request if body is request.body else replace(request, body=body)
+
     def low(self, route: Route, window: int, budget: int) -> int:
         """The lowest low mark that a request inside *budget* can have: what weighs less needs no closer look."""
         figures = self._policy.figures(route, window, None, 0, 1.0)
@@ -173,6 +193,21 @@ class Fitter:
         if "model" in outline.fields:
             return found
         return found.replace(b"{", b'{"model":' + edits["model"].encode() + b",", 1)
+
+    def renamed(self, request: Request, model: str) -> bytes:
+        """The body of *request* with another name of its model, and every other byte as it is."""
+        located, body, name = self.locate(request), request.body, json.dumps(model).encode()
+        text, where = located.outline.text, located.outline.fields.get("model")
+        if where is None:
+            return body
+        # The items stand either behind the name or before it; from the other end the outline is the body.
+        if where.start < len(located.body[: located.scan.start].decode()):
+            start = len(text[: where.start].encode())
+            end = start + len(text[where.start : where.end].encode())
+        else:
+            end = len(body) - len(text[where.end :].encode())
+            start = end - len(text[where.start : where.end].encode())
+        return body[:start] + name + body[end:]
 
     def with_output(self, request: Request, plan: Plan, most: int) -> Plan | None:
         """*plan* with every output figure above *most* lowered to it; ``None`` where there is none."""
@@ -229,7 +264,8 @@ class Fitter:
             record = None
         elif record is None or event != since:
             supersede = supersede or demand.force or (since is not None and since.place == event.place)
-            record = await self._settle(subject, links, event, supersede=supersede, keep=not demand.peek)
+            keep = not demand.peek
+            record = await self._settle(subject, links, event, record, supersede=supersede, keep=keep)
         root = self._root(subject, links)
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
@@ -410,7 +446,14 @@ class Fitter:
         return self._records[known] if known else None
 
     async def _settle(
-        self, subject: Subject, links: tuple[bytes, ...], event: Event, *, supersede: bool, keep: bool
+        self,
+        subject: Subject,
+        links: tuple[bytes, ...],
+        event: Event,
+        before: Record | None,
+        *,
+        supersede: bool,
+        keep: bool,
     ) -> Record:
         """The record of *event*: written here, unless another replica was first; then theirs, if it fits too.
 
@@ -418,13 +461,14 @@ class Fitter:
         """
         figures, raw = subject.figures, self._raw(subject)
         count = self._reader.count(subject.route.encoding, subject.route.model)
-        folded = raw.spans[event.cut - 1][1] if event.cut else 0
         summary = await self._summary(subject, links, event, count, wait=keep)
         text, spent = (summary.text, summary.spent) if summary else ("", 0)
-        if folded <= RENDER_INLINE:
-            block, edits = write(raw, event, count, text)
+        pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
+        touched = max([event.cut, *(swap.index + 1 for swap in event.swaps), *(index + 1 for index, _ in event.trims)])
+        if touched == 0 or raw.spans[touched - 1][1] <= RENDER_INLINE:
+            block, edits = write(raw, event, pen, before, text)
         else:
-            block, edits = await asyncio.to_thread(write, raw, event, count, text)
+            block, edits = await asyncio.to_thread(write, raw, event, pen, before, text)
         record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed, spent)
         if not keep:
             return record
@@ -553,6 +597,7 @@ class Fitter:
             tokens_before=int(self.total(subject) * factor),
             tokens_after=int(tokens * factor),
             conversation=base64.urlsafe_b64encode(root[:12]).decode(),
+            large_result=_large_result(subject),
         )
 
     @staticmethod
@@ -592,6 +637,21 @@ def _guess(subject: Subject, record: Record | None) -> int:
     items = subject.reading.items
     kept = {*record.event.anchors, *range(record.event.cut, len(items))} if record else range(len(items))
     return sum(items[index].guess for index in kept)
+
+
+def _large_result(subject: Subject) -> float:
+    """The share of the room left that the largest of the newest tool results takes; zero where that needs no warning.
+
+    What no request has seen before can still be asked for in a narrower way.
+    """
+    newest, largest = 0, 0
+    for item in reversed(subject.reading.items):
+        if not item.answers:
+            break
+        newest, largest = newest + item.tokens, max(largest, item.tokens)
+    left = subject.figures.budget - subject.reading.fixed - subject.reading.history + newest
+    share = largest / left if left > 0 else 0.0
+    return round(share, 2) if share > LARGE else 0.0
 
 
 def _lossy(event: Event | None, since: Event | None) -> bool:

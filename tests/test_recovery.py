@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
-from proxy.core.budget.figures import Marks
 from proxy.core.errors import UpstreamUnreachable
 from proxy.engine import Answer, Engine
 from proxy.fitting import Plan
@@ -47,9 +46,9 @@ class House:
         catalogue = Catalogue(
             [Rule(BIG, "other", other), Rule("*", "own", told or own, steps=steps or (COMPRESS,))], {}, "own"
         )
-        self.engine = Engine(catalogue, desk.fitter, Marks(), "on", desk.lessons, lambda: 0.0, classifier())
+        self.engine = Engine(catalogue, desk.fitter, "on", desk.lessons, lambda: 0.0, classifier())
 
-    async def send(self, upstream: str, body: bytes, *, keyless: bool = False) -> Reply:
+    async def send(self, upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Reply:
         self.sent.append((upstream, body, keyless))
         if instead := self.broken(upstream):
             return instead
@@ -285,7 +284,7 @@ async def test_repeated_refusals_without_a_figure_teach() -> None:
     house = House(told=16_000, own=5_000)
     bare = b'{"error":{"message":"input is too long","code":"context_length_exceeded"}}'
 
-    async def send(upstream: str, body: bytes, *, keyless: bool = False) -> Reply:
+    async def send(upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Reply:
         reply = await house.send(upstream, body)
         return Given(400, [bare]) if reply.status == 400 else reply
 

@@ -27,8 +27,10 @@ class Report(msgspec.Struct, frozen=True):
     All token figures are in tokens of the model's encoding. ``bounded`` says that the byte bound spared the
     count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds. ``source`` says who knows the
     window; ``regions`` are the view's tokens by region, ``borrowed`` those by which parts exceed their own share of
-    an allocation. ``project`` and ``task_size`` are the client's labels, ``fallback`` the model that was asked instead
-    of ``model``. ``summary_tokens`` are those that went into the summaries by a model that stand in the view.
+    an allocation. ``project`` and ``task_size`` are the client's labels, ``fallback`` the model that
+    was asked instead of ``model``. ``large_result`` is the share of the room left that one fresh tool result takes,
+    where that is worth a warning. ``summary_tokens`` are those that went into the summaries by a model that stand in
+    the view.
     """
 
     request_id: str
@@ -57,6 +59,7 @@ class Report(msgspec.Struct, frozen=True):
     overflows: int = 0
     fallback: str = ""
     overhead_seconds: float = 0.0
+    large_result: float = 0.0
     status: int = 0
     usage: Usage = NO_USAGE
     summary_tokens: int = 0

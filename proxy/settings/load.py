@@ -14,6 +14,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from proxy.settings.model import Settings
 from proxy.settings.problems import Path, Problem, SettingsError, key_name
 from proxy.settings.source import LISTS, Origin, Source, lay_over, parse_inline, read_yaml, walk
+from proxy.settings.tools import with_file
 
 PREFIX = "ULLAGE_"
 SECRETS = ("api_key", "key", "admin_key", "access_keys", "allow")
@@ -41,7 +42,7 @@ def load(path: str | FilePath | None, overrides: Overrides, environ: Mapping[str
             _translate(source, typing.cast("dict[str, Any]", detail))
     if source.problems or settings is None:
         raise SettingsError(sorted(source.problems, key=lambda problem: (problem.file, problem.line or 0)))
-    return settings
+    return settings.model_copy(update={"tools": with_file(settings.tools, folder)})
 
 
 def _overlay_environment(source: Source, environ: Mapping[str, str]) -> None:

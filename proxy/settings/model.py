@@ -5,13 +5,13 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from proxy.core.overflow.policy import loop
 from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
@@ -25,6 +25,7 @@ from proxy.settings.fields import (
     MasterKey,
     OptionalSecret,
     Seconds,
+    Section,
     Share,
     StoreUrl,
     Switch,
@@ -34,6 +35,7 @@ from proxy.settings.fields import (
     Words,
     refuse,
 )
+from proxy.settings.tooltable import Tools
 
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -42,15 +44,11 @@ _HOP_BY_HOP = frozenset(
 )
 _KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie"})
 
+# Providers that are paid by the proxy's own surroundings (a role, a service account), never by a client's key.
+_AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
 _KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
 
 Encoding = Literal["o200k_base", "cl100k_base"]
-
-
-class Section(BaseModel):
-    """Frozen values; a key that does not exist is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Limits(Section):
@@ -127,11 +125,25 @@ class Timeouts(Section):
     idle: Seconds = Field(default=300.0, description="Between two pieces of an answer.")
 
 
+def _bad_headers(headers: Iterable[str]) -> Iterator[Trouble]:
+    for name in headers:
+        if not _TOKEN.match(name):
+            yield ("headers", name), "is no header name", "Use letters, digits and dashes."
+        elif name.lower() in _HOP_BY_HOP or name.lower().startswith("x-ullage-"):
+            yield ("headers", name), "is a header that Ullage sets itself", "Take it out."
+
+
 class Upstream(Section):
     """One server that answers."""
 
     name: str = Field(description="How models and logs refer to it.")
-    base_url: BaseUrl = Field(description="http(s) URL, usually ending in /v1.")
+    base_url: BaseUrl = Field(default="", description="http(s) URL, usually ending in /v1; a provider has its own.")
+    provider: str = Field(
+        default="openai",
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="openai: it speaks OpenAI's API. Anything else: LiteLLM's name for what is behind it.",
+    )
+    options: dict[str, str] = Field(default={}, description="LiteLLM's own settings: regions, projects, API versions.")
     api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
     api_key_header: str = Field(
@@ -152,14 +164,30 @@ class Upstream(Section):
     @property
     def key_header(self) -> str:
         """The header in which this server looks for its key."""
+        if self.provider == "anthropic":
+            return self.api_key_header or "x-api-key"
         host = urlsplit(self.base_url).hostname or ""
         known = next((header for suffix, header in _KEY_HEADERS_BY_HOST if host.endswith(suffix)), "authorization")
         return self.api_key_header or known
 
     @property
+    def bridged(self) -> bool:
+        """Whether chat completions reach it through LiteLLM."""
+        return self.provider != "openai"
+
+    @property
+    def ambient(self) -> bool:
+        """Whether the proxy's own surroundings pay for it."""
+        return self.provider in _AMBIENT
+
+    @property
     def carries_key(self) -> bool:
         """Whether requests to it are sent with a key that is not the client's own."""
-        return self.api_key is not None or not _KEY_HEADERS.isdisjoint(name.lower() for name in self.headers)
+        return (
+            self.ambient
+            or self.api_key is not None
+            or not _KEY_HEADERS.isdisjoint(name.lower() for name in self.headers)
+        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -167,14 +195,13 @@ class Upstream(Section):
         if not _NAME.match(self.name):
             remedy = "Use letters, digits, dots, dashes and underscores, beginning with a letter or digit."
             troubles.append((("name",), f"{self.name!r} cannot be a name", remedy))
+        if not self.base_url and not self.bridged:
+            troubles.append((("base_url",), "is required", "Add `base_url: http://127.0.0.1:8000/v1` or the like."))
+        if self.options and not self.bridged:
+            troubles.append((("options",), "mean nothing without a provider", "Name the provider, or take them out."))
         if self.api_key_header and not _TOKEN.match(self.api_key_header):
             troubles.append((("api_key_header",), "is no header name", "Use letters, digits and dashes."))
-        for name in self.headers:
-            if not _TOKEN.match(name):
-                troubles.append((("headers", name), "is no header name", "Use letters, digits and dashes."))
-            elif name.lower() in _HOP_BY_HOP or name.lower().startswith("x-ullage-"):
-                troubles.append((("headers", name), "is a header that Ullage sets itself", "Take it out."))
-        refuse(troubles)
+        refuse([*troubles, *_bad_headers(self.headers)])
         return self
 
 
@@ -189,6 +216,8 @@ class Model(Section):
 
     name: str = Field(min_length=1, description="Model name or glob (*, ?, [abc]).")
     upstream: str = Field(default="", description="Upstream that serves it; empty: the default one.")
+    model: str = Field(default="", description="What the upstream calls it, where this is another name; empty: so.")
+    headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to its requests.")
     context_window: Tokens | None = Field(
         default=None, description="Input and output together, tokens; none: find out."
     )
@@ -210,6 +239,14 @@ class Model(Section):
         """The fallback models, in order."""
         return tuple(step.fallback for step in self.overflow if isinstance(step, Fallback))
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        remedy = "Name a second upstream that has it, and send these models there."
+        keys = [name for name in self.headers if name.lower() in _KEY_HEADERS]
+        carries = [(("headers", name), "carries a key, which belongs to an upstream", remedy) for name in keys]
+        refuse([*_bad_headers(self.headers), *carries])
+        return self
+
     def matches(self, model: str) -> bool:
         """Whether this rule is about *model* (case counts)."""
         return self.name == model or fnmatch.fnmatchcase(model, self.name)
@@ -221,9 +258,41 @@ class Stage(Section):
     enabled: bool = True
 
 
+class DedupStage(Stage):
+    """Results that a later one makes superfluous give way to a line."""
+
+    exact: bool = Field(default=True, description="The same call with the same result.")
+    stale_reads: bool = Field(default=True, description="A file that was read again, all the lines or more.")
+    grep_subsumed: bool = Field(default=True, description="A search in a file that was read whole later.")
+    min_saving: int = Field(default=50, ge=0, description="Tokens that one line must save.")
+
+
+class PruneStage(Stage):
+    """Old results give way to a line."""
+
+    protect_rounds: int = Field(default=6, ge=0, description="Newest rounds that stay; fewer in windows below 200K.")
+    protect_tokens: int = Field(default=40_000, ge=0, description="Newest tokens of results that stay; scaled alike.")
+    min_saving: int = Field(default=20_000, ge=0, description="Tokens it must save in all; scaled alike.")
+    weights: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
+        default={}, description="How easily results of a kind are done without, where not as usual."
+    )
+
+
+class TruncateStage(Stage):
+    """The biggest kept results lose what is beyond a limit."""
+
+    always: bool = Field(default=False, description="Cap every result before it is first sent, whatever the room.")
+    max_lines: int = Field(default=2_000, gt=1, description="Lines a result keeps at most.")
+    max_bytes: int = Field(default=50_000, ge=1_000, description="Bytes a result keeps at most.")
+    share: Annotated[Share, Field(gt=0)] = Field(default=0.10, description="Share of the room it keeps at most.")
+
+
 class Stages(Section):
     """Which rungs may be used; the order is fixed."""
 
+    dedup: DedupStage = DedupStage()
+    prune: PruneStage = PruneStage()
+    truncate: TruncateStage = TruncateStage()
     fold: Stage = Stage()
     drop: Stage = Stage()
     clip: Stage = Stage()
@@ -426,6 +495,7 @@ class Settings(Section):
     upstreams: tuple[Upstream, ...] = ()
     models: tuple[Model, ...] = Field(default=(), description="First match wins; no match is as *.")
     compression: Compression = Compression()
+    tools: Tools = Tools()
     summaries: Summaries = Summaries()
     telemetry: Telemetry = Telemetry()
     overflow_rules: tuple[OverflowRule, ...] = Field(
@@ -434,7 +504,15 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refuse([*self._bad_names(), *self._bad_references(), *self._unreachable(), *self._bad_fallbacks()])
+        refuse(
+            [
+                *self._bad_names(),
+                *self._bad_references(),
+                *self._unreachable(),
+                *self._bad_aliases(),
+                *self._bad_fallbacks(),
+            ]
+        )
         return self
 
     def default_upstream(self) -> Upstream:
@@ -466,6 +544,14 @@ class Settings(Section):
         for index, rule in enumerate(self.models):
             if rule.upstream and rule.upstream not in names:
                 yield ("models", index, "upstream"), f"there is no upstream {rule.upstream!r}", remedy
+
+    def _bad_aliases(self) -> Iterator[Trouble]:
+        for index, rule in enumerate(self.models):
+            named = self.model(rule.model).model if rule.model else ""
+            if named not in ("", rule.model):
+                message = f"{rule.model!r} is itself another name, for {named!r}"
+                remedy = f"Write `model: {named}`, or give {rule.model!r} a rule of its own."
+                yield ("models", index, "model"), message, remedy
 
     def _bad_fallbacks(self) -> Iterator[Trouble]:
         for index, rule in enumerate(self.models):

@@ -42,7 +42,7 @@ FIELDS = frozenset(
         # the process
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
         "kind", "state", "task", "store", "file", "line", "key", "remedy", "problem", "code", "attempt", "in_flight",
-        "observed_window", "operation", "cause", "advice", "bytes", "node", "models", "windows",
+        "observed_window", "operation", "share", "cause", "advice", "bytes", "node", "models", "windows",
     }
 )  # fmt: skip
 
@@ -86,6 +86,15 @@ class Logs:
 
     def request_done(self, report: Report, duration: float) -> None:
         """Write the one line of a finished request; *duration* in seconds."""
+        if report.large_result:
+            self.log.warning(
+                "proxy.large_result",
+                request_id=report.request_id,
+                model=report.model,
+                conversation=report.conversation,
+                share=report.large_result,
+                advice="one fresh tool result takes this share of the room left",
+            )
         usage = report.usage
         pressure = report.pressure
         self._requests.info(
