@@ -360,6 +360,7 @@ class Engine:
             source=self._recovery.source(route, known, window),
             project=request.options.project,
             task_size=request.options.task_size,
+            client_compaction=request.compacting,
         )
         if mode == "off" or window is None:
             sent = _uncounted(request, route) if mode != "off" else None

@@ -19,6 +19,7 @@ from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
 from proxy.core.compression.view import Raw, View, assemble, write
 from proxy.core.conversation import chat, messages, responses
+from proxy.core.conversation.compaction import client_of
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
@@ -131,6 +132,7 @@ class Fitter:
         usual = scaled(reserve(None, route.max_output, window), factor)
         limit = None if route.max_input is None else scaled(route.max_input, factor)
         figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed, usual, limit)
+        report = report.but(client_compaction=request.compacting or _compacting(reading))
         return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
 
     async def weigh(self, request: Request, located: Located, route: Route) -> int:
@@ -190,6 +192,8 @@ class Fitter:
         A plan that would go further than *extent* is withheld.
         """
         whole = subject
+        if whole.report.client_compaction and (plan := self._as_sent(whole, demand)):
+            return plan
         subject, tools = self._shrink_tools(whole)
         quiet = tools is None and not demand.force and demand.limit is None
         links = self._links(subject)
@@ -236,6 +240,18 @@ class Fitter:
     def _exceeds(extent: Extent, event: Event | None, since: Event | None, edited: bool) -> bool:
         """Whether *event* goes further than *extent*; *edited*: something beside the items is changed too."""
         return _lossy(event, since) or (extent == "keep" and (edited or event != since))
+
+    def _as_sent(self, subject: Subject, demand: Demand) -> Plan | None:
+        """The plan that changes nothing, whatever happened to the conversation before; ``None`` where that is too big.
+
+        For a client that compacts its conversation itself, what it reads now is all that will be left of it.
+        """
+        if demand.force or demand.limit is not None or self.total(subject) > subject.figures.budget:
+            return None
+        subject, links = replace(subject, layout=subject.reading.layout()), self._links(subject)
+        plan = self._anchored(subject, self._verbatim(subject, self._root(subject, links)), links, -1)
+        expected = scaled(plan.report.tokens_after or 0, subject.factor)
+        return plan if expected <= subject.figures.budget else None
 
     def _is_certain(self, subject: Subject, plan: Plan, output: int | None) -> bool:
         """Whether the plan is too big by our own count too: what was only learned refuses nothing."""
@@ -477,6 +493,14 @@ class Fitter:
             largest=largest,
             largest_tokens=int(regions[largest] * factor),
         )
+
+
+def _compacting(reading: Reading) -> str:
+    """Whose own compaction of its conversation a request is, by its words; empty where it is none."""
+    spans, body = reading.scan.spans, reading.body
+    if not spans:
+        return ""
+    return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])])
 
 
 def _with_event(plan: Plan, event: bool) -> Plan:

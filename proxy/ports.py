@@ -31,7 +31,8 @@ class Request:
 
     ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is scoped by it.
     ``model`` is the one the path names, where it does; it wins over the body's. ``session`` is what the client's
-    headers call the conversation and ``epoch`` how often it compacted it: for names and labels only.
+    headers call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``compacting``
+    is whose own compaction of its conversation the headers say this is.
     ``variant`` is what its headers ask for that changes a model's window, such as a beta flag.
     """
 
@@ -44,6 +45,7 @@ class Request:
     session: str = ""
     epoch: int = 0
     variant: str = ""
+    compacting: str = ""
 
 
 class Reply(Protocol):

@@ -28,7 +28,7 @@ class Report(msgspec.Struct, frozen=True):
     count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds. ``source`` says who knows the
     window; ``regions`` are the view's tokens by region, ``borrowed`` those by which parts exceed their own share of
     an allocation. ``project`` and ``task_size`` are the client's labels, ``fallback`` the model that
-    was asked instead of ``model``.
+    was asked instead of ``model``. ``client_compaction`` says whose own compaction the request is, if it is one.
     """
 
     request_id: str
@@ -56,6 +56,7 @@ class Report(msgspec.Struct, frozen=True):
     retries: int = 0
     overflows: int = 0
     fallback: str = ""
+    client_compaction: str = ""
     overhead_seconds: float = 0.0
     status: int = 0
     usage: Usage = NO_USAGE

@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from proxy import ports
+from proxy.core.conversation.compaction import announced
 from proxy.core.conversation.identity import epoch_of, session_of
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import Ending
@@ -201,8 +202,10 @@ class Handler:
         path = path_qs.partition("?")[0]
         answering = self._engine.count if path in COUNTING else self._engine.exchange
         _, model = managed(path) or ("", "")
-        session, epoch = session_of(intake.seen), epoch_of(intake.seen)
-        asking = ports.Request(api, body, tenant, request_id, wishes, model, session, epoch, variant)
+        about = {"session": session_of(intake.seen), "compacting": announced(intake.seen)}
+        asking = ports.Request(
+            api, body, tenant, request_id, wishes, model, epoch=epoch_of(intake.seen), variant=variant, **about
+        )
         try:
             answer = await answering(asking, send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
