@@ -22,7 +22,7 @@ from cachetools import LRUCache
 
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue
-from proxy.core.budget.figures import Marks, Shares
+from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
 from proxy.core.compression.schedule import Rules, Rungs
@@ -32,7 +32,7 @@ from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
 from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.reading import Reader
-from proxy.routing import open_catalogue, open_probes, open_upstream
+from proxy.routing import open_bridge, open_catalogue, open_probes, open_upstream
 from proxy.server import Limits, Models, Place, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import (
@@ -48,7 +48,7 @@ from proxy.tasks import Tasks
 from proxy.telemetry import shared
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import DirectUpstream, Probes
+from proxy.upstream import Probes, Upstreams
 from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class House:
     def __init__(
         self,
         server: Server,
-        upstream: DirectUpstream,
+        upstream: Upstreams,
         probes: Probes,
         store: Store,
         telemetry: Telemetry,
@@ -129,7 +129,8 @@ class House:
     async def build(cls, start: Start, worker: Worker, logs: Logs, tasks: Tasks) -> House:
         """A process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
         store = await _open_store(start, logs, tasks)
-        upstream = open_upstream(start.settings)
+        bridge = open_bridge(start.settings, tasks)
+        upstream = Upstreams(open_upstream(start.settings), bridge)
         try:
             return await cls._serving(start.settings, worker, logs, tasks, store, upstream)
         except BaseException:  # whatever it is, the private server must not outlive it
@@ -139,7 +140,7 @@ class House:
 
     @classmethod
     async def _serving(
-        cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: DirectUpstream
+        cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: Upstreams
     ) -> House:
         # Only here: in a worker the metrics' folder must be in the environment before their client is imported.
         from proxy.telemetry.metrics import Telemetry
@@ -184,6 +185,7 @@ class House:
         if not many:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
+        tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(server, upstream, probes, store, telemetry, logs, engine)
 
     async def keep(self) -> None:
@@ -322,26 +324,28 @@ def open_engine(
 ) -> Engine:
     """The conductor of *settings*, with memories of its own; *notice* is told what traffic teaches of servers."""
     wanted = settings.compression
-    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark)
+    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
+    buffers = Buffers(**wanted.buffers.model_dump())
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
     stages = wanted.stages
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
-    policy = Policy(Rules(marks, shares, rungs, allocation), wanted.lower_output, wanted.stored_history)
+    rules = Rules(marks, shares, rungs, allocation)
+    policy = Policy(rules, wanted.lower_output, wanted.stored_history, wanted.policy == "economy", buffers)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    return Engine(catalogue, fitter, marks, wanted.mode, lessons, time.perf_counter, classifier, counting)
+    return Engine(catalogue, fitter, wanted.mode, lessons, time.perf_counter, classifier, counting)
 
 
 def _record_bytes(record: Any) -> int:
     return 512 + len(record.block) + sum(map(len, record.edits.values()))
 
 
-def _models(settings: Settings, catalogue: Catalogue, upstream: DirectUpstream) -> Models:
+def _models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
     def figures(model: str) -> Mapping[str, int]:
         """A model's limits under the names that clients read them by."""
         route = catalogue.resolve(model)
@@ -353,7 +357,7 @@ def _models(settings: Settings, catalogue: Catalogue, upstream: DirectUpstream) 
         }
         return {name: value for name, value in told.items() if value is not None}
 
-    places = [Place(each.name) for each in settings.upstreams]
+    places = [Place(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
     named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
     return Models(upstream, places, settings.default_upstream().name, named, figures)
 

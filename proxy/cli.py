@@ -270,6 +270,57 @@ def _plain(text: str) -> str:
 
 
 @app.command()
+def replay(
+    place: Annotated[
+        Path, typer.Argument(help="Past conversations: a file, or a folder of files.", metavar="FILE|DIR")
+    ],
+    window: Annotated[int | None, typer.Option(help="The model's window, in tokens.", min=1)] = None,
+    model: Annotated[str, typer.Option(help="Model of conversations that do not say theirs.")] = "gpt-5",
+    plot: Annotated[Path | None, typer.Option(help="Draw pressure over time into this PNG.", metavar="FILE")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
+) -> None:
+    """Show what would have become of past conversations. Asks no server and keeps nothing.
+
+    Reads OpenAI requests (JSON, JSON Lines) and the session files of Claude Code, Codex, opencode (export), Cline, Roo
+    and Aider.
+    """
+    from proxy.settings import SettingsError, load
+
+    overrides: dict[tuple[str, ...], object] = {}
+    if window is not None:
+        overrides["models", "*", "context_window"] = window
+    try:
+        settings = load(config, overrides, os.environ)
+    except SettingsError as error:
+        _complain(error)
+        raise typer.Exit(REFUSED) from error
+    from proxy.replay import find_sessions
+
+    try:
+        sessions = list(find_sessions(place))
+    except OSError as error:
+        typer.echo(f"{place}: cannot be read: {error.strerror}.", err=True)
+        raise typer.Exit(MISUSED) from error
+    if not sessions:
+        typer.echo(f"{place}: no conversation found. Known are OpenAI requests and agents' session files.", err=True)
+        raise typer.Exit(REFUSED)
+    from proxy.plot import CannotPlot, draw
+    from proxy.reckoning import replay_all, show
+
+    found = replay_all(settings, sessions, model)
+    show(found)
+    if plot is not None:
+        try:
+            draw(found, plot)
+        except CannotPlot as error:
+            typer.echo(f"{plot}: {error}", err=True)
+            raise typer.Exit(REFUSED) from error
+        except OSError as error:
+            typer.echo(f"{plot}: cannot be written: {error.strerror}.", err=True)
+            raise typer.Exit(MISUSED) from error
+
+
+@app.command()
 def fit(
     request: Annotated[str, typer.Argument(help="A request's JSON body; - reads standard input.", metavar="REQUEST")],
     window: Annotated[int | None, typer.Option(help="The model's window, in tokens.", min=1)] = None,

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
-from proxy.core.budget.figures import Marks, input_room, reserve
+from proxy.core.budget.figures import input_room, reserve
 from proxy.core.compression.schedule import Demand
 from proxy.core.conversation.identity import name_of
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
@@ -41,6 +41,9 @@ ERROR_BYTES = 1_048_576
 
 MOST_BYTES_A_TOKEN = 12
 """Of a request's JSON there is hardly ever more to a token, whitespace and escapes included: English has 4 to 5."""
+OBSERVED = "\0observed"
+"""Added to a conversation's label where it is only observed; no header can carry it."""
+
 SHOWN = 100
 """Models that are shown to people at once."""
 
@@ -124,7 +127,6 @@ class Engine:
         self,
         catalogue: Catalogue,
         fitter: Fitter,
-        marks: Marks,
         mode: Mode,
         lessons: Lessons,
         clock: Clock,
@@ -135,7 +137,6 @@ class Engine:
         self._catalogue = catalogue
         self._counting = counting
         self._fitter = fitter
-        self._marks = marks
         self._mode = mode
         self._lessons = lessons
         self._clock = clock
@@ -369,18 +370,20 @@ class Engine:
         if head is not None and not request.options.compact_now and not counted:
             held = reserve(head.requested, route.max_output, window)
             budget = input_room(window, held, route.max_input)
-            if tokens := bound(request.body, head, int(self._marks.low * budget)):
+            if tokens := bound(request.body, head, self._fitter.low(route, window, budget)):
                 bounds = {"tokens_before": tokens, "tokens_after": tokens, "bounded": True}
                 return Plan(request.body, report.but(window=window, budget=budget, **bounds), route), session
+        if mode == "observe":
+            # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
+            own = replace(request.options, conversation=request.options.conversation + OBSERVED)
+            request = replace(request, options=own)
         located = located or self._fitter.locate(request)
         factor = known.lesson.calibration.factor
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         if extent is None:
             extent = "any" if mode == "observe" or request.options.compact_now else first_extent(route.steps)
         plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now, peek=peek), extent=extent)
-        if mode == "observe":
-            return Plan(request.body, plan.report.but(observed=True, outcome="verbatim"), route), session
-        return plan, session
+        return (_observed(request, plan, route) if mode == "observe" else plan), session
 
     async def _look(self, reply: Reply, plan: Plan, *, again: bool) -> tuple[bytes, Overflow | None]:
         """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is.
@@ -408,6 +411,12 @@ def _uncounted(request: Request, route: Route) -> Sent:
     """What an answer can teach of a view that nobody counted, since no window is known to hold it against."""
     plain = not MEDIA.search(request.body)
     return Sent(route, request.tenant, len(request.body) // MOST_BYTES_A_TOKEN, b"", -1, plain, counted=False)
+
+
+def _observed(request: Request, plan: Plan, route: Route) -> Plan:
+    """The client's own bytes, with the report of what *plan* would have done."""
+    reason = "would_refuse" if plan.error else "would_compact" if plan.body != request.body else ""
+    return Plan(request.body, plan.report.but(observed=True, outcome="verbatim", reason=reason), route)
 
 
 def _as_fallback(report: Report, model: str) -> Report:

@@ -145,9 +145,9 @@ async def _read_back(plan: Plan, subject: Subject, settings: Settings, tokenizer
     dialect = DIALECTS[subject.request.api]
     reader = Reader(tokenizers, {}, {}, {}, {})
     located = reader.locate(dialect, TENANT, plan.body)
-    view = await reader.read(dialect, subject.route.encoding, TENANT, located)
+    view = await reader.read(dialect, subject.route.encoding, TENANT, located, subject.route.model)
     wanted = settings.compression
-    return Fitted(plan, subject, view, Marks(wanted.high_mark, wanted.soft_mark, wanted.low_mark), tokenizers)
+    return Fitted(plan, subject, view, Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest), tokenizers)
 
 
 def api_of(body: bytes) -> str:
@@ -243,8 +243,8 @@ def _facts(found: Fitted) -> Iterator[tuple[str, str]]:
     yield "reserve", f"{tokens(figures.reserve)}{'' if subject.requested else '  (none asked for)'}"
     yield "budget", f"{report.budget or 0:,}"
     yield "room", f"{tokens(max(0, figures.budget - figures.fixed))}  (budget less system text, tools and format)"
-    marks = [("high", found.marks.high), ("soft", found.marks.soft), ("low", found.marks.low)]
-    levels = [f"{name} {tokens(figures.mark(share, figures.lasting))}" for name, share in marks]
+    marks = {"high": figures.high, "soft": figures.soft, "low": figures.low}
+    levels = [f"{name} {tokens(level(found.marks, figures.lasting))}" for name, level in marks.items()]
     yield "marks", ", ".join(levels)
     before, after = report.tokens_before or 0, report.tokens_after or 0
     yield "tokens", f"{before:,} as sent, {after:,} upstream"

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import Figures, input_room, reserve, scaled
+from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, input_room, reserve, scaled
 from proxy.core.budget.regions import regions, scaled_up
 from proxy.core.budget.shares import borrowed
 from proxy.core.compression.record import VERSION, Record, dump, load
@@ -44,12 +44,25 @@ MAX_PLACES = 512
 class Policy:
     """How views are kept small: the schedule's rules, and when an output figure may be lowered.
 
-    ``stored``: whether a provider may cut a history that only it has, or its error is the answer.
+    ``stored``: whether a provider may cut a history that only it has, or its error is the answer. ``economy`` compacts
+    where it gets dear and not only where it gets full.
     """
 
     rules: Rules
     lower_output: Lower = "last"
     stored: Literal["truncate", "error"] = "truncate"
+    economy: bool = False
+    buffers: Buffers = NO_BUFFERS
+
+    def figures(self, route: Route, window: int, requested: int | None, fixed: int, factor: float) -> Figures:
+        """What a request may use; *window* and *requested* are in the provider's tokens, the rest in ours."""
+        usual = reserve(None, route.max_output, window)
+        limit = None if route.max_input is None else scaled(route.max_input, factor)
+        cap = scaled(economy_cap(window, route.tier), factor) if self.economy else None
+        held = reserve(requested, route.max_output, window)
+        return Figures(
+            scaled(window, factor), scaled(held, factor), fixed, scaled(usual, factor), limit, cap, self.buffers
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +130,11 @@ class Fitter:
         self._tools = tools
         self._lessons = lessons
 
+    def low(self, route: Route, window: int, budget: int) -> int:
+        """The lowest low mark that a request inside *budget* can have: what weighs less needs no closer look."""
+        figures = self._policy.figures(route, window, None, 0, 1.0)
+        return figures.low(self._policy.rules.marks, min(budget, figures.lasting))
+
     def locate(self, request: Request) -> Located:
         """Where things stand in the body. Raises ``InvalidRequest`` where it cannot be read."""
         return self._reader.locate(DIALECTS[request.api], request.tenant, request.body)
@@ -128,10 +146,7 @@ class Fitter:
         dialect = DIALECTS[request.api]
         reading = await self._reader.read(dialect, route.encoding, request.tenant, located, route.model)
         requested = reading.outline.requested
-        held = reserve(requested, route.max_output, window)
-        usual = scaled(reserve(None, route.max_output, window), factor)
-        limit = None if route.max_input is None else scaled(route.max_input, factor)
-        figures = Figures(scaled(window, factor), scaled(held, factor), reading.fixed, usual, limit)
+        figures = self._policy.figures(route, window, requested, reading.fixed, factor)
         report = report.but(client_compaction=request.compacting or _compacting(reading))
         return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
 
@@ -204,6 +219,9 @@ class Fitter:
         if quiet and record is None and self._is_managed(subject):
             return self._anchored(subject, self._verbatim(subject, self._root(subject, links)), links, -1)
         since = record.event if record else None
+        if demand.force and demand.limit is None and since is not None and since.place == subject.layout.count:
+            # It was compacted at this very place: asked again, nothing more happens.
+            demand = replace(demand, force=False)
         event, output = self._events(subject, since, demand)
         if extent != "any" and self._exceeds(extent, event, since, tools is not None or output is not None):
             return replace(self._verbatim(subject, self._root(subject, links)), withheld=True)
@@ -218,11 +236,26 @@ class Fitter:
         else:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
         plan = self._anchored(subject, plan, links, record.event.place if record else -1)
+        return await self._verified(whole, subject, plan, record, demand, tries=tries, extent=extent)
+
+    async def _verified(
+        self,
+        whole: Subject,
+        subject: Subject,
+        plan: Plan,
+        record: Record | None,
+        demand: Demand,
+        *,
+        tries: int,
+        extent: Extent,
+    ) -> Plan:
+        """*plan* if it fits, else one that goes further, or the refusal; *whole* has its tools entire."""
+        held = plan.output or subject.figures.reserve
         weight = scaled(plan.report.tokens_after or 0, subject.factor)
-        inside = subject.figures.inside(output or subject.figures.reserve)
+        inside = subject.figures.inside(held)
         excess = weight - inside
         # Without an event the schedule has tried, unless it is what the provider counted so far that is too much.
-        if excess > 0 and tries and (event is not None or (plan.tokens or 0) <= inside):
+        if excess > 0 and tries and (record is not None or (plan.tokens or 0) <= inside):
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             tighter = Demand(True, max(0, limit), demand.peek)
             again = await self.decide(whole, tighter, supersede=True, tries=tries - 1, extent=extent)
@@ -232,7 +265,7 @@ class Fitter:
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
             again = await self.decide(replace(whole, figures=tight), demand, supersede=True, extent=extent)
             return _with_event(again, plan.report.event)
-        if excess > _guess(subject, record) and self._is_certain(subject, plan, output):
+        if excess > _guess(subject, record) and self._is_certain(subject, plan, held):
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
 
@@ -253,11 +286,11 @@ class Fitter:
         expected = scaled(plan.report.tokens_after or 0, subject.factor)
         return plan if expected <= subject.figures.budget else None
 
-    def _is_certain(self, subject: Subject, plan: Plan, output: int | None) -> bool:
+    def _is_certain(self, subject: Subject, plan: Plan, held: int) -> bool:
         """Whether the plan is too big by our own count too: what was only learned refuses nothing."""
         figures, factor = subject.figures, max(1.0, subject.factor)
-        held = int((output or figures.reserve) * factor)
-        return (plan.tokens or 0) > input_room(int(figures.window * factor), held, subject.route.max_input)
+        room = input_room(int(figures.window * factor), int(held * factor), subject.route.max_input)
+        return (plan.tokens or 0) > room
 
     def _anchored(self, subject: Subject, plan: Plan, links: tuple[bytes, ...], event: int) -> Plan:
         """*plan* with what the provider will count for it, by what it counted for the conversation so far."""
@@ -282,7 +315,7 @@ class Fitter:
         """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
         figures = subject.figures
         budget = min(figures.lasting, figures.budget)
-        low = min(figures.mark(self._policy.rules.marks.low, budget), budget)
+        low = min(figures.low(self._policy.rules.marks, budget), budget)
         return figures.fixed + subject.reading.history <= low and figures.reserve <= figures.window // 2
 
     def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:

@@ -12,17 +12,21 @@ from proxy.core.budget.windows import Facts, Told, published
 from proxy.ports import Recorder
 from proxy.settings import Settings
 from proxy.tasks import Tasks
-from proxy.upstream import DirectUpstream, OnTold, Probes, Target, Timeouts
+from proxy.upstream import Bridge, Bridged, DirectUpstream, OnTold, Probes, Target, Timeouts, Upstreams
 
 NOWHERE: Final = "-"
 """The upstream of every model where none is configured: then nothing is served, but models can be listed."""
+
+ANTHROPIC: Final = "anthropic"
+OWN_ADDRESSES: Final = {ANTHROPIC: "https://api.anthropic.com/v1"}
+"""Providers that speak one of our other APIs themselves, and where: those requests need no translation."""
 
 
 def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
     """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
     table = published(
         {
-            name: Facts(None, facts.max_input_tokens, facts.max_output_tokens)
+            name: Facts(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
             for name, facts in configuration.model_table().items()
         }
     )
@@ -44,19 +48,57 @@ def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
 
 
 def open_upstream(settings: Settings) -> DirectUpstream:
-    """The pool of connections to the upstreams of *settings*. Call it in a running loop."""
+    """The pool of connections to the upstreams of *settings* that speak our APIs. Call it in a running loop."""
     targets = [
         Target(
             upstream.name,
-            upstream.base_url,
-            upstream.api_key.get_secret_value() if upstream.api_key else None,
+            upstream.base_url or OWN_ADDRESSES[upstream.provider],
+            _key(upstream),
             api_key_header=upstream.key_header,
-            headers={name: value.get_secret_value() for name, value in upstream.headers.items()},
-            timeouts=Timeouts(upstream.timeouts.connect, upstream.timeouts.first_byte, upstream.timeouts.idle),
+            headers=_headers(upstream),
+            timeouts=_timeouts(upstream),
         )
         for upstream in settings.upstreams
+        if not upstream.bridged or upstream.provider in OWN_ADDRESSES
     ]
     return DirectUpstream(targets)
+
+
+def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
+    """What reaches the upstreams of *settings* that LiteLLM speaks for."""
+    targets = [
+        Bridged(
+            upstream.name,
+            upstream.provider,
+            _bridged_address(upstream),
+            _key(upstream),
+            upstream.ambient,
+            _headers(upstream),
+            upstream.options,
+            _timeouts(upstream),
+        )
+        for upstream in settings.upstreams
+        if upstream.bridged
+    ]
+    return Bridge(targets, tasks.spawn)
+
+
+def _bridged_address(upstream: configuration.Upstream) -> str | None:
+    # LiteLLM would look for an address it is not given in the environment, where this proxy's own may stand.
+    base_url = upstream.base_url or OWN_ADDRESSES.get(upstream.provider)
+    return base_url.removesuffix("/v1") if base_url and upstream.provider == ANTHROPIC else base_url
+
+
+def _key(upstream: configuration.Upstream) -> str | None:
+    return upstream.api_key.get_secret_value() if upstream.api_key else None
+
+
+def _headers(upstream: configuration.Upstream) -> dict[str, str]:
+    return {name: value.get_secret_value() for name, value in upstream.headers.items()}
+
+
+def _timeouts(upstream: configuration.Upstream) -> Timeouts:
+    return Timeouts(upstream.timeouts.connect, upstream.timeouts.first_byte, upstream.timeouts.idle)
 
 
 class Board:
@@ -77,7 +119,7 @@ class Board:
 
 def open_probes(
     settings: Settings,
-    upstream: DirectUpstream,
+    upstream: DirectUpstream | Upstreams,
     tasks: Tasks,
     told: OnTold | None = None,
     recorder: Recorder | None = None,
@@ -86,7 +128,7 @@ def open_probes(
 
     With a *recorder*, what one process was told the others know without asking again.
     """
-    asked = {each.name: each.base_url for each in settings.upstreams if each.probe}
+    asked = {each.name: each.base_url for each in settings.upstreams if each.probe and not each.bridged}
     agent = f"ullage/{configuration.version()}"
     return Probes(
         asked, upstream.send, tasks.spawn, time.perf_counter, agent, told, Board(recorder) if recorder else None

@@ -120,11 +120,12 @@ class Desk:
         options: Options = Options(),  # noqa: B008 - frozen
         factor: float = 1.0,
         max_input: int | None = None,
+        model: str = "house-model",
         api: str = "chat",
     ) -> Plan:
         """The plan for *body* in a *window* of so many tokens."""
         request = Request(api, body, tenant, "r", options)
-        route = Route("stub", "house-model", window, None, "o200k_base", "configured", max_input=max_input)
+        route = Route("stub", model, window, None, "o200k_base", "configured", max_input=max_input)
         located = self.fitter.locate(request)
         subject = await self.fitter.measure(request, located, route, Report("r", api), window, factor)
         return await self.fitter.decide(subject, demand)

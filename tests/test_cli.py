@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.material import agent_session
+
 ROOT = Path(__file__).parents[1]
 HEAVY = ("litellm", "aiohttp", "redis", "tiktoken", "pydantic", "yaml", "rich", "structlog", "prometheus_client")
 
@@ -39,7 +41,7 @@ def test_help_imports_nothing_heavy():
     ran = ullage("--help", code=code)
     assert ran.returncode == 0, ran.stderr
     assert "IMPORTED []" in ran.stdout
-    for command in ("serve", "check", "schema", "models", "fit", "health"):
+    for command in ("serve", "check", "schema", "models", "fit", "replay", "health"):
         assert command in ran.stdout
 
 
@@ -209,6 +211,37 @@ def test_models_with_nothing_to_list(tmp_path):
     assert "no-such-*" in ran.stderr
     ran = ullage("models", "--config", str(tmp_path / "none.yaml"))
     assert ran.returncode == 1
+
+
+def past(folder, rounds=12):
+    file = folder / "past.jsonl"
+    file.write_text(json.dumps({"id": "one", "model": "gpt-4o", "messages": agent_session(rounds, 300)}))
+    return file
+
+
+def test_replay_shows_what_would_have_become_of_past_conversations(tmp_path):
+    """`ullage replay` prints a row for each conversation and draws the picture it is asked for."""
+    picture = tmp_path / "p.png"
+    ran = ullage("replay", str(past(tmp_path)), "--window", "4096", "--plot", str(picture))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    heading, row = ran.stdout.splitlines()
+    assert heading.split()[:4] == ["conversation", "model", "window", "requests"]
+    assert row.split()[:2] == ["one", "gpt-4o"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_replay_says_what_is_missing(tmp_path):
+    """A file that is not there, one without conversations and a picture's impossible place are told apart."""
+    ran = ullage("replay", str(tmp_path / "none.jsonl"))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "No such file" in ran.stderr
+    (tmp_path / "empty.jsonl").write_text("{}\n")
+    ran = ullage("replay", str(tmp_path / "empty.jsonl"))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "no conversation found" in ran.stderr
+    ran = ullage("replay", str(past(tmp_path, 2)), "--window", "4096", "--plot", str(tmp_path / "no" / "p.png"))
+    assert ran.returncode == 2
+    assert "cannot be written" in ran.stderr
 
 
 LONG = {

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
-from proxy.core.budget.figures import Marks
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
 from proxy.core.report import Usage
 from proxy.engine import HOLD_SECONDS, Answer, Counting, Engine
@@ -111,9 +110,7 @@ class Room:
         self.time = 0.0
         catalogue = Catalogue([Rule("*", "stub", window)], {}, "stub")
         counted = {"stub": counting}
-        self.engine = Engine(
-            catalogue, self.desk.fitter, Marks(), mode, self.desk.lessons, self.clock, classifier(), counted
-        )
+        self.engine = Engine(catalogue, self.desk.fitter, mode, self.desk.lessons, self.clock, classifier(), counted)
 
     def clock(self) -> float:
         self.time += 0.25
@@ -268,17 +265,6 @@ async def test_an_overflow_in_an_object_with_status_200(stream: bool) -> None:
     answer = await Room().ask(session(6200, stream=stream), upstream.send)
     assert len(upstream.bodies) == 2
     assert await whole(answer) == b'{"choices": []}'
-<<<<<<< HEAD
-=======
-
-
-@pytest.mark.parametrize("headers", [(("content-type", "application/json"),), (*SSE, ("content-encoding", "gzip"))])
-async def test_what_is_no_plain_stream_passes_whole(headers: tuple[tuple[str, str], ...]) -> None:
-    """A 200 that is not an event stream, or says it is compressed and is not, arrives with all its bytes."""
-    upstream = always(Given(200, [b"x", b"y"], headers))
-    answer = await Room().ask(session(6200, stream=True), upstream.send)
-    assert await whole(answer) == b"xy"
->>>>>>> overflow
 
 
 async def test_a_compressed_error_is_understood_and_passed_compressed() -> None:
@@ -369,6 +355,31 @@ async def test_other_modes_change_nothing(mode: Mode, asked: str) -> None:
     if mode == "observe":
         assert answer.report.tokens_after is not None
         assert answer.report.tokens_after < request_tokens(json.loads(body))
+
+
+async def test_observing_leaves_no_trace_in_what_is_sent_later() -> None:
+    """A conversation that was only observed, even asked to compact, is compacted later as if nobody had looked."""
+    room, messages = Room(), agent_session(34, 300)
+    upstream, other = strict(window=10**9), strict(window=WINDOW)
+    events = []
+    for end in range(24, len(messages) + 1, 2):
+        answer = await room.ask(body_of(messages[:end]), upstream.send, mode="observe", compact_now=end == 24)
+        events.append(answer.report.event)
+        assert answer.report.reason == "would_compact"
+    assert 1 <= sum(events) <= 3
+    await room.ask(body_of(messages), other.send)
+    assert other.bodies[0] == (await Room().engine.fit(Request("chat", body_of(messages), TENANT, "r"))).body
+    assert all(json.loads(body)["messages"] == messages[: 24 + 2 * at] for at, body in enumerate(upstream.bodies))
+
+
+async def test_observing_says_what_would_be_refused() -> None:
+    """What could not be brought inside the window passes, and the report says that it would not."""
+    upstream = strict(window=10**9)
+    body = body_of([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
+    answer = await Room(mode="observe").ask(body, upstream.send)
+    assert upstream.bodies == [body]
+    assert answer.report.reason == "would_refuse"
+    assert answer.error is None
 
 
 @pytest.mark.parametrize(("asked", "held"), [(4000, 4000), (50_000, WINDOW)])

@@ -23,7 +23,7 @@ def long_session(**members: Any) -> bytes:
     messages = agent_session(20, 300)
     messages[1] = {"role": "user", "content": [{"type": "text", "text": messages[1]["content"]}, PICTURE]}
     messages[-2]["reasoning_content"] = prose(1, 30)
-    return body_of(messages, tools=AGENT_TOOLS, max_tokens=400, **members)
+    return body_of(messages, **{"tools": AGENT_TOOLS, "max_tokens": 400, "model": "gpt-4o", **members})
 
 
 async def test_the_view_is_what_the_proxy_would_send() -> None:
@@ -48,7 +48,7 @@ async def test_small_requests_pass_and_are_counted_all_the_same() -> None:
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 async def test_every_breakdown_adds_up(factor: float) -> None:
     """Regions, kinds and the table of stages tell one and the same size, before and after, whatever the model."""
-    model = "gpt-4o-mini" if factor == 1.0 else "claude-sonnet-4-5"
+    model = "gpt-4o" if factor == 1.0 else "claude-sonnet-4-5"
     found = await fitted(Settings(), long_session(), model=model, window=6000)
     shown, report = breakdown(found), found.plan.report
     assert found.subject.factor == factor

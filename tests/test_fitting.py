@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.budget.figures import Marks, Shares
+from proxy.core.budget.figures import SCALED_BELOW, Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.compression.schedule import Demand, Rules, Rungs
 from proxy.core.conversation.items import lay_out
@@ -472,6 +472,52 @@ async def test_a_refusal_speaks_of_the_tools_as_small_as_they_could_be_made() ->
     assert isinstance(plan.error, ContextTooLong)
     assert plan.error.largest == "tools"
     assert plan.error.largest_tokens < plan.error.tokens
+
+
+USUAL = Buffers(reserve=16_000, warning=24_000, auto_compact=12_000, blocking=3_000)
+LARGE_TOOLS = [tool(f"tool_{at}", prose(at, 900), path="Where.") for at in range(18)]
+
+
+@pytest.mark.parametrize(
+    ("window", "tools"), [(4096, []), (8192, AGENT_TOOLS), (32_768, AGENT_TOOLS), (32_768, LARGE_TOOLS)]
+)
+async def test_buffers_made_for_large_windows_work_in_small_ones(window: int, tools: list[Message]) -> None:
+    """With the usual buffers a long session is answered to its end, compacted rarely, and keeps them free."""
+    policy = replace(POLICY, buffers=USUAL)
+    desk, events, fills = Desk(policy=policy), 0, []
+    messages = agent_session(0, 0)
+    for at in range(40):
+        messages += agent_round(at, window // 24) if at else []
+        body = body_of(messages, tools=tools) if tools else body_of(messages)
+        plan = await desk.plan(body, window)
+        assert plan_problems(body, plan, window) == []
+        assert plan.error is None
+        events += plan.report.event
+        fills.append((plan.tokens or 0) / window)
+    fixed = request_tokens({"messages": [], "tools": tools}) / window
+    scale = min(1.0, (1 - fixed) * window / SCALED_BELOW)
+    assert max(fills) * window <= window - scale * 19_000 + 3 * window / 64
+    assert 1 <= events <= 20
+    assert fixed < 0.55 or sum(fills) / len(fills) > fixed + 0.05
+
+
+async def test_economy_compacts_where_it_gets_dear() -> None:
+    """Under the policy economy a session is compacted at half the window, deeper than by fit, and never refused."""
+    messages, window = agent_session(60, 300), 32_768
+    economy = replace(POLICY, rules=replace(POLICY.rules, marks=Marks(low=0.35)), economy=True)
+    thrifty, fit = Desk(policy=economy), Desk()
+    sizes = [
+        ((await thrifty.plan(body_of(messages[:end]), window)).tokens or 0)
+        for end in range(2, len(messages), 2)
+        if messages[end - 1]["role"] == "tool"
+    ]
+    assert max(sizes) <= 0.5 * window
+    assert max(sizes) > 0.4 * window
+    assert len((await fit.plan(body_of(messages[:84]), window)).body) == len(body_of(messages[:84]))
+    big = body_of([*messages[:2], *agent_round(777, 20_000)])
+    plan = await thrifty.plan(big, window)
+    assert plan.error is None
+    assert plan.body == big
 
 
 async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.windows import Window
-from proxy.routing import NOWHERE, Board, open_catalogue, open_probes, open_upstream
+from proxy.routing import NOWHERE, Board, open_bridge, open_catalogue, open_probes, open_upstream
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
@@ -86,3 +86,22 @@ async def test_processes_leave_notes_for_each_other(tmp_path: Path) -> None:
         assert await other.recall("windows down") is None
     finally:
         await store.close()
+
+
+async def test_who_is_bridged() -> None:
+    """A provider other than OpenAI's is bridged; Anthropic, whose other API is spoken here, is reached directly too."""
+    upstreams = [
+        {"name": "openai", "base_url": "https://api.openai.com/v1"},
+        {"name": "claude", "provider": "anthropic", "api_key": "sk-a", "headers": {"x-team": "blue"}},
+        {"name": "own", "provider": "anthropic", "base_url": "http://127.0.0.1:1/v1"},
+        {"name": "aws", "provider": "bedrock", "options": {"aws_region_name": "eu-central-1"}},
+    ]
+    given = settings(upstreams=upstreams)
+    tasks = Tasks(lambda name, error: None)
+    direct, bridge = open_upstream(given), open_bridge(given, tasks)
+    assert (direct.names, bridge.names) == (("openai", "claude", "own"), ("claude", "own", "aws"))
+    claude, own, aws = (bridge._targets[name] for name in bridge.names)
+    assert (claude.base_url, own.base_url, aws.base_url) == ("https://api.anthropic.com", "http://127.0.0.1:1", None)
+    assert (claude.api_key, claude.headers, claude.ambient) == ("sk-a", {"x-team": "blue"}, False)
+    assert (aws.ambient, aws.options) == (True, {"aws_region_name": "eu-central-1"})
+    await direct.close()

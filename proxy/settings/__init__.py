@@ -1,6 +1,6 @@
 """Configuration: read from YAML, environment and flags, here and nowhere else; errors name file, line, key, remedy."""
 
-from proxy.settings.data import ModelFacts, model_table, overflow_rules, packaged, rulebook, version
+from proxy.settings.data import ModelFacts, Prices, model_table, overflow_rules, packaged, prices, rulebook, version
 from proxy.settings.load import Overrides, load
 from proxy.settings.model import (
     Compression,
@@ -26,6 +26,7 @@ __all__ = [
     "ModelFacts",
     "OverflowRule",
     "Overrides",
+    "Prices",
     "Problem",
     "Server",
     "Settings",
@@ -39,6 +40,7 @@ __all__ = [
     "model_table",
     "overflow_rules",
     "packaged",
+    "prices",
     "refuse_open",
     "rulebook",
     "summary",

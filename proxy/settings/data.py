@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.resources
 import importlib.util
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -22,12 +24,32 @@ TABLE = "model_prices_and_context_window_backup.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the table says of one model, in tokens; ``None`` where it says nothing."""
+    """What the table says of one model, in tokens; ``None`` where it says nothing.
+
+    Each token of an input above ``price_tier`` tokens costs more than one of a shorter input.
+    """
 
     max_input_tokens: int | None
     max_output_tokens: int | None
     mode: str
     provider: str
+    price_tier: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What one token costs, in US dollars; ``tier`` is the input above which the figures of ``above`` hold."""
+
+    input: float
+    cached: float
+    output: float
+    tier: int | None = None
+    above: Prices | None = None
+
+    def of(self, tokens: int, cached: int, output: int = 0) -> float:
+        """What a request of *tokens* input costs, *cached* of which the provider had before, with its answer."""
+        held = self.above if self.above is not None and self.tier is not None and tokens > self.tier else self
+        return (tokens - cached) * held.input + cached * held.cached + output * held.output
 
 
 class _Row(msgspec.Struct):
@@ -37,6 +59,16 @@ class _Row(msgspec.Struct):
     max_tokens: int | float | str | None = None
     mode: str = ""
     litellm_provider: str = ""
+    input_cost_per_token_above_100k_tokens: float | None = None
+    input_cost_per_token_above_128k_tokens: float | None = None
+    input_cost_per_token_above_200k_tokens: float | None = None
+    input_cost_per_token_above_256k_tokens: float | None = None
+    input_cost_per_token_above_272k_tokens: float | None = None
+    input_cost_per_token_above_512k_tokens: float | None = None
+
+
+_TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
+_TIERS = tuple(sorted((int(found[1]), name) for name in _Row.__struct_fields__ if (found := _TIER.fullmatch(name))))
 
 
 def packaged(name: str) -> Traversable:
@@ -78,15 +110,50 @@ def model_table() -> dict[str, ModelFacts]:
 
     Reads and decodes 3 MB: call it in a thread. Raises ``OSError`` or ``msgspec.MsgspecError`` on a broken file.
     """
-    # find_spec locates a top-level package without running it: importing it takes seconds and 150 MB.
-    spec = importlib.util.find_spec("litellm")
-    if spec is None or not spec.submodule_search_locations:
-        return {}
-    file = Path(spec.submodule_search_locations[0]) / TABLE
-    if not file.is_file():
+    file = _table_file()
+    if file is None:
         return {}
     rows = msgspec.json.decode(file.read_bytes(), type=dict[str, _Row])
     return {name: _facts(row) for name, row in rows.items() if name != "sample_spec"}
+
+
+def prices(models: Iterable[str]) -> dict[str, Prices]:
+    """What each of *models* costs that litellm's table has a price for, also without its provider's prefix.
+
+    Reads 3 MB. Raises ``OSError`` or ``msgspec.MsgspecError`` on a broken file.
+    """
+    file = _table_file()
+    if file is None:
+        return {}
+    rows = msgspec.json.decode(file.read_bytes(), type=dict[str, msgspec.Raw])
+    found: dict[str, Prices] = {}
+    for model in models:
+        raw = rows.get(model) or rows.get(model.rpartition("/")[2])
+        if raw is not None and (price := _prices(msgspec.json.decode(raw, type=dict[str, Any]))):
+            found[model] = price
+    return found
+
+
+def _prices(row: Mapping[str, Any], suffix: str = "") -> Prices | None:
+    names = ("input_cost_per_token", "cache_read_input_token_cost", "output_cost_per_token")
+    costs = [row.get(name + suffix) for name in names]
+    if not isinstance(costs[0], int | float):
+        return None
+    own, cached, output = [float(cost) if isinstance(cost, int | float) else None for cost in costs]
+    assert own is not None
+    tiers = sorted(int(match[1]) for key in row if not suffix and (match := _TIER.fullmatch(key)))
+    tier = tiers[0] if tiers else None
+    above = _prices(row, f"_above_{tier}k_tokens") if tier else None
+    return Prices(own, own if cached is None else cached, output or 0.0, tier * 1000 if tier else None, above)
+
+
+def _table_file() -> Path | None:
+    # find_spec locates a top-level package without running it: importing it takes seconds and 150 MB.
+    spec = importlib.util.find_spec("litellm")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    file = Path(spec.submodule_search_locations[0]) / TABLE
+    return file if file.is_file() else None
 
 
 def _facts(row: _Row) -> ModelFacts:
@@ -95,7 +162,8 @@ def _facts(row: _Row) -> ModelFacts:
         # Without an output figure of its own a row's max_tokens means the window; where the two differ (some round
         # 262,144 to 262,000, one says 1,049,000 beside 262,144) only the smaller one is safe.
         longest = min(filter(None, (longest, _tokens(row.max_tokens))), default=None)
-    return ModelFacts(longest, output, row.mode, row.litellm_provider)
+    tier = next((thousands * 1000 for thousands, name in _TIERS if getattr(row, name) is not None), None)
+    return ModelFacts(longest, output, row.mode, row.litellm_provider, tier)
 
 
 def _tokens(value: float | str | None) -> int | None:

@@ -6,6 +6,7 @@ import fnmatch
 import ipaddress
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -41,6 +42,8 @@ _HOP_BY_HOP = frozenset(
 )
 _KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie"})
 
+# Providers that are paid by the proxy's own surroundings (a role, a service account), never by a client's key.
+_AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
 _KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
 
 Encoding = Literal["o200k_base", "cl100k_base"]
@@ -130,7 +133,13 @@ class Upstream(Section):
     """One server that answers."""
 
     name: str = Field(description="How models and logs refer to it.")
-    base_url: BaseUrl = Field(description="http(s) URL, usually ending in /v1.")
+    base_url: BaseUrl = Field(default="", description="http(s) URL, usually ending in /v1; a provider has its own.")
+    provider: str = Field(
+        default="openai",
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="openai: it speaks OpenAI's API. Anything else: LiteLLM's name for what is behind it.",
+    )
+    options: dict[str, str] = Field(default={}, description="LiteLLM's own settings: regions, projects, API versions.")
     api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
     api_key_header: str = Field(
@@ -151,14 +160,30 @@ class Upstream(Section):
     @property
     def key_header(self) -> str:
         """The header in which this server looks for its key."""
+        if self.provider == "anthropic":
+            return self.api_key_header or "x-api-key"
         host = urlsplit(self.base_url).hostname or ""
         known = next((header for suffix, header in _KEY_HEADERS_BY_HOST if host.endswith(suffix)), "authorization")
         return self.api_key_header or known
 
     @property
+    def bridged(self) -> bool:
+        """Whether chat completions reach it through LiteLLM."""
+        return self.provider != "openai"
+
+    @property
+    def ambient(self) -> bool:
+        """Whether the proxy's own surroundings pay for it."""
+        return self.provider in _AMBIENT
+
+    @property
     def carries_key(self) -> bool:
         """Whether requests to it are sent with a key that is not the client's own."""
-        return self.api_key is not None or not _KEY_HEADERS.isdisjoint(name.lower() for name in self.headers)
+        return (
+            self.ambient
+            or self.api_key is not None
+            or not _KEY_HEADERS.isdisjoint(name.lower() for name in self.headers)
+        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -166,6 +191,10 @@ class Upstream(Section):
         if not _NAME.match(self.name):
             remedy = "Use letters, digits, dots, dashes and underscores, beginning with a letter or digit."
             troubles.append((("name",), f"{self.name!r} cannot be a name", remedy))
+        if not self.base_url and not self.bridged:
+            troubles.append((("base_url",), "is required", "Add `base_url: http://127.0.0.1:8000/v1` or the like."))
+        if self.options and not self.bridged:
+            troubles.append((("options",), "mean nothing without a provider", "Name the provider, or take them out."))
         if self.api_key_header and not _TOKEN.match(self.api_key_header):
             troubles.append((("api_key_header",), "is no header name", "Use letters, digits and dashes."))
         for name in self.headers:
@@ -237,6 +266,33 @@ class Shares(Section):
     steps: Share = Field(default=0.03, description="One line per folded round.")
 
 
+class Buffers(Section):
+    """Thresholds in tokens from the window's end, beside the marks; of the two the smaller threshold wins."""
+
+    reserve: Tokens | None = Field(default=None, description="Kept for the answer; 16000 is usual.")
+    warning: Tokens | None = Field(default=None, description="Free at the soft mark; 24000 is usual.")
+    auto_compact: Tokens | None = Field(default=None, description="Free where a compaction starts; 12000 is usual.")
+    blocking: Tokens | None = Field(default=None, description="Free in every view that is sent; 3000 is usual.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        order = "Keep blocking < auto_compact < warning; 3000, 12000 and 24000 are usual."
+        steps = [(name, getattr(self, name)) for name in ("blocking", "auto_compact", "warning")]
+        known = [(name, tokens) for name, tokens in steps if tokens is not None]
+        refuse(
+            [
+                ((name,), f"{tokens} is not above {below} ({least})", order)
+                for (below, least), (name, tokens) in pairwise(known)
+                if tokens <= least
+            ]
+        )
+        return self
+
+
+ECONOMY_LOW_MARK = 0.35
+"""Deeper than for fitting: the cheapest depth for long sessions at today's prices of cached tokens."""
+
+
 class Allocation(Section):
     """Soft shares of the window; what a part does not use is lent to the others. All zero: no allocation."""
 
@@ -270,13 +326,17 @@ class Compression(Section):
     mode: Annotated[Literal["on", "observe", "off"], Switch] = Field(
         default="on", description="on; observe: decide and report, change nothing; off: relay."
     )
-    policy: Literal["fit"] = Field(default="fit", description="fit: compact only to fit the window.")
+    policy: Literal["fit", "economy"] = Field(
+        default="fit",
+        description="fit: compact only to fit the window; economy: where going on gets dearer than compacting.",
+    )
     high_mark: Annotated[Share, Field(gt=0)] = Field(default=0.90, description="A compaction starts above this share.")
     soft_mark: Annotated[Share, Field(gt=0)] = Field(default=0.60, description="Preparing may start above this share.")
     low_mark: Annotated[Share, Field(gt=0)] = Field(default=0.40, description="A compaction goes down to this share.")
     lower_output: Literal["last", "first", "never"] = Field(
         default="last", description="When the request's own output figure may be lowered to make room."
     )
+    buffers: Buffers = Buffers()
     stored_history: Literal["truncate", "error"] = Field(
         default="truncate",
         description="When a history that only the provider keeps is too long: let it cut that, or pass its error on.",
@@ -284,6 +344,12 @@ class Compression(Section):
     stages: Stages = Stages()
     shares: Shares = Shares()
     allocation: Allocation = Allocation()
+
+    @property
+    def lowest(self) -> float:
+        """The low mark that holds: the configured one, else the policy's own."""
+        own = self.policy == "economy" and "low_mark" not in self.model_fields_set
+        return min(ECONOMY_LOW_MARK, self.low_mark) if own else self.low_mark
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -22,7 +22,10 @@ def summary(settings: Settings, facts: Mapping[str, str]) -> str:
     for upstream in settings.upstreams:
         key = "its own key" if upstream.api_key else "the client's key"
         default = ", default" if upstream == settings.default_upstream() else ""
-        lines.append(("upstream", f"{upstream.name}  {upstream.base_url}  ({key}{default})"))
+        if upstream.ambient:
+            key = "its surroundings' credentials"
+        where = f"{upstream.provider} through LiteLLM  {upstream.base_url}" if upstream.bridged else upstream.base_url
+        lines.append(("upstream", f"{upstream.name}  {where.rstrip()}  ({key}{default})"))
     lines.extend(("model", _rule(rule, facts)) for rule in settings.models or (Model(name="*"),))
     lines.append(("store", facts.get("store") or _store(settings)))
     lines.append(("access", _access(settings)))

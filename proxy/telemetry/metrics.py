@@ -59,10 +59,11 @@ class Telemetry:
         route.seconds.observe(duration)
         if report.tokens_before is not None:
             route.before.inc(report.tokens_before)
-        if report.tokens_after is not None and report.outcome != "refused":  # of a refused one nothing went upstream
-            route.after.inc(report.tokens_after)
+        sent = report.tokens_before if report.observed else report.tokens_after
+        if sent is not None and report.outcome != "refused":  # of a refused one nothing went upstream
+            route.after.inc(sent)
             if report.window:
-                route.fill.observe(report.tokens_after / report.window)
+                route.fill.observe(sent / report.window)
                 if report.source != "request":
                     self._window(report.upstream, model, report.source, report.window)
             for region, tokens in report.regions.items():
@@ -99,12 +100,24 @@ class Telemetry:
 
     def _observe_rare(self, report: Report, route: _Route) -> None:
         families = self._families
+        if report.observed and report.reason.startswith("would_"):
+            families.observed.labels(report.reason.removeprefix("would_")).inc()
         if not report.observed and report.outcome != "refused":
             route.removed.inc(report.tokens_removed)
             for stage in report.stages:
                 families.stages.labels(stage).inc()
             if report.event:
                 families.compactions.labels(route.model).inc()
+        self._observe_overflows(report)
+        if report.fallback:
+            families.fallbacks.labels(route.model, report.fallback).inc()
+        if report.reason == "silently_truncated":
+            families.cuts.labels(route.model).inc()
+        if kind := _error_class(report):
+            families.upstream_errors.labels(report.upstream, kind).inc()
+
+    def _observe_overflows(self, report: Report) -> None:
+        families = self._families
         if report.retries:
             families.retries.labels(report.upstream).inc(report.retries)
         retried = min(report.overflows, report.retries)
@@ -112,12 +125,6 @@ class Telemetry:
             families.overflows.labels("retried").inc(retried)
         if report.overflows > retried:
             families.overflows.labels("returned").inc(report.overflows - retried)
-        if report.fallback:
-            families.fallbacks.labels(route.model, report.fallback).inc()
-        if report.reason == "silently_truncated":
-            families.cuts.labels(route.model).inc()
-        if kind := _error_class(report):
-            families.upstream_errors.labels(report.upstream, kind).inc()
 
     def _observe_labelled(self, report: Report) -> None:
         families = self._families
@@ -209,6 +216,7 @@ class _Families:
         self.client_compactions = counter(
             "ullage_client_compactions_total", "Requests by which clients compacted themselves.", ("client",)
         )
+        self.observed = counter("ullage_observed_total", "Requests that mode observe let pass.", ("would",))
         self.fill = histogram(
             "ullage_context_fill_ratio", "Input sent upstream over the model's window.", model, buckets=_FILL
         )

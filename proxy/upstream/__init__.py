@@ -1,7 +1,21 @@
 """HTTP out: aiohttp, bytes in, bytes out."""
 
 from proxy.upstream.direct import DirectReply, DirectUpstream, Target, Timeouts
+from proxy.upstream.litellm import Bridge, Bridged
 from proxy.upstream.probes import OnTold, Probes, may_answer
+from proxy.upstream.upstreams import Upstreams
 from proxy.upstream.windows import find
 
-__all__ = ["DirectReply", "DirectUpstream", "OnTold", "Probes", "Target", "Timeouts", "find", "may_answer"]
+__all__ = [
+    "Bridge",
+    "Bridged",
+    "DirectReply",
+    "DirectUpstream",
+    "OnTold",
+    "Probes",
+    "Target",
+    "Timeouts",
+    "Upstreams",
+    "find",
+    "may_answer",
+]

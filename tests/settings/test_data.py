@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from proxy.settings import Settings, model_table, overflow_rules, packaged, rulebook, version
+from proxy.settings import Settings, model_table, overflow_rules, packaged, prices, rulebook, version
 from tests.settings.files import EXAMPLE
 
 
@@ -47,3 +47,16 @@ def test_the_configured_rules_come_before_the_packaged_ones():
     assert len(own.phrases) == len(packaged_rules.phrases) + 1
     assert own.codes.items() > packaged_rules.codes.items()
     assert rulebook()["rules"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="needs litellm's table")
+def test_prices_and_their_tiers_are_read_as_data():
+    """A model's prices come from the table, with or without a provider's prefix; dearer ones hold above their tier."""
+    found = prices(["gemini-2.5-pro", "x/gpt-4o-mini", "nobody-knows"])
+    assert set(found) == {"gemini-2.5-pro", "x/gpt-4o-mini"}
+    price = found["gemini-2.5-pro"]
+    assert price.tier == model_table()["gemini-2.5-pro"].price_tier == 200_000
+    assert price.of(200_000, 0) == pytest.approx(0.25)
+    assert price.of(200_001, 0) == pytest.approx(0.5000025)
+    assert price.of(1_000, 1_000) < price.of(1_000, 0) / 2
+    assert model_table()["gpt-4o"].price_tier is None

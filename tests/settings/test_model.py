@@ -130,7 +130,6 @@ def test_fallbacks_in_any_order(tmp_path):
     assert found.models[0].overflow == ("compress",)
 
 
-<<<<<<< HEAD
 def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
     """An allocation of more than the window names file, line, key, the sum, and what to lower."""
     file = written(tmp_path, "compression:\n  allocation: {system: 0.5, tools: 0.3, recent: 0.4}\n")
@@ -145,8 +144,6 @@ def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
     assert not load(None, {}, {}).compression.allocation.given
 
 
-=======
->>>>>>> overflow
 @pytest.mark.parametrize(
     ("rule", "complaint"),
     [
@@ -170,20 +167,3 @@ def test_rules_of_overflows(tmp_path):
     first, second = load(written(tmp_path, text), {}, {}).overflow_rules
     assert (first.means, first.phrase, first.source) == ("input", "over {limit}", "us")
     assert (second.means, second.code, second.source) == ("other", "E1", "configured")
-<<<<<<< HEAD
-=======
-
-
-def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
-    """An allocation of more than the window names file, line, key, the sum, and what to lower."""
-    file = written(tmp_path, "compression:\n  allocation: {system: 0.5, tools: 0.3, recent: 0.4}\n")
-    with pytest.raises(SettingsError) as refused:
-        load(file, {}, {})
-    (problem,) = refused.value.problems
-    assert (problem.file, problem.line, problem.key) == (str(file), 2, "compression.allocation")
-    assert problem.message == "the shares add up to 1.20 of the window"
-    assert "system + tools + recent" in problem.remedy
-    whole = load(written(tmp_path, "compression:\n  allocation: {recent: 0.7, reserve: 0.3}\n"), {}, {})
-    assert whole.compression.allocation.given
-    assert not load(None, {}, {}).compression.allocation.given
->>>>>>> overflow

@@ -118,10 +118,13 @@ def test_observing_counts_no_compaction():
     """What was only considered (mode observe) is not counted as done."""
     telemetry = Telemetry("0")
     report = Report(
-        "r", "chat", outcome="compacted", stages=("fold",), event=True, observed=True, tokens_before=9, tokens_after=1
-    )
+        "r", "chat", stages=("fold",), event=True, observed=True, tokens_before=9, tokens_after=1,
+        reason="would_compact", model="m", window=10,
+    )  # fmt: skip
     telemetry.observe(report, 0.1)
     found = shown(telemetry)
+    assert value(found, "ullage_observed_total", would="compact") == 1
+    assert value(found, "ullage_context_tokens_total", model="m", region="after") == 9
     assert found.get(("ullage_tokens_removed_total", (("model", ""),)), 0) == 0
     assert not any(name in ("ullage_stages_total", "ullage_compactions_total") for name, _ in found)
 

@@ -51,7 +51,8 @@ class Route:
     """Where a request goes and what it may use. ``window`` is ``None`` when nobody knows; ``source`` says who does.
 
     ``max_input`` limits the input beside the window; ``how`` names where a server says so, ``at`` the monotonic second
-    since when. ``exact``: the configuration names the encoding, so our count is taken for the provider's.
+    since when. ``exact``: the configuration names the encoding, so our count is taken for the provider's. Inputs above
+    ``tier`` cost more.
 
     ``steps`` are what to try, in order, when a conversation does not fit. ``variant`` names what a request asked for
     that changes the window, so that nothing learned with it holds without it.
@@ -66,6 +67,7 @@ class Route:
     exact: bool = False
     max_input: int | None = None
     how: str = ""
+    tier: int | None = None
     at: float | None = None
     steps: tuple[str, ...] = (COMPRESS,)
     variant: str = ""
@@ -178,6 +180,7 @@ class Catalogue:
             rule.encoding is not None,
             rule.max_input or _input_limit(facts, window),
             steps=rule.steps,
+            tier=facts.tier,
         )
         return _Known(rule, facts, route)
 

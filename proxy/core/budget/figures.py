@@ -31,13 +31,52 @@ class Shares:
     block: float = 0.40
 
 
+SCALED_BELOW = 65_536
+"""Buffers are meant for a room of at least so many tokens; in a smaller one they shrink with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Thresholds as distances from the window's end, in tokens; ``None``: only the mark holds.
+
+    ``reserve`` is kept for an answer; of what is left, ``warning``, ``auto_compact`` and ``blocking`` are free at the
+    soft mark, at the high mark, and in every view. Where a mark and a buffer differ, the smaller threshold wins.
+    """
+
+    reserve: int | None = None
+    warning: int | None = None
+    auto_compact: int | None = None
+    blocking: int | None = None
+
+    def __post_init__(self) -> None:
+        rising = [each for each in (self.blocking, self.auto_compact, self.warning) if each is not None]
+        if rising != sorted(set(rising)):
+            raise ValueError(f"buffers must shrink from warning to auto_compact to blocking, not {self}")
+
+
+NO_BUFFERS = Buffers()
+
+ECONOMY_SHARE, ECONOMY_MOST, BELOW_TIER = 0.5, 120_000, 0.9
+"""What a long session may grow to cheaply: a share of the window, a number of tokens, and of a dearer price's start."""
+
+LEAST_ROOM = 0.25
+"""Share of the room that a cap on what is spent always leaves: beside large tools it would leave none."""
+
+
+def economy_cap(window: int, tier: int | None) -> int:
+    """Tokens of input from which compacting costs less than going on; *tier* is where a dearer price starts."""
+    cap = min(int(ECONOMY_SHARE * window), ECONOMY_MOST)
+    return min(cap, int(BELOW_TIER * tier)) if tier else cap
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """What one request may use, in tokens of our own count.
 
     ``window`` holds input and output; ``reserve`` is kept for the answer; ``fixed`` is what no compaction of the
     history changes (system, tools, response format). ``usual`` is what is kept where a request asks for nothing;
-    ``max_input`` limits the input however short the answer.
+    ``max_input`` limits the input however short the answer. ``cap`` is where it becomes dear, which moves the marks
+    and refuses nothing; ``buffers`` are thresholds beside the marks.
     """
 
     window: int
@@ -45,6 +84,8 @@ class Figures:
     fixed: int
     usual: int = 0
     max_input: int | None = None
+    cap: int | None = None
+    buffers: Buffers = NO_BUFFERS
 
     @property
     def budget(self) -> int:
@@ -66,7 +107,7 @@ class Figures:
 
         Past places go by it too: else they would miss the events that such a request brought about when it came.
         """
-        return min(self.lasting, self.window - self.usual)
+        return min(self.lasting, self.window - self.usual, self._short_of(self.buffers.blocking))
 
     @property
     def stepped(self) -> int:
@@ -75,8 +116,39 @@ class Figures:
         return -(-self.fixed // step) * step
 
     def mark(self, share: float, budget: int) -> int:
-        """The level at which *share* of the room inside *budget* is used."""
-        return self.stepped + int(share * max(0, budget - self.stepped))
+        """The level at which *share* of the room inside *budget*, as far as it is to be used, is used."""
+        return self.stepped + int(share * max(0, self.spendable(budget) - self.stepped))
+
+    def spendable(self, budget: int) -> int:
+        """What is to be used of *budget*: all of it, or what stays cheap, at least a quarter of the room."""
+        if self.cap is None:
+            return budget
+        least = self.stepped + int(LEAST_ROOM * max(0, budget - self.stepped))
+        return min(budget, max(self.cap, least))
+
+    def high(self, marks: Marks, budget: int) -> int:
+        """The level above which a compaction starts: of mark and buffer the smaller."""
+        return min(self.mark(marks.high, budget), self._short_of(self.buffers.auto_compact))
+
+    def soft(self, marks: Marks, budget: int) -> int:
+        """The level above which one is prepared and warned of: of mark and buffer the smaller, below the high one."""
+        return min(self._beneath(marks, marks.soft, budget), self._short_of(self.buffers.warning))
+
+    def low(self, marks: Marks, budget: int) -> int:
+        """The level a compaction goes down to; as far below the high one as the marks say."""
+        return self._beneath(marks, marks.low, budget)
+
+    def _beneath(self, marks: Marks, share: float, budget: int) -> int:
+        high = self.high(marks, budget)
+        return min(self.mark(share, budget), self.stepped + int(share / marks.high * max(0, high - self.stepped)))
+
+    def _short_of(self, buffer: int | None) -> int:
+        """The level that leaves *buffer* free before the answer's reserve; the window where neither is set."""
+        held = self.buffers.reserve
+        if buffer is None and held is None:
+            return self.window
+        scale = min(1.0, max(0, self.window - self.stepped) / SCALED_BELOW)
+        return self.window - int(scale * ((held or 0) + (buffer or 0)))
 
 
 def reserve(requested: int | None, max_output: int | None, window: int) -> int:

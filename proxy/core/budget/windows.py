@@ -18,12 +18,14 @@ _SERIES = re.compile(r"(?:^|[./-])(gpt-\d+)(?![a-z\d])")
 class Facts:
     """What somebody says of a model, in tokens; ``None`` where nothing is said.
 
-    ``window`` is input and output together, ``max_input`` a limit of the input beside it.
+    ``window`` is input and output together, ``max_input`` a limit of the input beside it; inputs above ``tier`` cost
+    more for each token.
     """
 
     window: int | None = None
     max_input: int | None = None
     max_output: int | None = None
+    tier: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,9 @@ def series(model: str) -> str:
 
 
 def _read(row: Facts, name: str, pairs: set[tuple[str, int | None, int | None]]) -> Facts:
-    taken, output = row.max_input, row.max_output
+    taken, output, tier = row.max_input, row.max_output, row.tier
     if not name or taken is None or output is None:
-        return Facts(taken, None, output)
+        return Facts(taken, None, output, tier)
     if (name, taken + output, output) in pairs:
-        return Facts(taken + output, taken, output)
-    return Facts(taken, taken - output if (name, taken - output, output) in pairs else None, output)
+        return Facts(taken + output, taken, output, tier)
+    return Facts(taken, taken - output if (name, taken - output, output) in pairs else None, output, tier)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import log2
 from typing import Any
 
 from proxy.core.conversation.entry import Entry
@@ -20,11 +21,18 @@ Count = Callable[[str], int]
 NUMBER_SHARE = 0.2
 COMMAND_SHARE = 0.1
 ERROR_SHARE = 0.15
-"""Shares of a digest that numbers, commands and error lines may take at most."""
+FILE_SHARE = 0.1
+"""Shares of a digest that numbers, commands, error lines and the newest files may take at most."""
 
 WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 0.5, "system": 0.0}
-CALLED = 2.0
+CALLED = 1.5
 """Weights of a mention: in written text by role, and in the arguments of a call."""
+
+OLDEST = 0.6
+"""Worth of a mention at the very beginning, when one at the end is worth one."""
+
+ROUGH, SMOOTH = 3.0, 2.0
+"""What a name takes beside its own size, so that the shortest do not always win: in guessed and in counted tokens."""
 
 LONGEST = 160
 """Characters of a token, an error line or a command; what is longer is data, not a name."""
@@ -41,7 +49,10 @@ _NAME = re.compile(
     r"|[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+|(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
     r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
 )
-_NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}[:.]\d{2}|\d{4}-\d{2}-\d{2}")
+_NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}")
+_INSIDE = re.compile(rf"(?<![\w.])(?:({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})|({_NUMBER.pattern}))(?![\w/])")
+"""What a piece of text that is no name itself may hold: a name behind a sigil, a quote mark or an escape."""
+
 _QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
 _FAILURE = re.compile(
     r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
@@ -53,6 +64,7 @@ _COMMAND_KEYS = ("command", "cmd", "code")
 class Digest:
     """Lines of a digest by heading, in the order they are shown."""
 
+    files: tuple[str, ...]
     names: tuple[str, ...]
     numbers: tuple[str, ...]
     errors: tuple[str, ...]
@@ -61,52 +73,111 @@ class Digest:
     def lines(self) -> list[str]:
         """The digest as text lines; headings without entries are left out."""
         found = []
+        if self.files:
+            found.append("Files used last: " + ", ".join(self.files))
         if self.names:
             found.append("Names and places mentioned: " + ", ".join(self.names))
         if self.numbers:
             found.append("Figures mentioned: " + ", ".join(self.numbers))
-        found += [f"Error seen: {line}" for line in self.errors]
+        found += [f"Trouble seen: {line}" for line in self.errors]
         found += [f"Command run: {line}" for line in self.commands]
         return found
 
 
+@dataclass(slots=True)
+class _Name:
+    """Where a name was mentioned: items by weight of the mention, and the newest of them as a share of all."""
+
+    figure: bool
+    mentions: Counter[float]
+    newest: float = 0.0
+
+    def worth(self) -> float:
+        """How likely it is to be needed: each kind of mention counts, the second less than the first."""
+        told = sum(weight * log2(1 + times) for weight, times in self.mentions.items())
+        return told * (OLDEST + (1 - OLDEST) * self.newest)
+
+
 def digest_of(entries: Sequence[Entry], tokens: int, count: Count, known: str = "") -> Digest:
     """The best digest of *entries* in at most about *tokens*; what *known* text already says is not said twice."""
-    scores: dict[str, float] = defaultdict(float)
-    numeric: set[str] = set()
+    names = _mentions(entries)
+    sized = _Sized(count)
+    errors = sized.fill(_error_lines(entries), int(tokens * ERROR_SHARE))
+    commands = sized.fill(_commands(entries), int(tokens * COMMAND_SHARE))
+    room = tokens - sum(sized(line) + 4 for line in (*errors, *commands))
+    said = _Said(known)
+    files = sized.fill(filter(said.is_new, _files(entries)), int(room * FILE_SHARE))
+    room -= sum(map(sized, files))
+    # Looking a name up in a long known text is not cheap: only those that are about to be taken are.
+    ranked = _ranked(names, max(0, tokens), sized)
+    numbers = sized.fill((n for n in ranked if names[n].figure and said.is_new(n)), int(room * NUMBER_SHARE))
+    room -= sum(map(sized, numbers))
+    others = sized.fill((n for n in ranked if not names[n].figure and said.is_new(n)), room)
+    return Digest(tuple(files), tuple(others), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
+
+
+def _mentions(entries: Sequence[Entry]) -> dict[str, _Name]:
+    names: dict[str, _Name] = {}
     total = max(1, len(entries))
     for index, entry in enumerate(entries):
-        recency = 0.25 + 0.75 * (index + 1) / total
         for text, weight in _texts(entry):
-            for name, is_number in set(_tokens(text)):
-                scores[name] += weight * recency
-                if is_number:
-                    numeric.add(name)
-    errors = _fill(_error_lines(entries), int(tokens * ERROR_SHARE), count)
-    commands = _fill(_commands(entries), int(tokens * COMMAND_SHARE), count)
-    room = tokens - sum(count(line) + 4 for line in (*errors, *commands))
-    ranked = sorted(scores, key=lambda name: (-scores[name], name))
-    # Looking a name up in a long known text is not cheap: only those that are about to be taken are.
-    numbers = _fill((n for n in ranked if n in numeric and n not in known), int(room * NUMBER_SHARE), count)
-    room -= sum(count(f"{name}, ") for name in numbers)
-    names = _fill((n for n in ranked if n not in numeric and n not in known), room, count)
-    return Digest(tuple(names), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
+            for name, figure in dict(_tokens(text)).items():
+                known = names.get(name)
+                if known is None:
+                    known = names[name] = _Name(figure, Counter())
+                known.mentions[weight] += 1
+                known.newest = (index + 1) / total
+    return names
 
 
-def _fill(candidates: Iterable[str], tokens: int, count: Count) -> list[str]:
-    """The first of *candidates* that together take at most *tokens*; a long one may be passed over for shorter ones."""
-    taken: list[str] = []
-    misses = 0
-    for candidate in candidates:
-        size = count(f"{candidate}, ")
-        if size <= tokens:
-            taken.append(candidate)
-            tokens -= size
-        else:
-            misses += 1
-        if tokens < 2 or misses > 20:
-            break
-    return taken
+def _ranked(names: Mapping[str, _Name], most: int, size: Callable[[str], int]) -> list[str]:
+    """The names by what they are worth for each token they take; sizes are counted for the first *most* only."""
+    rough = sorted(names, key=lambda name: (-names[name].worth() / (len(name) / 4 + ROUGH), name))[:most]
+    return sorted(rough, key=lambda name: (-names[name].worth() / (size(name) + SMOOTH), name))
+
+
+class _Sized:
+    """Counts lines as they stand in a list, each once."""
+
+    def __init__(self, count: Count) -> None:
+        self._count = count
+        self._sizes: dict[str, int] = {}
+
+    def __call__(self, line: str) -> int:
+        size = self._sizes.get(line)
+        if size is None:
+            size = self._sizes[line] = self._count(f"{line}, ")
+        return size
+
+    def fill(self, candidates: Iterable[str], tokens: int) -> list[str]:
+        """The first of *candidates* that together take at most *tokens*; shorter ones may pass over a long one."""
+        taken: list[str] = []
+        misses = 0
+        for candidate in candidates:
+            size = self(candidate)
+            if size <= tokens:
+                taken.append(candidate)
+                tokens -= size
+            else:
+                misses += 1
+            if tokens < 2 or misses > 20:
+                break
+        return taken
+
+
+class _Said:
+    """What need not be said: what a text says already, and what was offered before, also as part of a longer name."""
+
+    def __init__(self, known: str) -> None:
+        self._known = known
+        self._offered = ""
+
+    def is_new(self, name: str) -> bool:
+        """Whether *name* is still to be said; if so it counts as said from now on."""
+        if name in self._offered or name in self._known:
+            return False
+        self._offered += f"{name}\n"
+        return True
 
 
 def _texts(entry: Entry) -> Iterator[tuple[str, float]]:
@@ -133,10 +204,22 @@ def _named(token: str) -> Iterator[tuple[str, bool]]:
         yield token, False
     elif _NUMBER.fullmatch(token):
         yield token, True
-    elif ":" in token:
-        for piece in token.split(":"):
-            if len(piece) > 2 and ":" not in piece:
-                yield from _named(piece)
+    else:
+        for match in _INSIDE.finditer(token):
+            found = match.group().rstrip(".")
+            if len(found) > 2:
+                yield found, match.lastindex == 2
+
+
+def _files(entries: Sequence[Entry]) -> Iterator[str]:
+    """Distinct paths that calls were given as a whole argument, newest first."""
+    seen: set[str] = set()
+    for entry in reversed(entries):
+        for _, arguments in reversed(entry.calls):
+            for value in plain_arguments(arguments).split("\n"):
+                if 2 < len(value) <= LONGEST and value not in seen and _PATH.fullmatch(value):
+                    seen.add(value)
+                    yield value
 
 
 def _error_lines(entries: Sequence[Entry]) -> Iterator[str]:

@@ -5,11 +5,11 @@ It never digests an earlier block, because the client sends the originals again 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from proxy.core.compression.digest import digest_of, plain_arguments
+from proxy.core.compression.priority import SENTENCE, Round, rounds_of, scores, weight
 from proxy.core.conversation.entry import Entry
 
 Count = Callable[[str], int]
@@ -23,17 +23,26 @@ OMITTED = "[...]"
 STEP_SHARE = 0.23
 """Share of the text's tokens that the steps get; the digest, which later steps refer to most, gets the rest."""
 
-_CUE = re.compile(
-    r"\b(?:must|never|always|only|don'?t|do not|should|shall|need to|make sure|ensure|avoid|without|instead|keep|use"
-    r"|required?|prefer|remember|important|please|no longer|stop|at (?:most|least)|before|after"
-    r"|nicht|immer|niemals|bitte|muss|siempre|nunca|debe|toujours|jamais|doit)\b"
-    r"|不要|必须|务必|请|不能|只能|禁止|してください|しないで|必ず|반드시|하지 ?마|нельзя|всегда|никогда",
-    re.IGNORECASE,
-)
+SHORTEST = 6
+"""Tokens below which nothing more is tried."""
+
+TRIED = 64
+"""Rounds that are tried to be kept in full."""
+
+READ = 65_536
+"""Characters of one text that are looked at for sentences; what follows counts as one more."""
+
+LONG_TOKEN = 16
+"""Characters of a token at most, nearly always: what is longer than its room by that is not even counted."""
+
+HEADINGS = 40
+"""Tokens of the headings between header and footer."""
+
+SENTENCES = 400
+"""Sentences of the user's texts that are weighed one by one; of more than that, the newest texts' count."""
+
 _WIDE = "\u2e80"
 """From here on scripts are written without spaces: a text may end after any character."""
-
-_SENTENCE = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,85 +62,150 @@ class Folded:
 
 
 def render(folded: Folded, block: int, text: int, count: Count) -> str:
-    """The block's text: at most *block* tokens beside the task and the newest user text, of which *text* for digest."""
+    """The block's text: at most *block* tokens beside the task and the newest user text, of which *text* for digest.
+
+    What digest and steps leave over goes to the user's words, then to the rounds that are worth most, in full.
+    """
+    frame = count(HEADER) + count(FOOTER) + HEADINGS
+    pins = choose(folded.pins, max(0, block - text - frame), count)
+    said = "\n".join([folded.task, *(pin for pin in pins if pin), folded.newest, folded.carried])
+    rounds = rounds_of(folded.entries)
+    lines = _steps(rounds, int(text * STEP_SHARE), count)
+    used = sum(count(line) + 2 for line in lines if line)
+    digest = digest_of(folded.entries, text - used, count, said).lines()
+    left = block - frame - used - sum(count(pin) + 2 for pin in pins if pin) - sum(count(line) + 1 for line in digest)
+    if left > 0 and pins != list(folded.pins):
+        more = choose(folded.pins, block - text - frame + left, count)
+        left -= sum(count(pin) + 2 for pin in more if pin) - sum(count(pin) + 2 for pin in pins if pin)
+        pins = more
+    if left > SHORTEST:
+        lines = _with_words(rounds, lines, left, count)
     sections = [HEADER]
     if folded.task:
         sections.append("The user's first request, word for word:\n" + folded.task)
-    pins = _pins(folded.pins, max(0, block - text - count(HEADER) - count(FOOTER) - 40), count)
-    if pins:
-        sections.append("What the user said after that, word for word:\n" + "\n".join(f"- {pin}" for pin in pins))
+    if any(pins):
+        heading = "What the user said after that, word for word" + _gaps(pins)
+        sections.append("\n".join([heading, *(f"- {pin}" for pin in pins if pin)]))
     if folded.newest:
         sections.append("The user's latest message, word for word:\n" + folded.newest)
-    said = "\n".join([*sections, folded.carried])
-    steps = _steps(folded.entries, int(text * STEP_SHARE), count)
-    digest = digest_of(folded.entries, text - sum(count(step) + 2 for step in steps), count, said).lines()
     if digest:
         sections.append("\n".join(digest))
-    if steps:
-        sections.append("Steps so far:\n" + "\n".join(f"- {step}" for step in steps))
+    if any(lines):
+        sections.append("\n".join(["Steps so far" + _gaps(lines), *(f"- {line}" for line in lines if line)]))
     sections.append(FOOTER)
     return "\n\n".join(sections)
 
 
-def _pins(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
-    """The user texts, all of them while they fit; else instructions before the rest and newer before older."""
+def _gaps(lines: Sequence[str]) -> str:
+    """The end of a heading: nothing vanishes without a word."""
+    return ":" if all(lines) else " (some left out for want of room):"
+
+
+def choose(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
+    """The user texts in at most *tokens*, empty where nothing of one is kept: all of them while they fit.
+
+    Else sentences: what constrains before what asks before the rest, newer before older, each word for word.
+    """
     sizes = [count(text) + 2 for text in texts]
     if sum(sizes) <= tokens:
-        return [text for text in texts if text.strip()]
-    chosen: dict[int, str] = {}
+        return list(texts)
     short = max(24, tokens // 8)
-    ranked = sorted(range(len(texts)), key=lambda i: (sizes[i] > short, not _CUE.search(texts[i][:4096]), -i))
-    for index in ranked:
-        whole = texts[index]
-        kept = whole if sizes[index] <= min(short, tokens) else _essence(whole, min(short, tokens), count)
-        size = count(kept) + 2
-        if kept and size <= tokens:
-            chosen[index] = kept
-            tokens -= size
-    return [chosen[index] for index in sorted(chosen)]
+    pieces = [_sentences(text, at, whole=sizes[at] <= short) for at, text in enumerate(texts)]
+    ranked = sorted(_newest(pieces), key=lambda piece: (-weight(piece.text), -piece.at))
+    kept: list[set[int]] = [set() for _ in texts]
+    misses = 0
+    for piece in ranked:
+        # A text of which something is kept costs its bullet, and a sign of what went at every gap.
+        gap = 3 if len(pieces[piece.at]) > 1 else 0
+        cost = count(piece.text) + (gap if kept[piece.at] else gap + 2)
+        if cost <= tokens:
+            kept[piece.at].add(piece.index)
+            tokens -= cost
+        else:
+            misses += 1
+        if tokens < SHORTEST or misses > 20:
+            break
+    return [_joined(text, pieces[at], kept[at]) for at, text in enumerate(texts)]
 
 
-def _essence(text: str, tokens: int, count: Count) -> str:
-    """The sentences of *text* that read like instructions, then its first ones, in order, in at most *tokens*."""
-    sentences = [sentence for sentence in _SENTENCE.split(text[:65_536]) if sentence.strip()]
-    ranked = sorted(range(len(sentences)), key=lambda i: (not _CUE.search(sentences[i]), i))
-    left = tokens - 4
-    kept: set[int] = set()
-    for index in ranked[:200]:
-        size = count(sentences[index]) + 1
-        if size <= left:
-            kept.add(index)
-            left -= size
-    pieces: list[str] = []
-    for index in sorted(kept):
-        if pieces and index - 1 not in kept and pieces[-1] != OMITTED:
-            pieces.append(OMITTED)
-        pieces.append(sentences[index])
-    if pieces and len(kept) < len(sentences):
-        pieces.append(OMITTED)
-    return " ".join(pieces)
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    """Sentence *index* of the text *at*: its words, and where they stand in that text."""
+
+    at: int
+    index: int
+    start: int
+    end: int
+    text: str
 
 
-def _steps(entries: Sequence[Entry], tokens: int, count: Count) -> list[str]:
-    """One line a model item, the newest that fit, in order."""
-    lines: list[str] = []
-    for entry in reversed(entries):
-        if entry.role != "assistant":
-            continue
-        line = _step(entry)
+def _sentences(text: str, at: int, *, whole: bool) -> list[_Sentence]:
+    if whole:
+        return [_Sentence(at, 0, 0, len(text), text)] if text.strip() else []
+    found: list[_Sentence] = []
+    start = 0
+    for end in [*(match.end() for match in SENTENCE.finditer(text, 0, READ)), len(text)]:
+        if words := text[start:end].strip():
+            found.append(_Sentence(at, len(found), start, end, words))
+        start = end
+    return found
+
+
+def _newest(pieces: Sequence[Sequence[_Sentence]]) -> list[_Sentence]:
+    """Sentences of the newest texts first, as many as are looked at one by one; first those that constrain or ask."""
+    newest = [piece for of in reversed(pieces) for piece in of if len(piece.text) <= READ]
+    telling = [piece for piece in newest if weight(piece.text)]
+    return [*telling, *(piece for piece in newest if not weight(piece.text))][:SENTENCES]
+
+
+def _joined(text: str, pieces: Sequence[_Sentence], kept: set[int]) -> str:
+    """The kept sentences of *text*, neighbours as they stood, with a sign for what is between and around them."""
+    if not kept or len(kept) == len(pieces):
+        return text.strip("\n") if kept else ""
+    runs: list[tuple[int, int]] = []
+    for piece in pieces:
+        if piece.index in kept:
+            joins = runs and piece.index - 1 in kept
+            runs[-1:] = [(runs[-1][0], piece.end)] if joins else [*runs[-1:], (piece.start, piece.end)]
+    return " ".join(f"{text[start:end].strip()} {OMITTED}" for start, end in runs)
+
+
+def _steps(rounds: Sequence[Round], tokens: int, count: Count) -> list[str]:
+    """One line a round: the newest that fit; empty for the others."""
+    lines = [""] * len(rounds)
+    for index in range(len(rounds) - 1, -1, -1):
+        line = _step(rounds[index].spoken)
         size = count(line) + 2
         if size > tokens:
             break
-        if line:
-            lines.append(line)
-            tokens -= size
-    return lines[::-1]
+        lines[index] = line
+        tokens -= size
+    return lines
+
+
+def _with_words(rounds: Sequence[Round], lines: Sequence[str], tokens: int, count: Count) -> list[str]:
+    """*lines* with the words of the rounds that are worth most in full, while *tokens* last."""
+    found, worth = list(lines), scores(rounds)
+    for index in sorted(range(len(rounds)), key=lambda i: (-worth[i], -i))[:TRIED]:
+        words = rounds[index].spoken.text.strip()
+        if not words or words in found[index] or len(words) > tokens * LONG_TOKEN:
+            continue
+        whole = " -> ".join(part for part in (words, _called(rounds[index].spoken)) if part)
+        cost = count(whole) + 2 - count(found[index])
+        if cost <= tokens:
+            found[index] = whole
+            tokens -= cost
+    return found
 
 
 def _step(entry: Entry) -> str:
-    said = next((part.strip() for part in _SENTENCE.split(entry.text[:2048]) if len(part.strip()) > 10), "")
+    said = next((part.strip() for part in SENTENCE.split(entry.text[:2048]) if len(part.strip()) > 10), "")
+    return " -> ".join(part for part in (shorten(said, 140), _called(entry)) if part)
+
+
+def _called(entry: Entry) -> str:
     calls = [f"{name}({_brief(arguments)})" for name, arguments in entry.calls]
-    return " -> ".join(part for part in (shorten(said, 140), ", ".join(calls[:6])) if part)
+    return ", ".join(calls[:6])
 
 
 def _brief(arguments: str) -> str:

@@ -113,7 +113,7 @@ class Schedule:
         self._sum = layout.sums
         self._users = layout.user_sums
         self._fixed = figures.stepped
-        self._high = min(figures.mark(self._marks.high, figures.lasting), figures.ceiling)
+        self._high = min(figures.high(self._marks, figures.lasting), figures.ceiling)
 
     def weight(self, place: int, event: Event | None) -> int:
         """Tokens of the view's items at *place*, the fixed part aside, when *event* was the last one."""
@@ -169,7 +169,7 @@ class Schedule:
 
         A function of the folded prefix's weights and the budget only.
         """
-        shares = self._shares
+        shares, budget = self._shares, self._figures.spendable(budget)
         room = max(0, budget - self._fixed)
         users = self._users[cut] - sum(self._items[i].tokens for i in anchors)
         pins = min(int(shares.pins * budget), users + users // 16)
@@ -185,10 +185,10 @@ class Schedule:
         Nothing is clipped while what the client sent fits the budget: above the high mark only folding pays.
         """
         fixed, ceiling = self._fixed, min(budget, self._figures.ceiling)
-        low = self._figures.mark(self._marks.low, budget) - fixed
+        low = self._figures.low(self._marks, budget) - fixed
         levels = _Levels(
             low,
-            min(self._figures.mark(self._marks.high, budget), ceiling) - fixed,
+            min(self._figures.high(self._marks, budget), ceiling) - fixed,
             ceiling - fixed,
             min(low, self._allocation.for_history(self._figures.window, fixed)) if self._allocation else low,
         )

@@ -53,11 +53,13 @@ def write(raw: Raw, event: Event, count: Count) -> tuple[str, dict[int, bytes]]:
     if event.cut == 0 or not event.block:
         return "", edits
     folded = [i for i in range(event.cut) if raw.items[i].role != "system"]
-    entries = {i: raw.dialect.read_entry(edits.get(i) or raw.item(i)) for i in folded}
+    entries = {i: raw.dialect.read_entry(raw.item(i)) for i in folded}  # what a clip took out is digested too
+    shown = {i: raw.dialect.read_entry(edits[i]) for i in event.anchors if i in edits}
     anchors = [i for i in event.anchors if i != _carrier(raw, event)]
-    task = next((entries[i].text for i in anchors if i == raw.layout.task), "")
-    newest = next((entries[i].text for i in anchors if i != raw.layout.task), "")
-    carried = entries.get(_carrier(raw, event))
+    task = next(((shown.get(i) or entries[i]).text for i in anchors if i == raw.layout.task), "")
+    newest = next(((shown.get(i) or entries[i]).text for i in anchors if i != raw.layout.task), "")
+    carrier = _carrier(raw, event)
+    carried = shown.get(carrier) or entries.get(carrier)
     users = [i for i in folded if i not in event.anchors and (raw.items[i].role == "user" or entries[i].said)]
     pins = tuple(entries[i].said or entries[i].text for i in users)
     said = Folded(tuple(entries.values()), pins, task, newest, carried.text if carried else "")

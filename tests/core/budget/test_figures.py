@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.budget.figures import DEFAULT_RESERVE, Figures, Marks, Shares, reserve, scaled
+from proxy.core.budget.figures import (
+    DEFAULT_RESERVE,
+    SCALED_BELOW,
+    Buffers,
+    Figures,
+    Marks,
+    Shares,
+    economy_cap,
+    reserve,
+    scaled,
+)
 
 windows = st.integers(1, 2_000_000)
 
@@ -108,3 +118,82 @@ def test_an_input_limit_beside_the_window(reserve: int, max_input: int | None, b
     figures = Figures(400_000, reserve, 1_000, max_input=max_input)
     assert (figures.budget, figures.lasting) == (budget, lasting)
     assert figures.ceiling <= lasting
+
+
+USUAL = Buffers(reserve=16_000, warning=24_000, auto_compact=12_000, blocking=3_000)
+MARKS = Marks()
+
+
+def levels(figures: Figures) -> tuple[int, int, int, int]:
+    return (
+        figures.low(MARKS, figures.lasting),
+        figures.soft(MARKS, figures.lasting),
+        figures.high(MARKS, figures.lasting),
+        figures.ceiling,
+    )
+
+
+def test_buffers_of_a_large_window() -> None:
+    """In a window of 200,000 the usual buffers stand at 160,000, 172,000 and 181,000; the smaller threshold wins."""
+    figures = Figures(200_000, 16_000, 0, 16_000, buffers=USUAL)
+    full = Marks(high=1.0, soft=0.99, low=0.4)
+    assert figures.soft(full, figures.lasting) == 160_000
+    assert figures.high(full, figures.lasting) == 172_000
+    assert figures.ceiling == 181_000
+    assert figures.high(Marks(high=0.5, soft=0.4, low=0.2), figures.lasting) == figures.lasting // 2
+
+
+@pytest.mark.parametrize(("window", "fixed"), [(4_096, 0), (4_096, 2_000), (8_192, 0), (32_768, 0), (32_768, 17_000)])
+def test_buffers_shrink_with_a_small_room(window: int, fixed: int) -> None:
+    """Small windows, also beside large tools, keep thresholds in order with room between them."""
+    figures = Figures(window, window // 8, fixed, window // 8, buffers=USUAL)
+    low, soft, high, ceiling = levels(figures)
+    room = window - figures.stepped
+    assert figures.stepped + room // 8 < low < soft < high < ceiling < window
+    assert high - low > room // 5
+
+
+@given(st.integers(512, 2_000_000), st.floats(0, 0.95), st.booleans(), st.none() | st.integers(1000, 10**6))
+def test_thresholds_are_in_order_whatever_the_window(window: int, share: float, cheap: bool, tier: int | None) -> None:
+    """Low, soft and high rise and stay inside the window, with buffers and with a cap, and fixed text lowers none."""
+    cap = economy_cap(window, tier) if cheap else None
+    figures = Figures(window, window // 8, int(share * window), window // 8, None, cap, USUAL)
+    low, soft, high, ceiling = levels(figures)
+    assert low <= soft <= high <= window
+    assert ceiling <= window
+    if figures.stepped < figures.lasting:
+        assert figures.stepped <= low
+    bare = Figures(window, window // 8, 0, window // 8, None, cap, USUAL)
+    assert bare.low(MARKS, bare.lasting) <= max(low, figures.stepped)
+
+
+def test_no_buffers_change_nothing() -> None:
+    """Without buffers the marks alone decide."""
+    figures = Figures(SCALED_BELOW, 0, 0)
+    assert figures.high(MARKS, figures.lasting) == figures.mark(MARKS.high, figures.lasting)
+    assert figures.low(MARKS, figures.lasting) == figures.mark(MARKS.low, figures.lasting)
+
+
+def test_buffers_must_shrink_towards_the_end() -> None:
+    """Buffers out of order cannot be made."""
+    with pytest.raises(ValueError, match="shrink from warning"):
+        Buffers(warning=3_000, blocking=3_000)
+    with pytest.raises(ValueError, match="shrink from warning"):
+        Buffers(auto_compact=2_000, blocking=3_000)
+
+
+@pytest.mark.parametrize(
+    ("window", "tier", "cap"),
+    [(128_000, None, 64_000), (1_000_000, None, 120_000), (1_000_000, 200_000, 120_000), (1_000_000, 100_000, 90_000)],
+)
+def test_the_cap_of_economy(window: int, tier: int | None, cap: int) -> None:
+    """Half the window, 120,000 tokens, or a tenth below a dearer price: whichever is least."""
+    assert economy_cap(window, tier) == cap
+
+
+def test_a_cap_beside_large_tools_leaves_a_quarter_of_the_room() -> None:
+    """Tools above the cap do not make every request a compaction."""
+    figures = Figures(400_000, 16_000, 150_000, 16_000, cap=120_000)
+    room = figures.lasting - figures.stepped
+    assert figures.high(MARKS, figures.lasting) == figures.stepped + int(0.9 * int(0.25 * room))
+    assert figures.budget == 384_000

@@ -58,6 +58,45 @@ def test_the_newer_comes_first() -> None:
     assert digest_of(entries, 200, count).names == ("new_name_b", "old_name_a")
 
 
+def test_short_names_are_worth_more_than_long_ones() -> None:
+    """Of names mentioned alike as many as possible are kept: the long one is not, where it would cost several."""
+    long = "/".join(f"folder_{letter}" for letter in "abcdefgh") + "/file.py"
+    short = [f"step_{letter}" for letter in "pqrstuvw"]
+    names = digest_of([said(f"{long} {' '.join(short)}")], 40, count).names
+    assert set(names) == set(short)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("%Session{", "SessionStore"),
+        ("&", "Session.tmp_dir/0"),
+        ("@", "session_id"),
+        ("at ", "16:30:00"),
+        ("#", "row_count"),
+    ],
+)
+def test_a_name_is_found_behind_a_sigil(text: str, name: str) -> None:
+    """Marks that languages put before a name do not hide it."""
+    digest = digest_of([said(f"see {text}{name}, then go on")], 200, count)
+    assert name in {*digest.names, *digest.numbers}
+
+
+def test_a_part_of_a_longer_name_is_not_said_twice() -> None:
+    """Who reads the path reads the file's name."""
+    digest = digest_of([*[said("see src/rows.py")] * 9, result("rows.py")], 200, count)
+    assert whole(digest).count("rows.py") == 1
+
+
+def test_the_newest_files_have_a_share_of_their_own() -> None:
+    """Files that calls were given are listed newest first, however often other names were mentioned."""
+    calls = [said("", ("read", json.dumps({"path": f"src/part_{at}.py"}))) for at in range(40)]
+    talk = [said(" ".join(f"name_{at}" for at in range(300)))] * 3
+    files = digest_of([*talk, *calls, *talk], 500, count).files
+    assert files[:2] == ("src/part_39.py", "src/part_38.py")
+    assert sum(count(f"{name}, ") for name in files) <= 50
+
+
 def test_what_is_known_is_not_said_twice() -> None:
     """A name that stands in the text beside the digest is left out."""
     entries = [said("see config_loader.py and other_file.py")]
@@ -147,7 +186,7 @@ def test_many_names_are_looked_up_only_when_they_are_taken() -> None:
 
 def test_the_digest_says_nothing_of_its_own() -> None:
     """The headings hold no figure, path or identifier."""
-    digest = Digest(("a",), ("b",), ("c",), ("d",))
+    digest = Digest(("a",), ("b",), ("c",), ("d",), ("e",))
     assert entities(whole(digest)) == set()
-    assert whole(Digest((), (), (), ())) == ""
+    assert whole(Digest((), (), (), (), ())) == ""
     assert whole(digest_of([read_entry(raw) for raw in slices(body_of(agent_session(3, 50)))], 0, count)) == ""

@@ -12,7 +12,7 @@ from proxy.core.compression.schedule import NOTE
 from proxy.core.conversation.chat import read_entry
 from proxy.core.conversation.entry import Entry
 from tests.entities import entities, invented
-from tests.fits import Book, Desk, Message, body_of, count, slices
+from tests.fits import UNSHRUNK, Book, Desk, Message, body_of, count, slices
 from tests.material import agent_session, chat_turn
 from tests.strategies import conversations
 
@@ -25,7 +25,7 @@ def folded_of(messages: list[Message]) -> Folded:
     return Folded(entries, tuple(users[1:-1]), users[0], users[-1] if len(users) > 1 else "")
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, phases=UNSHRUNK)
 @given(conversations(max_size=20), st.integers(NOTE, 1500), st.floats(0, 1))
 def test_caps_are_kept_and_nothing_is_invented(messages: list[Message], block: int, share: float) -> None:
     """For any folded rounds and caps: the block beside task and newest text fits its cap and states only what was."""
@@ -78,8 +78,53 @@ def test_a_long_pin_keeps_its_instructions(script: str) -> None:
     assert OMITTED in made
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "You must never push to main.",
+        "Du darfst niemals auf main pushen.",
+        "Nunca hagas push a main.",
+        "Ne pousse jamais sur main.",
+        "Никогда не отправляй в main.",
+        "绝对不要推送到主分支。",
+        "mainには絶対にpushしないでください。",
+        "절대 main에 푸시하지 마세요.",
+        "لا ترسل أبدا إلى main.",
+        "main पर कभी push मत करो।",
+    ],
+)
+def test_a_constraint_outlives_talk_in_any_main_language(rule: str) -> None:
+    """An old constraint is pinned word for word before newer talk, whatever language it is written in."""
+    talk = tuple(f"Weather report {at}: sunny, with tea." for at in range(80))
+    made = render(Folded((), (*talk[:3], rule, *talk[3:]), "task"), 400, 0, count)
+    assert rule in made
+    assert 0 < sum(text in made for text in talk) < 80
+
+
+def test_without_any_known_word_the_newest_stay() -> None:
+    """In a language none of whose words is known, the newest texts are kept, and the block says that some are not."""
+    texts = tuple(f"Kwa hiyo tunaendelea na kazi hii leo {at}." for at in range(80))
+    made = render(Folded((), texts, "task"), 400, 0, count)
+    kept = [at for at, text in enumerate(texts) if text in made]
+    assert kept == list(range(80 - len(kept), 80))
+    assert 3 < len(kept) < 80
+    assert "word for word (some left out for want of room):" in made
+
+
+def test_room_left_over_goes_to_rounds_in_full() -> None:
+    """Where pins and digest leave room, the rounds worth most keep all their words, in their order."""
+    long = "We looked at every part of it, one after the other, and it took a while to see through. "
+    entries = [Entry("assistant", f"Round {at} begins. {long * 2}It ends {at}.") for at in range(20)]
+    made = render(Folded(tuple(entries), ()), 900, 120, count)
+    whole = [at for at, entry in enumerate(entries) if entry.text in made]
+    assert whole[0] == 0
+    assert whole[-1] == 19
+    assert 4 < len(whole) < 20
+    assert count(made) <= 900
+
+
 def test_steps_are_the_newest_in_order() -> None:
-    """Steps are one line a model item, the newest that fit, oldest first, with their calls."""
+    """Steps are one line a round, the first and the newest that fit, oldest first, with their calls."""
     entries = [
         Entry("assistant", f"Now I do thing number {at}.", (("run", f'{{"command":"make {at}"}}'),)) for at in range(50)
     ]
@@ -87,8 +132,9 @@ def test_steps_are_the_newest_in_order() -> None:
     lines = [line for line in made.splitlines() if line.startswith("- Now")]
     assert lines[-1] == "- Now I do thing number 49. -> run(make 49)"
     numbers = [int(line.split("number ")[1].split(".")[0]) for line in lines]
-    assert numbers == list(range(50 - len(numbers), 50))
+    assert numbers == [0, *range(51 - len(numbers), 50)]
     assert 3 < len(numbers) < 50
+    assert "some left out" in made
 
 
 def test_a_step_in_chinese_says_something() -> None:

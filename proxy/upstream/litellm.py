@@ -1,0 +1,383 @@
+"""Providers that do not speak OpenAI's API, through LiteLLM: chat completions in, chat completions out.
+
+LiteLLM takes seconds to import, so it is imported when the first bridged upstream is warmed up or asked. Its proxy is
+never imported, nothing is fetched, and it neither retries nor follows redirects here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from proxy.core.budget.figures import reserve
+from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
+from proxy.upstream import bridge_shapes as shapes
+from proxy.upstream.direct import Timeouts
+
+OFFLINE: Final = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
+    "LITELLM_LOCAL_BLOG_POSTS": "True",
+    "MAX_IMAGE_URL_DOWNLOAD_SIZE_MB": "0",  # otherwise clients name addresses for it to fetch from
+    "LITELLM_MODE": "PRODUCTION",  # otherwise it reads a .env file of the working directory
+}
+"""Environment that keeps LiteLLM from fetching anything by itself; set before it is imported."""
+
+FIELDS: Final = frozenset(
+    {
+        "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens",
+        "max_tokens", "modalities", "n", "parallel_tool_calls", "prediction", "presence_penalty", "prompt_cache_key",
+        "reasoning_effort", "response_format", "safety_identifier", "seed", "service_tier", "stop", "store",
+        "temperature", "thinking", "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity",
+        "web_search_options",
+    }
+)  # fmt: skip
+"""Members of a request that may be passed on. LiteLLM takes addresses and keys by keyword: those are not a client's."""
+
+_ALWAYS: Final = frozenset({"model", "messages", "stream", "stream_options"})
+_PASSED_BACK: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
+_CLAUDE: Final = re.compile("anthropic|claude")
+_MISSING: Final = re.compile(r"No module named '([\w.]+)'")
+_KEYS: Final = ("x-api-key", "api-key")
+_HELD: Final = 64
+_JSON: Final = ("content-type", "application/json")
+_SSE: Final = ("content-type", "text/event-stream")
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bridged:
+    """One upstream behind LiteLLM. ``options`` are LiteLLM's own (regions, projects); ``base_url``: none, its default.
+
+    ``ambient``: it is paid by the proxy's own surroundings (a role, a service account), never by a client's key.
+    """
+
+    name: str
+    provider: str
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    ambient: bool = False
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+class BridgedReply:
+    """An answer in OpenAI's shape: ``ports.Reply`` over what LiteLLM returned."""
+
+    def __init__(self, status: int, headers: Sequence[tuple[str, str]], body: bytes | _Pump) -> None:
+        self.status = status
+        self.headers = headers
+        self._body: bytes | _Pump = body
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+
+    async def next_chunk(self) -> bytes:
+        """The next bytes; empty at the end. Raises ``UpstreamUnreachable`` or ``UpstreamTimeout``."""
+        if isinstance(self._body, bytes):
+            body, self._body = self._body, b""
+            return body
+        return await self._body.next()
+
+    def close(self) -> None:
+        """Abort what is still under way."""
+        if isinstance(self._body, _Pump):
+            self._body.close()
+
+
+class _Pump:
+    """Takes a stream's events as they come, so that a reader who is cancelled loses none."""
+
+    def __init__(self, events: AsyncIterator[bytes], spawn: Spawn) -> None:
+        self._queue: asyncio.Queue[bytes | UllageError] = asyncio.Queue(_HELD)
+        self._task = spawn(self._run(events), "bridged stream")
+        self._ended = False
+
+    async def next(self) -> bytes:
+        """The next event, empty after the last. Raises what ended the stream."""
+        if self._ended:
+            return b""
+        got = await self._queue.get()
+        if isinstance(got, UllageError):
+            raise got
+        self._ended = not got
+        return got
+
+    def close(self) -> None:
+        """Stop taking."""
+        self._ended = True
+        self._task.cancel()
+
+    async def _run(self, events: AsyncIterator[bytes]) -> None:
+        try:
+            async for event in events:
+                await self._queue.put(event)
+        except UllageError as error:
+            await self._queue.put(error)
+        await self._queue.put(b"")
+
+
+class Bridge:
+    """Asks bridged upstreams; one LiteLLM for all of them."""
+
+    def __init__(self, targets: Sequence[Bridged], spawn: Spawn) -> None:
+        self._targets = {target.name: target for target in targets}
+        self._spawn = spawn
+        self._loading: asyncio.Task[_Loaded] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The bridged upstreams' names."""
+        return tuple(self._targets)
+
+    async def warm(self) -> None:
+        """Import LiteLLM, seconds of work, in a thread."""
+        await self._library()
+
+    async def send(self, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> BridgedReply:
+        """The provider's answer to a chat completions *body*, in OpenAI's shape; its errors too.
+
+        Raises ``InvalidRequest`` for a member that cannot be passed on, ``Unauthorized`` without a key,
+        ``UpstreamUnreachable`` and ``UpstreamTimeout``.
+        """
+        place = self._targets[target]
+        asked = _read(body)
+        key = _key(place, headers)
+        loaded = await self._library()
+        _check(loaded.litellm, place, asked)
+        call = loaded.wire.Call(place.timeouts)
+        loaded.wire.CALL.set(call)
+        stream, first = asked.get("stream") is True, None
+        try:
+            answer = await loaded.litellm.acompletion(**_options(loaded.litellm, place, asked, headers, key))
+            if stream:  # some providers are asked only when the first event is
+                first = await _first(answer)
+        except Exception as error:  # noqa: BLE001 - LiteLLM's errors have no common base class
+            if stream and call.status == 200 and call.broken is None:
+                return BridgedReply(200, [_SSE, *_told(call)], _event(_failed(error)[1]))
+            return _refused(place, call, error)
+        if stream:
+            events = _events(place, call, first, answer)
+            return BridgedReply(200, [_SSE, *_told(call)], _Pump(events, self._spawn))
+        document = shapes.whole(answer.model_dump(exclude_none=True), asked["model"])
+        return BridgedReply(200, [_JSON, *_told(call)], shapes.encoded(document))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._loading is not None and self._loading.done() and not self._loading.exception():
+            await self._loading.result().handler.close()
+
+    async def _library(self) -> _Loaded:
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(asyncio.to_thread(_load))
+        return await asyncio.shield(self._loading)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """LiteLLM, the module that holds its wire, and the one client it uses."""
+
+    litellm: Any
+    wire: Any
+    handler: Any
+
+
+def _load() -> _Loaded:
+    os.environ.update(OFFLINE)
+    # What it logs may quote prompts; what matters reaches the caller as an error.
+    for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    litellm: Any = importlib.import_module("litellm")
+    litellm.suppress_debug_info = True
+    litellm.drop_params = False
+    litellm.turn_off_message_logging = True
+    wire: Any = importlib.import_module("proxy.upstream.bridge_wire")
+    http: Any = importlib.import_module("litellm.llms.custom_httpx.http_handler")
+    caching: Any = importlib.import_module("litellm.caching.llm_caching_handler")
+    handler = http.AsyncHTTPHandler(transport=wire.Transport(), follow_redirects=False)
+
+    class Clients(caching.LLMClientCache):  # type: ignore[misc]
+        """Gives out one HTTP client, whichever provider asks for whatever kind."""
+
+        def get_cache(self, key: str, *args: Any, **options: Any) -> Any:
+            return handler if key.startswith("async_httpx_client") else super().get_cache(key, *args, **options)
+
+    litellm.in_memory_llm_clients_cache = Clients()
+    litellm.module_level_aclient = handler
+    litellm.aclient_session = handler.client  # what providers that are asked with OpenAI's own client get
+    return _Loaded(litellm, wire, handler)
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    """The members of a request that are set. Raises ``InvalidRequest``."""
+    try:
+        asked = json.loads(body)
+    except ValueError as error:
+        raise InvalidRequest("The request body is not valid JSON.") from error
+    if not isinstance(asked, dict) or not isinstance(asked.get("model"), str) or not asked.get("messages"):
+        raise InvalidRequest("The request needs a 'model' and 'messages'.")
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _options(
+    litellm: Any, place: Bridged, asked: Mapping[str, Any], headers: Sequence[tuple[str, str]], key: str | None
+) -> dict[str, Any]:
+    """What LiteLLM is called with."""
+    options: dict[str, Any] = {
+        **_output(litellm, place, asked),
+        **{name: value for name, value in asked.items() if name not in ("model", "stream")},
+        **place.options,
+        "model": f"{place.provider}/{asked['model']}",
+        "stream": asked.get("stream") is True,
+        "api_key": key,
+        "timeout": place.timeouts.first_byte,
+        "num_retries": 0,
+        "max_retries": 0,
+        "_skip_mcp_handler": True,  # it would call tools itself, through its proxy
+    }
+    if place.base_url:
+        options["api_base"] = place.base_url
+    if extra := {**_betas(headers), **place.headers}:
+        options["extra_headers"] = extra
+    return options
+
+
+def _check(litellm: Any, place: Bridged, wanted: Mapping[str, Any]) -> None:
+    supported = litellm.get_supported_openai_params(wanted["model"], place.provider)
+    if supported is None:
+        raise InvalidRequest(
+            f"The upstream {place.name!r} names a provider that LiteLLM does not know: {place.provider}."
+        )
+    refused = sorted(wanted.keys() - _ALWAYS - (FIELDS & set(supported)))
+    if refused:
+        names = ", ".join(refused)
+        raise InvalidRequest(f"{place.provider} does not take {names} for {wanted['model']}. Leave {names} out.")
+
+
+def _key(place: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
+    if place.api_key is not None or place.ambient:
+        return place.api_key
+    sent = {name.lower(): value for name, value in headers}
+    scheme, _, token = sent.get("authorization", "").partition(" ")
+    key = token.strip() if scheme.lower() == "bearer" else ""
+    key = key or next((sent[name] for name in _KEYS if sent.get(name)), "")
+    if not key:
+        # LiteLLM would look for one in the proxy's environment, and whoever sends none would spend that.
+        raise Unauthorized(f"The upstream {place.name!r} has no key of its own: send yours as a bearer token.")
+    return key
+
+
+def _betas(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers if name.lower() == "anthropic-beta"}
+
+
+async def _first(stream: Any) -> Any:
+    """The first event of *stream*, which is closed if there is none to be had."""
+    try:
+        return await anext(stream, None)
+    except BaseException:
+        await stream.aclose()
+        raise
+
+
+async def _events(place: Bridged, call: Any, chunk: Any, stream: Any) -> AsyncIterator[bytes]:
+    """*chunk* and the rest of *stream* as server-sent events.
+
+    An error after the start ends them as an event of its own, without ``[DONE]``.
+    """
+    try:
+        while chunk is not None:
+            yield _event(shapes.chunk(chunk.model_dump(exclude_none=True)))
+            async with asyncio.timeout(place.timeouts.idle):
+                chunk = await anext(stream, None)
+        yield b"data: [DONE]\n\n"
+    except TimeoutError as error:
+        raise UpstreamTimeout(place.name, place.timeouts.idle) from error
+    except Exception as error:
+        if call.broken is not None:
+            cause = "the connection broke before the answer was complete"
+            raise UpstreamUnreachable(place.name, cause) from error
+        yield _event(_failed(error)[1])
+    finally:
+        await stream.aclose()
+
+
+def _output(litellm: Any, place: Bridged, asked: Mapping[str, Any]) -> dict[str, int]:
+    """The length of the answer where the request names none and the provider demands one.
+
+    LiteLLM would reserve all that the model can answer with, a third of some windows; here it is what was kept free.
+    """
+    model = asked["model"]
+    if asked.keys() & {"max_tokens", "max_completion_tokens"} or not _CLAUDE.search(f"{place.provider}/{model}"):
+        return {}
+    try:
+        limits = litellm.get_model_info(model, place.provider)
+    except Exception:  # noqa: BLE001 - what LiteLLM raises for a model it does not know: its own default is small
+        return {}
+    most, window = limits.get("max_output_tokens"), limits.get("max_input_tokens")
+    return {"max_tokens": reserve(None, most, window)} if window else {}
+
+
+def _event(document: Mapping[str, Any]) -> bytes:
+    return b"data: " + shapes.encoded(document) + b"\n\n"
+
+
+def _refused(place: Bridged, call: Any, error: Exception) -> BridgedReply:
+    """The provider's refusal as an answer. Raises what says that there was none."""
+    if call.broken is not None:
+        raise _unanswered(place, call.broken) from error
+    if 300 <= call.status < 400:
+        raise UpstreamUnreachable(place.name, "it answers with a redirect, which is not followed") from error
+    if found := _MISSING.search(str(error)):
+        cause = f"LiteLLM needs a Python package for {place.provider} that is not installed: {found[1]}"
+        raise UpstreamUnreachable(place.name, cause) from error
+    if call.status == 200:
+        raise UpstreamUnreachable(place.name, f"its answer is not one of {place.provider}'s") from error
+    if type(error).__name__ == "ImageFetchError":
+        raise InvalidRequest(
+            f"{place.provider} cannot be given the address of an image: send the image itself, as a data: URL."
+        ) from error
+    status, document = _failed(error)
+    if call.error:
+        status, document = shapes.refused(call.status, call.error, overflow=_is_overflow(error))
+    return BridgedReply(status, [_JSON, *_told(call)], shapes.encoded(document))
+
+
+def _unanswered(place: Bridged, broken: Exception) -> UllageError:
+    name = type(broken).__name__
+    if name == "ConnectTimeout":
+        return UpstreamUnreachable(place.name, f"no connection within {place.timeouts.connect:g} s")
+    if name in ("ReadTimeout", "WriteTimeout"):
+        return UpstreamTimeout(place.name, place.timeouts.first_byte)
+    if name == "ConnectError":
+        return UpstreamUnreachable(place.name, f"{place.provider} could not be connected to")
+    return UpstreamUnreachable(place.name, "it closed the connection before it answered")
+
+
+def _failed(error: Exception) -> tuple[int, dict[str, Any]]:
+    return shapes.failed(_inner(error), overflow=_is_overflow(error))
+
+
+def _is_overflow(error: Exception) -> bool:
+    return type(_inner(error)).__name__ == "ContextWindowExceededError"
+
+
+def _inner(error: Exception) -> Exception:
+    """What LiteLLM wrapped because it happened in the middle of a stream."""
+    return getattr(error, "original_exception", None) or error
+
+
+def _told(call: Any) -> list[tuple[str, str]]:
+    """Rate limits, request ids and pauses the provider told."""
+    return [(name, value) for name, value in call.headers if _PASSED_BACK.fullmatch(name)]

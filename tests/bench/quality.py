@@ -1,0 +1,288 @@
+"""What compaction keeps, without asking a model: ``python -m tests.bench.quality``.
+
+Every recorded conversation of at least 4,000 tokens is cut at four fifths; its history is fitted into a budget of a
+quarter and of half its tokens, by Ullage and by the usual simple ways. Then the real continuation tells what should
+have been kept: the names, paths and figures that the assistant used next. ``--ablate`` also leaves out one stage at a
+time. The metrics are those of the script beside the recordings (``ULLAGE_TRANSCRIPTS``/../quality.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import importlib.util
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from proxy.fitting import Policy
+from tests.e2e.transcripts import FOLDER
+from tests.fits import POLICY, Desk, count
+
+Message = dict[str, Any]
+Compactor = Callable[[list[Message], int], list[Message] | None]
+
+SHARES = (0.25, 0.5)
+LEAST_TOKENS, LEAST_SEQUENCE = 4_000, 8_000
+STEPS = 20
+"""Consecutive requests of a conversation that are compared for their repeated prefix."""
+
+RESERVE = 8 / 7
+"""A window an eighth of which is kept for the answer leaves the asked budget."""
+
+COLUMNS = {
+    "refused": "refused",
+    "fits": "fits",
+    "fill": "fill",
+    "first_task": "task",
+    "last_user": "newest",
+    "user_msgs": "user text",
+    "instructions": "instr.",
+    "rlr_future": "later",
+    "rlr_path": "paths",
+    "rlr_ident": "names",
+    "rlr_number": "figures",
+    "rlr_error": "errors",
+    "evidence": "evidence",
+    "invented": "invented",
+    "cache_hit": "prefix",
+    "breaks": "breaks",
+}
+"""Figures by the name the metrics give them, and the heading of their column."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One conversation: the history to compact, what really came next, and the whole of it."""
+
+    name: str
+    history: list[Message]
+    future: list[Message]
+    messages: list[Message]
+
+
+def metrics() -> ModuleType:
+    """The script of metrics, counting in o200k_base by the project's own counter."""
+    path = FOLDER.parent / "quality.py"
+    if not path.exists():
+        raise SystemExit(f"{path} is not there: set ULLAGE_TRANSCRIPTS to the folder of recordings beside it.")
+    spec = importlib.util.spec_from_file_location("quality_metrics", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.ntok = count  # type: ignore[attr-defined]
+    return module
+
+
+class Bench:
+    """The cases, and what is measured of each way of making them smaller."""
+
+    def __init__(self, script: ModuleType, only: str = "") -> None:
+        self.script = script
+        self.cases = [case for case in self._read() if only in case.name]
+
+    def _read(self) -> Iterator[Case]:
+        for row in self.script.load(sorted(FOLDER.glob("*.jsonl"))):
+            messages = row["messages"]
+            if self.script.toks(messages) < LEAST_TOKENS:
+                continue
+            history, future = self.script.split_future(messages)
+            end = max((n for n in range(1, len(history) + 1) if _is_place(history[:n], history[n:])), default=0)
+            if end:
+                yield Case(row["id"], history[:end], future, messages)
+
+    def budget(self, case: Case, share: float) -> int:
+        """Tokens that the history of *case* may use."""
+        return int(share * self.script.toks(case.history))
+
+    def roomy(self, case: Case, share: float) -> bool:
+        """Whether what no compaction may touch, and the newest round, take at most half the budget."""
+        history = case.history
+        users = [at for at, message in enumerate(history) if message["role"] == "user"]
+        newest = next((at for at in range(len(history) - 1, -1, -1) if _opens(history, at)), 0)
+        kept = {*users[:1], *users[-1:], *range(newest, len(history))}
+        kept |= {at for at, message in enumerate(history) if self.script.is_head(message)}
+        return self.script.toks([history[at] for at in kept]) * 2 <= self.budget(case, share)
+
+    def score(self, case: Case, share: float, compact: Compactor, *, sequence: bool = True) -> dict[str, Any]:
+        """Every figure of one case; only ``refused`` where there is no smaller view."""
+        budget = self.budget(case, share)
+        view = compact(case.history, budget)
+        if view is None:
+            return {"refused": 1.0}
+        found: dict[str, Any] = self.script.score(case.history, view, case.future, budget)
+        found |= {"refused": 0.0, "fill": found["tokens_out"] / max(1, budget), "evidence": self._evidence(case, view)}
+        if sequence and self.script.toks(case.messages) >= LEAST_SEQUENCE:
+            room = int(share * self.script.toks(case.messages))
+            views = [
+                request if self.script.toks(request) <= room else compact(request, room)
+                for request in self.script.requests_of(case.messages, STEPS)
+            ]
+            whole = [view for view in views if view is not None]
+            if len(whole) > 1:
+                found |= self.script.prefix_stability(whole)
+        return found
+
+    def _evidence(self, case: Case, view: list[Message]) -> float | None:
+        """How much of the lines is still there in which what was needed later stood last."""
+        bag, lines = self.script.Bag(view), []
+        texts = [line for message in case.history for line in self.script.full_text(message).splitlines()]
+        for name in self.script.needed_from_history(case.history, case.future):
+            lines += [next((line for line in reversed(texts) if name in line), "")[:400]]
+        found = [self.script.shingle_recall(line, bag) for line in lines if line]
+        return fmean(found) if found else None
+
+    def missed(self, case: Case, share: float, compact: Compactor) -> list[tuple[str, str, str]]:
+        """What was needed later and is gone: kind, name, and who had said it how often how far from the end."""
+        view = compact(case.history, self.budget(case, share))
+        bag = self.script.Bag(view or [])
+        found = []
+        for name, kind in sorted(self.script.needed_from_history(case.history, case.future).items()):
+            if bag.has(name):
+                continue
+            seen: Counter[str] = Counter()
+            newest = 0.0
+            for at, message in enumerate(case.history):
+                said, called = name in self.script.content_text(message), name in self.script.call_text(message)
+                seen[message["role"]] += said
+                seen["call"] += called
+                newest = (at + 1) / len(case.history) if said or called else newest
+            where = ", ".join(f"{role} {times}" for role, times in seen.items() if times)
+            found.append((kind, name, f"{where}; newest at {newest:.2f}"))
+        return found
+
+
+def _is_place(before: Sequence[Message], after: Sequence[Message]) -> bool:
+    speaks = after[0]["role"] == "assistant" if after else True
+    return before[-1]["role"] not in ("assistant", "system", "developer") and speaks
+
+
+def _opens(messages: Sequence[Message], at: int) -> bool:
+    """Whether a round begins at this message."""
+    return messages[at]["role"] == "assistant" and (at == 0 or messages[at - 1]["role"] != "assistant")
+
+
+def ullage(policy: Policy = POLICY) -> Compactor:
+    """Ullage's own engine as a compactor; a window's replica lives as long as the conversation does not change."""
+    desks: dict[tuple[str, int], Desk] = {}
+
+    def compact(messages: list[Message], budget: int) -> list[Message] | None:
+        window = int(budget * RESERVE)
+        name = (json.dumps(messages[:2], sort_keys=True), window)
+        if name not in desks:
+            desks.clear()
+            desks[name] = Desk(policy=policy)
+        body = json.dumps({"model": "gpt-4o", "messages": messages}, ensure_ascii=False)
+        plan = asyncio.run(desks[name].plan(body.encode("utf-8", "surrogatepass"), window))
+        return None if plan.error else json.loads(plan.body)["messages"]
+
+    return compact
+
+
+def ways(script: ModuleType, *, ablate: bool) -> dict[str, Compactor]:
+    """What is compared, by name."""
+    if not ablate:
+        baselines = {name.replace("_", " "): compact for name, compact in script.COMPACTORS.items()}
+        return {**baselines, "ullage": ullage()}
+    rules = POLICY.rules
+    found = {"ullage": ullage()}
+    for field in dataclasses.fields(rules.rungs):
+        if getattr(rules.rungs, field.name) is True:
+            fewer = replace(rules, rungs=replace(rules.rungs, **{field.name: False}))
+            found[f"without {field.name}"] = ullage(replace(POLICY, rules=fewer))
+    for name in ("pins", "digest", "steps"):
+        fewer = replace(rules, shares=replace(rules.shares, **{name: 0.0}))
+        found[f"without {name}"] = ullage(replace(POLICY, rules=fewer))
+    return found
+
+
+def row(name: str, scores: Sequence[dict[str, Any]]) -> list[str]:
+    """Means over conversations, as text; empty where no conversation has the figure."""
+    cells = [name, str(len(scores))]
+    for key in COLUMNS:
+        values = [score[key] for score in scores if score.get(key) is not None]
+        cells.append(f"{fmean(values):.3f}" if values else "")
+    return cells
+
+
+def report(
+    bench: Bench, shares: Sequence[float], compactors: dict[str, Compactor], *, sequence: bool
+) -> Iterator[tuple[str, list[str]]]:
+    """The heading and cells of each row: over all conversations, and over those whose window has room to compact."""
+    work = [(share, name) for share in shares for name in compactors]
+    found: dict[tuple[float, str], list[tuple[bool, dict[str, Any]]]] = {}
+    for share, name in track(work, "measuring", console=Console(stderr=True)):
+        compact = compactors[name]
+        found[share, name] = [
+            (bench.roomy(case, share), bench.score(case, share, compact, sequence=sequence)) for case in bench.cases
+        ]
+    for share in shares:
+        for roomy in (False, True):
+            title = f"budget {share:.0%} of each history, " + ("where it has room to compact" if roomy else "all")
+            for name in compactors:
+                yield title, row(name, [score for fits, score in found[share, name] if fits or not roomy])
+
+
+def show(rows: Sequence[tuple[str, list[str]]], *, markdown: bool) -> None:
+    """Print the tables."""
+    headings = ["compactor", "n", *COLUMNS.values()]
+    for title in dict.fromkeys(title for title, _ in rows):
+        cells = [cells for name, cells in rows if name == title]
+        if markdown:
+            lines = [headings, ["---"] * len(headings), *cells]
+            print(f"\n**{title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+            continue
+        grid = Table(title=title)
+        for at, heading in enumerate(headings):
+            grid.add_column(heading, justify="right" if at else "left", no_wrap=True)
+        for line in cells:
+            grid.add_row(*line)
+        Console(width=220).print(grid)
+
+
+def main() -> None:
+    """Print the tables, or with ``--misses`` what was lost."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.quality", description=__doc__)
+    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="budgets as shares of each history")
+    parser.add_argument("--only", default="", help="conversations whose name holds this")
+    parser.add_argument("--ablate", action="store_true", help="leave out one stage at a time")
+    parser.add_argument("--markdown", action="store_true", help="tables as Markdown")
+    parser.add_argument("--misses", action="store_true", help="list what was needed later and is gone")
+    parser.add_argument("--each", action="store_true", help="a row for each conversation")
+    given = parser.parse_args()
+    bench = Bench(metrics(), given.only)
+    shares = [float(share) for share in given.shares.split(",")]
+    if given.misses:
+        for share in shares:
+            for case in bench.cases:
+                for kind, name, where in bench.missed(case, share, ullage()):
+                    print(f"{share} {case.name} {kind}: {name!r} ({where})")
+    elif given.each:
+        show(
+            [
+                (f"budget {share:.0%}", row(case.name + (" *" if bench.roomy(case, share) else ""), [score]))
+                for share in shares
+                for case in bench.cases
+                for score in [bench.score(case, share, ullage())]
+            ],
+            markdown=given.markdown,
+        )
+    else:
+        compared = ways(bench.script, ablate=given.ablate)
+        show(list(report(bench, shares, compared, sequence=not given.ablate)), markdown=given.markdown)
+
+
+if __name__ == "__main__":
+    sys.setrecursionlimit(10_000)
+    main()

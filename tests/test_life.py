@@ -1,0 +1,158 @@
+"""What varies in the life of a conversation, one thing at a time: past cuts never move.
+
+Each test lets a conversation be compacted, changes something between two requests, and compares what is sent: the view
+must begin with the very bytes of the one before, whatever changed, until a new event is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from proxy.core.budget.figures import Buffers, Marks, Shares
+from proxy.core.compression import digest, fold
+from proxy.core.compression.schedule import Demand, Rules, Rungs
+from proxy.fitting import Policy
+from tests.fits import POLICY, Book, Desk, Message, body_of, slices
+from tests.material import AGENT_TOOLS, agent_round, agent_session, tool
+
+WINDOW = 4096
+BEFORE = agent_session(20, 300)
+AFTER = [*BEFORE, *agent_round(99, 20)]
+ONE_MORE = tool("look_up", "Look a word up.", word="The word.")
+OTHER_WORDS = Policy(Rules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), Rungs()))
+OTHER_MARKS = Policy(Rules(Marks(high=0.95, soft=0.7, low=0.5), Shares(), Rungs()))
+BUFFERED = replace(POLICY, buffers=Buffers(reserve=500, warning=600, auto_compact=200, blocking=100))
+
+
+@dataclass(frozen=True)
+class Life:
+    """How one request of the conversation is made and looked at."""
+
+    window: int = WINDOW
+    factor: float = 1.0
+    policy: Policy = POLICY
+    system: str = "You are a careful engineer."
+    members: Mapping[str, Any] = field(default_factory=lambda: {"tools": AGENT_TOOLS})
+    fresh: bool = False
+    """Whether another process answers, which knows only the store."""
+
+
+def body(messages: Sequence[Message], life: Life) -> bytes:
+    first = [{"role": "system", "content": life.system}]
+    return body_of([*first, *(m for m in messages if m["role"] != "system")], **life.members)
+
+
+async def views(*requests: tuple[Sequence[Message], Life]) -> list[list[bytes]]:
+    """What goes upstream for each request in turn, its system message left out."""
+    book, found = Book(), []
+    desk: Desk | None = None
+    for messages, life in requests:
+        if desk is None or life.fresh or life.policy is not POLICY:
+            desk = Desk(book, life.policy)
+        plan = await desk.plan(body(messages, life), life.window, factor=life.factor)
+        assert plan.error is None, plan.error
+        found.append(slices(plan.body)[1:])
+    return found
+
+
+CHANGES: dict[str, Life] = {
+    "nothing": Life(),
+    "the clock in the system text": Life(system="You are a careful engineer. It is 10:01."),
+    "a longer system text": Life(system="You are a careful engineer. " + "Answer in short sentences. " * 8),
+    "a tool added": Life(members={"tools": [*AGENT_TOOLS, ONE_MORE]}),
+    "the tools gone": Life(members={}),
+    "an output figure": Life(members={"tools": AGENT_TOOLS, "max_tokens": 300}),
+    "another name for it": Life(members={"tools": AGENT_TOOLS, "max_completion_tokens": 300}),
+    "a factor learned, larger": Life(factor=1.1),
+    "a factor learned, smaller": Life(factor=0.8),
+    "a window raised": Life(window=WINDOW * 4),
+    "a window lowered a little": Life(window=WINDOW * 7 // 8),
+    "another process": Life(fresh=True),
+    "other shares in the settings": Life(policy=OTHER_WORDS),
+    "other marks in the settings": Life(policy=OTHER_MARKS),
+    "buffers in the settings": Life(policy=BUFFERED),
+    "another policy in the settings": Life(policy=replace(POLICY, economy=True), window=WINDOW * 4),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_past_cuts_never_move(change: str) -> None:
+    """Whatever changes between two requests, the second view begins with the bytes of the first."""
+    before, after = await views((BEFORE, Life()), (AFTER, CHANGES[change]))
+    assert len(before) < len(BEFORE) - 1
+    assert after[: len(before)] == before
+    assert len(after) == len(before) + 2
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_going_back_moves_nothing_either(change: str) -> None:
+    """After a request under other figures the conversation goes on where it was."""
+    later = [*AFTER, *agent_round(100, 20)]
+    before, between, after = await views((BEFORE, Life()), (AFTER, CHANGES[change]), (later, Life(fresh=True)))
+    assert between[: len(before)] == before
+    assert after[: len(between)] == between
+
+
+async def test_a_window_lowered_by_half_is_one_new_event() -> None:
+    """What no longer fits is compacted once, further on; raised again, nothing comes back."""
+    small = Life(window=WINDOW // 2 + 400)
+    later = [*AFTER, *agent_round(100, 20)]
+    before, smaller, back = await views((BEFORE, Life()), (BEFORE, small), (AFTER, Life()))
+    assert len(smaller) < len(before)
+    assert back[: len(smaller)] == smaller
+    (again,) = (await views((BEFORE, Life()), (BEFORE, small), (later, Life(window=WINDOW * 4))))[2:]
+    assert again[: len(smaller)] == smaller
+
+
+async def test_far_under_the_mark_nothing_is_looked_up() -> None:
+    """In a window so large that the whole conversation is under its low mark, the client's own bytes go upstream."""
+    book, large = Book(), Life(window=WINDOW * 16)
+    await Desk(book).plan(body(BEFORE, Life()), WINDOW)
+    plan = await Desk(book).plan(body(AFTER, large), large.window)
+    assert plan.body == body(AFTER, large)
+
+
+async def test_code_that_writes_other_blocks_repeats_the_recorded_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an update that words blocks in another way, conversations keep the block they were sent with."""
+    book = Book()
+    before = slices((await Desk(book).plan(body(BEFORE, Life()), WINDOW)).body)
+    monkeypatch.setattr(fold, "HEADER", "[Another beginning.]")
+    monkeypatch.setattr(digest, "NUMBER_SHARE", 0.5)
+    after = slices((await Desk(book).plan(body(AFTER, Life()), WINDOW)).body)
+    assert after[: len(before)] == before
+    fresh = slices((await Desk(Book()).plan(body(AFTER, Life()), WINDOW)).body)
+    assert fresh[: len(before)] != before
+
+
+async def test_another_model_has_a_past_of_its_own() -> None:
+    """A model switched in mid-conversation is compacted for its own window; switched back, the first goes on."""
+    book = Book()
+    desk = Desk(book)
+    first = await desk.plan(body(BEFORE, Life()), WINDOW)
+    large = await desk.plan(body(AFTER, Life()), WINDOW * 8, model="another-model")
+    assert large.report.outcome == "verbatim"
+    later = [*AFTER, *agent_round(100, 20)]
+    back = await desk.plan(body(later, Life()), WINDOW)
+    assert slices(back.body)[: len(slices(first.body))] == slices(first.body)
+    assert not back.report.event
+
+
+@pytest.mark.parametrize("rounds", [8, 20])
+async def test_compacting_now_is_recorded_and_idempotent(rounds: int) -> None:
+    """Asked for twice, also of another process, one compaction happens; the conversation goes on from it."""
+    book, messages = Book(), agent_session(rounds, 300)
+    now = Demand(force=True)
+    first = await Desk(book).plan(body_of(messages), WINDOW, now)
+    assert first.report.event
+    assert len(book.records()) == 1
+    desk = Desk(book)
+    for demand in (now, Demand(), now):
+        again = await desk.plan(body_of(messages), WINDOW, demand)
+        assert again.body == first.body
+        assert not again.report.event
+    grown = await desk.plan(body_of([*messages, *agent_round(99, 20)]), WINDOW)
+    assert slices(grown.body)[: len(slices(first.body))] == slices(first.body)
