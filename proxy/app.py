@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cachetools import LRUCache
 
 from proxy import settings as configuration
+from proxy.compacting import Compacting, Serving
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
@@ -338,7 +339,11 @@ def open_engine(
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    return Engine(catalogue, fitter, wanted.mode, lessons, time.perf_counter, classifier, counting)
+    serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
+    compacting = Compacting(reader, store, shares, time.time, serving)
+    return Engine(
+        catalogue, fitter, wanted.mode, lessons, time.perf_counter, classifier, counting, compacting=compacting
+    )
 
 
 def _record_bytes(record: Any) -> int:

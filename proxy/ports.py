@@ -95,6 +95,9 @@ class Recorder(Protocol):
     def chain_key(self, tenant: bytes) -> bytes:
         """The secret (32 bytes) that keys this tenant's chains."""
 
+    def item_key(self) -> bytes:
+        """The secret (32 bytes) that tells items of ours which clients carry; the same for every tenant."""
+
     def reachable(self) -> bool:
         """Whether records can be had at all right now: if not, that none was found says nothing."""
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
-from proxy.core.budget.figures import Marks
 from proxy.core.errors import UpstreamUnreachable
 from proxy.engine import Answer, Engine
 from proxy.fitting import Plan
@@ -47,7 +46,9 @@ class House:
         catalogue = Catalogue(
             [Rule(BIG, "other", other), Rule("*", "own", told or own, steps=steps or (COMPRESS,))], {}, "own"
         )
-        self.engine = Engine(catalogue, desk.fitter, Marks(), "on", desk.lessons, lambda: 0.0, classifier())
+        self.engine = Engine(
+            catalogue, desk.fitter, "on", desk.lessons, lambda: 0.0, classifier(), compacting=desk.compacting
+        )
 
     async def send(self, upstream: str, body: bytes, *, keyless: bool = False) -> Reply:
         self.sent.append((upstream, body, keyless))

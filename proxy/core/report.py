@@ -10,6 +10,10 @@ import msgspec
 Outcome = Literal["verbatim", "compacted", "degraded", "refused"]
 
 
+SERVED = "served"
+"""The reason of a request that Ullage answered by itself, in place of a server that cannot."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token figures as the upstream reported them; ``None`` where it said nothing."""
 

@@ -32,7 +32,8 @@ FIELDS = frozenset(
         # one request
         "request_id", "api", "model", "upstream", "conversation", "stream", "status", "stages", "tokens_before",
         "tokens_after", "tokens_removed", "bounded", "window", "budget", "pressure", "retries", "overflows", "outcome",
-        "reason", "compaction", "client_compaction", "epoch", "observed", "fallback", "input_tokens", "output_tokens", "cached_tokens", "overhead_ms",
+        "reason", "compaction", "client_compaction", "epoch",
+        "observed", "fallback", "input_tokens", "output_tokens", "cached_tokens", "overhead_ms",
         "duration_ms", "window_source", "regions", "borrowed", "project", "task_size",
         # the process
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",

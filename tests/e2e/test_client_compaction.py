@@ -1,4 +1,4 @@
-"""A client that compacts its conversation itself: it reads what was said while that fits, and goes on as another chain."""
+"""A client that compacts its conversation itself: it reads what was said while that fits, and begins another chain."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ RULES: Final = (
     Rule("cline", "user", '<explicit_instructions type="summarize_task"'),
     Rule("crush", "system", "You are summarizing a conversation to preserve context for continuing work later"),
 )
-"""How agents word it: seen on the wire (Claude Code 2.1, Codex 0.169, opencode 1.18, qwen-code 0.24), or in their code."""
+"""How agents word it; seen on the wire of Claude Code 2.1, Codex 0.169, opencode 1.18, qwen-code 0.24, else in code."""
 
 CLIENTS: Final = frozenset({*(rule.client for rule in RULES), OTHER})
 """Everything a compaction may be labelled with."""
@@ -73,7 +73,8 @@ _SHORT: Final = 400
 
 _ASKS: Final = re.compile(
     r"\b(?:summari[sz]e|condense|compact|(?:create|write|provide|produce|generate|give)\b[^.\n]{0,80}\bsummary)\b"
-    r"[^.\n]{0,80}\b(?:conversation|chat|dialog(?:ue)?|discussion|history|transcript|session|context|messages|so far)\b",
+    r"[^.\n]{0,80}"
+    r"\b(?:conversation|chat|dialog(?:ue)?|discussion|history|transcript|session|context|messages|so far)\b",
     re.IGNORECASE,
 )
 _TITLE: Final = re.compile(r"\b(?:title|headline|follow-?up|tags?|branch name|commit message)\b", re.IGNORECASE)
