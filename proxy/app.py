@@ -26,16 +26,20 @@ from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
+from proxy.core.compression.dedup import Dedup
+from proxy.core.compression.mild import Mild
+from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.schedule import Rules, Rungs
+from proxy.core.compression.truncate import Truncate
 from proxy.core.overflow.classify import Classifier
-from proxy.core.report import Report
+from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
 from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.reading import Reader
-from proxy.routing import open_bridge, open_catalogue, open_probes, open_upstream
+from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Limits, Models, Place, Server, ServerConfig
-from proxy.settings import Settings
+from proxy.settings import Settings, Stages
 from proxy.store import (
     Embedded,
     EmbeddedUnavailable,
@@ -45,6 +49,7 @@ from proxy.store import (
     master_key,
     open_store,
 )
+from proxy.summaries import Jobs
 from proxy.tasks import Tasks
 from proxy.telemetry import shared
 from proxy.telemetry.logs import Logs
@@ -96,7 +101,7 @@ async def serve(start: Start, worker: Worker) -> int:
     housekeeping = tasks.spawn(house.keep(), "housekeeping")
     gc.freeze()  # what start-up built stays: no collection needs to look at it again
     await stopping[0].wait()
-    await _unless(stopping[1], house.server.drain(settings.server.drain))
+    await _unless(stopping[1], house.drain(settings.server.drain))
     housekeeping.cancel()  # it never ends by itself: nothing should wait for it
     await house.close()
     await tasks.finish(1.0)
@@ -116,6 +121,7 @@ class House:
         telemetry: Telemetry,
         logs: Logs,
         engine: Engine,
+        jobs: Jobs | None,
     ) -> None:
         self.server = server
         self._engine = engine
@@ -124,6 +130,7 @@ class House:
         self._store = store
         self._telemetry = telemetry
         self._logs = logs
+        self._jobs = jobs
         self._store_errors: Counter[str] = Counter()
 
     @classmethod
@@ -156,7 +163,13 @@ class House:
 
         probes = open_probes(settings, upstream, tasks, told, store)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
-        engine = await asyncio.to_thread(open_engine, settings, catalogue, tokenizers, store, logs.noticed)
+
+        def summarised(report: SummaryReport) -> None:
+            telemetry.summary(report)
+            logs.summary_done(report)
+
+        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised)
+        engine = await asyncio.to_thread(open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs)
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -187,7 +200,7 @@ class House:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
-        return cls(server, upstream, probes, store, telemetry, logs, engine)
+        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs)
 
     async def keep(self) -> None:
         """Tell the metrics, every second, what no request tells them."""
@@ -201,11 +214,22 @@ class House:
             self._telemetry.in_flight(self.server.in_flight)
             self._telemetry.learned_windows(len(self._engine.learned()))
             self._telemetry.lines_dropped(self._logs.writer.dropped)
+            if self._jobs is not None:
+                self._telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
+
+    async def drain(self, seconds: float) -> None:
+        """Let running requests end, then the summaries they started, all within *seconds*."""
+        began = time.monotonic()
+        await self.server.drain(seconds)
+        if self._jobs is not None:
+            await self._jobs.finish(max(0.0, seconds - (time.monotonic() - began)))
 
     async def close(self) -> None:
         """Stop listening, then close what was behind."""
         await self.server.close()
+        if self._jobs is not None:
+            await self._jobs.finish(0.0)
         await self._probes.close()
         await self._upstream.close()
         await self._store.close()
@@ -321,29 +345,58 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
 
 
 def open_engine(
-    settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers, store: Store, notice: Notice = unnoticed
+    settings: Settings,
+    catalogue: Catalogue,
+    tokenizers: Tokenizers,
+    store: Store,
+    notice: Notice = unnoticed,
+    jobs: Jobs | None = None,
 ) -> Engine:
-    """The conductor of *settings*, with memories of its own; *notice* is told what traffic teaches of servers."""
+    """The conductor of *settings*, with memories of its own.
+
+    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any.
+    """
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
     buffers = Buffers(**wanted.buffers.model_dump())
-    shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps)
+    shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
     stages = wanted.stages
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
-    reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES))
+    tools = configuration.tool_map(settings.tools)
+    reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES), tools)
     records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
-    rules = Rules(marks, shares, rungs, allocation)
-    policy = Policy(rules, wanted.lower_output, wanted.stored_history, wanted.policy == "economy", buffers)
+    rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
+    economy, always = wanted.policy == "economy", _always(stages)
+    policy = Policy(rules, wanted.lower_output, wanted.stored_history, economy, buffers, always)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
-    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons)
+    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
     serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
     compacting = Compacting(reader, store, shares, time.time, serving)
     return Engine(
         catalogue, fitter, wanted.mode, lessons, time.perf_counter, classifier, counting, compacting=compacting
     )
+
+
+def _mild(stages: Stages) -> Mild:
+    dedup, prune = stages.dedup, stages.prune
+    weights = {**WEIGHTS, **prune.weights}
+    return Mild(
+        Dedup(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
+        Prune(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
+    )
+
+
+def _truncate(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
+
+
+def _always(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
 
 
 def _record_bytes(record: Any) -> int:

@@ -248,6 +248,7 @@ class Engine:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply, head, overflow = await self._send(plan, send, course)
             if reply is not None and overflow is None:
+                self._fitter.answered(plan.request or request, plan, reply.status)
                 ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
                 late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
                 learn = self._learner(reply, plan.sent, ending, late)
@@ -294,7 +295,7 @@ class Engine:
         if request.options.mode != "on" or self._mode != "on":
             return None
         if overflow is not None:
-            await self._recovery.learn(plan.request or request, plan, overflow)
+            await self._recovery.learn(self._fitter.capped(plan.request or request), plan, overflow)
             if course.goes_elsewhere_first(plan):
                 course.later = (plan, overflow)
             elif smaller := await self._smaller(request, plan, overflow, course):
@@ -313,7 +314,7 @@ class Engine:
     async def _smaller(self, request: Request, plan: Plan, overflow: Overflow, course: Course) -> Plan | None:
         if course.retries >= RETRIES:
             return None
-        smaller = await self._recovery.smaller(plan.request or request, plan, overflow)
+        smaller = await self._recovery.smaller(self._fitter.capped(plan.request or request), plan, overflow)
         if smaller is None:
             return None
         course.retries += 1
@@ -370,9 +371,11 @@ class Engine:
 
     async def _by_fallback(self, request: Request, model: str, extent: Extent) -> Plan:
         """What to send when *model* is asked in place of the one that was."""
-        other = replace(request, body=self._fitter.rerouted(request, model))
-        plan = await self._fit(other, extent)
         asked = self._fitter.locate(request).outline.model
+        # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
+        origin = request.origin if self.upstream_of(model) == self.upstream_of(asked) else None
+        other = replace(request, body=self._fitter.rerouted(request, model), origin=origin)
+        plan = await self._fit(other, extent)
         return replace(plan, request=other, report=_as_fallback(plan.report.but(model=asked), model))
 
     def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None, late: Sent) -> Callable[[Usage], bool]:
@@ -413,6 +416,11 @@ class Engine:
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
         window = self._recovery.window(route, known, request)
+        if mode == "on" and (smaller := self._fitter.capped(request)) is not request:
+            plan, session = await self._plan(smaller, extent, counted, peek)
+            outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
+            stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
+            return replace(plan, report=plan.report.but(outcome=outcome, stages=stages)), session
         report = Report(
             request.request_id,
             request.api,

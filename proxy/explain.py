@@ -19,6 +19,7 @@ from proxy.app import open_engine
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.figures import Marks
 from proxy.core.budget.regions import REGIONS, regions, scaled_up
+from proxy.core.compression.record import Record
 from proxy.core.conversation.dialect import Count
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item
@@ -266,10 +267,11 @@ def _steps(found: Fitted) -> Iterator[Step]:
     if record is not None:
         count = functools.partial(found.tokenizers.count, found.subject.route.encoding)
         dialect = DIALECTS[found.subject.request.api]
-        clipped = {index for index, _ in record.event.clips}
-        others = [stage for stage in record.event.stages if stage not in ("fold", "drop", "clip")]
+        stages = _stages_of(record)
         for index, edit in record.edits.items():
-            stage = "clip" if index in clipped or not others else others[0]
+            stage = stages.get(index, "clip")
+            if stage not in plan.report.stages:
+                continue  # an earlier event's: its items are as this one found them
             saved[stage] = saved.get(stage, 0) + reading.items[index].tokens - dialect.read_item(edit, count).tokens
             touched[stage] = touched.get(stage, 0) + 1
     left = before - (plan.tokens or 0) - sum(saved.values())
@@ -281,6 +283,12 @@ def _steps(found: Fitted) -> Iterator[Step]:
             gone, items = saved.get(stage, 0), touched.get(stage, 0)
         yield Step(stage, int(before * factor), int((before - gone) * factor), items)
         before -= gone
+
+
+def _stages_of(record: Record) -> dict[int, str]:
+    """The stage that made each edited item smaller, by index."""
+    found = {swap.index: "prune" if swap.why == "old" else "dedup" for swap in record.event.swaps}
+    return {**found, **{index: "truncate" for index, _ in record.event.trims}}
 
 
 def _tools_in(reading: Reading) -> int:

@@ -5,36 +5,43 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from proxy import passages
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, input_room, reserve, scaled
 from proxy.core.budget.regions import regions, scaled_up
 from proxy.core.budget.shares import borrowed
+from proxy.core.compression.fresh import capped
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
-from proxy.core.compression.view import Raw, View, assemble, write
+from proxy.core.compression.truncate import Truncate
+from proxy.core.compression.view import Pen, Raw, View, assemble, write
 from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.compaction import client_of
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
-from proxy.core.errors import ContextTooLong, UllageError
+from proxy.core.conversation.scan import scan
+from proxy.core.errors import ContextTooLong, InvalidRequest, UllageError
 from proxy.core.overflow.policy import Extent, Lower
 from proxy.core.report import Report
 from proxy.lessons import Lessons, Sent
-from proxy.ports import Recorder, Request
+from proxy.ports import Passage, Recorder, Request, Summaries, Summary
 from proxy.reading import Located, Reader, Reading
 
 DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
 
 RENDER_INLINE = 65_536
 """Bytes of folded items that are digested on the event loop; more goes to a thread."""
+
+LARGE = 0.30
+"""A fresh tool result that takes more of the room left than this is worth a warning."""
 
 MAX_PLACES = 512
 """Places asked of the store at once; an event is never further back than the room between the marks."""
@@ -45,7 +52,7 @@ class Policy:
     """How views are kept small: the schedule's rules, and when an output figure may be lowered.
 
     ``stored``: whether a provider may cut a history that only it has, or its error is the answer. ``economy`` compacts
-    where it gets dear and not only where it gets full.
+    where it gets dear and not only where it gets full. ``always`` caps every tool result before it is first sent.
     """
 
     rules: Rules
@@ -53,6 +60,7 @@ class Policy:
     stored: Literal["truncate", "error"] = "truncate"
     economy: bool = False
     buffers: Buffers = NO_BUFFERS
+    always: Truncate | None = None
 
     def figures(self, route: Route, window: int, requested: int | None, fixed: int, factor: float) -> Figures:
         """What a request may use; *window* and *requested* are in the provider's tokens, the rest in ours."""
@@ -87,9 +95,9 @@ class Subject:
 class Plan:
     """What goes upstream, or why nothing does. ``tokens`` is the view's weight in our own count, if counted.
 
-    ``record`` is the event that the view comes from, ``subject`` what was measured.
-    ``request`` is what it is a view of, where that is not the client's own request. ``withheld``: it would have gone
-    further than was allowed; nothing was decided, and this is no view to send.
+    ``record`` is the event that the view comes from, ``subject`` what was measured; ``links`` name the conversation
+    after each item. ``request`` is what it is a view of, where that is not the client's own request. ``withheld``: it
+    would have gone further than was allowed; nothing was decided, and this is no view to send.
     """
 
     body: bytes
@@ -103,6 +111,7 @@ class Plan:
     record: Record | None = None
     request: Request | None = None
     withheld: bool = False
+    links: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 class Fitter:
@@ -121,6 +130,7 @@ class Fitter:
         asked: MutableMapping[tuple[str, bytes], bool],
         tools: MutableMapping[tuple[bytes, str, str, int], tuple[str, int]],
         lessons: Lessons,
+        summaries: Summaries | None = None,
     ) -> None:
         self._reader = reader
         self._recorder = recorder
@@ -129,6 +139,20 @@ class Fitter:
         self._asked = asked
         self._tools = tools
         self._lessons = lessons
+        self._summaries = summaries
+
+    def capped(self, request: Request) -> Request:
+        """*request* with its tool results capped, where that is wanted; *request* itself where nothing is too big."""
+        limits = self._policy.always
+        if limits is None:
+            return request
+        dialect = DIALECTS[request.api]
+        try:
+            where = scan(request.body, dialect.LIST)
+            body = capped(request.body, where, dialect, self._reader.tools, limits)
+        except InvalidRequest:
+            return request  # what cannot be read may still be relayed
+        return request if body is request.body else replace(request, body=body)
 
     def low(self, route: Route, window: int, budget: int) -> int:
         """The lowest low mark that a request inside *budget* can have: what weighs less needs no closer look."""
@@ -229,7 +253,8 @@ class Fitter:
             record = None
         elif record is None or event != since:
             supersede = supersede or demand.force or (since is not None and since.place == event.place)
-            record = await self._settle(subject, links, event, supersede=supersede, keep=not demand.peek)
+            keep = not demand.peek
+            record = await self._settle(subject, links, event, record, supersede=supersede, keep=keep)
         root = self._root(subject, links)
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
@@ -303,7 +328,7 @@ class Fitter:
             return replace(plan, report=report)  # what the provider reports says nothing of what we counted
         held = int((plan.output or subject.figures.reserve) * subject.factor)
         sent = Sent(route, subject.request.tenant, tokens, link, event, not subject.reading.media, held)
-        return replace(plan, report=report, sent=sent)
+        return replace(plan, report=report, sent=sent, links=links)
 
     @staticmethod
     def _is_managed(subject: Subject) -> bool:
@@ -422,7 +447,14 @@ class Fitter:
         return self._records[known] if known else None
 
     async def _settle(
-        self, subject: Subject, links: tuple[bytes, ...], event: Event, *, supersede: bool, keep: bool
+        self,
+        subject: Subject,
+        links: tuple[bytes, ...],
+        event: Event,
+        before: Record | None,
+        *,
+        supersede: bool,
+        keep: bool,
     ) -> Record:
         """The record of *event*: written here, unless another replica was first; then theirs, if it fits too.
 
@@ -430,12 +462,15 @@ class Fitter:
         """
         figures, raw = subject.figures, self._raw(subject)
         count = self._reader.count(subject.route.encoding, subject.route.model)
-        folded = raw.spans[event.cut - 1][1] if event.cut else 0
-        if folded <= RENDER_INLINE:
-            block, edits = write(raw, event, count)
+        summary = await self._summary(subject, links, event, count, wait=keep)
+        text, spent = (summary.text, summary.spent) if summary else ("", 0)
+        pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
+        touched = max([event.cut, *(swap.index + 1 for swap in event.swaps), *(index + 1 for index, _ in event.trims)])
+        if touched == 0 or raw.spans[touched - 1][1] <= RENDER_INLINE:
+            block, edits = write(raw, event, pen, before, text)
         else:
-            block, edits = await asyncio.to_thread(write, raw, event, count)
-        record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed)
+            block, edits = await asyncio.to_thread(write, raw, event, pen, before, text)
+        record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed, spent)
         if not keep:
             return record
         route, link, root = subject.route.name, links[event.place - 1], self._root(subject, links)
@@ -446,6 +481,76 @@ class Fitter:
             record = theirs
         self._records[route, link] = record
         return record
+
+    async def _summary(
+        self, subject: Subject, links: tuple[bytes, ...], event: Event, count: Callable[[str], int], *, wait: bool
+    ) -> Summary | None:
+        """What a model wrote of what *event* folds, or of a part of it, if that is there and has its place in it.
+
+        Without the store replicas know different summaries, and none is used: their views must be equal.
+        """
+        if self._summaries is None or not event.block or not self._recorder.reachable():
+            return None
+        passage = self._passage(subject, links, event.cut, None)
+        if passage is None:
+            return None
+        waits = (
+            wait
+            and self._summaries.inline
+            and not subject.report.client_compaction
+            and subject.request.options.mode == "on"
+        )
+        found = await (self._summaries.write(passage) if waits else self._summaries.ready(passage))
+        most = min(event.text // 2, passage.cap + passage.cap // 4)
+        return found if found is not None and count(found.text) <= most else None
+
+    def answered(self, request: Request, plan: Plan, status: int) -> None:
+        """Note that *plan* was answered with *status*; past the soft mark a summary is begun for the next event."""
+        subject, summaries, report = plan.subject, self._summaries, plan.report
+        if summaries is None:
+            return
+        if status == 429:
+            summaries.limited(request.tenant)
+        if status != 200:
+            return
+        # A byte bound is about four times what it bounds.
+        summaries.sent(request.tenant, (report.tokens_after or 0) // (4 if report.bounded else 1))
+        if subject is None or report.observed or subject.reading.outline.unseen or self._is_managed(subject):
+            return
+        if report.client_compaction:
+            return  # its answer is a summary, and another chain goes on from it
+        marks, figures, count = self._policy.rules.marks, subject.figures, subject.layout.count
+        event = plan.record.event if plan.record else None
+        if not plan.links or not count:
+            return
+        schedule = self._schedule(subject)
+        if figures.stepped + schedule.weight(count, event) <= figures.soft(marks, figures.lasting):
+            return
+        since = plan.links[event.place - 1] if event else self._root(subject, plan.links)
+        if not summaries.is_due(request, subject.route, since):
+            return
+        wanted = schedule.run(event, Demand(force=True))
+        if wanted is None or not wanted.block or wanted.cut <= (event.cut if event else 0):
+            return  # what does without a fold needs no summary
+        passage = self._passage(subject, plan.links, wanted.cut, event)
+        if passage is not None:
+            summaries.prepare(passage)
+
+    def _passage(self, subject: Subject, links: tuple[bytes, ...], cut: int, event: Event | None) -> Passage | None:
+        request, route, reading = subject.request, subject.route, subject.reading
+        about = passages.Subject(
+            request,
+            route,
+            reading,
+            self._raw(subject),
+            subject.figures,
+            subject.factor,
+            links,
+            self._root(subject, links),
+        )
+        record = self._records.get((route.name, links[event.place - 1])) if event else None
+        share = self._policy.rules.shares.summary
+        return passages.passage_of(about, cut, record, share, self._reader.count(route.encoding, route.model))
 
     def _compacted(
         self, subject: Subject, root: bytes, record: Record | None, tools: str | None, output: int | None, fresh: bool
@@ -472,7 +577,8 @@ class Fitter:
             (record.event.stages if record else ()) + (("tools",) if tools else ()) + (("output",) if output else ())
         )
         report = self._report(subject, tokens, root, view, output)
-        report = report.but(outcome="compacted", stages=stages, event=fresh)
+        spent = record.spent if record else 0
+        report = report.but(outcome="compacted", stages=stages, event=fresh, summary_tokens=spent)
         return Plan(body, report, subject.route, tokens, subject, output, record=record)
 
     def _verbatim(self, subject: Subject, root: bytes) -> Plan:
@@ -499,6 +605,7 @@ class Fitter:
             tokens_before=int(self.total(subject) * factor),
             tokens_after=int(tokens * factor),
             conversation=base64.urlsafe_b64encode(root[:12]).decode(),
+            large_result=_large_result(subject),
         )
 
     @staticmethod
@@ -546,6 +653,21 @@ def _guess(subject: Subject, record: Record | None) -> int:
     items = subject.reading.items
     kept = {*record.event.anchors, *range(record.event.cut, len(items))} if record else range(len(items))
     return sum(items[index].guess for index in kept)
+
+
+def _large_result(subject: Subject) -> float:
+    """The share of the room left that the largest of the newest tool results takes; zero where that needs no warning.
+
+    What no request has seen before can still be asked for in a narrower way.
+    """
+    newest, largest = 0, 0
+    for item in reversed(subject.reading.items):
+        if not item.answers:
+            break
+        newest, largest = newest + item.tokens, max(largest, item.tokens)
+    left = subject.figures.budget - subject.reading.fixed - subject.reading.history + newest
+    share = largest / left if left > 0 else 0.0
+    return round(share, 2) if share > LARGE else 0.0
 
 
 def _lossy(event: Event | None, since: Event | None) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
+
+from proxy.core.budget.catalogue import Route
+from proxy.core.conversation.entry import Entry
 
 Mode = Literal["on", "observe", "off"]
 
@@ -23,6 +26,17 @@ class Options:
     compact_now: bool = False
     project: str = ""
     task_size: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request came in and with which end-to-end headers, the caller's credentials among them.
+
+    Held only while the request, or a job it started, is under way; never logged, never stored.
+    """
+
+    path_qs: str
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,7 @@ class Request:
     epoch: int = 0
     variant: str = ""
     compacting: str = ""
+    origin: Origin | None = None
 
 
 class Reply(Protocol):
@@ -121,6 +136,100 @@ class Recorder(Protocol):
 
     def remember(self, tenant: bytes, route: str, value: bytes) -> None:
         """Keep *value* about *route* for *tenant*, in the background; the last one remembered holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """A prompt that the provider has in its cache: the members around the items, and the items sent of a prefix.
+
+    ``outline`` is a JSON object without its items, ``items`` are those between the list's brackets, ``tokens`` what
+    both weigh by our count.
+    """
+
+    outline: str
+    items: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A prefix of a conversation: its ``length`` in items, its name (16 bytes), and what it weighs."""
+
+    length: int
+    chain: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A prefix of a conversation of which a summary is wanted.
+
+    ``root`` names the conversation, ``since`` the stretch of it that began with its newest event (16 bytes each).
+    ``cuts`` are the prefixes of which a summary may exist, oldest first; the last is the wanted one. ``covered`` items
+    are folded already. ``cap`` is the most a summary may take, ``window`` the window of the request's own model, both
+    in tokens of our count; ``step`` is the cap in steps that no learned factor moves. ``head`` is a digest of system
+    text and tools. ``factor``: provider tokens per token of our count.
+    ``read`` gives the items between two indexes, ``warm`` the prompt of a prefix; both may be called in a thread.
+    """
+
+    request: Request
+    route: Route
+    root: bytes
+    since: bytes
+    cuts: tuple[Cut, ...]
+    covered: int
+    cap: int
+    step: int
+    head: bytes
+    window: int
+    factor: float
+    read: Callable[[int, int], Sequence[Entry]] = field(repr=False)
+    warm: Callable[[int], Warm | None] = field(repr=False)
+
+    @property
+    def wanted(self) -> Cut:
+        """The prefix of which a summary is wanted."""
+        return self.cuts[-1]
+
+    def until(self, length: int) -> Passage:
+        """The same of a prefix of at most *length* items, where there is one."""
+        cuts = tuple(cut for cut in self.cuts if cut.length <= length)
+        return replace(self, cuts=cuts) if cuts else self
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a model wrote of the first ``cut`` items, verified; ``spent`` tokens went into it and those before it."""
+
+    text: str = field(repr=False)
+    cut: int
+    spent: int
+
+
+class Summaries(Protocol):
+    """Summaries by a model, ready before they are needed. No method raises."""
+
+    @property
+    def inline(self) -> bool:
+        """Whether an event waits for its summary."""
+
+    async def ready(self, passage: Passage) -> Summary | None:
+        """The summary of *passage*, or the newest one of a shorter prefix; asks the store at most once."""
+
+    async def write(self, passage: Passage) -> Summary | None:
+        """As ``ready``, but where there is no summary of just this prefix one is written, within the timeout."""
+
+    def is_due(self, request: Request, route: Route, since: bytes) -> bool:
+        """Whether a job for this stretch of the conversation may be worth starting; costs nothing."""
+
+    def prepare(self, passage: Passage) -> None:
+        """Start a job in the background, unless there is one, or a summary, here or on another replica."""
+
+    def sent(self, tenant: bytes, tokens: int) -> None:
+        """Note that *tenant* sent a prompt of so many tokens: summaries may cost a part of that."""
+
+    def limited(self, tenant: bytes) -> None:
+        """Note that *tenant* was told to slow down: nothing is asked on its behalf for a while."""
 
 
 class Clock(Protocol):

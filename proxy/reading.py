@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.core.budget.prices import Meter, prices
@@ -13,9 +13,11 @@ from proxy.core.budget.regions import NOTHING, Totals, add_up
 from proxy.core.budget.tools import reads_declarations, tools_tokens
 from proxy.core.conversation.chain import chain
 from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.facts import facts_of
 from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
 from proxy.core.conversation.outline import TOOLS, Outline, read_outline
 from proxy.core.conversation.scan import Scan, Span, extend, scan
+from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
 from proxy.core.errors import InvalidRequest
 from proxy.ports import Counter
 
@@ -114,7 +116,9 @@ class Reader:
         outlines: MutableMapping[bytes, Outline],
         sizes: MutableMapping[bytes, int],
         prefixes: MutableMapping[bytes, Known],
+        tools: ToolMap = NO_TOOLS,
     ) -> None:
+        self.tools = tools
         self._counter = counter
         self._items = items
         self._outlines = outlines
@@ -184,7 +188,7 @@ class Reader:
             slices = [body[start:end] for start, end in unseen.values()]
 
             def read() -> list[Item]:
-                return [dialect.read_item(raw, count) for raw in slices]
+                return [read_one(dialect, raw, count, self.tools) for raw in slices]
 
             large = sum(map(len, slices)) > INLINE
             fresh = dict(zip(unseen, await asyncio.to_thread(read) if large else read(), strict=True))
@@ -244,6 +248,14 @@ class Memo:
             self._marks.append((end, mark))
         digest: bytes = mark.digest()
         return digest
+
+
+def read_one(dialect: Dialect, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+    """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
+    item = dialect.read_item(raw, count)
+    if item.role != "assistant" and not item.answers:
+        return item
+    return replace(item, facts=facts_of(dialect.read_entry(raw), tools.call))
 
 
 def _measure(encoding: str, model: str) -> str:

@@ -1,17 +1,25 @@
-"""Where requests may go, built from the settings: upstreams, what they tell of themselves, the model catalogue."""
+"""Where requests may go, built from the settings: upstreams, what they tell, the model catalogue, summarisers."""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import random
 import time
 from typing import Final
+
+from cachetools import LRUCache
 
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.budget.windows import Facts, Told, published
 from proxy.ports import Recorder
+from proxy.server import tenants_of
 from proxy.settings import Settings
+from proxy.store import Breaker, Patience, Store
+from proxy.summaries import Jobs, Ledger, Memory, Observe, Terms, Writer, is_subscription, load_prompts
 from proxy.tasks import Tasks
+from proxy.tokenizers import Tokenizers
 from proxy.upstream import Bridge, Bridged, DirectUpstream, OnTold, Probes, Target, Timeouts, Upstreams
 
 NOWHERE: Final = "-"
@@ -20,6 +28,13 @@ NOWHERE: Final = "-"
 ANTHROPIC: Final = "anthropic"
 OWN_ADDRESSES: Final = {ANTHROPIC: "https://api.anthropic.com/v1"}
 """Providers that speak one of our other APIs themselves, and where: those requests need no translation."""
+
+
+SUMMARISER: Final = Patience(failures=3, within=None, first_pause=60.0, longest_pause=1800.0, lost=300.0)
+"""When a summariser is left alone: after three failures in a row, for a minute at first."""
+
+TENANTS, TEXT_BYTES, STRETCHES = 10_000, 16 * 2**20, 50_000
+"""Bounds of what a process remembers of summaries: clients, bytes of texts, stretches of conversations."""
 
 
 def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
@@ -132,4 +147,52 @@ def open_probes(
     agent = f"ullage/{configuration.version()}"
     return Probes(
         asked, upstream.send, tasks.spawn, time.perf_counter, agent, told, Board(recorder) if recorder else None
+    )
+
+
+def open_summaries(
+    settings: Settings,
+    catalogue: Catalogue,
+    tokenizers: Tokenizers,
+    store: Store,
+    upstream: DirectUpstream | Upstreams,
+    tasks: Tasks,
+    observe: Observe,
+) -> Jobs | None:
+    """What writes summaries as *settings* have it; ``None`` where no model is to be asked."""
+    wanted = settings.summaries
+    if wanted.mode == "off" or settings.compression.mode != "on":
+        return None
+    keys = {up.name: up.api_key.get_secret_value() for up in settings.upstreams if up.api_key}
+    terms = Terms(
+        mode=wanted.mode,
+        model=wanted.model,
+        allowed=tenants_of(key.get_secret_value() for key in wanted.allow) if wanted.allow else None,
+        subscriptions=wanted.subscription_tokens,
+        keyed=frozenset(up.name for up in settings.upstreams if up.carries_key),
+        guarded=frozenset(name for name, key in keys.items() if is_subscription(key)),
+        most=wanted.jobs,
+        timeout=wanted.timeout,
+    )
+    agent = f"ullage/{configuration.version()} (summary)"
+    writer = Writer(upstream, tokenizers, load_prompts(), agent, wanted.timeout, aligned=wanted.aligned)
+    memory = Memory(
+        LRUCache(TEXT_BYTES, getsizeof=lambda summary: 400 + 4 * len(summary.text)),
+        LRUCache(STRETCHES),
+        LRUCache(STRETCHES),
+        LRUCache(STRETCHES),
+        LRUCache(TENANTS),
+    )
+    return Jobs(
+        store.shelf,
+        writer,
+        Ledger(store.shelf, wanted.spend, LRUCache(TENANTS), time.monotonic, time.time),
+        terms,
+        memory,
+        resolve=catalogue.resolve,
+        breaker=lambda: Breaker(time.monotonic, random.random, SUMMARISER),
+        label=lambda tenant: hmac.digest(store.chain_key(tenant), b"label", "sha256")[:4].hex(),
+        spawn=tasks.spawn,
+        observe=observe,
+        clock=time.monotonic,
     )

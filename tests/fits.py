@@ -19,13 +19,16 @@ from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
 from proxy.core.compression.record import Record, load
 from proxy.core.compression.schedule import Demand, Rules, Rungs
+from proxy.core.compression.truncate import MIDDLE
+from proxy.core.conversation.toolmap import ToolMap
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.fitting import Fitter, Plan, Policy
 from proxy.lessons import Lessons
 from proxy.ports import Options, Recorder, Request
 from proxy.reading import Reader
-from proxy.settings import Settings, overflow_rules
+from proxy.settings import Settings, overflow_rules, tool_map
+from proxy.settings.tooltable import Tools
 from proxy.tokenizers import Tokenizers
 from tests.pairs import pair_violations
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
@@ -62,6 +65,12 @@ def classifier() -> Classifier:
 def count(text: str) -> int:
     """Tokens of *text* in o200k_base."""
     return tokenizers().count("o200k_base", text)
+
+
+@functools.cache
+def tools() -> ToolMap:
+    """The packaged table of tools."""
+    return tool_map(Tools())
 
 
 class Book:
@@ -115,7 +124,7 @@ class Desk:
     ) -> None:
         self.book = recorder or Book()
         self.records: MutableMapping[tuple[str, bytes], Record] = {}
-        reader = Reader(tokenizers(), {}, {}, {}, {})
+        reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
         self.lessons = Lessons(self.book, {}, {}, time.monotonic)
         self.compacting = Compacting(reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {})
         self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons)
@@ -269,7 +278,7 @@ def _misfit(raw: list[bytes], was: list[Message], view: list[bytes], now: list[M
         return "a folded system message was changed"
     for i in range(start, len(raw)):
         at = frame + i - start
-        if view[at] != raw[i] and not is_clip(was[i], now[at]):
+        if view[at] != raw[i] and not is_clip(was[i], now[at]) and not is_replaced(was[i], now[at]):
             return f"messages[{at}] is neither the client's nor a clip of it"
     if not cut:
         return ""
@@ -304,6 +313,19 @@ def is_clip(was: Any, now: Any) -> bool:
     if isinstance(was, str) and isinstance(now, str) and was != now:
         return _is_clipped_text(was, now) or _is_clipped_json(was, now)
     return bool(was == now)
+
+
+def is_replaced(was: Any, now: Any) -> bool:
+    """Whether *now* is the tool result *was* with a line, or head and end of it, in its place."""
+    if was.get("role") not in ("tool", "function") or was.keys() | {"content"} != now.keys():
+        return False
+    if any(was[key] != now[key] for key in was if key != "content"):
+        return False
+    said, shown = text_of(was), text_of(now)
+    if shown.startswith(("[Old ", "[Left out: ")):
+        return True
+    head, marker, tail = shown.partition(MIDDLE)
+    return bool(marker) and said.startswith(head.removesuffix("\n")) and said.endswith(tail.removeprefix("\n"))
 
 
 def _is_clipped_text(was: str, now: str) -> bool:

@@ -155,6 +155,37 @@ def conversations(
     return messages
 
 
+FILES = ("src/app/main.py", "src/app/store.py", "README.md")
+
+
+@st.composite
+def agent_sessions(draw: Draw, *, max_rounds: int = 24) -> list[Message]:
+    """A coding agent at work: one task, then rounds that read, search and change a few files and run commands."""
+    messages: list[Message] = [{"role": "system", "content": "You are a coding agent."}]
+    messages.append({"role": "user", "content": "Make the tests of src/app pass. Never touch vendor/."})
+    versions = dict.fromkeys(FILES, 0)
+    for number in range(draw(st.integers(4, max_rounds))):
+        name = draw(st.sampled_from(["Read", "Read", "Edit", "Grep", "Bash", "lookup"]))
+        path = draw(st.sampled_from(FILES))
+        if name == "Edit":
+            versions[path] += 1
+        given: dict[str, Any] = {"file_path": path}
+        if name == "Read" and draw(st.booleans()):
+            given |= {"offset": draw(st.sampled_from([1, 40])), "limit": 40}
+        given = {"Grep": {"pattern": "def", "path": path}, "Bash": {"command": f"pytest -q {path}"}}.get(name, given)
+        lines = draw(st.sampled_from([2, 40, 120]))
+        content = {
+            "Read": "\n".join(f"{n + 1}\tline {n} of {path} v{versions[path]}" for n in range(lines)),
+            "Edit": f"The file {path} has been updated.",
+            "Bash": draw(st.sampled_from(["", "Error: exit code 1 in test_main.py\n"])) + "collected items\n" * lines,
+        }.get(name, f"{path}: def run(self, number)\n" * lines)
+        call = {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
+        said = draw(st.sampled_from([None, f"Based on {path} I'll use the other function.", "Next."]))
+        messages += [{"role": "assistant", "content": said, "tool_calls": [call]}]
+        messages += [{"role": "tool", "tool_call_id": f"call_{number}", "content": content}]
+    return messages
+
+
 tools = st.lists(
     st.builds(
         lambda name, said, key: {

@@ -15,17 +15,22 @@ from hypothesis import strategies as st
 
 from proxy.core.budget.figures import SCALED_BELOW, Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
+from proxy.core.compression.dedup import Dedup
+from proxy.core.compression.mild import Mild
+from proxy.core.compression.prune import Prune
 from proxy.core.compression.schedule import Demand, Rules, Rungs
+from proxy.core.compression.truncate import Truncate
 from proxy.core.conversation.items import lay_out
 from proxy.core.errors import ContextTooLong
 from proxy.fitting import Policy
-from proxy.ports import Options
+from proxy.ports import Options, Request
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from tests import strategies
 from tests.fits import (
     POLICY,
     SYSTEMS,
+    TENANT,
     UNSHRUNK,
     Book,
     Desk,
@@ -472,6 +477,95 @@ async def test_a_refusal_speaks_of_the_tools_as_small_as_they_could_be_made() ->
     assert isinstance(plan.error, ContextTooLong)
     assert plan.error.largest == "tools"
     assert plan.error.largest_tokens < plan.error.tokens
+
+
+def coding_session(rounds: int, lines: int = 60) -> list[Message]:
+    """An agent that reads a few files again and again between changes, and runs the tests."""
+    messages: list[Message] = [{"role": "user", "content": "Make the tests pass. Never touch vendor/."}]
+    for number in range(rounds):
+        path = f"src/mod{number % 5}.py"
+        name = ("Read", "Read", "Edit", "Bash")[number % 4]
+        given = {"command": "pytest -q"} if name == "Bash" else {"file_path": path}
+        text = "\n".join(f"{n + 1}\tvalue_{n} = compute({n}, {number // 4})" for n in range(lines))
+        said = {"Edit": "The file was updated.", "Bash": f"{number} passed\n" + "ok\n" * 40}.get(name, text)
+        call = {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
+        messages.append({"role": "assistant", "content": f"Step {number}.", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": said})
+    return messages
+
+
+SPARING = replace(POLICY.rules, mild=Mild(Dedup(), Prune(protect_tokens=5_000, min_saving=5_000)))
+"""Protects little, so that small windows see what large ones do."""
+
+
+async def test_old_results_give_way_before_anything_is_folded() -> None:
+    """Where repeated and old results are enough, a line stands for each, every round stays, and so it does later."""
+    messages, desk = coding_session(18, 100), Desk(policy=Policy(SPARING))
+    plan = await desk.plan(body_of(messages), 12_000)
+    assert plan.report.stages == ("dedup", "prune")
+    view = slices(plan.body)
+    assert len(view) == len(messages)
+    assert plan_problems(body_of(messages), plan, 12_000) == []
+    changed = [
+        json.loads(raw)["content"] for raw, own in zip(view, slices(body_of(messages)), strict=True) if raw != own
+    ]
+    assert all(text.startswith(("[Left out: ", "[Old ")) for text in changed)
+    assert any("mod0.py" in text for text in changed)
+    grown = await desk.view([*messages, *coding_session(19, 100)[-2:]], 12_000)
+    assert grown[: len(view)] == view
+
+
+async def test_a_fold_after_a_mild_event_digests_the_originals() -> None:
+    """What gave way to a line is in the block as the client sent it, and no line of ours is."""
+    messages, desk = coding_session(40, 100), Desk(policy=Policy(SPARING))
+    seen = set()
+    for end in requests_of(messages):
+        plan = await desk.plan(body_of(messages[:end]), 12_000)
+        assert plan_problems(body_of(messages[:end]), plan, 12_000) == []
+        seen |= set(plan.report.stages)
+    assert {"prune", "fold"} <= seen
+    blocks = [record.block for record in desk.book.records() if record.block]  # type: ignore[attr-defined]
+    assert blocks
+    assert all("[Old " not in block and "[Left out" not in block for block in blocks)
+    assert any("value_1" in block for block in blocks)
+
+
+@settings(max_examples=25, phases=UNSHRUNK)
+@given(strategies.agent_sessions(max_rounds=30), st.sampled_from([1500, 3000, 6000]))
+async def test_an_agents_view_only_grows_between_events(messages: list[Message], window: int) -> None:
+    """Coding sessions fit at every request, cold and watched alike; between events the view grows at its end."""
+    desk = Desk()
+    before: list[bytes] = []
+    for end in requests_of(messages):
+        body = body_of(messages[:end])
+        plan = await desk.plan(body, window)
+        assert plan_problems(body, plan, window) == []
+        if plan.error is None:
+            view = slices(plan.body)
+            assert plan.report.event or view[: len(before)] == before
+            before = view
+    assert (await Desk().plan(body, window)).body == plan.body
+
+
+async def test_a_large_fresh_result_is_reported_once() -> None:
+    """A newest result of more than 30 % of the room left is reported; when it is no longer the newest it is not."""
+    messages = [*coding_session(3, 10), *coding_session(1, 300)[1:]]
+    plan = await Desk().plan(body_of(messages), 12_000)
+    assert 0.3 < plan.report.large_result < 1
+    later = await Desk().plan(body_of([*messages, *coding_session(1, 10)[1:]]), 12_000)
+    assert later.report.large_result == 0
+
+
+async def test_results_are_capped_before_they_are_first_sent() -> None:
+    """With a cap for all, an oversize result is the same cut bytes in every request; others keep theirs."""
+    desk = Desk(policy=replace(POLICY, always=Truncate(50, 50_000)))
+    messages = coding_session(2, 100)
+    first = desk.fitter.capped(Request("chat", body_of(messages), TENANT, "r"))
+    later = desk.fitter.capped(Request("chat", body_of([*messages, *coding_session(3, 100)[-2:]]), TENANT, "r"))
+    assert slices(later.body)[: len(messages)] == slices(first.body) != slices(body_of(messages))
+    assert desk.fitter.capped(first) is first
+    broken = Request("chat", b'{"messages": [' * 3, TENANT, "r")
+    assert desk.fitter.capped(broken) is broken
 
 
 USUAL = Buffers(reserve=16_000, warning=24_000, auto_compact=12_000, blocking=3_000)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.windows import Window
-from proxy.routing import NOWHERE, Board, open_bridge, open_catalogue, open_probes, open_upstream
+from proxy.routing import NOWHERE, Board, open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
+from proxy.tokenizers import Tokenizers
 from tests.harness import until
 
 
@@ -105,3 +106,28 @@ async def test_who_is_bridged() -> None:
     assert (claude.api_key, claude.headers, claude.ambient) == ("sk-a", {"x-team": "blue"}, False)
     assert (aws.ambient, aws.options) == (True, {"aws_region_name": "eu-central-1"})
     await direct.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({}, True),
+        ({"summaries": {"mode": "inline"}}, True),
+        ({"summaries": {"mode": "off"}}, False),
+        ({"compression": {"mode": "observe"}}, False),
+        ({"compression": {"mode": "off"}}, False),
+    ],
+)
+async def test_summaries_are_written_only_where_they_may_be_used(
+    tmp_path: Path, given: dict[str, Any], written: bool
+) -> None:
+    """No model is asked where summaries are off or no view is ever made."""
+    tasks = Tasks(lambda name, error: None)
+    store = await open_store("memory", directory=tmp_path, key=None, spawn=tasks.spawn, warn=lambda event, facts: None)
+    wanted = settings(**given)
+    upstream = open_upstream(wanted)
+    jobs = open_summaries(wanted, open_catalogue(wanted), Tokenizers(), store, upstream, tasks, lambda report: None)
+    assert (jobs is not None) is written
+    assert jobs is None or jobs.inline is (wanted.summaries.mode == "inline")
+    await upstream.close()
+    await store.close()

@@ -33,6 +33,8 @@ class Report(msgspec.Struct, frozen=True):
     window; ``regions`` are the view's tokens by region, ``borrowed`` those by which parts exceed their own share of
     an allocation. ``project`` and ``task_size`` are the client's labels, ``fallback`` the model that
     was asked instead of ``model``. ``client_compaction`` says whose own compaction the request is, if it is one.
+    ``large_result`` is the share of the room left that one fresh tool result takes, where that is worth a warning.
+    ``summary_tokens`` are those that went into the summaries by a model that stand in the view.
     """
 
     request_id: str
@@ -62,8 +64,10 @@ class Report(msgspec.Struct, frozen=True):
     fallback: str = ""
     client_compaction: str = ""
     overhead_seconds: float = 0.0
+    large_result: float = 0.0
     status: int = 0
     usage: Usage = NO_USAGE
+    summary_tokens: int = 0
 
     def but(self, **changes: Any) -> Report:
         """The same report with some facts *changed*."""
@@ -84,6 +88,26 @@ class Report(msgspec.Struct, frozen=True):
         return max(0, self.tokens_before - self.tokens_after)
 
 
+SummaryOutcome = Literal["written", "adopted", "failed", "skipped"]
+
+
+class SummaryReport(msgspec.Struct, frozen=True):
+    """What became of one summary job. ``tenant`` is a short keyed name, ``reason`` a fixed word; never a text.
+
+    Token figures are those the model reported, or our count where it said nothing.
+    """
+
+    outcome: SummaryOutcome
+    reason: str
+    tenant: str
+    model: str
+    upstream: str
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+
+
 def response_headers(report: Report) -> list[tuple[str, str]]:
     """The ``x-ullage-*`` response headers that are known before the first byte goes to the client."""
     bound = "<" if report.bounded else ""
@@ -101,6 +125,8 @@ def response_headers(report: Report) -> list[tuple[str, str]]:
         headers.append(("x-ullage-stages", ",".join(report.stages)))
     if report.tokens_removed:
         headers.append(("x-ullage-tokens-removed", str(report.tokens_removed)))
+    if report.summary_tokens:
+        headers.append(("x-ullage-summary-tokens", str(report.summary_tokens)))
     if report.retries:
         headers.append(("x-ullage-retries", str(report.retries)))
     if report.fallback:

@@ -77,6 +77,15 @@ class Access:
         return found
 
 
+def tenants_of(keys: Iterable[str]) -> frozenset[bytes]:
+    """The tenants that callers with one of *keys* are: by an access key, or by a key of their own in any header."""
+    found: set[bytes] = set()
+    for key in keys:
+        found.add(proxy_tenant(key))
+        found.update(client_tenant({name: value}) for name in CREDENTIALS for value in (key, f"Bearer {key}"))
+    return frozenset(found)
+
+
 def client_tenant(seen: Mapping[str, str]) -> bytes:
     """The tenant of a caller who sends its own credentials, by the headers that carry them (lower case)."""
     parts = [f"{name}\0{seen[name]}" for name in ("authorization", "x-api-key", "api-key") if seen.get(name)]

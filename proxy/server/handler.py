@@ -206,9 +206,18 @@ class Handler:
         elif path in COMPACTING:
             answering = self._engine.compact
         _, model = managed(path) or ("", "")
-        about = {"session": session_of(intake.seen), "compacting": announced(intake.seen)}
         asking = ports.Request(
-            api, body, tenant, request_id, wishes, model, epoch=epoch_of(intake.seen), variant=variant, **about
+            api,
+            body,
+            tenant,
+            request_id,
+            wishes,
+            model,
+            variant=variant,
+            session=session_of(intake.seen),
+            epoch=epoch_of(intake.seen),
+            compacting=announced(intake.seen),
+            origin=ports.Origin(path_qs, tuple(headers)),
         )
         try:
             answer = await answering(asking, send)

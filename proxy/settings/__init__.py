@@ -9,6 +9,7 @@ from proxy.settings.model import (
     OverflowRule,
     Server,
     Settings,
+    Stages,
     Store,
     Telemetry,
     Timeouts,
@@ -18,6 +19,7 @@ from proxy.settings.model import (
 )
 from proxy.settings.problems import Problem, SettingsError
 from proxy.settings.summary import summary
+from proxy.settings.tools import tool_map
 
 __all__ = [
     "Compression",
@@ -31,6 +33,7 @@ __all__ = [
     "Server",
     "Settings",
     "SettingsError",
+    "Stages",
     "Store",
     "Telemetry",
     "Timeouts",
@@ -44,5 +47,6 @@ __all__ = [
     "refuse_open",
     "rulebook",
     "summary",
+    "tool_map",
     "version",
 ]

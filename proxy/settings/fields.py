@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 MIB = 1024 * 1024
@@ -19,6 +19,12 @@ _UNITS = {"b": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB}
 
 Trouble = tuple[tuple[str | int, ...], str, str]
 """Where (below the model that found it), what is wrong, and what to do."""
+
+
+class Section(BaseModel):
+    """Frozen values; a key that does not exist is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def refuse(troubles: list[Trouble]) -> None:

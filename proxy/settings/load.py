@@ -14,9 +14,10 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from proxy.settings.model import Settings
 from proxy.settings.problems import Path, Problem, SettingsError, key_name
 from proxy.settings.source import LISTS, Origin, Source, lay_over, parse_inline, read_yaml, walk
+from proxy.settings.tools import with_file
 
 PREFIX = "ULLAGE_"
-SECRETS = ("api_key", "key", "admin_key", "access_keys")
+SECRETS = ("api_key", "key", "admin_key", "access_keys", "allow")
 
 Overrides = Mapping[tuple[str, ...], object]
 """Values from the command line by path; a list's entry is addressed by name or number: ``("models", "*", ...)``."""
@@ -41,7 +42,7 @@ def load(path: str | FilePath | None, overrides: Overrides, environ: Mapping[str
             _translate(source, typing.cast("dict[str, Any]", detail))
     if source.problems or settings is None:
         raise SettingsError(sorted(source.problems, key=lambda problem: (problem.file, problem.line or 0)))
-    return settings
+    return settings.model_copy(update={"tools": with_file(settings.tools, folder)})
 
 
 def _overlay_environment(source: Source, environ: Mapping[str, str]) -> None:
@@ -184,8 +185,6 @@ def _all_keys(annotation: object, path: Path) -> Iterator[Path]:
 def _remedy(path: Path, kind: str, context: Mapping[str, Any]) -> str:
     section = _annotation(path[:-1])
     if kind == "literal_error":
-        if path == ("summaries", "mode"):
-            return "Write off: summaries by a model are not available."
         return f"Write {context['expected']}."
     if kind in ("string_type", "string_sub_type") and path:
         return "Put the value in quotes."

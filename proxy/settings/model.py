@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from proxy.core.overflow.policy import loop
 from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
@@ -25,6 +25,7 @@ from proxy.settings.fields import (
     MasterKey,
     OptionalSecret,
     Seconds,
+    Section,
     Share,
     StoreUrl,
     Switch,
@@ -34,6 +35,7 @@ from proxy.settings.fields import (
     Words,
     refuse,
 )
+from proxy.settings.tooltable import Tools
 
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -48,12 +50,6 @@ _COMPACTING_HOSTS = ("api.openai.com", "chatgpt.com", ".openai.azure.com")
 _KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
 
 Encoding = Literal["o200k_base", "cl100k_base"]
-
-
-class Section(BaseModel):
-    """Frozen values; a key that does not exist is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Limits(Section):
@@ -261,9 +257,41 @@ class Stage(Section):
     enabled: bool = True
 
 
+class DedupStage(Stage):
+    """Results that a later one makes superfluous give way to a line."""
+
+    exact: bool = Field(default=True, description="The same call with the same result.")
+    stale_reads: bool = Field(default=True, description="A file that was read again, all the lines or more.")
+    grep_subsumed: bool = Field(default=True, description="A search in a file that was read whole later.")
+    min_saving: int = Field(default=50, ge=0, description="Tokens that one line must save.")
+
+
+class PruneStage(Stage):
+    """Old results give way to a line."""
+
+    protect_rounds: int = Field(default=6, ge=0, description="Newest rounds that stay; fewer in windows below 200K.")
+    protect_tokens: int = Field(default=40_000, ge=0, description="Newest tokens of results that stay; scaled alike.")
+    min_saving: int = Field(default=20_000, ge=0, description="Tokens it must save in all; scaled alike.")
+    weights: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
+        default={}, description="How easily results of a kind are done without, where not as usual."
+    )
+
+
+class TruncateStage(Stage):
+    """The biggest kept results lose what is beyond a limit."""
+
+    always: bool = Field(default=False, description="Cap every result before it is first sent, whatever the room.")
+    max_lines: int = Field(default=2_000, gt=1, description="Lines a result keeps at most.")
+    max_bytes: int = Field(default=50_000, ge=1_000, description="Bytes a result keeps at most.")
+    share: Annotated[Share, Field(gt=0)] = Field(default=0.10, description="Share of the room it keeps at most.")
+
+
 class Stages(Section):
     """Which rungs may be used; the order is fixed."""
 
+    dedup: DedupStage = DedupStage()
+    prune: PruneStage = PruneStage()
+    truncate: TruncateStage = TruncateStage()
     fold: Stage = Stage()
     drop: Stage = Stage()
     clip: Stage = Stage()
@@ -276,6 +304,9 @@ class Shares(Section):
     pins: Share = Field(default=0.20, description="User instructions, verbatim.")
     digest: Share = Field(default=0.10, description="Identifiers, paths, errors.")
     steps: Share = Field(default=0.03, description="One line per folded round.")
+    summary: Share = Field(
+        default=0.05, description="A summary by a model, where there is one; taken out of steps and digest."
+    )
 
 
 class Buffers(Section):
@@ -377,6 +408,9 @@ class Compression(Section):
         if total > 0.40 + 1e-9:
             remedy = "Keep pins + digest + steps at 0.40 or less."
             troubles.append((("shares",), f"the shares add up to {total:.2f} of the budget", remedy))
+        if self.shares.summary > self.shares.digest + self.shares.steps:
+            remedy = "Keep it at digest + steps or less: that is what it is taken out of."
+            troubles.append((("shares", "summary"), f"{self.shares.summary} is more than digest and steps", remedy))
         refuse(troubles)
         return self
 
@@ -384,8 +418,26 @@ class Compression(Section):
 class Summaries(Section):
     """Summaries written by a model."""
 
-    mode: Annotated[Literal["off"], Switch] = Field(
-        default="off", description="off: blocks are written by rule, no model is asked."
+    mode: Annotated[Literal["background", "inline", "off"], Switch] = Field(
+        default="background",
+        description="background: written ahead, used when ready; inline: a compaction waits for it; off: none.",
+    )
+    model: str = Field(
+        default="", description="Model that writes them, served as models says; empty: the request's own model."
+    )
+    allow: Annotated[tuple[AccessKey, ...], Words] = Field(
+        default=(), description="Client keys whose conversations may go to model; empty: everybody's."
+    )
+    allow_file: FilePath | None = Field(default=None, description="File with one such key per line.")
+    aligned: bool = Field(
+        default=False,
+        description="Send the request's own prompt with the instruction behind it, for the provider's prompt cache.",
+    )
+    timeout: Seconds = Field(default=60.0, description="Seconds one call may take, and a compaction waits if inline.")
+    spend: Share = Field(default=0.10, description="Part of the tokens a client sent in the last hour they may cost.")
+    jobs: int = Field(default=4, ge=1, le=64, description="Written at once, by each worker process.")
+    subscription_tokens: bool = Field(
+        default=False, description="Allow them with OAuth and subscription tokens, which providers restrict."
     )
 
 
@@ -442,6 +494,7 @@ class Settings(Section):
     upstreams: tuple[Upstream, ...] = ()
     models: tuple[Model, ...] = Field(default=(), description="First match wins; no match is as *.")
     compression: Compression = Compression()
+    tools: Tools = Tools()
     summaries: Summaries = Summaries()
     telemetry: Telemetry = Telemetry()
     overflow_rules: tuple[OverflowRule, ...] = Field(

@@ -34,6 +34,8 @@ def summary(settings: Settings, facts: Mapping[str, str]) -> str:
     else:
         compaction = f"above {marks.high_mark:.0%} of the room, down to {marks.low_mark:.0%}"
         lines.append(("compression", f"{marks.mode}: {compaction}"))
+    if marks.mode == "on":
+        lines.append(("summaries", _summaries(settings)))
     return "\n".join(f"  {name:<12} {text}" for name, text in lines)
 
 
@@ -60,6 +62,14 @@ def _store(settings: Settings) -> str:
     # The URL may hold a password, in its user part or its query.
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _summaries(settings: Settings) -> str:
+    wanted = settings.summaries
+    if wanted.mode == "off":
+        return "off, no model is asked"
+    writer = wanted.model or "the request's own model, with its own key"
+    return f"{wanted.mode}, by {writer}; at most {wanted.spend:.0%} of the tokens a client sends in an hour"
 
 
 def _access(settings: Settings) -> str:

@@ -1,4 +1,4 @@
-"""What the records need from a place to keep bytes: four operations, each bounded, each failing in one way."""
+"""What the records need from a place to keep bytes: a few operations, each bounded, each failing in one way."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ class Backend(Protocol):
 
     async def remove(self, key: str) -> None:
         """Forget *key*."""
+
+    async def extend(self, key: str, value: bytes, seconds: float) -> bool:
+        """Let *key* live *seconds* from now if it holds *value*; whether it does."""
+
+    async def release(self, key: str, value: bytes) -> None:
+        """Forget *key* if it holds *value*."""
+
+    async def add(self, key: str, amount: int, seconds: float) -> None:
+        """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
 
     @property
     def breaker(self) -> State:

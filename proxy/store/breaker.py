@@ -1,30 +1,49 @@
 """Decides whether a server is worth asking. Pure but for the clock and the dice it is given.
 
-Closed: everything is let through. Five failures within ten seconds open it. Open: nothing passes until the pause is
-over. Half-open: exactly one call passes; its success closes the breaker, its failure doubles the pause, 2 s up to 30 s.
+Closed: everything is let through; a few failures close together, or in a row, open it. Open: nothing passes until the
+pause is over. Half-open: exactly one call passes; its success closes the breaker, its failure doubles the pause.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["closed", "open", "half-open"]
 
 FAILURES, WITHIN = 5, 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
-_PROBE_LOST = 5.0  # a probe that never reported back stops blocking the next one
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When a breaker opens and for how long; times in seconds.
+
+    It opens after *failures* within *within*, or, where that is ``None``, after so many without a success between.
+    *lost* is how long a probe that never reported back keeps the next one from going out.
+    """
+
+    failures: int = FAILURES
+    within: float | None = WITHIN
+    first_pause: float = FIRST_PAUSE
+    longest_pause: float = LONGEST_PAUSE
+    lost: float = 5.0
+
+
+SERVER = Patience()
 
 
 class Breaker:
     """One server's breaker; *clock* gives monotonic seconds, *dice* a number in [0, 1) to spread replicas apart."""
 
-    def __init__(self, clock: Callable[[], float], dice: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], dice: Callable[[], float], patience: Patience = SERVER) -> None:
         self._clock = clock
         self._dice = dice
-        self._failures: deque[float] = deque(maxlen=FAILURES)
-        self._pause = FIRST_PAUSE
+        self._patience = patience
+        self._failures: deque[float] = deque(maxlen=patience.failures)
+        self._pause = patience.first_pause
         self._until = 0.0
         self.state: State = "closed"
 
@@ -36,7 +55,7 @@ class Breaker:
         if now < self._until:
             return False
         self.state = "half-open"
-        self._until = now + _PROBE_LOST
+        self._until = now + self._patience.lost
         return True
 
     def succeeded(self) -> None:
@@ -45,18 +64,22 @@ class Breaker:
             return  # an answer that was under way when the others failed proves nothing yet
         if self.state == "half-open":
             self.state = "closed"
-            self._pause = FIRST_PAUSE
+            self._pause = self._patience.first_pause
+            self._failures.clear()
+        elif self._patience.within is None:
             self._failures.clear()
 
     def failed(self) -> None:
         """The server did not answer, or only to say that it cannot serve."""
         now = self._clock()
         if self.state == "half-open":
-            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+            self._pause = min(self._pause * 2, self._patience.longest_pause)
             self._open(now)
         elif self.state == "closed":
             self._failures.append(now)
-            if len(self._failures) == FAILURES and now - self._failures[0] <= WITHIN:
+            within = self._patience.within
+            full = len(self._failures) == self._patience.failures
+            if full and (within is None or now - self._failures[0] <= within):
                 self._open(now)
 
     def _open(self, now: float) -> None:

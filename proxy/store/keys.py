@@ -13,6 +13,31 @@ def event(root: bytes, route: str, chain: bytes) -> str:
     return _of_conversation(root, "e", sha256(route.encode()).digest()[:8], chain)
 
 
+def summary(root: bytes, policy: bytes, chain: bytes) -> str:
+    """The name of the summary of the items before *chain*, written by the text *policy*."""
+    return _of_conversation(root, "s", policy, chain)
+
+
+def lease(root: bytes, policy: bytes, chain: bytes) -> str:
+    """The name of the right to write a summary of what came after the event at *chain*."""
+    return _of_conversation(root, "k", policy, chain)
+
+
+def refused(root: bytes, policy: bytes, chain: bytes) -> str:
+    """The name of the mark that no summary could be written of what came after the event at *chain*."""
+    return _of_conversation(root, "x", policy, chain)
+
+
+def bucket(tenant: bytes, kind: str, slot: int) -> str:
+    """The name of a count of *tenant*'s (a keyed digest) tokens of one *kind* in the time *slot*."""
+    return f"ullage1:b:{{{_text(tenant)}}}:{kind}:{slot}"
+
+
+def pause(tenant: bytes) -> str:
+    """The name of the mark that nothing is asked on behalf of *tenant* (a keyed digest) for a while."""
+    return f"ullage1:b:{{{_text(tenant)}}}:pause"
+
+
 def lesson(name: bytes) -> str:
     """The name of what was learned about a route for one tenant; *name* is a keyed digest of both."""
     return f"ullage1:f:{_text(name)}"

@@ -47,6 +47,24 @@ class Memory:
         if key in self._entries:
             self._drop(key)
 
+    async def extend(self, key: str, value: bytes, seconds: float) -> bool:
+        """Let *key* live *seconds* from now if it holds *value*; whether it does."""
+        if self._get(key) != value:
+            return False
+        self._entries[key] = (value, self._clock() + seconds)
+        return True
+
+    async def release(self, key: str, value: bytes) -> None:
+        """Forget *key* if it holds *value*."""
+        if self._get(key) == value:
+            self._drop(key)
+
+    async def add(self, key: str, amount: int, seconds: float) -> None:
+        """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
+        total = int(self._get(key) or 0) + amount
+        await self.remove(key)
+        await self.claim(key, b"%d" % total, seconds)
+
     async def close(self) -> None:
         """Forget everything."""
         self._entries.clear()

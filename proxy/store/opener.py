@@ -18,6 +18,7 @@ from proxy.store.notices import Notices, Warn
 from proxy.store.records import Records, StoreState
 from proxy.store.redis import Servers
 from proxy.store.sealed import Sealer
+from proxy.store.shelf import Shelf
 
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
@@ -26,7 +27,10 @@ _LOOK, _REREAD = 1.0, 60.0
 
 
 class Store:
-    """An open store: the ``Recorder`` of the engine, its state for operators, and its end. Made by ``open_store``."""
+    """An open store: the ``Recorder`` of the engine, its state for operators, and its end. Made by ``open_store``.
+
+    ``shelf`` is what summaries need of it.
+    """
 
     def __init__(self, kind: str, url: str, backend: Backend, sealer: Sealer, spawn: Spawn, notices: Notices) -> None:
         self._kind = kind
@@ -35,6 +39,7 @@ class Store:
         self._spawn = spawn
         self._notices = notices
         self._records = Records(backend, sealer, spawn=spawn, notices=notices)
+        self.shelf = Shelf(backend, self._records)
         self._embedded: Embedded | None = None
         self._watch: asyncio.Task[Any] | None = None
 

@@ -83,14 +83,17 @@ class Records:
 
     async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
         """The record under the first of *chains* (the first 512 are looked at) that has one, with its index."""
-        names = [keys.event(root, route, chain) for chain in chains[:MAX_PLACES]]
+        return await self.find(tenant, [keys.event(root, route, chain) for chain in chains[:MAX_PLACES]])
+
+    async def find(self, tenant: bytes, names: Sequence[str]) -> tuple[int, bytes] | None:
+        """The record under the first of *names* (of one conversation) that has one, with its index."""
         if not names:
             return None
         try:
-            values = await self._timed(self._backend.read(names))
+            values = await self.timed(self._backend.read(names))
         except Unavailable as error:
             self.misses += 1
-            self._failed(error)
+            self.failed(error)
             return None
         found = self._first(tenant, names, values)
         if found is None:
@@ -104,7 +107,10 @@ class Records:
         self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, supersede: bool = False
     ) -> bytes:
         """Store *record* unless the place has one already, or *supersede*; returns the one that holds from now on."""
-        name = keys.event(root, route, chain)
+        return await self.settle(tenant, keys.event(root, route, chain), record, supersede=supersede)
+
+    async def settle(self, tenant: bytes, name: str, record: bytes, *, supersede: bool = False) -> bytes:
+        """Store *record* as *name* unless there is one, or *supersede*; returns the one that holds from now on."""
         if len(record) > MAX_PLAIN:
             self._notices.count("too_big", "store.record_too_big", bytes=len(record))
             return record
@@ -113,21 +119,21 @@ class Records:
         try:
             async with asyncio.timeout(REQUEST):
                 if supersede:
-                    await self._timed(self._backend.remove(name))
+                    await self.timed(self._backend.remove(name))
                 held = await self._claim(name, sealed)
                 if held is None:
                     return record
                 winner = sealer.open(tenant, name, held)
                 if winner is None:
                     self._spoiled()
-                    await self._timed(self._backend.remove(name))
+                    await self.timed(self._backend.remove(name))
                     held = await self._claim(name, sealed)
                     winner = None if held is None else sealer.open(tenant, name, held)
         except Unavailable as error:
-            self._failed(error)
+            self.failed(error)
             return record
         except TimeoutError:
-            self._failed(Unavailable("slow"))
+            self.failed(Unavailable("slow"))
             return record
         if winner is None:
             return record
@@ -138,9 +144,9 @@ class Records:
         """What was last remembered about *route* for *tenant*; ``None`` where there is nothing or nobody to ask."""
         name = self._lesson(tenant, route)
         try:
-            held = (await self._timed(self._backend.read([name])))[0]
+            held = (await self.timed(self._backend.read([name])))[0]
         except Unavailable as error:
-            self._failed(error)
+            self.failed(error)
             return None
         return None if held is None else self.sealer.open(tenant, name, held)
 
@@ -148,11 +154,11 @@ class Records:
         """Keep *value* about *route* for *tenant* in the background; the last one that was remembered holds."""
         name = self._lesson(tenant, route)
         sealed = self.sealer.seal(tenant, name, value)
-        self._behind(self._put(name, sealed), "store lesson")
+        self.behind(self._put(name, sealed), "store lesson")
 
     async def _put(self, name: str, sealed: bytes) -> None:
-        await self._timed(self._backend.remove(name))
-        await self._timed(self._backend.claim(name, sealed, LESSON_LIFETIME))
+        await self.timed(self._backend.remove(name))
+        await self.timed(self._backend.claim(name, sealed, LESSON_LIFETIME))
 
     def _lesson(self, tenant: bytes, route: str) -> str:
         return keys.lesson(hmac.digest(self.chain_key(tenant), b"lesson\0" + route.encode(), "sha256")[:16])
@@ -160,14 +166,14 @@ class Records:
     async def _claim(self, name: str, sealed: bytes) -> bytes | None:
         self._renewed[name] = True
         try:
-            return await self._timed(self._backend.claim(name, sealed, LIFETIME))
+            return await self.timed(self._backend.claim(name, sealed, LIFETIME))
         except Unavailable as error:
             if error.kind != "wrongtype":
                 raise
             # Something else under our name: cleared once, and if it comes back at once it is left alone.
             self._notices.count("wrongtype", "store.foreign_value")
-            await self._timed(self._backend.remove(name))
-            return await self._timed(self._backend.claim(name, sealed, LIFETIME))
+            await self.timed(self._backend.remove(name))
+            return await self.timed(self._backend.claim(name, sealed, LIFETIME))
 
     def _first(self, tenant: bytes, names: Sequence[str], values: Sequence[bytes | None]) -> tuple[int, bytes] | None:
         for index, value in enumerate(values):
@@ -177,24 +183,26 @@ class Records:
             if plain is not None:
                 return index, plain
             self._spoiled()
-            self._behind(self._backend.remove(names[index]), "store removal")
+            self.behind(self._backend.remove(names[index]), "store removal")
         return None
 
     def _renew(self, name: str) -> None:
         if name not in self._renewed:
             self._renewed[name] = True
-            self._behind(self._backend.refresh(name, LIFETIME), "store renewal")
+            self.behind(self._backend.refresh(name, LIFETIME), "store renewal")
 
-    def _behind(self, operation: Coroutine[Any, Any, None], name: str) -> None:
+    def behind(self, operation: Coroutine[Any, Any, None], name: str) -> None:
+        """Do *operation* in the background; that it failed is counted."""
         self._spawn(self._quietly(operation), name)
 
     async def _quietly(self, operation: Coroutine[Any, Any, None]) -> None:
         try:
             await operation
         except Unavailable as error:
-            self._failed(error)
+            self.failed(error)
 
-    async def _timed(self, operation: Coroutine[Any, Any, T]) -> T:
+    async def timed(self, operation: Coroutine[Any, Any, T]) -> T:
+        """The result of *operation*, counted and timed. Raises ``Unavailable``."""
         if not self.ready:
             operation.close()
             raise Unavailable("down")
@@ -215,7 +223,8 @@ class Records:
         if up or state == "open" or not self.ready:
             self._notices.change("store", up, "store.up" if up else "store.down", breaker=state)
 
-    def _failed(self, error: Unavailable) -> None:
+    def failed(self, error: Unavailable) -> None:
+        """Count what an operation failed of."""
         self._notices.count(error.kind, "store.full" if error.kind == "oom" else "")
 
     def _spoiled(self) -> None:

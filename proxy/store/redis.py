@@ -33,6 +33,10 @@ OPERATION = 0.060  # seconds a caller waits for one operation, and at most as lo
 # and 26 ms with 32, because one event loop feeds them all.
 POOL = 32
 OLDEST = (7, 0)  # the first with SET … NX GET
+# Only who took a lease may renew or give it back: looking and acting have to be one step.
+_EXTEND = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
+_RELEASE = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('unlink', KEYS[1]) or 0"
+_ADD = "redis.call('incrby', KEYS[1], ARGV[1]) return redis.call('pexpire', KEYS[1], ARGV[2])"
 _BACKSTOP = 1.0  # socket timeouts: end what nobody waits for any more
 _INTRODUCTION = 2.0
 _FORCED: dict[str, Any] = {
@@ -158,6 +162,24 @@ class Servers:
     async def remove(self, key: str) -> None:
         """Forget *key*, whatever it holds."""
         await self._ask(key, lambda: self._client.unlink(key))
+
+    async def extend(self, key: str, value: bytes, seconds: float) -> bool:
+        """Let *key* live *seconds* from now if it holds *value*; whether it does."""
+        lifetime = str(int(seconds * 1000))
+        return bool(await self._ask(key, lambda: self._script(_EXTEND, key, value, lifetime)))
+
+    async def release(self, key: str, value: bytes) -> None:
+        """Forget *key* if it holds *value*."""
+        await self._ask(key, lambda: self._script(_RELEASE, key, value))
+
+    async def add(self, key: str, amount: int, seconds: float) -> None:
+        """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
+        lifetime = str(int(seconds * 1000))
+        await self._ask(key, lambda: self._script(_ADD, key, str(amount), lifetime))
+
+    async def _script(self, script: str, key: str, *arguments: str | bytes) -> object:
+        found: object = await self._client.eval(script, 1, key, *arguments)
+        return found
 
     async def close(self) -> None:
         """Let operations under way end, then close every connection."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 import structlog
 
-from proxy.core.report import Report
+from proxy.core.report import Report, SummaryReport
 from proxy.telemetry.lines import LineWriter
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -23,6 +23,9 @@ Format = Literal["auto", "json", "console"]
 Fields = MutableMapping[str, Any]
 
 LONGEST_TEXT = 200
+_PASSING = frozenset({"budget", "elsewhere", "paused", "breaker", "refused_before"})
+"""Why a summary job may end before it began, as often as once a second: counted, not told."""
+
 DEEPEST_STACK = 8
 
 FIELDS = frozenset(
@@ -32,13 +35,15 @@ FIELDS = frozenset(
         # one request
         "request_id", "api", "model", "upstream", "conversation", "stream", "status", "stages", "tokens_before",
         "tokens_after", "tokens_removed", "bounded", "window", "budget", "pressure", "retries", "overflows", "outcome",
-        "reason", "compaction", "client_compaction", "epoch",
-        "observed", "fallback", "input_tokens", "output_tokens", "cached_tokens", "overhead_ms",
-        "duration_ms", "window_source", "regions", "borrowed", "project", "task_size",
+        "reason", "compaction", "client_compaction", "epoch", "observed", "fallback", "input_tokens", "output_tokens",
+        "cached_tokens", "overhead_ms", "duration_ms", "window_source", "regions", "borrowed", "project", "task_size",
+        "summary_tokens",
+        # one summary job
+        "tenant", "calls",
         # the process
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
         "kind", "state", "task", "store", "file", "line", "key", "remedy", "problem", "code", "attempt", "in_flight",
-        "observed_window", "operation", "cause", "advice", "bytes", "node", "models", "windows",
+        "observed_window", "operation", "share", "cause", "advice", "bytes", "node", "models", "windows",
     }
 )  # fmt: skip
 
@@ -82,6 +87,15 @@ class Logs:
 
     def request_done(self, report: Report, duration: float) -> None:
         """Write the one line of a finished request; *duration* in seconds."""
+        if report.large_result:
+            self.log.warning(
+                "proxy.large_result",
+                request_id=report.request_id,
+                model=report.model,
+                conversation=report.conversation,
+                share=report.large_result,
+                advice="one fresh tool result takes this share of the room left",
+            )
         usage = report.usage
         pressure = report.pressure
         self._requests.info(
@@ -118,6 +132,24 @@ class Logs:
             cached_tokens=usage.cached_tokens,
             overhead_ms=round(report.overhead_seconds * 1000, 3),
             duration_ms=round(duration * 1000, 1),
+            summary_tokens=report.summary_tokens,
+        )
+
+    def summary_done(self, report: SummaryReport) -> None:
+        """Write the line of a summary job that asked a model or was kept from it."""
+        if report.reason in _PASSING:
+            return
+        self.log.info(
+            "summary.done",
+            outcome=report.outcome,
+            reason=report.reason,
+            tenant=report.tenant,
+            model=_plain(report.model),
+            upstream=report.upstream,
+            calls=report.calls,
+            input_tokens=report.input_tokens,
+            output_tokens=report.output_tokens,
+            duration_ms=round(report.seconds * 1000, 1),
         )
 
     def noticed(self, event: str, facts: Mapping[str, object]) -> None:

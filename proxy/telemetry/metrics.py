@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, valu
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from proxy.core.report import Report
+from proxy.core.report import Report, SummaryReport
 
 # Label values live as long as the process, and model names come from clients.
 MOST_MODELS = 100
@@ -41,6 +41,7 @@ class Telemetry:
             self._shown = CollectorRegistry()
             MultiProcessCollector(self._shown, path=str(directory))  # type: ignore[no-untyped-call]
         self._models: set[str] = set()
+        self._tenants: set[str] = set()
         self._projects: set[str] = set()
         self._windows: dict[tuple[str, str], tuple[str, int]] = {}
         self._routes: dict[tuple[str, str, str, int, str], _Route] = {}
@@ -72,6 +73,21 @@ class Telemetry:
             self._observe_labelled(report)
         if report.outcome != "verbatim" or report.retries or report.overflows or report.reason or report.status >= 400:
             self._observe_rare(report, route)
+
+    def summary(self, report: SummaryReport) -> None:
+        """Count one summary job."""
+        families, tenant = self._families, _bounded(self._tenants, report.tenant)
+        families.summaries.labels(report.outcome, report.reason).inc()
+        if report.calls:
+            families.summary_calls.labels(report.upstream, self._model(report.model)).inc(report.calls)
+            families.summary_tokens.labels(tenant, "input").inc(report.input_tokens)
+            families.summary_tokens.labels(tenant, "output").inc(report.output_tokens)
+            families.summary_seconds.observe(report.seconds)
+
+    def summaries_state(self, *, running: int, broken: int) -> None:
+        """Say how many summary jobs run, and how many summarisers are not asked because they failed."""
+        self._families.summaries_running.set(running)
+        self._families.summary_breakers.set(broken)
 
     def in_flight(self, count: int) -> None:
         """Say how many requests this process has under way."""
@@ -239,6 +255,24 @@ class _Families:
         )
         self.lines_dropped = gauge(
             "ullage_log_lines_dropped", "Log lines nobody read in time.", multiprocess_mode="livesum"
+        )
+        self.summaries = counter(
+            "ullage_summaries_total", "Summary jobs, by what became of them.", ("outcome", "reason")
+        )
+        self.summary_calls = counter("ullage_summary_calls_total", "Calls of summarisers.", ("upstream", "model"))
+        self.summary_tokens = counter(
+            "ullage_summary_tokens_total", "Tokens that summaries took, by client.", ("tenant", "direction")
+        )
+        self.summary_seconds = histogram(
+            "ullage_summary_seconds", "From a summary job's beginning to its end.", buckets=_DURATION
+        )
+        self.summaries_running = gauge(
+            "ullage_summaries_running", "Summary jobs under way.", multiprocess_mode="livesum"
+        )
+        self.summary_breakers = gauge(
+            "ullage_summary_breakers_open",
+            "Summarisers, each for one client, that are not asked because they failed.",
+            multiprocess_mode="livesum",
         )
         self.build_info = gauge("ullage_build_info", "The version.", ("version",), multiprocess_mode="livemax")
 

@@ -1,7 +1,7 @@
 import pytest
 
 from proxy.server import ServerConfig
-from proxy.server.access import Access
+from proxy.server.access import Access, tenants_of
 from proxy.server.intake import read_headers
 from tests.server.house import answer, house
 
@@ -101,3 +101,17 @@ def test_tenants_follow_the_credential_and_nothing_else():
     ]
     assert len({one, *others}) == 7
     assert tenant(SHARED, "X-Ullage-Key: pk-1", "Authorization: Bearer a") == tenant(SHARED, "X-Api-Key: pk-1")
+
+
+def test_a_listed_key_is_found_in_whatever_header_it_comes():
+    """The tenants of a key are those of every way to send it, and of nobody else."""
+    listed = tenants_of(["pk-1"])
+    for config, header in (
+        (ServerConfig("up"), "Authorization: Bearer pk-1"),
+        (ServerConfig("up"), "X-Api-Key: pk-1"),
+        (ServerConfig("up"), "Api-Key: pk-1"),
+        (SHARED, "Authorization: Bearer pk-1"),
+        (SHARED, "X-Ullage-Key: pk-1"),
+    ):
+        assert tenant(config, header) in listed
+        assert tenant(config, header.replace("pk-1", "pk-2")) not in listed

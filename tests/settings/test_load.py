@@ -81,13 +81,14 @@ WRONG = {
     "soft mark": ("compression:\n  soft_mark: 0.3\n", 2, "compression.soft_mark", "not between", "Keep low_mark"),
     "share": ("compression: {high_mark: 90}", 1, "compression.high_mark", "less than or equal to 1", "default is 0.9"),
     "shares": ("compression: {shares: {pins: .4}}", 1, "compression.shares", "add up to 0.53", "at 0.40 or less"),
+    "summaries": ("summaries: {mode: always}", 1, "summaries.mode", "input should be", "'inline' or 'off'"),
+    "summary share": ("compression: {shares: {summary: .2}}", 1, "compression.shares.summary", "more than", "Keep it"),
     "policy": ("compression: {policy: cheap}", 1, "compression.policy", "input should be 'fit'", "Write"),
     "buffer order": (
         "compression:\n  buffers:\n    warning: 9000\n    auto_compact: 12000\n", 3, "compression.buffers.warning",
         "not above auto_compact (12000)", "Keep blocking < auto_compact < warning",
     ),
     "no buffer": ("compression: {buffers: {blocking: 0}}", 1, "compression.buffers.blocking", "greater than 0", ""),
-    "summaries to come": ("summaries: {mode: background}", 1, "summaries.mode", "input should be", "not available"),
     "duplicate glob": ("models:\n- name: 'a*'\n- name: 'a*'\n", 3, "models[1].name", "never reached", "first match"),
     "hidden glob": ("models:\n- name: '*'\n- name: gpt-5\n", 3, "models[1].name", "'*' stands before", "move it up"),
     "upstream missing": (

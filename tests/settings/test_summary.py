@@ -32,6 +32,7 @@ def test_the_summary_says_what_is_served(tmp_path):
         "embedded, 3 keys",
         "this machine only, no key",
         "on: above 90% of the room, down to 40%",
+        "background, by the request's own model, with its own key; at most 10% of the tokens a client sends in an hour",
     ):
         assert part in shown
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, WITHIN, Breaker
+from proxy.store.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, WITHIN, Breaker, Patience
 
 
 class Now:
@@ -107,3 +107,21 @@ def test_the_pause_grows_to_thirty_seconds_and_starts_over_after_success(dice: f
     _open(breaker)
     now.seconds += 1.25 * FIRST_PAUSE
     assert breaker.admit()
+
+
+def test_failures_in_a_row_open_it_however_far_apart(now: Now) -> None:
+    """Without a span of time only failures without a success between them count, and the pauses are its own."""
+    breaker = Breaker(now, lambda: 0.5, Patience(failures=3, within=None, first_pause=60.0, longest_pause=100.0))
+    for outcome in (breaker.failed, breaker.failed, breaker.succeeded, breaker.failed, breaker.failed):
+        outcome()
+        now.seconds += 3600
+    assert breaker.state == "closed"
+    breaker.failed()
+    assert breaker.state == "open"
+    now.seconds += 59.0
+    assert not breaker.admit()
+    now.seconds += 2.0
+    assert breaker.admit()
+    breaker.failed()
+    now.seconds += 99.0
+    assert not breaker.admit()

@@ -34,3 +34,15 @@ def test_a_name_is_what_other_versions_wrote() -> None:
     assert keys.event(bytes(16), "openai,gpt-5", b"\xff" * 16) == (
         "ullage1:{AAAAAAAAAAAAAAAAAAAAAA}:e:mUc4ItsxUug:_____________________w"
     )
+
+
+def test_names_around_summaries_share_the_conversations_slot() -> None:
+    """Text, lease and refusal of a conversation carry its root as hash tag; a tenant's figures carry the tenant."""
+    root, policy, chain = b"r" * 16, b"p" * 8, b"c" * 16
+    names = [kind(root, policy, chain) for kind in (keys.summary, keys.lease, keys.refused)]
+    tags = {re.search(r"\{(.*)\}", name)[1] for name in (*names, keys.event(root, "r", chain))}  # type: ignore[index]
+    assert len(tags) == 1
+    assert [name.split("}:")[1][0] for name in names] == ["s", "k", "x"]
+    figures = [keys.pause(b"t" * 16), keys.bucket(b"t" * 16, "in", 1), keys.bucket(b"t" * 16, "out", 2)]
+    assert len({name.partition("}")[0] for name in figures}) == 1
+    assert len({*names, *figures}) == 6

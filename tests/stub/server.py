@@ -22,6 +22,7 @@ from tests.stub.answers import Answer, Frame
 from tests.stub.faults import JSON, NO_FAULT, SSE, Fault, Headers
 from tests.stub.record import PromptCache, Seen
 from tests.stub.rules import Rules, Verdict
+from tests.stub.summariser import Behaviour, fault_of, summary_of
 from tests.stub.tokens import count
 
 FOR_EVER = 3600.0
@@ -37,7 +38,8 @@ def understood(_seen: Seen) -> Answer:
 class Stub:
     """A strict OpenAI-compatible upstream; use it as an async context manager.
 
-    ``seen`` holds every request in order, except for the proxy's own about windows, which are in ``probes``.
+    ``seen`` holds every request in order, except for the proxy's own: those about windows are in ``probes``, those for
+    summaries in ``summaries``, answered as ``summariser`` says.
     ``script`` makes the answers that ``queue`` does not hold; faults given to
     ``fail`` hit the next requests. ``rules`` may be exchanged while it runs.
     """
@@ -47,6 +49,8 @@ class Stub:
         self.script: Script = understood
         self.seen: list[Seen] = []
         self.probes: list[Seen] = []
+        self.summaries: list[Seen] = []
+        self.summariser: Behaviour = "honest"
         self.cache = PromptCache()
         self.stored: dict[str, list[Any]] = {}
         self.models: list[str] = []
@@ -109,12 +113,17 @@ class Stub:
         headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.raw_headers]
         path, _, query = request.raw_path.partition("?")
         seen = Seen(self._count, request.method, path, query, headers, await request.read(), time.monotonic())
+        if "(summary)" in seen.header("user-agent"):
+            self.summaries.append(seen)
+            return await self._disturbed(request, seen, fault_of(self.summariser))
         if seen.header("user-agent").startswith("ullage/"):
             # The proxy's own question about windows, at a moment no test chooses.
             self.probes.append(seen)
             return await self._respond(request, seen, NO_FAULT)
         self.seen.append(seen)
-        fault = self._faults.popleft() if self._faults else NO_FAULT
+        return await self._disturbed(request, seen, self._faults.popleft() if self._faults else NO_FAULT)
+
+    async def _disturbed(self, request: web.Request, seen: Seen, fault: Fault) -> web.StreamResponse:
         try:
             await _disturb_head(request, fault)
             response = await self._respond(request, seen, fault)
@@ -168,7 +177,10 @@ class Stub:
         if verdict.kind == "overflow":
             return self._overflow(verdict, seen.stream, wire)
         seen.cached = self.cache.read(seen.parsed, wire)
-        answer = self._answers.popleft() if self._answers else self.script(seen)
+        if "(summary)" in seen.header("user-agent"):
+            answer = summary_of(seen, self.summariser)
+        else:
+            answer = self._answers.popleft() if self._answers else self.script(seen)
         frame = Frame(seen.number, seen.model, self._usage(seen, answer, wire))
         if wire is responses and seen.parsed.get("store", True):
             self.stored[f"resp_{seen.number}"] = [*responses.items(body), *responses.answered(answer, frame)]

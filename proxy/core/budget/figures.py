@@ -23,12 +23,16 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Caps of what stands for folded rounds, as shares of the budget; together at most ``block`` of the room."""
+    """Caps of what stands for folded rounds, as shares of the budget; together at most ``block`` of the room.
+
+    A model's ``summary``, where there is one, is taken out of steps and digest.
+    """
 
     pins: float = 0.20
     digest: float = 0.10
     steps: float = 0.03
     block: float = 0.40
+    summary: float = 0.05
 
 
 SCALED_BELOW = 65_536

@@ -20,6 +20,9 @@ HEADER = (
 FOOTER = "[End of the summary. The conversation goes on from here.]"
 OMITTED = "[...]"
 
+SUMMARY = "What happened so far, as a model summed it up:"
+"""Heads a model's summary: what it says of orders is a report of them."""
+
 STEP_SHARE = 0.23
 """Share of the text's tokens that the steps get; the digest, which later steps refer to most, gets the rest."""
 
@@ -61,19 +64,29 @@ class Folded:
     carried: str = ""
 
 
-def render(folded: Folded, block: int, text: int, count: Count) -> str:
+def render(folded: Folded, block: int, text: int, count: Count, summary: str = "") -> str:
     """The block's text: at most *block* tokens beside the task and the newest user text, of which *text* for digest.
 
-    What digest and steps leave over goes to the user's words, then to the rounds that are worth most, in full.
+    A *summary* by a model is taken out of *text*. What digest and steps leave over goes to the user's words, then to
+    the rounds that are worth most, in full.
     """
     frame = count(HEADER) + count(FOOTER) + HEADINGS
     pins = choose(folded.pins, max(0, block - text - frame), count)
-    said = "\n".join([folded.task, *(pin for pin in pins if pin), folded.newest, folded.carried])
+    written = f"{SUMMARY}\n{summary}" if summary else ""
+    own = max(0, text - (count(written) + 2 if written else 0))
+    said = "\n".join([folded.task, *(pin for pin in pins if pin), folded.newest, folded.carried, written])
     rounds = rounds_of(folded.entries)
-    lines = _steps(rounds, int(text * STEP_SHARE), count)
+    lines = _steps(rounds, int(own * STEP_SHARE), count)
     used = sum(count(line) + 2 for line in lines if line)
-    digest = digest_of(folded.entries, text - used, count, said).lines()
-    left = block - frame - used - sum(count(pin) + 2 for pin in pins if pin) - sum(count(line) + 1 for line in digest)
+    digest = digest_of(folded.entries, own - used, count, said).lines()
+    left = (
+        block
+        - frame
+        - (text - own)
+        - used
+        - sum(count(pin) + 2 for pin in pins if pin)
+        - sum(count(line) + 1 for line in digest)
+    )
     if left > 0 and pins != list(folded.pins):
         more = choose(folded.pins, block - text - frame + left, count)
         left -= sum(count(pin) + 2 for pin in more if pin) - sum(count(pin) + 2 for pin in pins if pin)
@@ -88,6 +101,8 @@ def render(folded: Folded, block: int, text: int, count: Count) -> str:
         sections.append("\n".join([heading, *(f"- {pin}" for pin in pins if pin)]))
     if folded.newest:
         sections.append("The user's latest message, word for word:\n" + folded.newest)
+    if written:
+        sections.append(written)
     if digest:
         sections.append("\n".join(digest))
     if any(lines):

@@ -14,6 +14,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
     ``block`` is the literal text that stands for the folded items (empty when nothing is folded); ``edits`` are the
     literal bytes of clipped items by index. ``window``, ``reserve`` and ``fixed`` are the figures that were used.
+    ``spent`` are the tokens that went into the summaries by a model in it.
     """
 
     version: int
@@ -23,6 +24,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     window: int
     reserve: int
     fixed: int
+    spent: int = 0
 
 
 def dump(record: Record) -> bytes:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from proxy.core.budget.figures import Figures, Marks, Shares
 from proxy.core.budget.shares import Allocation
+from proxy.core.compression.mild import Mild, Stretch, swaps
+from proxy.core.compression.swap import Swap, charge
+from proxy.core.compression.truncate import Truncate
 from proxy.core.conversation.items import Item, Layout
 
 CLIP_MARK = 0.65
@@ -38,8 +41,9 @@ class Event:
     ``anchors`` are the folded user items that stay verbatim all the same: the task and what was then the newest one.
 
     ``block`` are the tokens charged for what stands for them, of which ``text`` are meant for digest and steps;
-    ``clips`` are the tokens clipped items may keep, by index; ``after`` is the weight of the view at the event
-    without the fixed part. ``stages`` names the rungs that were taken.
+    ``swaps`` are the kept items whose results gave way to a line, ``trims`` and ``clips`` the tokens that truncated and
+    clipped items may keep, by index; ``after`` is the weight of the view at the event without the fixed part.
+    ``stages`` names the rungs that were taken.
     """
 
     place: int
@@ -50,6 +54,8 @@ class Event:
     clips: tuple[tuple[int, int], ...] = ()
     after: int = 0
     stages: tuple[str, ...] = ()
+    swaps: tuple[Swap, ...] = ()
+    trims: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,8 @@ class Rules:
     shares: Shares
     rungs: Rungs
     allocation: Allocation | None = None
+    mild: Mild = field(default_factory=Mild)
+    truncate: Truncate | None = field(default_factory=Truncate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,9 @@ class Schedule:
         self._shares = rules.shares
         self._rungs = rules.rungs
         self._allocation = rules.allocation
+        self._mild_rules = rules.mild
+        self._truncate_rules = rules.truncate
+        self._reduced: tuple[Event | None, dict[int, int]] = (None, {})
         self._sum = layout.sums
         self._users = layout.user_sums
         self._fixed = figures.stepped
@@ -151,17 +162,28 @@ class Schedule:
     def _kept(self, place: int, event: Event) -> int:
         total = self._sum[place] - self._sum[event.cut] + event.block
         total += sum(self._items[i].tokens for i in event.anchors)
-        for index, tokens in event.clips:
+        for index, tokens in self._sizes(event).items():
             if event.cut <= index < place or index in event.anchors:
                 total -= self._items[index].tokens - tokens
         return total
 
-    def _event(self, place: int, cut: int, budget: int, clips: Mapping[int, int]) -> Event:
-        """The fold at *place* that keeps what stands from *cut* on, with its block at its cap."""
+    def _sizes(self, event: Event) -> dict[int, int]:
+        """What the items are charged that *event* made smaller."""
+        if self._reduced[0] is not event:
+            lines = {swap.index: charge(self._items[swap.index]) for swap in event.swaps}
+            self._reduced = event, {**lines, **dict(event.trims), **dict(event.clips)}
+        return self._reduced[1]
+
+    def _event(self, place: int, cut: int, budget: int, before: Event | None) -> Event:
+        """The fold at *place* that keeps what stands from *cut* on as it was after *before*, its block at its cap."""
         anchors = self._layout.anchors(place, cut)
-        kept = tuple(sorted((i, t) for i, t in clips.items() if i >= cut or i in anchors))
         block, text = self._block(cut, anchors, budget)
-        event = Event(place, cut, block, text, anchors, kept, stages=("fold",))
+        event = Event(place, cut, block, text, anchors, stages=("fold",))
+        if before is not None:
+            clips = tuple((i, t) for i, t in before.clips if i >= cut or i in anchors)
+            trims = tuple((i, t) for i, t in before.trims if i >= cut)
+            lines = tuple(swap for swap in before.swaps if swap.index >= cut)
+            event = replace(event, clips=clips, trims=trims, swaps=lines)
         return replace(event, after=self._kept(place, event))
 
     def _block(self, cut: int, anchors: Sequence[int], budget: int) -> tuple[int, int]:
@@ -193,38 +215,86 @@ class Schedule:
             min(low, self._allocation.for_history(self._figures.window, fixed)) if self._allocation else low,
         )
         present = self.weight(place, event)
-        clips = dict(event.clips) if event else {}
-        folded = self._fold(place, event.cut if event else 0, budget, levels, clips)
-        if folded is not None and folded.after > levels.high and self._rungs.drop:
-            folded = self._smaller_block(place, folded, self._clip_target(levels))
+        mild = self._mild(place, event, present - levels.goal)
+        if mild is not None:
+            return mild
+        folded = self._fold(place, event, budget, levels)
+        target = self._clip_target(levels)
+        if (folded.after if folded else present) > target:
+            folded = self._truncate(place, folded or event, levels.budget, target) or folded
+        if folded is not None and "fold" in folded.stages and folded.after > levels.high and self._rungs.drop:
+            folded = self._smaller_block(place, folded, target)
         if folded is not None and folded.after >= present:
             folded = None
         kept = folded.after if folded else present
         if kept <= levels.budget and not (forced and folded is None):
             return folded
-        return self._clip(place, folded or event, self._clip_target(levels)) or folded
+        return self._clip(place, folded or event, target) or folded
 
     def _smaller_block(self, place: int, event: Event, target: int) -> Event:
         """*event* with its block cut to what is left under *target*, at least to a quarter of it or a note."""
         left = max(target - (event.after - event.block), target // 4, NOTE)
         block = min(event.block, left)
         text = event.text * max(0, block - NOTE) // max(1, event.block - NOTE)
-        smaller = replace(event, block=block, text=text, stages=("drop",))
+        stages = ("drop", *event.stages[1:])
+        smaller = replace(event, block=block, text=text, stages=stages)
         return replace(smaller, after=self._kept(place, smaller))
 
     def _clip_target(self, levels: _Levels) -> int:
         share = (CLIP_MARK - self._marks.low) / (self._marks.high - self._marks.low)
         return int(levels.low + max(0.0, share) * (levels.high - levels.low))
 
-    def _fold(self, place: int, before: int, budget: int, levels: _Levels, clips: Mapping[int, int]) -> Event | None:
+    def _mild(self, place: int, before: Event | None, need: int) -> Event | None:
+        """*before* with old tool results replaced by a line each, where that saves *need* tokens."""
+        base = before or Event(place, 0, 0)
+        stretch = Stretch(self._items, self._layout, base.cut, place, base.swaps)
+        found = swaps(stretch, need, self._figures.window, self._mild_rules) if need > 0 else None
+        if found is None:
+            return None
+        gone = {swap.index for swap in found[0]}
+        event = replace(
+            base,
+            place=place,
+            swaps=tuple(sorted((*base.swaps, *found[0]))),
+            trims=tuple(trim for trim in base.trims if trim[0] not in gone),
+            clips=tuple(clip for clip in base.clips if clip[0] not in gone),
+            stages=found[1],
+        )
+        return replace(event, after=self._kept(place, event))
+
+    def _truncate(self, place: int, before: Event | None, room: int, target: int) -> Event | None:
+        """*before* with the biggest kept tool results truncated to one level, no lower than needed to reach *target*.
+
+        Going all the way down to the low mark would cost more of what the next step refers to than it wins.
+        """
+        rules, base = self._truncate_rules, before or Event(place, 0, 0)
+        if rules is None:
+            return None
+        sizes, total = self._sizes(base), self._kept(place, base)
+        least, found = rules.tokens(room) + CLIP_FLOOR, {}
+        for index in range(base.cut, place):
+            item = self._items[index]
+            known = item.facts is not None and len(item.facts.results) == len(item.answers) > 0
+            if known and not item.media and item.tokens > least and index not in sizes:
+                found[index] = item.tokens
+        if total <= target or not found:
+            return None
+        most = _level(found, dict.fromkeys(found, least), target - (total - sum(found.values())))
+        most = max(least, min(most, rules.most + CLIP_FLOOR))
+        trims = {**dict(base.trims), **{index: most for index, tokens in found.items() if tokens > most}}
+        stages = (*(base.stages if before and before.place == place else ()), "truncate")
+        event = replace(base, place=place, trims=tuple(sorted(trims.items())), stages=stages)
+        return replace(event, after=self._kept(place, event))
+
+    def _fold(self, place: int, before: Event | None, budget: int, levels: _Levels) -> Event | None:
         """A fold at the oldest cut that reaches the low mark, else at the newest one that keeps the newest round."""
         if not self._rungs.fold:
             return None
         cuts = self._layout.cuts
-        first, end = bisect_right(cuts, before), bisect_left(cuts, place)
+        first, end = bisect_right(cuts, before.cut if before else 0), bisect_left(cuts, place)
 
         def size(at: int) -> int:
-            return self._event(place, cuts[at], budget, clips).after
+            return self._event(place, cuts[at], budget, before).after
 
         floor = end - 1
         while floor > first and self._items[cuts[floor]].role == "user" and end - floor <= _TRAILING_USERS:
@@ -236,20 +306,21 @@ class Schedule:
         at = floor
         if size(floor) <= levels.goal:
             at = bisect_left(range(first, floor + 1), True, key=lambda i: size(i) <= levels.goal) + first
-        return self._event(place, cuts[at], budget, clips)
+        return self._event(place, cuts[at], budget, before)
 
     def _clip(self, place: int, event: Event | None, target: int) -> Event | None:
         """*event* with the largest kept items cut to one level, so that the view reaches *target*."""
         if not self._rungs.clip:
             return None
         event = event or Event(place, 0, 0)
-        clips = dict(event.clips)
+        clips, reduced = dict(event.clips), self._sizes(event)
+        gone = {swap.index for swap in event.swaps}
         total = self._kept(place, event)
         if total <= target:
             return None
         indexes = [*event.anchors]
-        indexes += [i for i in range(event.cut, place) if self._items[i].role != "system"]
-        sizes = {i: clips.get(i, self._items[i].tokens) for i in indexes}
+        indexes += [i for i in range(event.cut, place) if self._items[i].role != "system" and i not in gone]
+        sizes = {i: reduced.get(i, self._items[i].tokens) for i in indexes}
         floors = {i: min(sizes[i], self._items[i].media + self._items[i].sealed + CLIP_FLOOR) for i in indexes}
         room = target - (total - sum(sizes.values()))
         spared = {i for i in indexes if self._items[i].role == "user"}
@@ -259,10 +330,11 @@ class Schedule:
             spared, level = set(), _level(sizes, floors, room)
         for index in indexes:
             keep = sizes[index] if index in spared else max(floors[index], min(sizes[index], level))
-            if keep < self._items[index].tokens:
+            if keep < sizes[index] or index in clips:
                 clips[index] = keep
+        trims = tuple(trim for trim in event.trims if trim[0] not in clips)
         stages = (*(event.stages if event.place == place else ()), "clip")
-        clipped = replace(event, place=place, clips=tuple(sorted(clips.items())), stages=stages)
+        clipped = replace(event, place=place, clips=tuple(sorted(clips.items())), trims=trims, stages=stages)
         after = self._kept(place, clipped)
         return replace(clipped, after=after) if after < total else None
 

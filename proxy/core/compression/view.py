@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.core.budget.regions import NOTHING, Totals, add_up
 from proxy.core.compression.clip import clip
+from proxy.core.compression.digest import command_of, digest_of
 from proxy.core.compression.fold import Folded, render
+from proxy.core.compression.record import Record
 from proxy.core.compression.schedule import Event
+from proxy.core.compression.swap import LINE, NAMES, Swap, words
+from proxy.core.compression.truncate import Truncate, truncate_to
 from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.entry import Entry
+from proxy.core.conversation.facts import Pair, failure_line, pairs_of
 from proxy.core.conversation.items import Item, Layout
 from proxy.core.conversation.scan import Span
+from proxy.core.conversation.slots import level
+from proxy.core.conversation.toolmap import ToolMap
 
 Count = Callable[[str], int]
+
+TARGET_LENGTH = 120
+"""Characters of a call's target in the line that stands for its result."""
+
+DIGESTED_LINES, HEADINGS = 2_000, 12
+"""Lines of an old result that are looked through for names, and tokens of the headings over them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +60,31 @@ class View:
     summary: int = 0
 
 
-def write(raw: Raw, event: Event, count: Count) -> tuple[str, dict[int, bytes]]:
-    """The block's text and the clipped items of *event*: written once, then a matter of record."""
+@dataclass(frozen=True, slots=True)
+class Pen:
+    """What texts are written with: the counter, the table of tools, and the limits of a truncated result."""
+
+    count: Count
+    tools: ToolMap
+    limits: Truncate = field(default_factory=Truncate)
+
+
+def write(
+    raw: Raw, event: Event, pen: Pen, before: Record | None = None, summary: str = ""
+) -> tuple[str, dict[int, bytes]]:
+    """The block's text and the edited items of *event*: written once, then a matter of record.
+
+    What stands as it did after *before*, the event before this one, keeps that record's bytes. *summary* is what a
+    model wrote of the folded items, verified.
+    """
+    count = pen.count
     shorten: Callable[[str, int], str] = lambda text, tokens: clip(text, tokens, count)  # noqa: E731
     edits = {i: raw.dialect.clipped(raw.item(i), shorten, count, tokens) for i, tokens in event.clips}
+    edits |= _results(raw, event, pen, before)
     if event.cut == 0 or not event.block:
         return "", edits
+    if before is not None and _same_block(event, before.event):
+        return before.block, edits
     folded = [i for i in range(event.cut) if raw.items[i].role != "system"]
     entries = {i: raw.dialect.read_entry(raw.item(i)) for i in folded}  # what a clip took out is digested too
     shown = {i: raw.dialect.read_entry(edits[i]) for i in event.anchors if i in edits}
@@ -63,7 +96,75 @@ def write(raw: Raw, event: Event, count: Count) -> tuple[str, dict[int, bytes]]:
     users = [i for i in folded if i not in event.anchors and (raw.items[i].role == "user" or entries[i].said)]
     pins = tuple(entries[i].said or entries[i].text for i in users)
     said = Folded(tuple(entries.values()), pins, task, newest, carried.text if carried else "")
-    return _encodable(render(said, event.block, event.text, count)), edits
+    return _encodable(render(said, event.block, event.text, count, summary)), edits
+
+
+def _same_block(event: Event, before: Event) -> bool:
+    """Whether the block of *event* says what that of *before* does."""
+    clips = [tuple(clip for clip in e.clips if clip[0] in e.anchors or clip[0] < e.cut) for e in (event, before)]
+    shape = [(e.cut, e.block, e.text, e.anchors) for e in (event, before)]
+    return shape[0] == shape[1] and clips[0] == clips[1]
+
+
+def _results(raw: Raw, event: Event, pen: Pen, before: Record | None) -> dict[int, bytes]:
+    """The items whose results gave way to a line or were truncated."""
+    lines, trims = {swap.index: swap for swap in event.swaps}, dict(event.trims)
+    if not lines and not trims:
+        return {}
+    cut_short = {*trims, *(index for index, _ in event.clips)}
+    held = frozenset(before.event.swaps) if before else frozenset()
+    found: dict[int, bytes] = {}
+    texts: dict[int, list[str]] = {}
+    for pair in pairs_of(raw.items, event.cut, event.place):
+        swap = lines.get(pair.index)
+        if swap is not None and swap in held and swap.by not in cut_short and before and pair.index in before.edits:
+            found[pair.index] = before.edits[pair.index]
+        elif swap is not None:
+            # What was cut short itself no longer says all that this result said.
+            said = Swap(swap.index, "old") if swap.by in cut_short else swap
+            texts.setdefault(pair.index, []).append(_line(raw, pair, said, pen))
+    texts |= {index: _truncated(raw, index, tokens, pen) for index, tokens in trims.items()}
+    return {**{i: raw.dialect.replaced(raw.item(i), said) for i, said in texts.items()}, **found}
+
+
+def _truncated(raw: Raw, index: int, tokens: int, pen: Pen) -> list[str]:
+    """The results of one item, truncated so that it takes at most *tokens*."""
+    said = [text for text, _ in raw.dialect.read_entry(raw.item(index)).results]
+    sizes = [pen.count(text) for text in said]
+    room = tokens - (raw.items[index].tokens - sum(sizes))
+    cap = level(sizes, max(len(said), room))
+    return [truncate_to(text, pen.limits, cap, pen.count, tail=True) for text in said]
+
+
+def _line(raw: Raw, pair: Pair, swap: Swap, pen: Pen) -> str:
+    """The line that stands for one result."""
+    name, arguments = raw.dialect.read_entry(raw.item(pair.call_index)).calls[pair.call_at]
+    targets = pen.tools.targets(name, arguments)
+    target = targets[0] if targets else command_of(arguments)
+    target = target if len(target) <= TARGET_LENGTH else ""
+    line = "" if pair.result.ok else _brief(failure_line(_result_text(raw, pair)))
+    for about, cause in ((target, line), (target, ""), ("", "")):
+        text = words(swap.why, name, about, ok=pair.result.ok, line=cause)
+        if pen.count(text) <= LINE:
+            break
+    names = _names(raw, pair, pen.count) if swap.why == "old" else []
+    return _encodable("\n".join([text, *names]))
+
+
+def _names(raw: Raw, pair: Pair, count: Count) -> list[str]:
+    """What an old result mentioned, in a tenth of its size."""
+    item = raw.items[pair.index]
+    lines = _result_text(raw, pair).splitlines()[:DIGESTED_LINES]
+    room = item.tokens // NAMES // len(item.answers) - HEADINGS
+    return digest_of([Entry("tool", line) for line in lines], room, count).lines() if room > 0 else []
+
+
+def _brief(line: str) -> str:
+    return line if len(line) <= TARGET_LENGTH else ""
+
+
+def _result_text(raw: Raw, pair: Pair) -> str:
+    return raw.dialect.read_entry(raw.item(pair.index)).results[pair.at][0]
 
 
 def _encodable(text: str) -> str:

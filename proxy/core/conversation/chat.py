@@ -101,7 +101,9 @@ def read_entry(raw: bytes) -> Entry:
     role = ROLES.get(str(message.get("role")), "user")
     media = tuple(str(part.get("type")) for part in _parts(message) if is_media(part))
     reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))
-    return Entry(role, _content_text(message), tuple(_call_texts(_calls(message))), media, reasoning)
+    text = _content_text(message)
+    results = ((text, False),) if role == "tool" else ()
+    return Entry(role, text, tuple(_call_texts(_calls(message))), media, reasoning, results=results)
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
@@ -153,6 +155,18 @@ def marker(raw: bytes) -> bytes:
 def user_message(text: str) -> bytes:
     """A user message of our own that holds *text*; for conversations that have no user item to carry it."""
     return b'{"role":"user","content":' + quoted(text).encode() + b"}"
+
+
+def replaced(raw: bytes, texts: Sequence[str]) -> bytes:
+    """The tool result with the one of *texts* in place of its content; the rest stays as it was."""
+    source = raw.decode()
+    text = "\n".join(texts)
+    found = _content_field(members(source))
+    if found is None:
+        return with_text(raw, text, before=False)
+    is_list = source[found.start] == "["
+    value = '[{"type":"text","text":' + quoted(text) + "}]" if is_list else quoted(text)
+    return (source[: found.start] + value + source[found.end :]).encode()
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:

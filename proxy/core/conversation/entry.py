@@ -11,8 +11,9 @@ from proxy.core.conversation.items import Role
 class Entry:
     """The words of one item: its text, its tool calls as (name, arguments) and the kinds of its media parts.
 
-    ``reasoning`` is what the model thought before it spoke, where that is readable; ``said`` what the user wrote beside
-    the tool results of the same item (``text`` holds it too).
+    ``results`` are the texts of its tool results that a text may replace, each with whether the API itself says that it
+    failed. ``reasoning`` is what the model thought before it spoke, where that is
+    readable; ``said`` what the user wrote beside the tool results of the same item (``text`` holds it too).
     """
 
     role: Role
@@ -21,3 +22,4 @@ class Entry:
     media: tuple[str, ...] = ()
     reasoning: str = ""
     said: str = ""
+    results: tuple[tuple[str, bool], ...] = ()

@@ -9,7 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from proxy.core.conversation.facts import Facts
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -21,7 +24,8 @@ class Item:
     ``tokens`` is its weight in the model's encoding, of which ``media`` cannot be clipped, ``guess`` is a guess (files,
     audio, images elsewhere) and ``memory`` was injected by an agent; ``sealed`` must not be edited (signed or encrypted
     reasoning), and ``said`` is what the user wrote beside tool results in one item. ``digest`` (16 bytes) is equal for
-    items that mean the same however a client serialises them. ``calls`` and ``answers`` are tool call ids.
+    items that mean the same however a client serialises them. ``calls`` and ``answers`` are tool call ids; ``facts``
+    say what those calls and results are.
     """
 
     role: Role
@@ -34,6 +38,7 @@ class Item:
     memory: int = 0
     sealed: int = 0
     said: int = 0
+    facts: Facts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +46,9 @@ class Layout:
     """The structure of a conversation; all figures are item indexes.
 
     ``cuts`` are the starts of rounds and of user items at which a conversation may be cut without splitting a pair;
-    ``places`` are lengths at which a request could have ended. ``sums`` and ``user_sums`` are the tokens before each
-    index, of all items but system ones and of what users said. ``waiting`` are unanswered calls by id, ``last`` the
-    role of the last item that is no system item.
+    ``places`` are lengths at which a request could have ended. ``sums`` are the tokens before each index of all items
+    but system ones, ``user_sums`` and ``result_sums`` those of what users said and of items with tool results.
+    ``waiting`` are unanswered calls by id, ``last`` the role of the last item that is no system item.
     """
 
     count: int = 0
@@ -53,6 +58,7 @@ class Layout:
     places: tuple[int, ...] = ()
     sums: tuple[int, ...] = (0,)
     user_sums: tuple[int, ...] = (0,)
+    result_sums: tuple[int, ...] = (0,)
     waiting: tuple[tuple[str, int], ...] = ()
     last: Role | None = None
 
@@ -77,7 +83,7 @@ EMPTY = Layout()
 def lay_out(items: Sequence[Item], known: Layout = EMPTY) -> Layout:
     """The structure of *items*, continued from that of a prefix of them; costs O(new)."""
     systems, users, cuts = list(known.systems), list(known.users), list(known.cuts)
-    sums, user_sums = list(known.sums), list(known.user_sums)
+    sums, user_sums, result_sums = list(known.sums), list(known.user_sums), list(known.result_sums)
     places = [place for place in known.places[-1:] if place < known.count]
     places = [*known.places[:-1], *places]  # whether the prefix's end is a place depends on what follows it
     waiting, last = dict(known.waiting), known.last
@@ -86,6 +92,7 @@ def lay_out(items: Sequence[Item], known: Layout = EMPTY) -> Layout:
         user = item.role == "user"
         sums.append(sums[-1] + (item.tokens if item.role != "system" else 0))
         user_sums.append(user_sums[-1] + (item.tokens if user else item.said))
+        result_sums.append(result_sums[-1] + (item.tokens if item.answers else 0))
         if item.role == "system":
             systems.append(index)
             continue
@@ -113,6 +120,7 @@ def lay_out(items: Sequence[Item], known: Layout = EMPTY) -> Layout:
         tuple(places),
         tuple(sums),
         tuple(user_sums),
+        tuple(result_sums),
         tuple(waiting.items()),
         last,
     )

@@ -91,12 +91,12 @@ def _read(message: dict[str, Any], count: Count) -> Item:
         if key not in ("role", "content", "cache_control") and value:
             weight.text += count(value if isinstance(value, str) else quoted(value))
     calls = tuple(str(block["id"]) for block in blocks if block.get("type") == "tool_use" and block.get("id"))
-    answers = tuple(str(b["tool_use_id"]) for b in blocks if b.get("type") == "tool_result" and b.get("tool_use_id"))
+    answers = tuple(str(block["tool_use_id"]) for block in _results(blocks))
     role = _role(message, blocks)
     said = sum(count(text) for text in _said(blocks)) if role == "tool" else 0
     memory = count(found) if role in ("system", "user") and (found := memories("\n".join(_said(blocks)))) else 0
-    facts = {"guess": weight.guess, "memory": memory, "sealed": weight.sealed, "said": said}
-    return Item(role, weight.total, weight.media, digest(message), calls, answers, **facts)
+    name, text, media = digest(message), weight.total, weight.media
+    return Item(role, text, media, name, calls, answers, weight.guess, memory=memory, sealed=weight.sealed, said=said)
 
 
 def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Role:
@@ -153,7 +153,8 @@ def read_entry(raw: bytes) -> Entry:
     media = [str(block.get("type")) for block in blocks if _is_media(block)]
     said = "\n".join(_said(blocks)) if role == "tool" else ""
     reasoning = "\n".join(_text(block.get("thinking")) for block in blocks if block.get("type") == "thinking")
-    return Entry(role, "\n".join(_spoken(blocks)), tuple(calls), tuple(media), reasoning, said)
+    results = [("\n".join(_spoken(_blocks(block))), block.get("is_error") is True) for block in _results(blocks)]
+    return Entry(role, "\n".join(_spoken(blocks)), tuple(calls), tuple(media), reasoning, said, tuple(results))
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
@@ -200,6 +201,18 @@ def marker(raw: bytes) -> bytes:
     return found
 
 
+def replaced(raw: bytes, texts: Sequence[str]) -> bytes:
+    """The message with *texts* in place of what its tool results say; every other byte stays as it is."""
+    blocks = decode(raw)["content"]
+    places = [at for at, block in enumerate(blocks) if isinstance(block, dict) and _is_result(block)]
+    pairs = [
+        (Slot(("content", at, "content"), ""), text)
+        for at, text in zip(places, texts, strict=True)
+        if "content" in blocks[at]
+    ]
+    return slots.replaced(raw.decode(), pairs).encode()
+
+
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
     """The message cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
 
@@ -244,6 +257,14 @@ def _blocks(holder: Any) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         return []
     return [part if isinstance(part, dict) else {"type": "text", "text": quoted(part)} for part in content]
+
+
+def _is_result(block: Mapping[str, Any]) -> bool:
+    return block.get("type") == "tool_result" and bool(block.get("tool_use_id"))
+
+
+def _results(blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [block for block in blocks if _is_result(block)]
 
 
 def _is_media(block: Mapping[str, Any]) -> bool:

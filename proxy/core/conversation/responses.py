@@ -51,6 +51,9 @@ _TRIGGER: Final = "compaction_trigger"
 _REFERENCE: Final = "item_reference"
 _ROLES: Final[Mapping[str, Role]] = {"system": "system", "developer": "system", "assistant": "assistant"}
 _ANSWERS: Final = ("call_id", "approval_request_id", "id")
+_REPLACEABLE: Final = frozenset({"function_call_output", "custom_tool_call_output"})
+"""Results whose output may be any text."""
+
 _NAMED_BY_ID: Final = frozenset({"local_shell_call", "mcp_approval_request"})
 _PICTURE: Final = "image_generation_call"
 _OPAQUE: Final = "encrypted_content"
@@ -104,8 +107,8 @@ def _read(value: dict[str, Any], count: Count) -> Item:
     answers = next(((str(value[key]),) for key in _ANSWERS if value.get(key)), ()) if role == "tool" else ()
     tokens = text + media + opaque
     memory = count(found) if role in ("system", "user") and (found := memories("\n".join(_words(value)))) else 0
-    facts = {"guess": guess + opaque, "memory": memory, "sealed": sealed + opaque}
-    return Item(role, tokens, media, digest(value), calls, answers, **facts)
+    guess, sealed = guess + opaque, sealed + opaque
+    return Item(role, tokens, media, digest(value), calls, answers, guess, memory=memory, sealed=sealed)
 
 
 def _kind(value: Mapping[str, Any]) -> str:
@@ -130,7 +133,10 @@ def read_entry(raw: bytes) -> Entry:
         parts = [part for key in ("summary", "content") for part in value.get(key) or () if isinstance(part, dict)]
         return Entry(role, "", reasoning="\n".join(str(part.get("text") or "") for part in parts))
     calls = ((str(value.get("name") or kind), _arguments(value)),) if kind.endswith("_call") else ()
-    return Entry(role, "\n".join(_words(value)), calls, media)
+    words = "\n".join(_words(value))
+    return Entry(
+        role, words, calls, media, results=((words, False),) if kind in _REPLACEABLE and "output" in value else ()
+    )
 
 
 def _arguments(value: Mapping[str, Any]) -> str:
@@ -188,6 +194,11 @@ def marker(raw: bytes) -> bytes:
     """Nothing: see ``MARKER``."""
     del raw
     return b""
+
+
+def replaced(raw: bytes, texts: Sequence[str]) -> bytes:
+    """The result with the one of *texts* in place of its output; every other byte stays as it is."""
+    return slots.replaced(raw.decode(), [(Slot(("output",), ""), "\n".join(texts))]).encode()
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:

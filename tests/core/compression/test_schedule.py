@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from proxy.core.budget.figures import Figures, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.compression.schedule import CLIP_FLOOR, NOTE, Demand, Event, Rules, Rungs, Schedule
+from proxy.core.conversation.facts import Facts, Result
 from proxy.core.conversation.items import Item, lay_out
 
 RULES = Rules(Marks(), Shares(), Rungs())
@@ -20,7 +21,8 @@ FIGURES = Figures(8192, 1024, 300, 1024)
 
 
 def item(role: str, tokens: int, calls: Sequence[str] = (), answers: Sequence[str] = ()) -> Item:
-    return Item(role, tokens, 0, bytes(16), tuple(calls), tuple(answers))  # type: ignore[arg-type]
+    facts = Facts(results=tuple(Result(n, n, True, 1, 4 * tokens) for n, _ in enumerate(answers))) if answers else None
+    return Item(role, tokens, 0, bytes(16), tuple(calls), tuple(answers), facts=facts)  # type: ignore[arg-type]
 
 
 def agent(rounds: int, result: int = 400, parallel: int = 1) -> list[Item]:
@@ -186,16 +188,16 @@ def test_forcing_under_the_low_mark_changes_nothing() -> None:
     assert schedule(agent(3)).run(None, Demand(force=True)) is None
 
 
-def test_a_large_newest_result_is_clipped_and_its_round_kept() -> None:
+def test_a_large_newest_result_is_truncated_and_its_round_kept() -> None:
     """A newest result of twice the window loses tokens; its call stays before it."""
     items = [*agent(6), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
     event = schedule(items).run(None)
     assert event is not None
-    assert "clip" in event.stages
+    assert event.stages == ("fold", "truncate")
     assert event.cut <= len(items) - 2
-    clips = dict(event.clips)
-    assert clips[len(items) - 1] > 2000
-    assert len(items) - 2 not in clips
+    assert dict(event.trims)[len(items) - 1] > 2000
+    assert len(event.trims) == 1
+    assert event.clips == ()
 
 
 def test_what_the_user_wrote_is_clipped_last() -> None:
@@ -203,7 +205,8 @@ def test_what_the_user_wrote_is_clipped_last() -> None:
     items = [item("user", 1500), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
     event = schedule(items).run(None)
     assert event is not None
-    assert set(dict(event.clips)) == {2}
+    assert set(dict(event.trims)) == {2}
+    assert event.clips == ()
 
 
 @pytest.mark.parametrize("rung", ["fold", "clip"])

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from proxy.core.compression.fold import HEADER
 from proxy.core.compression.schedule import Event
-from proxy.core.compression.view import Raw, assemble, write
+from proxy.core.compression.view import Pen, Raw, assemble, write
 from proxy.core.conversation import chat
 from proxy.core.conversation.items import lay_out
 from proxy.core.conversation.scan import scan
-from tests.fits import UNSHRUNK, Message, body_of, count, message_problems, slices, text_of
+from tests.fits import UNSHRUNK, Message, body_of, count, message_problems, slices, text_of, tools
 from tests.strategies import conversations, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
@@ -40,7 +40,7 @@ def raw_of(body: bytes) -> Raw:
 
 def view_of(raw: Raw, event: Event) -> tuple[str, bytes, int]:
     """The block, the body with the view in place of the messages, and the view's weight."""
-    block, edits = write(raw, event, count)
+    block, edits = write(raw, event, Pen(count, tools()))
     made = assemble(raw, event, block, edits, count)
     where = scan(raw.body, "messages")
     return block, raw.body[: where.start] + made.content + raw.body[where.end :], made.tokens

@@ -19,6 +19,7 @@ from proxy.core.conversation.chat import (
     media_parts,
     read_entry,
     read_item,
+    replaced,
     user_message,
     with_text,
 )
@@ -392,3 +393,16 @@ def test_the_longest_texts_are_clipped_first() -> None:
     sizes = [count(part["text"]) for part in made]
     assert made[0] == parts[0]
     assert abs(sizes[1] - sizes[2]) < 60
+
+
+@pytest.mark.parametrize("content", ["said", [{"type": "text", "text": "said"}], None])
+def test_a_result_gives_way(content: Any) -> None:
+    """A tool's content becomes the given text, parts stay parts, everything else keeps its bytes."""
+    raw = json.dumps({"role": "tool", "tool_call_id": "a", "content": content, "x": [1.0]}).encode()
+    made = json.loads(replaced(raw, ["X"]))
+    assert made == {
+        "role": "tool",
+        "tool_call_id": "a",
+        "content": [{"type": "text", "text": "X"}] if isinstance(content, list) else "X",
+        "x": [1.0],
+    }

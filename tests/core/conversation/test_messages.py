@@ -20,6 +20,7 @@ from proxy.core.conversation.messages import (
     media_parts,
     read_entry,
     read_item,
+    replaced,
     user_message,
     with_text,
 )
@@ -228,3 +229,16 @@ def test_what_is_sealed_is_not_clipped() -> None:
     found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"encrypted_content": "x" * 9000}]}
     raw = json.dumps(of({**THOUGHT, "thinking": LONG}, found, role="assistant")).encode()
     assert clipped(raw, lambda words, n: clip(words, n, count), count, 50) == raw
+
+
+def test_results_give_way_one_by_one() -> None:
+    """Each result's content is replaced in the order of their ids; ids, marks, errors and the user's words stay."""
+    blocks = [
+        {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "hi"}], "cache_control": {}},
+        {"type": "tool_result", "tool_use_id": "b", "content": "no", "is_error": True},
+        {"type": "text", "text": "and so"},
+    ]
+    raw = json.dumps({"role": "user", "content": blocks}).encode()
+    assert read_entry(raw).results == (("hi", False), ("no", True))
+    made = json.loads(replaced(raw, ["X", "Y"]))["content"]
+    assert made == [{**blocks[0], "content": "X"}, {**blocks[1], "content": "Y"}, blocks[2]]

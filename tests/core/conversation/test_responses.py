@@ -19,6 +19,7 @@ from proxy.core.conversation.responses import (
     media_parts,
     read_entry,
     read_item,
+    replaced,
     user_message,
     with_text,
 )
@@ -217,3 +218,13 @@ def test_what_is_long_becomes_short(element: Element) -> None:
     was = read_item(raw, count)
     made = read_item(clipped(raw, lambda words, n: clip(words, n, count), count, 300 + was.media), count)
     assert 150 < made.tokens - was.media <= 300
+
+
+def test_an_output_gives_way() -> None:
+    """A function's output, text or parts, becomes the given text; a screenshot is no such result."""
+    parts = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "hi"}]}
+    raw = json.dumps(parts).encode()
+    assert read_entry(raw).results == (("hi", False),)
+    assert json.loads(replaced(raw, ["X"])) == {**parts, "output": "X"}
+    picture = {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}}
+    assert read_entry(json.dumps(picture).encode()).results == ()

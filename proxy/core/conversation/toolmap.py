@@ -1,0 +1,205 @@
+"""What kind of tool a call is of and what it is about: the table of tools, as a pure value.
+
+Clients name their tools and arguments as they like, so all names are data. Nothing here ever fails: arguments that are
+cut off, no JSON or of an odd shape give a call of which only the kind is known.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from proxy.core.conversation.facts import Call, short_digest
+
+Kind = Literal[
+    "file_read",
+    "file_edit",
+    "file_write",
+    "grep",
+    "glob",
+    "list",
+    "shell",
+    "shell_read",
+    "web_fetch",
+    "web_search",
+    "search_semantic",
+    "media_read",
+    "agent",
+    "protected",
+    "unknown",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+REPEATABLE = frozenset({"file_read", "grep", "glob"})
+"""Kinds whose calls look and change nothing: the same call with the same result says nothing new."""
+
+TARGETED = REPEATABLE | {"file_edit", "file_write", "list", "media_read"}
+"""Kinds whose arguments name files or folders."""
+
+MOST_PATHS = 32
+"""Paths of one call that are kept; a patch may name thousands."""
+
+_HEADER = re.compile(r"^(?:\*\*\* (?:Update|Add|Delete) File: |\*\*\* Move to: |\+\+\+ b/)(.+?)\s*$", re.MULTILINE)
+_DOTS = re.compile(r"(?:^|(?<=/))\./+")
+_SLASHES = re.compile(r"[/\\]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool: its kind, or the kinds it takes by the value of its argument ``by`` (``*``: any other value).
+
+    ``path`` are the argument keys that name its target, if not the usual ones; ``patch`` those whose text is a patch
+    with file headers. ``base`` is the number of a file's first line; ``limit`` the lines it reads unless told
+    otherwise; ``unit`` says what its range counts.
+    """
+
+    kind: Kind = "unknown"
+    path: tuple[str, ...] = ()
+    patch: tuple[str, ...] = ()
+    base: int = 1
+    limit: int = 0
+    unit: Literal["lines", "bytes"] = "lines"
+    by: str = ""
+    cases: Mapping[str, Tool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The usual argument keys: of a path, of lists of paths or of objects with a path, and of a range of lines."""
+
+    path: tuple[str, ...] = ()
+    many: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    count: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    pair: tuple[str, ...] = ()
+
+
+UNKNOWN = Tool()
+PROTECTED = Tool("protected")
+
+
+class ToolMap:
+    """The table of tools, compiled. Made of names and globs; ``protected`` are names and globs of their own."""
+
+    def __init__(self, tools: Mapping[str, Tool], protected: Sequence[str] = (), keys: Keys = Keys()) -> None:
+        named = {**tools, **dict.fromkeys(protected, PROTECTED)}
+        self._exact = {name: tool for name, tool in named.items() if not _is_glob(name)}
+        self._folded = {name.lower(): tool for name, tool in reversed(self._exact.items())}
+        globs = [(re.compile(fnmatch.translate(name), re.IGNORECASE), t) for name, t in named.items() if _is_glob(name)]
+        self._globs = sorted(globs, key=lambda entry: entry[1].kind != "protected")
+        self._keys = keys
+
+    def find(self, name: str) -> Tool:
+        """The tool a call names: exactly, without its server's prefix, in any case, by a glob; else an unknown one."""
+        bare = name.rpartition("__")[2].rpartition(".")[2]
+        for candidate in (name, bare):
+            if found := self._exact.get(candidate):
+                return found
+        for candidate in (name.lower(), bare.lower()):
+            if found := self._folded.get(candidate):
+                return found
+        return next((tool for pattern, tool in self._globs if pattern.match(name) or pattern.match(bare)), UNKNOWN)
+
+    def call(self, name: str, arguments: str) -> Call:
+        """The facts of one call. Arguments are only read where its kind has a use for them."""
+        tool = self.find(name)
+        if not tool.by and tool.kind not in TARGETED:
+            return Call(tool.kind)
+        values = _values(arguments)
+        if tool.by:
+            said = values.get(tool.by) if isinstance(values, dict) else None
+            tool = tool.cases.get(said) or tool.cases.get("*", UNKNOWN) if isinstance(said, str) else UNKNOWN
+        if tool.kind not in TARGETED:
+            return Call(tool.kind)
+        paths = list(dict.fromkeys(self._paths(tool, values, arguments)))[:MOST_PATHS]
+        names = tuple(zlib.crc32(_basename(path).encode("utf-8", "replace")) for path in paths)
+        same = _same(name, values) if tool.kind in REPEATABLE and isinstance(values, dict) else 0
+        first, last = self._range(tool, values)
+        return Call(tool.kind, same, tuple(map(short_digest, paths)), names, first, last, tool.limit)
+
+    def targets(self, name: str, arguments: str) -> list[str]:
+        """The paths a call names, as the client wrote them."""
+        tool, values = self.find(name), _values(arguments)
+        if tool.by and isinstance(values, dict):
+            tool = tool.cases.get(str(values.get(tool.by))) or tool.cases.get("*", UNKNOWN)
+        return list(dict.fromkeys(self._written(tool, values, arguments))) if tool.kind in TARGETED else []
+
+    def _paths(self, tool: Tool, values: Any, arguments: str) -> Iterator[str]:
+        for path in self._written(tool, values, arguments):
+            yield _plain(path)
+
+    def _written(self, tool: Tool, values: Any, arguments: str) -> Iterator[str]:
+        if tool.patch:
+            texts = [values.get(key) for key in tool.patch] if isinstance(values, dict) else [arguments]
+            for text in texts:
+                yield from _HEADER.findall(text) if isinstance(text, str) else ()
+        if not isinstance(values, dict):
+            return
+        keys = tool.path or self._keys.path
+        yield from (value for key in keys if isinstance(value := values.get(key), str) and value)
+        for key in self._keys.many:
+            yield from _members(values.get(key), keys)
+
+    def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
+        """First and last line, counted from one; last 0 where it is open, first 0 where the range is not known."""
+        keys = self._keys
+        if not isinstance(values, dict):
+            return 0, 0
+        pair = next((values[key] for key in keys.pair if values.get(key)), None)
+        if pair is not None:
+            sound = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
+            return (pair[0], max(0, pair[1])) if sound and pair[0] > 0 else (0, 0)
+        first, count, last = (_figure(values, group) for group in (keys.first, keys.count, keys.last))
+        if tool.unit != "lines" and (first, count, last) != (None, None, None):
+            return 0, 0
+        if min(first or 0, count or 0, last or 0) < 0:
+            return 0, 0  # counted from the end
+        start = (first or 0) + 1 - tool.base if first is not None else 1
+        start = max(1, start)
+        return start, last or (start + count - 1 if count else 0)
+
+
+NO_TOOLS = ToolMap({})
+"""A table that knows no tool: every call is of an unknown kind."""
+
+
+def _values(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _same(name: str, values: Any) -> int:
+    return short_digest(name + "\0" + json.dumps(values, sort_keys=True, separators=(",", ":"))) or 1
+
+
+def _is_glob(name: str) -> bool:
+    return any(char in name for char in "*?[")
+
+
+def _plain(path: str) -> str:
+    return _SLASHES.sub("/", _DOTS.sub("", _SLASHES.sub("/", path.strip())))
+
+
+def _basename(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _members(value: Any, keys: Sequence[str]) -> Iterator[str]:
+    """The paths in a list of paths or of objects with one."""
+    for member in value if isinstance(value, list) else [value]:
+        if isinstance(member, str) and member:
+            yield member
+        elif isinstance(member, dict):
+            yield from (path for key in keys if isinstance(path := member.get(key), str) and path)
+
+
+def _figure(values: Mapping[str, Any], keys: Sequence[str]) -> int | None:
+    return next((n for key in keys if type(n := values.get(key)) is int), None)

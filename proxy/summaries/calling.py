@@ -1,0 +1,141 @@
+"""One call of a summariser: whose key, which headers, how long, and what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.core.errors import UllageError
+from proxy.ports import Origin, Reply
+from proxy.summaries.contracts import Upstream
+from proxy.summaries.wires import WIRES, Written, read
+
+LARGEST = 4 * 2**20
+"""Bytes of an answer that are read at most."""
+
+_OWN = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "idempotency-key",
+        "if-match",
+        "if-none-match",
+        "origin",
+        "range",
+        "referer",
+        "traceparent",
+        "tracestate",
+        "user-agent",
+        "x-client-request-id",
+        "x-request-id",
+    }
+)
+"""Headers that belong to the client's own request and not to one made on its behalf."""
+
+_SUBSCRIPTION = re.compile(
+    r"sk-ant-oat|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+|[A-Za-z0-9-]*oauth[A-Za-z0-9-]*[_-]", re.IGNORECASE
+)
+
+
+class CallFailed(Exception):
+    """A summariser gave nothing to use; ``reason`` is a fixed word. ``limited``: it asked to slow down."""
+
+    def __init__(self, reason: str, *, limited: bool = False, taken: tuple[int, int] = (0, 0)) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.limited = limited
+        self.taken = taken
+
+
+@dataclass(frozen=True, slots=True)
+class Summariser:
+    """Who writes: the upstream and model, its API, its *window* in tokens, and whether it is the request's own.
+
+    ``lent``: the caller's own headers go along, because the call goes where its request went.
+    """
+
+    upstream: str
+    model: str
+    api: str
+    window: int
+    own: bool
+    lent: bool
+    encoding: str
+
+    @property
+    def name(self) -> str:
+        """What breakers and texts are filed under."""
+        return f"{self.upstream},{self.model},{self.api}"
+
+
+def credentials(headers: Mapping[str, str] | tuple[tuple[str, str], ...]) -> list[str]:
+    """The keys among *headers*."""
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return [value for name, value in pairs if name.lower() in ("authorization", "x-api-key", "api-key")]
+
+
+def is_subscription(key: str) -> bool:
+    """Whether *key* looks like an OAuth or subscription token, which is meant for its owner's own client only."""
+    return bool(_SUBSCRIPTION.match(key.partition(" ")[2].strip() if " " in key else key))
+
+
+def outgoing(origin: Origin, agent: str, *, lent: bool) -> list[tuple[str, str]]:
+    """The headers of a call: the caller's own where it is *lent* them, without what belongs to its request alone."""
+    headers = [("Content-Type", "application/json"), ("Accept", "application/json")]
+    headers += [("Accept-Encoding", "identity"), ("User-Agent", agent)]
+    if lent:
+        headers += [
+            pair
+            for pair in origin.headers
+            if pair[0].lower() not in _OWN and not pair[0].lower().startswith("x-stainless")
+        ]
+    return headers
+
+
+async def call(
+    upstream: Upstream, summariser: Summariser, origin: Origin, agent: str, body: bytes, seconds: float
+) -> Written:
+    """What the summariser wrote within *seconds*. Raises ``CallFailed``."""
+    wire = WIRES[summariser.api]
+    path = origin.path_qs if summariser.lent else wire.path
+    headers = outgoing(origin, agent, lent=summariser.lent)
+    try:
+        async with asyncio.timeout(seconds):
+            reply = await upstream.send(summariser.upstream, "POST", path, headers, body)
+            try:
+                data = await _whole(reply)
+            finally:
+                reply.close()
+    except TimeoutError:
+        raise CallFailed("timeout") from None
+    except UllageError as error:
+        raise CallFailed("timeout" if error.status == 504 else "unreachable") from None
+    if reply.status != 200:
+        limited = reply.status == 429
+        raise CallFailed("limited" if limited else "refused", limited=limited)
+    written = None if reply.header("content-encoding") not in ("", "identity") else read(wire, data)
+    if written is None:
+        raise CallFailed("nonsense")
+    taken = (written.input_tokens or 0, written.output_tokens or 0)
+    if written.called:
+        raise CallFailed("called_tools", taken=taken)
+    if written.short:
+        raise CallFailed("cut_short", taken=taken)
+    return written
+
+
+async def _whole(reply: Reply) -> bytes:
+    taken: list[bytes] = []
+    size = 0
+    while chunk := await reply.next_chunk():
+        taken.append(chunk)
+        size += len(chunk)
+        if size > LARGEST:
+            raise CallFailed("nonsense")
+    return b"".join(taken)

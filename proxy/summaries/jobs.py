@@ -1,0 +1,413 @@
+"""Summaries ready before they are needed: one job for each stretch of a conversation, on one replica of all.
+
+The store's lease saves money, never correctness: a summary is an immutable value, and the first one kept holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import Callable, Coroutine, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from proxy.core.budget.catalogue import Route
+from proxy.core.report import SummaryOutcome, SummaryReport
+from proxy.ports import Clock, Passage, Request, Summary
+from proxy.summaries.calling import Summariser, credentials, is_subscription
+from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf
+from proxy.summaries.spend import Ledger
+from proxy.summaries.writing import Draft, Unwritten, Writer
+
+LEASE, RENEW = 15.0, 5.0
+"""Seconds a lease lasts, and how often its holder renews it."""
+
+AGAIN = 5.0
+"""Seconds until a job that could not begin is thought of again."""
+
+REFUSED, LONGEST_REFUSED = 60.0, 3600.0
+"""Seconds for which nothing is tried where a summary failed: doubled with each failure, up to the second."""
+
+WAIT_ELSEWHERE = 8.0
+"""Seconds a waiting event looks out for what another replica is writing."""
+
+UNKNOWN_WINDOW = 16_384
+"""The window assumed of a configured summariser of which nobody knows one."""
+
+VERSION = 1
+
+Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+Key = tuple[str, bytes]
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """A summary as the store has it: the text of ``cut`` items, what it took, who wrote it and when (Unix time)."""
+
+    version: int
+    text: str
+    cut: int
+    spent: int
+    model: str
+    made: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which terms summaries are written.
+
+    ``model`` is the configured summariser, empty for the request's own; only conversations of the tenants in
+    ``allowed`` go to it (``None``: everybody's). ``subscriptions``: OAuth tokens may be used. ``guarded`` are the
+    upstreams whose configured key is one, ``keyed`` those with a key of their own. ``most`` jobs run at once;
+    ``timeout`` is how long an event waits at most.
+    """
+
+    mode: Literal["background", "inline"] = "background"
+    model: str = ""
+    allowed: frozenset[bytes] | None = None
+    subscriptions: bool = False
+    keyed: frozenset[str] = frozenset()
+    guarded: frozenset[str] = frozenset()
+    most: int = 4
+    timeout: float = 60.0
+    lease: float = LEASE
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a process remembers: bounded mappings of summaries, of when a stretch may be looked at again, of the prefix
+    that was once too dear to sum up and what it costs, of failures in a row, and of breakers by summariser and tenant.
+    """
+
+    summaries: MutableMapping[tuple[bytes, bytes], Summary]
+    rests: MutableMapping[Key, float]
+    dear: MutableMapping[Key, tuple[int, int]]
+    failures: MutableMapping[Key, int]
+    breakers: MutableMapping[tuple[str, bytes], Breaker]
+
+
+class Jobs:
+    """Implements ``ports.Summaries``. *resolve* gives a model's route, *label* a tenant's short keyed name."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        writer: Writer,
+        ledger: Ledger,
+        terms: Terms,
+        memory: Memory,
+        *,
+        resolve: Callable[[str], Route],
+        breaker: Callable[[], Breaker],
+        label: Callable[[bytes], str],
+        spawn: Spawn,
+        observe: Observe,
+        clock: Clock,
+    ) -> None:
+        self._shelf = shelf
+        self._writer = writer
+        self._ledger = ledger
+        self._terms = terms
+        self._memory = memory
+        self._resolve = resolve
+        self._breaker = breaker
+        self._label = label
+        self._spawn = spawn
+        self._observe = observe
+        self._clock = clock
+        self._running: dict[Key, asyncio.Task[Summary | None]] = {}
+        self._closing = False
+
+    @property
+    def inline(self) -> bool:
+        """Whether an event waits for its summary."""
+        return self._terms.mode == "inline"
+
+    @property
+    def running(self) -> int:
+        """How many jobs are under way."""
+        return len(self._running)
+
+    @property
+    def open_breakers(self) -> int:
+        """How many summarisers, each for one tenant, are not asked at present because they failed."""
+        return sum(breaker.state != "closed" for breaker in self._memory.breakers.values())
+
+    async def ready(self, passage: Passage) -> Summary | None:
+        """The summary of *passage*, or the newest one of a shorter prefix; asks the store at most once."""
+        return await self._newest(passage, self._policy(passage, self._choose(passage)))
+
+    async def write(self, passage: Passage) -> Summary | None:
+        """As ``ready``, but a missing summary is written first, within the timeout."""
+        found = await self.ready(passage)
+        if found is not None and found.cut == passage.wanted.length:
+            return found
+        task = self._running.get(self._key(passage)) or self._start(passage, wait=True)
+        if task is None:
+            return found
+        # The job goes on when nobody waits any more: what it gives serves the next event.
+        await asyncio.wait({task}, timeout=self._terms.timeout)
+        if not task.done() or task.cancelled() or task.exception() is not None:
+            return found
+        written = task.result()
+        return written if written is not None and written.cut <= passage.wanted.length else found
+
+    def is_due(self, request: Request, route: Route, since: bytes) -> bool:
+        """Whether a job for this stretch of the conversation may be worth starting; costs nothing."""
+        if self.inline or self._closing or request.origin is None or len(self._running) >= self._terms.most:
+            return False
+        key = (route.name, since)
+        if key in self._running or self._clock() < self._memory.rests.get(key, 0.0):
+            return False
+        _, needed = self._memory.dear.get(key, (0, 0))
+        return self._ledger.affords(request.tenant, needed)
+
+    def prepare(self, passage: Passage) -> None:
+        """Start a job in the background, unless there is one, or a summary, here or on another replica."""
+        if self.is_due(passage.request, passage.route, passage.since):
+            self._start(passage, wait=False)
+
+    def sent(self, tenant: bytes, tokens: int) -> None:
+        """Note that *tenant* sent a prompt of so many tokens."""
+        self._ledger.sent(tenant, tokens)
+
+    def limited(self, tenant: bytes) -> None:
+        """Note that *tenant* was told to slow down."""
+        self._ledger.pause(tenant)
+
+    async def finish(self, seconds: float) -> None:
+        """Start no job any more, give running ones *seconds*, then end them; each gives its lease back."""
+        self._closing = True
+        running = list(self._running.values())
+        if not running:
+            return
+        _, late = await asyncio.wait(running, timeout=seconds)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+    def _start(self, passage: Passage, *, wait: bool) -> asyncio.Task[Summary | None] | None:
+        if self._closing or len(self._running) >= self._terms.most or passage.request.origin is None:
+            return None
+        key = self._key(passage)
+        task = self._running[key] = self._spawn(self._job(passage, wait=wait), "summary")
+        task.add_done_callback(lambda _: self._running.pop(key, None))
+        return task
+
+    async def _job(self, passage: Passage, *, wait: bool) -> Summary | None:
+        """One job, reported once, whatever becomes of it."""
+        summariser, key, began = self._choose(passage), self._key(passage), self._clock()
+        draft: Draft | None = None
+        summary: Summary | None = None
+        outcome: SummaryOutcome = "skipped"
+        reason, rest = "", AGAIN
+        calls, taken = 0, (0, 0)
+        try:
+            summary, draft = await self._attempt(passage, summariser, wait=wait)
+            outcome, rest = ("adopted" if draft is None else "written"), float("inf")
+            self._memory.failures.pop(key, None)
+        except Unwritten as error:
+            reason, calls, taken = error.reason, error.calls, error.taken
+            if error.tried:
+                outcome, rest = "failed", self._refuse(passage, summariser)
+            elif reason == "elsewhere":
+                rest = self._terms.lease
+            elif reason == "budget":
+                first, _ = self._memory.dear.get(key, (passage.wanted.length, 0))
+                rest, self._memory.dear[key] = 0.0, (first, error.needed)
+        if draft is not None:
+            calls, taken = draft.calls, (draft.input_tokens, draft.output_tokens)
+        self._memory.rests[key] = self._clock() + rest
+        self._report(passage, summariser, outcome, reason, calls, taken, self._clock() - began)
+        return summary
+
+    def _report(
+        self,
+        passage: Passage,
+        summariser: Summariser,
+        outcome: SummaryOutcome,
+        reason: str,
+        calls: int,
+        taken: tuple[int, int],
+        seconds: float,
+    ) -> None:
+        report = SummaryReport(
+            outcome=outcome,
+            reason=reason,
+            tenant=self._label(passage.request.tenant),
+            model=summariser.model,
+            upstream=summariser.upstream,
+            calls=calls,
+            input_tokens=taken[0],
+            output_tokens=taken[1],
+            seconds=seconds,
+        )
+        self._observe(report)
+
+    async def _attempt(
+        self, passage: Passage, summariser: Summariser, *, wait: bool
+    ) -> tuple[Summary | None, Draft | None]:
+        """A summary, and how it came about unless another replica wrote it. Raises ``Unwritten``."""
+        if reason := self._may_not(passage, summariser):
+            raise Unwritten(reason, tried=False)
+        policy = self._policy(passage, summariser)
+        root, since = passage.root, passage.since
+        lease = await self._shelf.lease(root, policy, since, self._terms.lease)
+        if lease is None:
+            found = await self._elsewhere(passage, policy) if wait else None
+            if found is None:
+                raise Unwritten("elsewhere", tried=False)
+            return found, None
+        renewal = self._spawn(self._hold(lease), "summary lease")
+        try:
+            base = await self._newest(passage, policy)
+            wanted = passage.wanted.length if wait else passage.covered + 1
+            if base is not None and base.cut >= wanted:
+                return base, None
+            if await self._shelf.is_refused(root, policy, since):
+                raise Unwritten("refused_before", tried=False)
+            # What was too dear before is tried as it was then: a longer prefix would only cost more.
+            length, _ = (0, 0) if wait else self._memory.dear.get(self._key(passage), (0, 0))
+            passage = passage.until(length) if length > passage.covered else passage
+            draft = await self._draft(passage, summariser, base)
+            return await self._keep(passage, summariser, policy, base, draft), draft
+        finally:
+            renewal.cancel()
+            await lease.release()
+
+    async def _draft(self, passage: Passage, summariser: Summariser, base: Summary | None) -> Draft:
+        """A text within the tenant's means, by a summariser that is worth asking."""
+        tenant = passage.request.tenant
+        breaker = self._breaker_of(summariser, tenant)
+        reserved = 0
+
+        async def allow(tokens: int) -> str:
+            nonlocal reserved
+            if reason := await self._ledger.why_not(tenant, tokens):
+                return reason
+            if not breaker.admit():
+                return "breaker"
+            reserved = tokens
+            self._ledger.spent(tenant, tokens)
+            return ""
+
+        taken = 0
+        try:
+            draft = await self._writer.write(passage, summariser, base, allow)
+        except Unwritten as error:
+            taken = sum(error.taken)
+            if error.limited:
+                self._ledger.pause(tenant)
+            if error.tried:
+                breaker.failed()
+            raise
+        else:
+            breaker.succeeded()
+            taken = draft.input_tokens + draft.output_tokens
+            return draft
+        finally:
+            self._ledger.spent(tenant, taken - reserved)
+
+    async def _keep(
+        self, passage: Passage, summariser: Summariser, policy: bytes, base: Summary | None, draft: Draft
+    ) -> Summary:
+        """What holds from now on: *draft*, or what another replica kept before."""
+        cut, chain = passage.wanted.length, passage.wanted.chain
+        spent = draft.input_tokens + draft.output_tokens + (base.spent if base else 0)
+        kept = Kept(VERSION, draft.text, cut, spent, summariser.model, int(time.time()))
+        value = msgspec.msgpack.encode(kept)
+        held = await self._shelf.keep(passage.request.tenant, passage.root, policy, chain, value)
+        summary = _load(held, cut) or Summary(draft.text, cut, spent)
+        self._memory.summaries[policy, chain] = summary
+        return summary
+
+    async def _newest(self, passage: Passage, policy: bytes) -> Summary | None:
+        """The summary of the longest prefix that has one: from memory, unless the store has a longer one."""
+        cuts = passage.cuts[::-1]
+        known = next((i for i, cut in enumerate(cuts) if (policy, cut.chain) in self._memory.summaries), len(cuts))
+        if known:
+            asked = [cut.chain for cut in cuts[:known]]
+            found = await self._shelf.newest(passage.request.tenant, passage.root, policy, asked)
+            if found is not None:
+                cut = cuts[found[0]]
+                summary = _load(found[1], cut.length)
+                if summary is not None:
+                    self._memory.summaries[policy, cut.chain] = summary
+                    return summary
+        return self._memory.summaries.get((policy, cuts[known].chain)) if known < len(cuts) else None
+
+    async def _elsewhere(self, passage: Passage, policy: bytes) -> Summary | None:
+        """What another replica is writing, as soon as it is there; ``None`` after a while."""
+        until, pause = self._clock() + min(WAIT_ELSEWHERE, self._terms.timeout), 0.05
+        while self._clock() < until:
+            await asyncio.sleep(pause * (0.75 + 0.5 * random.random()))  # noqa: S311 - spreads replicas apart
+            pause = min(0.4, pause * 1.6)
+            found = await self._newest(passage, policy)
+            if found is not None and found.cut == passage.wanted.length:
+                return found
+        return None
+
+    async def _hold(self, lease: Lease) -> None:
+        held = True
+        while held:
+            await asyncio.sleep(self._terms.lease * RENEW / LEASE)
+            held = await lease.renew(self._terms.lease)
+
+    def _may_not(self, passage: Passage, summariser: Summariser) -> str:
+        """Why nothing may be asked on behalf of this request, as a fixed word; empty where it may."""
+        if self._ledger.is_paused(passage.request.tenant):
+            return "paused"
+        keyed = summariser.upstream in self._terms.keyed
+        origin = passage.request.origin
+        lent = credentials(origin.headers) if origin is not None and summariser.lent and not keyed else []
+        guarded = summariser.upstream in self._terms.guarded or any(map(is_subscription, lent))
+        return "subscription" if guarded and not self._terms.subscriptions else ""
+
+    def _refuse(self, passage: Passage, summariser: Summariser) -> float:
+        """Let nobody try this stretch again for a while; the seconds."""
+        key = self._key(passage)
+        failures = self._memory.failures[key] = self._memory.failures.get(key, 0) + 1
+        seconds = min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures - 1, 10))
+        self._shelf.refuse(passage.root, self._policy(passage, summariser), passage.since, seconds)
+        return seconds
+
+    def _breaker_of(self, summariser: Summariser, tenant: bytes) -> Breaker:
+        breaker = self._memory.breakers.get((summariser.name, tenant))
+        if breaker is None:
+            breaker = self._memory.breakers[summariser.name, tenant] = self._breaker()
+        return breaker
+
+    def _choose(self, passage: Passage) -> Summariser:
+        """Who writes: the configured summariser where this tenant's words may go there, else the request's model."""
+        route, api, terms = passage.route, passage.request.api, self._terms
+        configured = terms.model and (terms.allowed is None or passage.request.tenant in terms.allowed)
+        chosen = self._resolve(terms.model) if configured else route
+        if chosen.name == route.name:
+            return Summariser(route.upstream, route.model, api, passage.window, True, True, route.encoding)
+        lent = chosen.upstream == route.upstream
+        window = int((chosen.window or UNKNOWN_WINDOW) / 1.5)  # its count may be larger than ours by half
+        api = api if lent else "chat"
+        return Summariser(chosen.upstream, chosen.model, api, window, False, lent, chosen.encoding)
+
+    def _policy(self, passage: Passage, summariser: Summariser) -> bytes:
+        """What makes texts interchangeable: the prompts, who writes, the cap, and in the aligned mode what precedes."""
+        facts = [self._writer.version, summariser.name.encode(), b"%d" % passage.step]
+        if self._writer.aligned and summariser.own:
+            facts.append(passage.head)
+        return hashlib.sha256(b"\0".join(facts)).digest()[:8]
+
+    @staticmethod
+    def _key(passage: Passage) -> Key:
+        return passage.route.name, passage.since
+
+
+def _load(value: bytes, cut: int) -> Summary | None:
+    try:
+        kept = msgspec.msgpack.decode(value, type=Kept)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+    return Summary(kept.text, kept.cut, kept.spent) if kept.version == VERSION and kept.cut == cut else None

@@ -1,0 +1,104 @@
+"""A conversation as data: one bounded text per item, tags that would speak to a model neutralised, blobs left out."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from proxy.core.conversation.entry import Entry
+
+Count = Callable[[str], int]
+
+USER, ASSISTANT, RESULT, ARGUMENTS = 16_000, 6_000, 2_000, 1_000
+"""Characters of a text that are shown at most, by who wrote it; the middle goes."""
+
+OPAQUE = 20_000
+"""Characters without a space from which a run is data, not text."""
+
+_DATA_URL = re.compile(r"data:[\w.+/-]{0,100};base64,[A-Za-z0-9+/=_-]{256,}")
+# The look behind keeps these linear: a run is tried at its beginning only. Scripts without spaces are no data.
+_BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{1200,}={0,2}")
+_OPAQUE = re.compile(rf"(?<![^\s\u2e80-\uffff])[^\s\u2e80-\uffff]{{{OPAQUE},}}")
+_SPECIAL = re.compile(r"<\|([^|<>\n]{0,64})\|>")
+_TAG = re.compile(
+    r"<(/?\s*(?:system|user|assistant|human|tool|developer|transcript|conversation|summary|instructions?|prompt"
+    r"|function\w*|invoke|tool_\w+|s|bos|eos)\b)",
+    re.IGNORECASE,
+)
+_BRACKETED = re.compile(r"\[(/?INST)\]|<<(/?SYS)>>")
+_NAMES = {"user": "user", "assistant": "assistant", "tool": "tool result"}
+MIDDLE = "[... middle left out ...]"
+
+
+def slim(text: str) -> str:
+    """*text* with encoded data replaced by a word about it: its size and a short digest."""
+    if len(text) < 256:
+        return text
+    for pattern in (_DATA_URL, _BASE64, _OPAQUE):
+        text = pattern.sub(_omitted, text)
+    return text
+
+
+def _omitted(match: re.Match[str]) -> str:
+    run = match.group()
+    if not run.startswith("data:") and len(run) < OPAQUE and not any(map(str.isdigit, run)):
+        return run  # a long run of one letter or a rule of dashes is no data
+    size = len(run) * 3 // 4
+    digest = hashlib.sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"[... data left out: about {size} bytes, digest {digest} ...]"
+
+
+def neutral(text: str) -> str:
+    """*text* in which nothing looks like a role, a special token or the end of what encloses it."""
+    text = _SPECIAL.sub(r"‹\1›", text)
+    text = _TAG.sub(r"‹\1", text)
+    return _BRACKETED.sub(lambda match: f"({match[1] or match[2]})", text)
+
+
+def shown(text: str, characters: int) -> str:
+    """The two ends of a slimmed *text*, at most so many *characters*, neutralised, each line behind a bar."""
+    text = slim(text).encode("utf-8", "replace").decode()
+    if len(text) > characters:
+        half = characters // 2
+        text = f"{text[:half]}\n{MIDDLE}\n{text[-half:]}"
+    return "\n".join(f"| {line}" for line in neutral(text).splitlines())
+
+
+def pieces(entries: Sequence[Entry], detail: float = 1.0) -> Iterator[str]:
+    """One text per item that is no system item: who speaks, what was said, which tools were called, which media.
+
+    *detail* scales how much is shown of what others than the user wrote.
+    """
+    for entry in entries:
+        if entry.role == "system":
+            continue
+        limit = USER if entry.role == "user" else int(detail * (ASSISTANT if entry.role == "assistant" else RESULT))
+        lines = [f"{_NAMES[entry.role]}:"]
+        if entry.text:
+            lines.append(shown(entry.text, limit))
+        if entry.said:
+            lines += ["user:", shown(entry.said, USER)]
+        for name, arguments in entry.calls:
+            lines += [f"calls {neutral(name)}:", shown(arguments, int(detail * ARGUMENTS))]
+        lines += [f"({neutral(kind)}, not shown)" for kind in entry.media]
+        yield "\n".join(line for line in lines if line)
+
+
+def segments(entries: Sequence[Entry], tokens: int, count: Count, detail: float = 1.0) -> list[str]:
+    """The transcript of *entries* in runs of at most *tokens* each, in order; a larger item loses its middle."""
+    found: list[str] = []
+    run: list[str] = []
+    size = 0
+    for piece in pieces(entries, detail):
+        weight = count(piece) + 2
+        while weight > tokens and len(piece) > 200:
+            keep = max(90, int(len(piece) * tokens / weight * 0.45))
+            piece = f"{piece[:keep]}\n| {MIDDLE}\n| {piece[-keep:]}"
+            weight = count(piece) + 2
+        if run and size + weight > tokens:
+            found.append("\n".join(run))
+            run, size = [], 0
+        run.append(piece)
+        size += weight
+    return [*found, "\n".join(run)] if run else found

@@ -1,0 +1,173 @@
+"""How each API asks for one text and gives it: bodies out, answers in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Any
+
+THINKERS = ("o1*", "o3*", "o4*", "gpt-5*")
+"""Models that take ``max_completion_tokens`` only, and think inside it."""
+
+THINKING = 4_096
+"""Tokens allowed beside the cap to a model that thinks before it writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a model answered: its ``text``, whether it ``called`` tools or was cut ``short``, and the tokens it took."""
+
+    text: str
+    called: bool = False
+    short: bool = False
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One API: its path, a body that asks, a warm prompt made to ask, and what an answer says."""
+
+    path: str
+    ask: Callable[[str, str, str, int], dict[str, Any]]
+    instruct: Callable[[dict[str, Any], str, int], tuple[str, dict[str, Any]]]
+    read: Callable[[Mapping[str, Any]], Written]
+
+
+def allowance(model: str, cap: int) -> int:
+    """Tokens of output to allow a summary of *cap* tokens: room to overshoot, and to think where a model does."""
+    return int(cap * 1.25) + 64 + (THINKING if _thinks(model) else 0)
+
+
+def _thinks(model: str) -> bool:
+    name = model.rpartition("/")[2]
+    return any(fnmatchcase(name, pattern) for pattern in THINKERS)
+
+
+def _chat_figure(model: str) -> str:
+    return "max_completion_tokens" if _thinks(model) else "max_tokens"
+
+
+def _ask_chat(model: str, system: str, text: str, output: int) -> dict[str, Any]:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+    return {"model": model, "messages": messages, _chat_figure(model): output, "stream": False}
+
+
+def _instruct_chat(outline: dict[str, Any], text: str, output: int) -> tuple[str, dict[str, Any]]:
+    kept = ("model", "tools", "functions", "reasoning_effort", "prompt_cache_key", "user", "service_tier")
+    body = {key: outline[key] for key in kept if key in outline}
+    if body.get("tools"):
+        body["tool_choice"] = "none"
+    model = str(outline.get("model", ""))
+    body |= {_chat_figure(model): output, "stream": False, "messages": None}
+    return "messages", {**body, "last": {"role": "user", "content": text}}
+
+
+def _read_chat(answer: Mapping[str, Any]) -> Written:
+    choice = answer["choices"][0]
+    message = choice["message"]
+    usage = answer.get("usage") or {}
+    return Written(
+        _text(message.get("content")),
+        bool(message.get("tool_calls") or message.get("function_call")),
+        choice.get("finish_reason") == "length",
+        _figure(usage, "prompt_tokens"),
+        _figure(usage, "completion_tokens"),
+    )
+
+
+def _ask_messages(model: str, system: str, text: str, output: int) -> dict[str, Any]:
+    return {"model": model, "max_tokens": output, "system": system, "messages": [{"role": "user", "content": text}]}
+
+
+def _instruct_messages(outline: dict[str, Any], text: str, output: int) -> tuple[str, dict[str, Any]]:
+    kept = ("model", "system", "tools", "tool_choice", "metadata")
+    body: dict[str, Any] = {key: outline[key] for key in kept if key in outline}
+    body |= {"max_tokens": output, "messages": None}
+    return "messages", {**body, "last": {"role": "user", "content": text}}
+
+
+def _read_messages(answer: Mapping[str, Any]) -> Written:
+    parts = answer["content"]
+    usage = answer.get("usage") or {}
+    cached = sum(_figure(usage, key) or 0 for key in ("cache_read_input_tokens", "cache_creation_input_tokens"))
+    asked = _figure(usage, "input_tokens")
+    return Written(
+        _text(parts),
+        any(isinstance(part, Mapping) and part.get("type") == "tool_use" for part in parts),
+        answer.get("stop_reason") == "max_tokens",
+        None if asked is None else asked + cached,
+        _figure(usage, "output_tokens"),
+    )
+
+
+def _ask_responses(model: str, system: str, text: str, output: int) -> dict[str, Any]:
+    given = [{"role": "user", "content": [{"type": "input_text", "text": text}]}]
+    body = {"model": model, "instructions": system, "input": given, "max_output_tokens": output}
+    return {**body, "store": False, "stream": False}
+
+
+def _instruct_responses(outline: dict[str, Any], text: str, output: int) -> tuple[str, dict[str, Any]]:
+    kept = ("model", "instructions", "tools", "reasoning", "prompt_cache_key", "include", "user", "service_tier")
+    body = {key: outline[key] for key in kept if key in outline}
+    if body.get("tools"):
+        body["tool_choice"] = "none"
+    body |= {"max_output_tokens": output, "store": False, "stream": False, "input": None}
+    return "input", {**body, "last": {"role": "user", "content": [{"type": "input_text", "text": text}]}}
+
+
+def _read_responses(answer: Mapping[str, Any]) -> Written:
+    items = [item for item in answer["output"] if isinstance(item, Mapping)]
+    text = "".join(_text(item.get("content")) for item in items if item.get("type") == "message")
+    usage = answer.get("usage") or {}
+    called = any(str(item.get("type", "")).endswith("_call") for item in items)
+    short = answer.get("status") == "incomplete"
+    return Written(text, called, short, _figure(usage, "input_tokens"), _figure(usage, "output_tokens"))
+
+
+WIRES: Mapping[str, Wire] = MappingProxyType(
+    {
+        "chat": Wire("/v1/chat/completions", _ask_chat, _instruct_chat, _read_chat),
+        "messages": Wire("/v1/messages", _ask_messages, _instruct_messages, _read_messages),
+        "responses": Wire("/v1/responses", _ask_responses, _instruct_responses, _read_responses),
+    }
+)
+
+
+def dump(body: Mapping[str, Any]) -> bytes:
+    """*body* as JSON bytes; what UTF-8 cannot hold stays escaped."""
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def warm_body(wire: Wire, outline: str, items: bytes, text: str, output: int) -> bytes:
+    """A warm prompt with an instruction behind it: the items keep their bytes, the rest its meaning."""
+    name, body = wire.instruct(json.loads(outline), text, output)
+    last = dump(body.pop("last"))
+    head = dump({key: value for key, value in body.items() if key != name})
+    return head[:-1] + b',"' + name.encode() + b'":[' + items + (b"," if items else b"") + last + b"]}"
+
+
+def read(wire: Wire, data: bytes) -> Written | None:
+    """What the answer *data* says; ``None`` where it is no answer of this API."""
+    try:
+        answer = json.loads(data)
+        return wire.read(answer)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    parts = [part for part in content if isinstance(part, Mapping)]
+    return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+
+
+def _figure(usage: Mapping[str, Any], key: str) -> int | None:
+    value = usage.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

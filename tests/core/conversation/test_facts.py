@@ -1,0 +1,101 @@
+"""Facts of calls and results: small, without text, joined by id."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from proxy.core.conversation.entry import Entry
+from proxy.core.conversation.facts import Facts, Result, facts_of, failure_line, mentioned, pairs_of
+from proxy.core.conversation.items import Item
+from tests.fits import tools
+
+
+def result_of(text: str, *, failed: bool = False) -> Result:
+    facts = facts_of(Entry("tool", "", results=((text, failed),)), tools().call)
+    assert facts is not None
+    return facts.results[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "ok"),
+    [
+        ("fine", True),
+        ("no error at all", True),
+        ("", False),
+        ("Error: no such file", False),
+        ("<tool_use_error>x", False),
+        ("ENOENT: gone", False),
+        ("1 passed\nexit code 0", True),
+        ("boom\nExit code: 1", False),
+    ],
+)
+def test_success_is_read_from_the_edges(text: str, ok: bool) -> None:
+    """A result that is empty or opens or closes with a failure did not succeed."""
+    assert result_of(text).ok is ok
+    assert result_of(text, failed=True).ok is False
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("     5→a\n     6→b\n     7→c", (5, 7)),
+        ("12\tx\n13\ty\n", (12, 13)),
+        ("00001| x\n00002| y", (1, 2)),
+        ("2024 was\n1999 is", (0, 0)),
+        ("plain\ntext", (0, 0)),
+        ("", (0, 0)),
+    ],
+)
+def test_a_listing_tells_its_own_lines(text: str, shown: tuple[int, int]) -> None:
+    """Line numbers count only where they number the lines that are there."""
+    found = result_of(text)
+    assert (found.first, found.last) == shown
+
+
+def test_lines_and_completeness() -> None:
+    """A final line end is no line; a notice that something is missing is noticed at either edge."""
+    assert [result_of(text).lines for text in ("", "a", "a\n", "a\nb", "\n")] == [0, 1, 1, 2, 1]
+    assert result_of("x\n" * 3000 + "(file has more lines)").partial
+    assert not result_of("x\n" * 10).partial
+
+
+def test_what_the_model_wrote_is_kept_as_digests() -> None:
+    """File names, quoted openings and conclusions in the model's words are recognised later, without the words."""
+    entry = Entry("assistant", "Based on src/app/main.py: it prints `Traceback (most recent call last)` twice.")
+    facts = facts_of(entry, tools().call)
+    assert facts is not None
+    assert facts.decides
+    seen = set(mentioned(facts.mentions))
+    assert zlib.crc32(b"main.py") in seen
+    assert result_of("Traceback (most recent call last):\n ...").opening in seen
+    assert facts_of(Entry("assistant", "Well then"), tools().call) is None
+    assert facts_of(Entry("user", "see main.py"), tools().call) is None
+
+
+def test_results_meet_the_newest_call_of_their_id() -> None:
+    """An id that is used again belongs to its latest call; a result without a call has no pair."""
+
+    def call(name: str) -> Facts:
+        return Facts(calls=(tools().call(name, "{}"),))
+
+    answer = Facts(results=(result_of("x"),))
+    items = [
+        Item("assistant", 1, 0, b"", ("a",), facts=call("Read")),
+        Item("tool", 1, 0, b"", (), ("a",), facts=answer),
+        Item("tool", 1, 0, b"", (), ("lost",), facts=answer),
+        Item("tool", 1, 0, b"", (), ("a", "b"), facts=answer),
+        Item("assistant", 1, 0, b"", ("a",), facts=call("Bash")),
+        Item("tool", 1, 0, b"", (), ("a",), facts=answer),
+    ]
+    assert [(pair.call_index, pair.index, pair.call.kind) for pair in pairs_of(items, 0, 6)] == [
+        (0, 1, "file_read"),
+        (4, 5, "shell"),
+    ]
+
+
+def test_the_line_that_tells_of_a_failure() -> None:
+    """It is the first one that does, stripped; none where nothing failed."""
+    assert failure_line("ok\n  KeyError: an error\nfatal") == "KeyError: an error"
+    assert failure_line("all good") == ""

@@ -1,0 +1,374 @@
+"""Summaries by a model on running proxies: ready before they are needed, the same for every replica, harmless."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import pytest
+
+from tests.conftest import StartProxy, StartStub
+from tests.e2e.checks import text_of, view_problems
+from tests.e2e.processes import kill_all, lines, metrics, total
+from tests.e2e.test_store import frozen, full, lost
+from tests.harness import Proxy
+from tests.material import AGENT_TOOLS, agent_round, agent_session
+from tests.store.conftest import Valkey, eventually
+from tests.stub import Stub
+from tests.stub.summariser import INJECTED, Behaviour
+
+WINDOW = 8192
+KEY = "sk-test-0123456789abcdef"
+CONSTRAINTS = tuple(
+    f"Constraint {n}: never touch shard_{500 + n} without a backup of zone_{700 + n}." for n in range(15)
+)
+
+
+@pytest.fixture
+def home(short_path: Path) -> Any:
+    """A home that outlives a proxy, and in which nothing lives on after the test."""
+    yield short_path
+    kill_all(short_path)
+
+
+@pytest.fixture
+async def remote(short_path: Path) -> AsyncIterator[Valkey]:
+    """A store server of the operator's own."""
+    directory = short_path / "remote"
+    directory.mkdir()
+    server = Valkey(directory)
+    server.start()
+    yield server
+    server.kill()
+
+
+@dataclass
+class Loop:
+    """An agent at work: its history, what the upstream saw, and which answers were of a view with a summary."""
+
+    stub: Stub
+    fronts: Sequence[Proxy]
+    result: int = 300
+    key: str = KEY
+    messages: list[dict[str, Any]] = field(default_factory=lambda: agent_session(0, 0))
+    headers: list[Mapping[str, str]] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    rounds: int = 0
+    answered: int = 0
+
+    async def __aenter__(self) -> Self:
+        self._client = httpx.AsyncClient(trust_env=False, timeout=30)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def ask(self, *, settle: bool = True, said: str = "") -> None:
+        """One more round: a result with a note, perhaps a word of the user's, and the model asked; the view checked.
+
+        With *settle* the next round waits until summaries under way have come to something.
+        """
+        if self.rounds:
+            new = agent_round(self.rounds, self.result)
+            new[-1]["content"] += (
+                f"\nNote {self.rounds}: the shard of ledger_{400 + self.rounds} is {9400 + self.rounds}."
+            )
+            self.messages += new
+        if said:
+            self.messages.append({"role": "user", "content": said})
+        body = json.dumps({"model": "gpt-4o-mini", "messages": self.messages, "tools": AGENT_TOOLS}).encode()
+        front = self.fronts[self.rounds % len(self.fronts)]
+        before = len(self.stub.chats())
+        headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
+        answer = await self._client.post(f"{front.url}/chat/completions", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        (seen,) = self.stub.chats()[before:]
+        assert seen.verdict == "ok", seen.why
+        assert view_problems(body, seen) == []
+        views = self.stub.chats()
+        if before and seen.slices[: len(views[before - 1].slices)] != views[before - 1].slices:
+            self.events.append(self.rounds)
+        self.headers.append(answer.headers)
+        self.rounds += 1
+        if settle:
+            await self.settled()
+
+    async def settled(self) -> None:
+        """Wait until every call for a summary that went out so far has come to something."""
+        if len(self.stub.summaries) == self.answered:
+            return
+
+        async def busy() -> bool:
+            figures = [await metrics(front) for front in self.fronts if front.process is not None]
+            calls = sum(total(each, "ullage_summary_calls_total") for each in figures)
+            return calls < len(self.stub.summaries)
+
+        while await busy():
+            pass
+        self.answered = len(self.stub.summaries)
+
+    def shown(self) -> str:
+        """Everything the newest view says."""
+        return "\n".join(map(text_of, self.stub.chats()[-1].messages))
+
+    @property
+    def spent(self) -> int:
+        """What the last answer says that the summaries in its view cost."""
+        return int(self.headers[-1].get("x-ullage-summary-tokens", 0))
+
+
+def _made(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+async def replicas(proxy: StartProxy, server: Stub, remote: Valkey, home: Path, names: str = "ab") -> list[Proxy]:
+    arguments = ["--store", remote.url]
+    return [await proxy(server.url, window=WINDOW, arguments=arguments, home=_made(home / name)) for name in names]
+
+
+async def test_two_replicas_write_one_summary_for_each_event(
+    stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey, record_property: Any
+) -> None:
+    """Sixty rounds on two replicas in turn: at most one call per event, used by the next one, and no view differs.
+
+    Every request reaches the upstream as one request; that the next one's view begins with its bytes is what counts
+    as no event.
+    """
+    server = await stub(window=WINDOW)
+    async with Loop(server, await replicas(proxy, server, remote, home)) as loop:
+        for _ in range(60):
+            await loop.ask()
+        assert 3 <= len(loop.events) <= 6, loop.events
+        assert 1 < len(server.summaries) <= len(loop.events) + 1
+        assert all(seen.verdict == "ok" for seen in server.summaries), "a call was too big for its own window"
+        assert loop.spent > 0
+        assert "as a model summed it up" in loop.shown()
+        costs = [int(headers.get("x-ullage-summary-tokens", 0)) for headers in loop.headers]
+        assert costs == sorted(costs)
+        sent = sum(seen.tokens for seen in server.chats())
+        took = sum(seen.tokens + 200 for seen in server.summaries)
+        record_property("summaries", f"{len(server.summaries)} calls, {took / sent:.3f} of the tokens sent")
+        assert took <= 0.12 * sent
+        figures = [await metrics(front) for front in loop.fronts]
+        assert sum(total(each, "ullage_summaries_total", outcome="written") for each in figures) == len(
+            server.summaries
+        )
+
+
+async def test_a_call_goes_out_with_the_requests_own_key(stub: StartStub, home: Path, proxy: StartProxy) -> None:
+    """The summariser is asked with the caller's key and model, without tools, and the key is in no log."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.url, window=WINDOW, home=home)
+    async with Loop(server, [front], 600) as loop:
+        while not server.summaries:
+            await loop.ask()
+        await loop.settled()
+    (seen,) = server.summaries
+    assert seen.header("authorization") == f"Bearer {KEY}"
+    assert seen.model == "gpt-4o-mini"
+    assert "tools" not in seen.parsed
+    assert seen.messages[1]["content"].count("tool result:\n| ") >= 2
+    (line,) = [line for line in lines(front) if line["event"] == "summary.done"]
+    assert line["outcome"] == "written"
+    assert "sk-test" not in front.log.read_text()
+    assert "Note 1" not in front.log.read_text()
+
+
+async def test_a_killed_holder_holds_nobody_up(stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey) -> None:
+    """The replica that writes is killed in the middle: the other answers every request, over the next events."""
+    server = await stub(window=WINDOW)
+    server.summariser = "hanging"
+    async with Loop(server, await replicas(proxy, server, remote, home), 600) as loop:
+        while not server.summaries:
+            await loop.ask(settle=False)
+        assert ":k:" in remote.say("KEYS *")
+        holder = await _holder(loop.fronts)
+        holder.end(signal.SIGKILL)
+        loop.fronts = [front for front in loop.fronts if front is not holder]
+        while not loop.events:
+            await loop.ask(settle=False)
+        assert len(server.summaries) == 1, "the lease of a dead replica was taken before its time"
+        while len(loop.events) < 3:
+            await loop.ask(settle=False)
+
+
+async def _holder(fronts: Sequence[Proxy]) -> Proxy:
+    """The one of *fronts* that runs a job; its figure is told once a second."""
+    while True:
+        running = [front for front in fronts if total(await metrics(front), "ullage_summaries_running")]
+        if len(running) == 1:
+            return running[0]
+
+
+@pytest.mark.parametrize("spoil", [frozen, full, lost])
+async def test_a_broken_store_costs_no_request(
+    stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey, spoil: Callable[[Valkey], None]
+) -> None:
+    """A store that freezes, fills up or is emptied while summaries are written and used: every request is answered."""
+    server = await stub(window=WINDOW)
+    async with Loop(server, await replicas(proxy, server, remote, home), 600) as loop:
+        while not loop.events:
+            await loop.ask()
+        spoil(remote)
+        for _ in range(14):
+            await loop.ask(settle=False)
+        for front in loop.fronts:
+            failed = [line for line in lines(front) if line["event"] in ("proxy.task_failed", "proxy.loop_error")]
+            assert failed == []
+
+
+async def test_a_restart_of_everything_changes_no_view(
+    stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
+) -> None:
+    """Proxies and store stopped and started again: the next view begins with all of the last one, summary included."""
+    server = await stub(window=WINDOW)
+    fronts = await replicas(proxy, server, remote, home)
+    async with Loop(server, fronts, 600) as loop:
+        while not loop.events or not loop.spent:
+            await loop.ask()
+        calls, events, spent = len(server.summaries), len(loop.events), loop.spent
+        for front in fronts:
+            assert await asyncio.to_thread(front.end) == 0
+        remote.signal(signal.SIGTERM)
+        assert remote.process is not None
+        remote.process.wait(10)
+        remote.start()
+        for front in fronts:
+            await front.start()
+        await loop.ask(settle=False)
+        assert len(loop.events) == events
+        assert loop.spent == spent
+        assert len(server.summaries) == calls
+
+
+async def test_what_is_being_written_is_finished_on_drain(
+    stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
+) -> None:
+    """On SIGTERM a summary under way is finished and kept, its client long gone, and its lease given back."""
+    server = await stub(window=WINDOW)
+    server.summariser = "slow"
+    (front,) = await replicas(proxy, server, remote, home, "a")
+    async with Loop(server, [front], 600) as loop:
+        while not server.summaries:
+            await loop.ask(settle=False)
+    # In a thread: the upstream that still answers the summary lives in this one.
+    assert await asyncio.to_thread(front.end) == 0
+    assert ":s:" in remote.say("KEYS *")
+    assert ":k:" not in remote.say("KEYS *")
+
+
+@pytest.mark.parametrize("behaviour", ["honest", "lossy", "hostile", "empty", "hanging"])
+async def test_constraints_survive_and_nobody_is_commanded(
+    stub: StartStub, home: Path, proxy: StartProxy, behaviour: Behaviour, record_property: Any
+) -> None:
+    """Over six events, whatever the summariser does, all 15 constraints stand in every view and no planted order does.
+
+    How many of 40 facts are left at the end is reported.
+    """
+    server = await stub(window=WINDOW)
+    server.summariser = behaviour
+    front = await proxy(server.url, window=WINDOW, home=home)
+    async with Loop(server, [front], 500) as loop:
+        told = 0
+        while len(loop.events) < 6 or loop.rounds <= 41:
+            said = CONSTRAINTS[told] if loop.rounds % 2 and told < len(CONSTRAINTS) else ""
+            told += bool(said)
+            await loop.ask(said=said, settle=behaviour != "hanging")
+            shown = loop.shown()
+            assert [rule for rule in CONSTRAINTS[:told] if rule not in shown] == []
+            assert [order for order in INJECTED if order in shown] == []
+        facts = [f"Note {n}: the shard of ledger_{400 + n} is {9400 + n}." for n in range(1, 41)]
+        record_property("facts", f"{behaviour}: {sum(fact in shown for fact in facts)} of {len(facts)}")
+        assert (loop.spent > 0) is (behaviour in ("honest", "lossy", "hostile"))
+    assert server.summaries
+
+
+async def test_off_asks_nobody(stub: StartStub, home: Path, proxy: StartProxy) -> None:
+    """With ``mode: off`` a conversation is compacted and no model is ever asked."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.url, window=WINDOW, config={"summaries": {"mode": "off"}}, home=home)
+    async with Loop(server, [front], 900) as loop:
+        while len(loop.events) < 2:
+            await loop.ask()
+    assert server.summaries == []
+    assert "no model is asked" in front.log.read_text()
+
+
+async def test_inline_a_compaction_waits_for_its_summary(stub: StartStub, home: Path, proxy: StartProxy) -> None:
+    """With ``mode: inline`` the very first compaction has its summary, written for just its prefix."""
+    server = await stub(window=WINDOW)
+    config = {"summaries": {"mode": "inline", "spend": 1.0}}
+    front = await proxy(server.url, window=WINDOW, config=config, home=home)
+    async with Loop(server, [front], 600) as loop:
+        while not loop.events:
+            assert server.summaries == []
+            await loop.ask()
+        assert len(server.summaries) <= 2, "the prefix takes two calls at most in this window"
+        assert total(await metrics(front), "ullage_summaries_total", outcome="written") == 1
+        assert loop.spent > 0
+
+
+async def test_inline_a_hanging_summariser_costs_its_timeout_and_no_more(
+    stub: StartStub, home: Path, proxy: StartProxy
+) -> None:
+    """A compaction that waits in vain is sent without a summary."""
+    server = await stub(window=WINDOW)
+    server.summariser = "hanging"
+    config = {"summaries": {"mode": "inline", "spend": 1.0, "timeout": 0.3}}
+    front = await proxy(server.url, window=WINDOW, config=config, home=home)
+    async with Loop(server, [front], 900) as loop:
+        while len(loop.events) < 2:
+            await loop.ask(settle=False)
+        assert loop.spent == 0
+
+
+@pytest.mark.parametrize("key", ["sk-ant-oat01-abc", "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"])
+async def test_subscription_tokens_are_not_used(stub: StartStub, home: Path, proxy: StartProxy, key: str) -> None:
+    """With an OAuth or subscription token no model is asked for a summary, and the reason is counted."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.url, window=WINDOW, home=home)
+    async with Loop(server, [front], 900, key) as loop:
+        while not loop.events:
+            await loop.ask()
+    assert server.summaries == []
+    assert total(await metrics(front), "ullage_summaries_total", reason="subscription") > 0
+
+
+async def test_another_model_on_another_upstream_writes_for_those_who_may(
+    stub: StartStub, home: Path, proxy: StartProxy
+) -> None:
+    """A configured summariser gets its own upstream's key, never the caller's, and only listed callers' words."""
+    server, other = await stub(window=WINDOW), await stub(window=16384)
+    config = {
+        "upstreams": [
+            {"name": "main", "base_url": server.url},
+            {"name": "cheap", "base_url": other.url, "api_key": "sk-of-the-house"},
+        ],
+        "models": [
+            {"name": "small-1", "upstream": "cheap", "context_window": 16384},
+            {"name": "*", "upstream": "main", "context_window": WINDOW},
+        ],
+        "summaries": {"model": "small-1", "allow": ["sk-allowed-000000000"]},
+    }
+    front = await proxy(server.url, config=config, home=home)
+    async with Loop(server, [front], 700) as loop:
+        while not loop.events:
+            await loop.ask()
+    assert other.summaries == []
+    assert server.summaries, "who is not listed is summed up by the model that has the words already"
+    calls = len(server.summaries)
+    async with Loop(server, [front], 700, "sk-allowed-000000000") as loop:
+        while not other.summaries:
+            await loop.ask(settle=False)
+        await eventually(lambda: any(line.get("upstream") == "cheap" for line in lines(front) if "calls" in line))
+    assert len(server.summaries) == calls
+    assert {seen.header("authorization") for seen in other.summaries} == {"Bearer sk-of-the-house"}
+    assert {seen.verdict for seen in other.summaries} == {"ok"}
+    assert {seen.model for seen in other.summaries} == {"small-1"}

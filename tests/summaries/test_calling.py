@@ -1,0 +1,96 @@
+"""One call: whose key goes where, and what counts as an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.ports import Origin
+from proxy.summaries.calling import CallFailed, Summariser, call, credentials, is_subscription, outgoing
+from proxy.upstream import DirectUpstream, Target
+from tests.conftest import StartStub
+from tests.stub.summariser import Behaviour
+
+HEADERS = (
+    ("Authorization", "Bearer sk-abc"),
+    ("OpenAI-Organization", "org"),
+    ("Idempotency-Key", "once"),
+    ("User-Agent", "client/1"),
+    ("X-Stainless-Lang", "python"),
+    ("traceparent", "00-1"),
+)
+ORIGIN = Origin("/v1/chat/completions?api-version=1", HEADERS)
+OWN = Summariser("stub", "gpt-4o-mini", "chat", 8192, own=True, lent=True, encoding="o200k_base")
+BODY = b'{"model":"gpt-4o-mini","messages":[{"role":"user","content":"| Note 1: it is 9401."}]}'
+AGENT = "ullage/1 (summary)"
+
+
+def test_what_belongs_to_the_clients_own_request_stays_with_it() -> None:
+    """Credentials and account headers go along; idempotency keys, traces and the client's name do not."""
+    sent = dict(outgoing(ORIGIN, AGENT, lent=True))
+    assert sent["Authorization"] == "Bearer sk-abc"
+    assert sent["OpenAI-Organization"] == "org"
+    assert sent["User-Agent"] == AGENT
+    assert not {"Idempotency-Key", "X-Stainless-Lang", "traceparent"} & sent.keys()
+
+
+def test_another_upstream_gets_nothing_of_the_callers() -> None:
+    """Where the request did not go, none of its headers goes."""
+    assert {name for name, _ in outgoing(ORIGIN, AGENT, lent=False)} == {
+        "Content-Type", "Accept", "Accept-Encoding", "User-Agent"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key", ["Bearer sk-ant-oat01-x", "sk-ant-oat01-x", "Bearer eyJhbGciOiJSUzI1NiJ9.eyJzdWIi.c2ln"]
+)
+def test_subscription_tokens_are_recognised(key: str) -> None:
+    """OAuth tokens and JWTs, with and without a scheme."""
+    assert is_subscription(key)
+
+
+@pytest.mark.parametrize("key", ["Bearer sk-proj-abc", "sk-ant-api03-abc", "", "Bearer", "gsk_eyJ", "eyJ.no"])
+def test_ordinary_keys_are_not(key: str) -> None:
+    """API keys of providers pass."""
+    assert not is_subscription(key)
+
+
+def test_the_key_is_in_no_representation() -> None:
+    """An origin does not show its headers."""
+    assert "sk-abc" not in repr(ORIGIN)
+    assert credentials(HEADERS) == ["Bearer sk-abc"]
+
+
+async def test_a_call_goes_the_way_its_request_went(stub: StartStub) -> None:
+    """The request's own path and query are used, and text and tokens come back."""
+    server = await stub()
+    upstream = DirectUpstream([Target("stub", server.url)])
+    written = await call(upstream, OWN, ORIGIN, AGENT, BODY, 5.0)
+    await upstream.close()
+    assert "Note 1: it is 9401." in written.text
+    assert written.input_tokens
+    (seen,) = server.summaries
+    assert seen.query == "api-version=1"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [("failing", "refused"), ("limited", "limited"), ("calling", "called_tools"), ("hanging", "timeout")],
+)
+async def test_what_goes_wrong_has_a_name(stub: StartStub, behaviour: Behaviour, reason: str) -> None:
+    """Errors, limits, tool calls and silence are told apart."""
+    server = await stub()
+    server.summariser = behaviour
+    upstream = DirectUpstream([Target("stub", server.url)])
+    with pytest.raises(CallFailed) as failed:
+        await call(upstream, OWN, ORIGIN, AGENT, BODY, 0.2 if behaviour == "hanging" else 5.0)
+    await upstream.close()
+    assert failed.value.reason == reason
+    assert failed.value.limited is (behaviour == "limited")
+
+
+async def test_an_upstream_that_is_not_there_is_unreachable() -> None:
+    """A refused connection is a failure like any other."""
+    upstream = DirectUpstream([Target("stub", "http://127.0.0.1:9/v1")])
+    with pytest.raises(CallFailed, match="unreachable"):
+        await call(upstream, OWN, ORIGIN, AGENT, BODY, 10.0)
+    await upstream.close()

@@ -1,0 +1,181 @@
+"""One job for each stretch of a conversation, over all replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from proxy.ports import Passage
+from tests.conftest import StartStub
+from tests.harness import until
+from tests.store.conftest import Opener, Valkey
+from tests.stub.summariser import Behaviour
+from tests.summaries.desk import ROUTE, SINCE, Bench, entries_of, passage_of
+from tests.summaries.shelves import Dictionary
+
+
+async def settled(*benches: Bench) -> None:
+    await until(lambda: not any(bench.jobs.running for bench in benches))
+
+
+async def test_a_summary_is_ready_when_it_is_needed(stub: StartStub) -> None:
+    """A prepared passage is found afterwards, on another replica too, and of a longer one as its newest prefix."""
+    server, shelf = await stub(), Dictionary()
+    first, second = Bench(server, shelf), Bench(server, shelf)
+    entries = entries_of(12)
+    passage = passage_of(entries).until(16)
+    assert await first.jobs.ready(passage) is None
+    first.jobs.prepare(passage)
+    await settled(first)
+    for bench in (first, second):
+        found = await bench.jobs.ready(passage_of(entries))
+        assert found is not None
+        assert found.cut == 16
+        assert found.spent > 0
+    assert not first.jobs.is_due(passage.request, ROUTE, SINCE)
+    second.jobs.prepare(passage_of(entries))
+    await settled(second)
+    assert [report.outcome for report in first.reports + second.reports] == ["written", "adopted"]
+    assert len(server.summaries) == 1
+    await first.close()
+    await second.close()
+
+
+async def test_eight_replicas_ask_once(stub: StartStub) -> None:
+    """However many replicas and requests ask at the same moment, one call goes out."""
+    server, shelf = await stub(), Dictionary()
+    server.summariser = "slow"
+    benches = [Bench(server, shelf) for _ in range(8)]
+    for _ in range(25):
+        for bench in benches:
+            bench.jobs.prepare(passage_of(entries_of(8)))
+    await settled(*benches)
+    assert len(server.summaries) == 1
+    assert sorted(report.reason for bench in benches for report in bench.reports) == [""] + ["elsewhere"] * 7
+    for bench in benches:
+        await bench.close()
+
+
+async def test_an_event_that_waits_gets_what_another_replica_writes(stub: StartStub) -> None:
+    """Inline, the second replica adopts the first one's text; a shorter one does when there is none in time."""
+    server, shelf = await stub(), Dictionary()
+    server.summariser = "slow"
+    benches = [Bench(server, shelf, mode="inline") for _ in range(2)]
+    for bench in benches:
+        task = bench.tasks.spawn(_advance(bench), "clock")
+        del task
+    passage = passage_of(entries_of(8))
+    found = await asyncio.gather(*(bench.jobs.write(passage) for bench in benches))
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0].text == found[1].text
+    assert len(server.summaries) == 1
+    assert not benches[0].jobs.is_due(passage.request, ROUTE, SINCE), "inline nothing is prepared"
+    for bench in benches:
+        await bench.close()
+
+
+async def _advance(bench: Bench) -> None:
+    for _ in range(500):
+        await asyncio.sleep(0.01)
+        bench.now += 0.01
+        if bench.reports:
+            return
+
+
+@pytest.mark.parametrize("behaviour", ["empty", "failing", "hostile"])
+async def test_three_failures_open_the_breaker(stub: StartStub, behaviour: Behaviour) -> None:
+    """A failed stretch is left alone for a minute; after three failures nobody of this tenant is asked, then one is."""
+    server = await stub()
+    server.summariser = behaviour
+    bench = Bench(server, Dictionary(), timeout=1.0)
+    for at in range(4):
+        bench.jobs.prepare(_elsewhere(at))
+        await settled(bench)
+        assert not bench.jobs.is_due(passage_of(entries_of(8)).request, ROUTE, bytes([at]) * 16)
+    if behaviour == "hostile":
+        assert len(server.summaries) == 4, "orders taken out, the rest of it is used"
+    else:
+        assert len(server.summaries) == 3
+        assert [report.reason for report in bench.reports][3] == "breaker"
+        assert bench.jobs.open_breakers == 1
+        server.summariser = "honest"
+        bench.now += 100.0
+        bench.jobs.prepare(_elsewhere(9))
+        await settled(bench)
+        assert bench.reports[-1].outcome == "written"
+        assert bench.jobs.open_breakers == 0
+    await bench.close()
+
+
+def _elsewhere(at: int) -> Passage:
+    """The passage of another conversation."""
+    passage, name = passage_of(entries_of(8)), bytes([at]) * 8
+    cuts = tuple(replace(cut, chain=name + cut.chain[8:]) for cut in passage.cuts)
+    return replace(passage, since=name * 2, root=name * 2, cuts=cuts)
+
+
+async def test_a_limit_pauses_all_summaries_of_a_tenant(stub: StartStub) -> None:
+    """After a 429 nothing is asked on this tenant's behalf, on no replica."""
+    server, shelf = await stub(), Dictionary()
+    server.summariser = "limited"
+    bench, other = Bench(server, shelf), Bench(server, shelf)
+    bench.jobs.prepare(_elsewhere(1))
+    await settled(bench)
+    for each in (bench, other):
+        each.jobs.prepare(_elsewhere(2))
+        await settled(each)
+        assert each.reports[-1].reason == "paused"
+    assert len(server.summaries) == 1
+    await bench.close()
+    await other.close()
+
+
+async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valkey, opener: Opener) -> None:
+    """When the holder of a lease is gone for good, another replica writes as soon as the lease has run out."""
+    server = await stub()
+    store = await opener(valkey.url)
+    bench = Bench(server, store.shelf, lease=0.5)
+    passage = passage_of(entries_of(8))
+    policy = bench.jobs._policy(passage, bench.jobs._choose(passage))
+    assert await store.shelf.lease(passage.root, policy, passage.since, 0.5) is not None
+    bench.jobs.prepare(passage)
+    await settled(bench)
+    assert [report.reason for report in bench.reports] == ["elsewhere"]
+
+    async def again() -> None:
+        while bench.reports[-1].outcome != "written":
+            bench.now += 1.0
+            bench.jobs.prepare(passage)
+            await settled(bench)
+
+    await asyncio.wait_for(again(), 20)
+    assert len(server.summaries) == 1
+    await bench.close()
+
+
+async def test_a_job_that_is_cancelled_gives_its_lease_back(stub: StartStub) -> None:
+    """When the time to finish is over, a running job ends and its lease is free."""
+    server, shelf = await stub(), Dictionary()
+    server.summariser = "hanging"
+    bench = Bench(server, shelf, timeout=60.0)
+    bench.jobs.prepare(passage_of(entries_of(8)))
+    await until(lambda: bool(server.summaries))
+    assert shelf.leases
+    await bench.jobs.finish(0.05)
+    assert shelf.leases == {}
+    assert not bench.jobs.is_due(passage_of(entries_of(8)).request, ROUTE, SINCE)
+    await bench.close()
+
+
+async def test_subscription_tokens_of_an_upstream_are_respected(stub: StartStub) -> None:
+    """An upstream whose own key is a subscription token is asked only where that is allowed."""
+    server = await stub()
+    for allowed in (False, True):
+        bench = Bench(server, Dictionary(), guarded=frozenset({"stub"}), subscriptions=allowed)
+        bench.jobs.prepare(passage_of(entries_of(8)))
+        await settled(bench)
+        assert bench.reports[0].reason == ("" if allowed else "subscription")
+        await bench.close()

@@ -1,0 +1,89 @@
+"""Conversations as data: bounded, slimmed, and without a voice that a model could mistake for its own."""
+
+from __future__ import annotations
+
+import base64
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.conversation.entry import Entry
+from proxy.summaries.transcript import ARGUMENTS, MIDDLE, RESULT, neutral, pieces, segments, shown, slim
+from tests.fits import count
+
+BLOB = base64.b64encode(random.Random(1).randbytes(3000)).decode()
+
+
+@pytest.mark.parametrize(
+    "text", [f"see data:image/png;base64,{BLOB} here", f"see {BLOB} here", "see " + "x,y;" * 6000 + " here"]
+)
+def test_encoded_data_is_left_out_with_a_word_about_it(text: str) -> None:
+    """Data URLs, bare base64 and endless runs are replaced by their size and a digest."""
+    slimmed = slim(text)
+    assert slimmed.startswith("see [... data left out: about ")
+    assert slimmed.endswith(" ...] here")
+    assert len(slimmed) < 100
+
+
+@pytest.mark.parametrize(
+    "text", ["-" * 5000, "a" * 1300, "汉字" * 12_000, "word " * 9000, "data:image/png;base64,AAAA"]
+)
+def test_text_is_not_taken_for_data(text: str) -> None:
+    """Rules of dashes, prose of any script and short data URLs stay."""
+    assert slim(text) == text
+
+
+def test_slimming_is_linear() -> None:
+    """Runs just below the limit do not make the search start over inside each of them."""
+    assert slim(("A1" * 599 + " ") * 2000).count("A1") == 599 * 2000
+
+
+@pytest.mark.parametrize(
+    "tag", ["<|im_start|>system", "</transcript>", "<system>", "[INST] x [/INST]", "<<SYS>>", "</ user>", "<tool_call>"]
+)
+def test_nothing_looks_like_a_role(tag: str) -> None:
+    """Special tokens and role tags lose their brackets."""
+    found = neutral(f"before {tag} after")
+    assert tag not in found
+    assert not {"<|", "[INST", "<<SYS", "<system", "</transcript", "<tool"} & {
+        found[i : i + n] for i in range(len(found)) for n in (2, 5, 7, 12)
+    }
+
+
+@given(st.text(max_size=400))
+def test_every_line_stands_behind_a_bar(text: str) -> None:
+    """No line of a quoted text can begin like a speaker or the end of the fence."""
+    assert all(line.startswith("| ") for line in shown(text, 200).split("\n")) or shown(text, 200) == ""
+
+
+def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None:
+    """Calls, clipped results and media are named; system items are not part of what is summed up."""
+    result = "begin " + "x y " * 4000 + "end"
+    entries = [
+        Entry("system", "secret rules"),
+        Entry("user", "look\nat this", (), ("image_url",)),
+        Entry("assistant", "I look.", (("read_file", '{"path": "a.py"}'), ("write", "z " * 3000))),
+        Entry("tool", result),
+    ]
+    user, assistant, tool = pieces(entries)
+    assert user == "user:\n| look\n| at this\n(image_url, not shown)"
+    assert 'calls read_file:\n| {"path": "a.py"}' in assistant
+    assert len(assistant) < ARGUMENTS + 200
+    assert tool.startswith("tool result:\n| begin")
+    assert tool.endswith("end")
+    assert MIDDLE in tool
+    assert len(tool) < RESULT + 200
+
+
+@given(st.lists(st.builds(Entry, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3000)), max_size=12))
+def test_no_segment_is_larger_than_asked(entries: list[Entry]) -> None:
+    """The transcript in runs: none above the limit, every item in one of them, in order."""
+    found = segments(entries, 300, count)
+    assert all(count(segment) <= 300 for segment in found)
+    speakers = [
+        line for segment in found for line in segment.split("\n") if line in ("user:", "assistant:", "tool result:")
+    ]
+    names = {"user": "user:", "assistant": "assistant:", "tool": "tool result:"}
+    assert speakers == [names[entry.role] for entry in entries]

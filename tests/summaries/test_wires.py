@@ -1,0 +1,115 @@
+"""Asking each API for a text, and reading what it answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.summaries.wires import THINKING, WIRES, Written, allowance, dump, read, warm_body
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "chat": {
+        "choices": [{"message": {"content": "text"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 2},
+    },
+    "messages": {
+        "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "text"}],
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 4, "cache_read_input_tokens": 3, "output_tokens": 2},
+    },
+    "responses": {
+        "status": "completed",
+        "output": [{"type": "reasoning"}, {"type": "message", "content": [{"type": "output_text", "text": "text"}]}],
+        "usage": {"input_tokens": 7, "output_tokens": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("api", WIRES)
+def test_an_answer_gives_its_text_and_what_it_took(api: str) -> None:
+    """The text without thoughts, and both token figures, cached input included."""
+    assert read(WIRES[api], dump(ANSWERS[api])) == Written("text", input_tokens=7, output_tokens=2)
+
+
+CUT = {
+    "chat": ("choices", 0, "finish_reason", "length"),
+    "messages": ("stop_reason", "max_tokens"),
+    "responses": ("status", "incomplete"),
+}
+
+
+@pytest.mark.parametrize("api", WIRES)
+def test_a_cut_answer_is_told_apart(api: str) -> None:
+    """An answer that ended at the output limit says so."""
+    answer = json.loads(json.dumps(ANSWERS[api]))
+    *path, key, value = CUT[api]
+    node = answer
+    for step in path:
+        node = node[step]
+    node[key] = value
+    written = read(WIRES[api], dump(answer))
+    assert written is not None
+    assert written.short
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "chat": {"choices": [{"message": {"content": None, "tool_calls": [{"id": "a"}]}, "finish_reason": "tool_calls"}]},
+    "messages": {"content": [{"type": "tool_use", "name": "x"}], "stop_reason": "tool_use"},
+    "responses": {"output": [{"type": "function_call", "name": "x"}]},
+}
+
+
+@pytest.mark.parametrize("api", WIRES)
+def test_a_tool_call_is_told_apart(api: str) -> None:
+    """A model that calls tools instead of writing is recognised."""
+    assert read(WIRES[api], dump(CALLS[api])) == Written("", called=True)
+
+
+@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize(
+    "data", [b"", b"null", b"[]", b"{}", b"not json", b'{"choices": [null], "content": 3, "output": 3}']
+)
+def test_what_is_no_answer_is_none(api: str, data: bytes) -> None:
+    """Anything that is not this API's answer is nothing."""
+    assert read(WIRES[api], data) is None
+
+
+@pytest.mark.parametrize(
+    ("api", "figure"), [("chat", "max_tokens"), ("messages", "max_tokens"), ("responses", "max_output_tokens")]
+)
+def test_a_question_names_model_rules_text_and_limit(api: str, figure: str) -> None:
+    """The body has the model, the instructions apart from the data, and the most that may be written; no tools."""
+    body = json.loads(dump(WIRES[api].ask("some-model", "the rules", "the data", 500)))
+    assert body["model"] == "some-model"
+    assert body[figure] == 500
+    assert "tools" not in body
+    said = json.dumps(body)
+    assert said.index("the rules") >= 0
+    assert "the rules" not in json.dumps(body.get("messages", body.get("input"))[-1])
+    assert "the data" in json.dumps(body.get("messages", body.get("input"))[-1])
+
+
+def test_models_that_think_get_room_for_it() -> None:
+    """A thinking model is asked with the figure it takes, and thoughts do not eat the summary's room."""
+    assert "max_completion_tokens" in WIRES["chat"].ask("openai/gpt-5-mini", "", "", 9)
+    assert allowance("o3-mini", 400) - allowance("gpt-4o", 400) == THINKING
+
+
+@pytest.mark.parametrize(("api", "items"), [("chat", "messages"), ("messages", "messages"), ("responses", "input")])
+def test_a_warm_prompt_keeps_its_bytes(api: str, items: str) -> None:
+    """The items are the very bytes that were sent, tools and system stay, and what shapes an answer's stream goes."""
+    sent = b'{"role":"user","content":"caf\\u00e9"} , {"x":1.0}'
+    outline = json.dumps(
+        {"model": "m", "tools": [{"name": "t"}], "system": "s", "instructions": "i", items: [], "stream": True,
+         "stream_options": {}, "max_tokens": 9, "n": 2}
+    )  # fmt: skip
+    body = warm_body(WIRES[api], outline, sent, "Sum up.", 300)
+    assert b'"' + items.encode() + b'":[' + sent + b"," in body
+    parsed = json.loads(body)
+    assert "Sum up." in json.dumps(parsed[items][-1])
+    assert parsed["tools"] == [{"name": "t"}]
+    assert not {"stream_options", "n"} & parsed.keys()
+    assert parsed.get("stream", False) is False
+    assert 300 in (parsed.get("max_tokens"), parsed.get("max_output_tokens"))

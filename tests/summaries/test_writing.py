@@ -1,0 +1,105 @@
+"""From a passage to a verified text."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.ports import Summary
+from proxy.summaries.calling import Summariser
+from proxy.summaries.writing import Unwritten
+from tests.conftest import StartStub
+from tests.stub.summariser import Behaviour
+from tests.summaries.desk import Bench, entries_of, passage_of
+from tests.summaries.shelves import Dictionary
+
+
+async def allow(tokens: int) -> str:
+    return ""
+
+
+def own(window: int) -> Summariser:
+    return Summariser("stub", "gpt-4o-mini", "chat", window, own=True, lent=True, encoding="o200k_base")
+
+
+async def test_a_history_far_larger_than_the_window_is_folded_in_chunks(stub: StartStub) -> None:
+    """However long the history, no call overflows the summariser's window, and each builds on the one before."""
+    server = await stub(window=4096)
+    bench = Bench(server, Dictionary())
+    draft = await bench.writer.write(passage_of(entries_of(120), window=4096, cap=256), own(4096), None, allow)
+    assert draft.calls == len(server.summaries) > 5
+    assert {seen.verdict for seen in server.summaries} == {"ok"}
+    assert "Note 120: " in draft.text
+    assert all("summary so far" in seen.messages[1]["content"] for seen in server.summaries[1:])
+    await bench.close()
+
+
+async def test_a_previous_summary_is_built_upon(stub: StartStub) -> None:
+    """With a summary of a prefix only the rest of the conversation is sent, and names of the prefix stay known."""
+    server = await stub()
+    bench = Bench(server, Dictionary())
+    base = Summary("## Identifiers and errors\n- Note 2: the shard of ledger_2 is 9402.", 12, 100)
+    draft = await bench.writer.write(passage_of(entries_of(10)), own(8192), base, allow)
+    (seen,) = server.summaries
+    assert "Note 4: " not in seen.messages[1]["content"]
+    assert "Note 2: the shard of ledger_2 is 9402." in draft.text
+    assert "Note 10: " in draft.text
+    await bench.close()
+
+
+async def test_the_requests_own_prompt_ends_with_the_instruction(stub: StartStub) -> None:
+    """In the aligned mode the warm prompt goes out again with one message more, where it fits."""
+    server = await stub()
+    bench = Bench(server, Dictionary(), aligned=True)
+    await bench.writer.write(passage_of(entries_of(10)), own(8192), None, allow)
+    (seen,) = server.summaries
+    assert [message["content"][:6] for message in seen.messages] == ["Note 1", "Stop h"]
+    plain = Bench(server, Dictionary())
+    assert bench.writer.version != plain.writer.version
+    await bench.close()
+    await plain.close()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("empty", "empty"),
+        ("refusing", "refusal"),
+        ("looping", "too_long"),
+        ("long", "too_long"),
+        ("failing", "refused"),
+    ],
+)
+async def test_what_is_not_usable_is_a_failure(stub: StartStub, behaviour: Behaviour, reason: str) -> None:
+    """A rejected text is as good as none, and what it took is told."""
+    server = await stub()
+    server.summariser = behaviour
+    bench = Bench(server, Dictionary())
+    with pytest.raises(Unwritten) as failed:
+        await bench.writer.write(passage_of(entries_of(10, 60), cap=96), own(8192), None, allow)
+    assert failed.value.tried
+    assert failed.value.reason == reason
+    assert (failed.value.taken[0] > 0) is (behaviour != "failing")
+    await bench.close()
+
+
+async def test_what_is_too_dear_is_told_in_less_detail(stub: StartStub) -> None:
+    """When the whole transcript may not be paid for, a leaner one goes out; when that may not be either, none."""
+    server = await stub()
+    bench = Bench(server, Dictionary())
+    asked: list[int] = []
+
+    async def first_is_dear(tokens: int) -> str:
+        asked.append(tokens)
+        return "budget" if len(asked) == 1 else ""
+
+    await bench.writer.write(passage_of(entries_of(10, 600)), own(8192), None, first_is_dear)
+    assert asked[1] < asked[0] * 0.7
+
+    async def never(tokens: int) -> str:
+        return "budget"
+
+    with pytest.raises(Unwritten, match="budget") as failed:
+        await bench.writer.write(passage_of(entries_of(10)), own(8192), None, never)
+    assert not failed.value.tried
+    assert failed.value.needed > 0
+    await bench.close()
