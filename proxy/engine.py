@@ -23,6 +23,7 @@ from proxy.core.report import SERVED, Report, Usage
 from proxy.fitting import Fitter, Plan
 from proxy.heads import MEDIA, bound, read_head
 from proxy.lessons import Lessons, Sent
+from proxy.managing import Managing
 from proxy.ports import Clock, Mode, Reply, Request, Send
 from proxy.reading import Located
 from proxy.recovery import Course, Recovery
@@ -137,7 +138,9 @@ class Engine:
         counting: Mapping[str, Counting] = MappingProxyType({}),
         *,
         compacting: Compacting,
+        managing: Managing,
     ) -> None:
+        self._managing = managing
         self._compacting = compacting
         self._classifier = classifier
         self._catalogue = catalogue
@@ -182,7 +185,7 @@ class Engine:
 
         Raises ``InvalidRequest`` for a body that cannot be read, and what *send* raises.
         """
-        request, ours = self._compacting.opened(request)
+        request, ours = self._compacting.opened(await self._managed(request))
         if request.api == "responses" and TRIGGER.encode() in request.body:
             located = self._fitter.locate(request)
             if ends_with_trigger(located):
@@ -197,6 +200,13 @@ class Engine:
         request, ours = self._compacting.opened(request)
         request = replace(request, compacting=request.compacting or OTHER)
         return await self._compact(request, self._fitter.locate(request), send, "endpoint", ours)
+
+    async def _managed(self, request: Request) -> Request:
+        """*request* after the context edits it asks of a server that cannot do them."""
+        if not self._managing.concerns(request) or request.options.mode == "off" or self._mode == "off":
+            return request
+        model = request.model or self._fitter.locate(request).outline.model
+        return await self._managing.served(request, self._catalogue.resolve(model))
 
     async def _compact(
         self, request: Request, located: Located, send: Send, kind: Kind, ours: tuple[int, ...]
@@ -325,6 +335,7 @@ class Engine:
 
         The upstream's where it has one, else our own count. Nothing is recorded. Raises as ``exchange`` does.
         """
+        request = await self._managed(request)
         plan = await self.fit(request, peek=True)
         assert plan.route is not None
         report = plan.report.but(api="count_tokens", event=False)

@@ -517,11 +517,10 @@ class Fitter:
         summaries.sent(request.tenant, (report.tokens_after or 0) // (4 if report.bounded else 1))
         if subject is None or report.observed or subject.reading.outline.unseen or self._is_managed(subject):
             return
-        if report.client_compaction:
-            return  # its answer is a summary, and another chain goes on from it
         marks, figures, count = self._policy.rules.marks, subject.figures, subject.layout.count
         event = plan.record.event if plan.record else None
-        if not plan.links or not count:
+        # From the answer to a client's own compaction another chain goes on.
+        if not plan.links or not count or report.client_compaction:
             return
         schedule = self._schedule(subject)
         if figures.stepped + schedule.weight(count, event) <= figures.soft(marks, figures.lasting):

@@ -25,6 +25,7 @@ from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.fitting import Fitter, Plan, Policy
 from proxy.lessons import Lessons
+from proxy.managing import Managing
 from proxy.ports import Options, Recorder, Request
 from proxy.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
@@ -121,12 +122,14 @@ class Desk:
         recorder: Recorder | None = None,
         policy: Policy = POLICY,
         serving: Mapping[str, Serving] | None = None,
+        owned: Sequence[str] = (),
     ) -> None:
         self.book = recorder or Book()
         self.records: MutableMapping[tuple[str, bytes], Record] = {}
         reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
         self.lessons = Lessons(self.book, {}, {}, time.monotonic)
         self.compacting = Compacting(reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {})
+        self.managing = Managing(reader, owned)
         self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons)
 
     async def plan(

@@ -112,7 +112,15 @@ class Room:
         counted = {"stub": counting}
         desk = self.desk
         self.engine = Engine(
-            catalogue, desk.fitter, mode, desk.lessons, self.clock, classifier(), counted, compacting=desk.compacting
+            catalogue,
+            desk.fitter,
+            mode,
+            desk.lessons,
+            self.clock,
+            classifier(),
+            counted,
+            compacting=desk.compacting,
+            managing=desk.managing,
         )
 
     def clock(self) -> float:

@@ -47,7 +47,14 @@ class House:
             [Rule(BIG, "other", other), Rule("*", "own", told or own, steps=steps or (COMPRESS,))], {}, "own"
         )
         self.engine = Engine(
-            catalogue, desk.fitter, "on", desk.lessons, lambda: 0.0, classifier(), compacting=desk.compacting
+            catalogue,
+            desk.fitter,
+            "on",
+            desk.lessons,
+            lambda: 0.0,
+            classifier(),
+            compacting=desk.compacting,
+            managing=desk.managing,
         )
 
     async def send(self, upstream: str, body: bytes, *, keyless: bool = False) -> Reply:

@@ -159,6 +159,11 @@ class Upstream(Section):
         description="Who answers /v1/responses/compact and compaction_trigger items: it if it can, it, or Ullage.",
     )
 
+    context_management: Literal["pass", "own"] = Field(
+        default="pass",
+        description="Who does the context edits that /v1/messages asks for: it (pass), or Ullage.",
+    )
+
     @property
     def compacts(self) -> bool:
         """Whether it is known to make compaction items."""

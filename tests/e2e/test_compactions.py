@@ -8,14 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 from openai import DefaultAsyncHttpxClient as Web
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_client_compaction import asked
+from tests.forms import body_of
 from tests.harness import Proxy
-from tests.material import AGENT_TASK, agent_session
+from tests.material import AGENT_TASK, AGENT_TOOLS, agent_session
 from tests.stub import Stub
 from tests.stub.faults import error
 
@@ -140,3 +142,38 @@ async def opened(server: Stub, web: AsyncOpenAI, item: dict[str, Any], says: Cal
     assert [view[0], view[2]] == [USER, USER]
     assert view[1]["role"] == "user"
     assert says(view[1]["content"][0]["text"])
+
+
+async def test_context_edits_are_done_for_servers_without_them(stub: StartStub, proxy: StartProxy) -> None:
+    """The edits reach no server that cannot do them, what they ask for is done, and counts speak of that view."""
+    server = await stub(window=200_000, wording="anthropic", counts=True)
+    upstreams = [
+        {"name": "own", "base_url": server.url, "context_management": "own"},
+        {"name": "pass", "base_url": server.url},
+    ]
+    models = [{"name": f"{name}*", "upstream": name, "context_window": 200_000} for name in ("own", "pass")]
+    front = await proxy(server.url, config={"upstreams": upstreams, "models": models})
+    clearing = {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 4000}}
+    compacting = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 6000}}
+    talk = agent_session(40, 300)
+    headers = {"x-api-key": "sk-1", "anthropic-version": "2023-06-01"}
+    async with httpx.AsyncClient(trust_env=False, timeout=30, headers=headers) as web:
+
+        async def seen(path: str, model: str, **members: Any) -> tuple[dict[str, Any], httpx.Response]:
+            body = body_of("messages", talk, AGENT_TOOLS, model=model, **members)
+            answer = await web.post(front.url + path, content=json.dumps(body))
+            assert answer.status_code == 200, answer.text
+            return json.loads(server.seen[-1].body), answer
+
+        passed, _ = await seen("/messages", "pass-1", context_management={"edits": [clearing]})
+        assert passed["context_management"] == {"edits": [clearing]}
+        made, _ = await seen("/messages", "own-1", context_management={"edits": [clearing]})
+        assert made.keys() == passed.keys() - {"context_management"}
+        assert len(made["messages"]) == len(passed["messages"])
+        assert "result content cleared" in json.dumps(made["messages"][2])
+        counted, answer = await seen("/messages/count_tokens", "own-1", context_management={"edits": [clearing]})
+        assert counted["messages"] == made["messages"]
+        assert answer.json()["input_tokens"] == server.seen[-1].tokens < 8000
+        _, answer = await seen("/messages", "own-1", context_management={"edits": [compacting]})
+        assert answer.headers["x-ullage-outcome"] == "compacted"
+        assert server.seen[-1].tokens < 6000
