@@ -39,7 +39,7 @@ from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.managing import Managing
 from proxy.reading import Reader
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
-from proxy.server import Limits, Models, Place, Server, ServerConfig
+from proxy.server import HeadersOf, Limits, Models, Place, Server, ServerConfig, no_headers
 from proxy.settings import Settings, Stages
 from proxy.store import (
     Embedded,
@@ -430,6 +430,17 @@ def _models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Mo
     return Models(upstream, places, settings.default_upstream().name, named, figures)
 
 
+def _headers_of(settings: Settings) -> HeadersOf:
+    if not any(rule.headers for rule in settings.models):
+        return no_headers
+
+    def headers_of(model: str) -> Mapping[str, str]:
+        given = settings.model(model).headers if model else {}
+        return {name: value.get_secret_value() for name, value in given.items()}
+
+    return headers_of
+
+
 def _server_config(settings: Settings) -> ServerConfig:
     server, limits = settings.server, settings.server.limits
     return ServerConfig(
@@ -442,6 +453,7 @@ def _server_config(settings: Settings) -> ServerConfig:
         usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
         relay=server.relay,
         origins=frozenset(server.origins),
+        headers_of=_headers_of(settings),
         limits=replace(
             Limits(),
             body=limits.body,

@@ -256,7 +256,7 @@ class Engine:
             report = plan.report.but(retries=course.sent, overflows=course.overflows, overhead_seconds=spent)
             if plan.error is not None or plan.route is None:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
-            reply, head, overflow = await self._send(plan, send, course)
+            reply, head, overflow = await self._send(request, plan, send, course)
             if reply is not None and overflow is None:
                 self._fitter.answered(plan.request or request, plan, reply.status)
                 ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
@@ -274,7 +274,16 @@ class Engine:
                 return replace(first, report=first.report.but(outcome="degraded", reason="overflow", **facts))
             plan = following
 
-    async def _send(self, plan: Plan, send: Send, course: Course) -> tuple[Reply | None, bytes, Overflow | None]:
+    def _named(self, plan: Plan, request: Request) -> bytes:
+        """The body to send: the plan's, under the name that the upstream has for the model."""
+        assert plan.route is not None
+        if request.model or plan.route.model == plan.route.asked:
+            return plan.body
+        return self._fitter.renamed(replace(request, body=plan.body), plan.route.model)
+
+    async def _send(
+        self, request: Request, plan: Plan, send: Send, course: Course
+    ) -> tuple[Reply | None, bytes, Overflow | None]:
         """The reply to *plan*, the bytes taken from it, and the overflow if it is one.
 
         No reply where an overflow came before and this one is no news beside it.
@@ -285,7 +294,8 @@ class Engine:
         later = course.overflows > 0
         course.sent += 1
         try:
-            reply = await (send(upstream, plan.body, keyless=True) if foreign else send(upstream, plan.body))
+            body = self._named(plan, plan.request or request)
+            reply = await send(upstream, body, keyless=foreign, model=plan.route.asked)
             head, overflow = await self._look(reply, plan, again=later)
         except (UpstreamUnreachable, UpstreamTimeout):
             if fallback and later:
@@ -342,7 +352,8 @@ class Engine:
         body = plan.body if plan.error is None else request.body
         how = self._counting.get(plan.route.upstream, "auto")
         if how != "own":
-            reply = await send(plan.route.upstream, body)
+            named = self._named(replace(plan, body=body), plan.request or request)
+            reply = await send(plan.route.upstream, named, model=plan.route.asked)
             if how == "relay" or reply.status not in UNCOUNTED:
                 return Answer(report, reply)
             reply.close()

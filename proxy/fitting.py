@@ -196,6 +196,21 @@ class Fitter:
             return found
         return found.replace(b"{", b'{"model":' + edits["model"].encode() + b",", 1)
 
+    def renamed(self, request: Request, model: str) -> bytes:
+        """The body of *request* with another name of its model, and every other byte as it is."""
+        located, body, name = self.locate(request), request.body, json.dumps(model).encode()
+        text, where = located.outline.text, located.outline.fields.get("model")
+        if where is None:
+            return body
+        # The items stand either behind the name or before it; from the other end the outline is the body.
+        if where.start < len(located.body[: located.scan.start].decode()):
+            start = len(text[: where.start].encode())
+            end = start + len(text[where.start : where.end].encode())
+        else:
+            end = len(body) - len(text[where.end :].encode())
+            start = end - len(text[where.start : where.end].encode())
+        return body[:start] + name + body[end:]
+
     def with_output(self, request: Request, plan: Plan, most: int) -> Plan | None:
         """*plan* with every output figure above *most* lowered to it; ``None`` where there is none."""
         located = self.locate(replace(request, body=plan.body))

@@ -90,8 +90,10 @@ class Reply(Protocol):
 class Send(Protocol):
     """Sends a body to the named upstream, on this request's own path and headers."""
 
-    def __call__(self, upstream: str, body: bytes, *, keyless: bool = False) -> Awaitable[Reply]:
+    def __call__(self, upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Awaitable[Reply]:
         """The answer once its head is here; *keyless*: without the client's own credentials, meant for another server.
+
+        *model* is the name that was asked for: headers configured for it are added.
 
         Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``.
         """

@@ -49,13 +49,14 @@ def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
     rules = [
         Rule(
             rule.name,
-            rule.upstream or default,
+            rule.upstream,
             rule.context_window,
             rule.max_output_tokens,
             rule.tokenizer,
             rule.unknown_window if isinstance(rule.unknown_window, int) else None,
             rule.max_input_tokens,
             tuple(COMPRESS if step == "compress" else step.fallback for step in rule.overflow),
+            rule.model,
         )
         for rule in settings.models
     ]

@@ -67,7 +67,7 @@ class Upstream:
         self.replies: list[Given] = []
         self._script = script
 
-    async def send(self, upstream: str, body: bytes) -> Reply:
+    async def send(self, upstream: str, body: bytes, **named: Any) -> Reply:
         self.names.append(upstream)
         self.bodies.append(body)
         self.replies.append(self._script(body))

@@ -57,7 +57,7 @@ class House:
             managing=desk.managing,
         )
 
-    async def send(self, upstream: str, body: bytes, *, keyless: bool = False) -> Reply:
+    async def send(self, upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Reply:
         self.sent.append((upstream, body, keyless))
         if instead := self.broken(upstream):
             return instead
@@ -293,7 +293,7 @@ async def test_repeated_refusals_without_a_figure_teach() -> None:
     house = House(told=16_000, own=5_000)
     bare = b'{"error":{"message":"input is too long","code":"context_length_exceeded"}}'
 
-    async def send(upstream: str, body: bytes, *, keyless: bool = False) -> Reply:
+    async def send(upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Reply:
         reply = await house.send(upstream, body)
         return Given(400, [bare]) if reply.status == 400 else reply
 

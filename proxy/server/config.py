@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 
@@ -27,6 +29,15 @@ class Limits:
     idle: float = 300.0
 
 
+HeadersOf = Callable[[str], Mapping[str, str]]
+"""The headers that are added to requests for a model."""
+
+
+def no_headers(_model: str) -> Mapping[str, str]:
+    """None."""
+    return MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Who may come in, where unnamed models go, and how much is taken.
@@ -35,6 +46,7 @@ class ServerConfig:
     them, unless ``relay`` is ``all``. ``websockets``: the Responses
     route's are relayed too. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
     ``usage_upstreams`` are asked for usage in every stream; clients that did not ask for it do not see it.
+    ``headers_of`` tells what is added for a model.
     """
 
     default_upstream: str
@@ -47,3 +59,4 @@ class ServerConfig:
     websockets: bool = True
     limits: Limits = Limits()
     usage_upstreams: frozenset[str] = frozenset()
+    headers_of: HeadersOf = field(default=no_headers, repr=False)

@@ -82,8 +82,9 @@ class Upstream(Protocol):
         path_qs: str,
         headers: Sequence[tuple[str, str]],
         body: bytes | AsyncIterator[bytes] | None,
+        added: Mapping[str, str] = ...,
     ) -> ports.Reply:
-        """The answer once its head is here. Raises ``UllageError``."""
+        """The answer once its head is here; *added* headers win over all others. Raises ``UllageError``."""
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> Upgradable:
         """The answer to a request to leave HTTP. Raises ``UllageError``."""

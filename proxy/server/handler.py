@@ -187,16 +187,17 @@ class Handler:
 
         api, request_id, variant = call.report.api, call.report.request_id, window_variant(intake)
 
-        async def send(upstream: str, body: bytes, *, keyless: bool = False) -> ports.Reply:
+        async def send(upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> ports.Reply:
             going = without_secrets(headers) if keyless else headers
+            added = self._config.headers_of(model)
             asked = ask(body) if api == "chat" and upstream in self._config.usage_upstreams else None
             call.hider = UsageHider() if asked is not None else None
             if asked is None:
-                return await self._upstream.send(upstream, "POST", path_qs, going, body)
+                return await self._upstream.send(upstream, "POST", path_qs, going, body, added)
             # An event can only be taken out of what can be read.
             plain = [pair for pair in going if pair[0].lower() != "accept-encoding"]
             return await self._upstream.send(
-                upstream, "POST", path_qs, [*plain, ("Accept-Encoding", "identity")], asked
+                upstream, "POST", path_qs, [*plain, ("Accept-Encoding", "identity")], asked, added
             )
 
         path = path_qs.partition("?")[0]
@@ -256,7 +257,8 @@ class Handler:
         upstream = self._route(model) if model else self._config.default_upstream
         call.report = call.report.but(model=model, upstream=upstream)
         self._check_stateless(request.method, path_qs.partition("?")[0], upstream)
-        sending = self._upstream.send(upstream, request.method, path_qs, headers, body)
+        added = self._config.headers_of(model)
+        sending = self._upstream.send(upstream, request.method, path_qs, headers, body, added)
         if isinstance(body, Upload):
             try:
                 async with body.moving():

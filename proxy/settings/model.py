@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -126,6 +126,14 @@ class Timeouts(Section):
     idle: Seconds = Field(default=300.0, description="Between two pieces of an answer.")
 
 
+def _bad_headers(headers: Iterable[str]) -> Iterator[Trouble]:
+    for name in headers:
+        if not _TOKEN.match(name):
+            yield ("headers", name), "is no header name", "Use letters, digits and dashes."
+        elif name.lower() in _HOP_BY_HOP or name.lower().startswith("x-ullage-"):
+            yield ("headers", name), "is a header that Ullage sets itself", "Take it out."
+
+
 class Upstream(Section):
     """One server that answers."""
 
@@ -210,12 +218,7 @@ class Upstream(Section):
             troubles.append((("options",), "mean nothing without a provider", "Name the provider, or take them out."))
         if self.api_key_header and not _TOKEN.match(self.api_key_header):
             troubles.append((("api_key_header",), "is no header name", "Use letters, digits and dashes."))
-        for name in self.headers:
-            if not _TOKEN.match(name):
-                troubles.append((("headers", name), "is no header name", "Use letters, digits and dashes."))
-            elif name.lower() in _HOP_BY_HOP or name.lower().startswith("x-ullage-"):
-                troubles.append((("headers", name), "is a header that Ullage sets itself", "Take it out."))
-        refuse(troubles)
+        refuse([*troubles, *_bad_headers(self.headers)])
         return self
 
 
@@ -230,6 +233,8 @@ class Model(Section):
 
     name: str = Field(min_length=1, description="Model name or glob (*, ?, [abc]).")
     upstream: str = Field(default="", description="Upstream that serves it; empty: the default one.")
+    model: str = Field(default="", description="What the upstream calls it, where this is another name; empty: so.")
+    headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to its requests.")
     context_window: Tokens | None = Field(
         default=None, description="Input and output together, tokens; none: find out."
     )
@@ -250,6 +255,14 @@ class Model(Section):
     def fallbacks(self) -> tuple[str, ...]:
         """The fallback models, in order."""
         return tuple(step.fallback for step in self.overflow if isinstance(step, Fallback))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        remedy = "Name a second upstream that has it, and send these models there."
+        keys = [name for name in self.headers if name.lower() in _KEY_HEADERS]
+        carries = [(("headers", name), "carries a key, which belongs to an upstream", remedy) for name in keys]
+        refuse([*_bad_headers(self.headers), *carries])
+        return self
 
     def matches(self, model: str) -> bool:
         """Whether this rule is about *model* (case counts)."""
@@ -508,7 +521,15 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refuse([*self._bad_names(), *self._bad_references(), *self._unreachable(), *self._bad_fallbacks()])
+        refuse(
+            [
+                *self._bad_names(),
+                *self._bad_references(),
+                *self._unreachable(),
+                *self._bad_aliases(),
+                *self._bad_fallbacks(),
+            ]
+        )
         return self
 
     def default_upstream(self) -> Upstream:
@@ -540,6 +561,14 @@ class Settings(Section):
         for index, rule in enumerate(self.models):
             if rule.upstream and rule.upstream not in names:
                 yield ("models", index, "upstream"), f"there is no upstream {rule.upstream!r}", remedy
+
+    def _bad_aliases(self) -> Iterator[Trouble]:
+        for index, rule in enumerate(self.models):
+            named = self.model(rule.model).model if rule.model else ""
+            if named not in ("", rule.model):
+                message = f"{rule.model!r} is itself another name, for {named!r}"
+                remedy = f"Write `model: {named}`, or give {rule.model!r} a rule of its own."
+                yield ("models", index, "model"), message, remedy
 
     def _bad_fallbacks(self) -> Iterator[Trouble]:
         for index, rule in enumerate(self.models):

@@ -29,6 +29,8 @@ _CONNECT_PAUSES: Final = (0.05, 0.2)
 
 SWITCHING: Final = 101
 
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
 Body = bytes | AsyncIterator[bytes] | None
 
 
@@ -188,17 +190,26 @@ class DirectUpstream:
         return tuple(self._places)
 
     async def send(
-        self, target: str, method: str, path_qs: str, headers: Sequence[tuple[str, str]], body: Body
+        self,
+        target: str,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: Body,
+        added: Mapping[str, str] = NOTHING,
     ) -> DirectReply:
         """The upstream's answer as soon as its head is here.
 
-        *path_qs* is the client's path and query as they came; *headers* are end-to-end ones. A streamed *body* goes
+        *path_qs* is the client's path and query as they came; *headers* are end-to-end ones, *added* win over them and
+        over the target's. A streamed *body* goes
         chunked unless *headers* hold a ``content-length``. Redirects are answers like any other. Raises
         ``UpstreamUnreachable`` or ``UpstreamTimeout``, or the ``UllageError`` that ended a streamed body.
         """
         place = self._places[target]
         url = URL(place.base.join(path_qs), encoded=True)
         sent = place.outgoing(headers)
+        if added:
+            sent.update(added)
         data = BytesBody(body) if isinstance(body, bytes) and body else body or None
         for pause in (*_CONNECT_PAUSES, None):
             if self._session.closed:

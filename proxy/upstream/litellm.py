@@ -20,7 +20,7 @@ from typing import Any, Final
 from proxy.core.budget.figures import reserve
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream import bridge_shapes as shapes
-from proxy.upstream.direct import Timeouts
+from proxy.upstream.direct import NOTHING, Timeouts
 
 OFFLINE: Final = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -145,8 +145,12 @@ class Bridge:
         """Import LiteLLM, seconds of work, in a thread."""
         await self._library()
 
-    async def send(self, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> BridgedReply:
+    async def send(
+        self, target: str, headers: Sequence[tuple[str, str]], body: bytes, added: Mapping[str, str] = NOTHING
+    ) -> BridgedReply:
         """The provider's answer to a chat completions *body*, in OpenAI's shape; its errors too.
+
+        Of the client's *headers* its key and its betas are passed on; *added* are sent.
 
         Raises ``InvalidRequest`` for a member that cannot be passed on, ``Unauthorized`` without a key,
         ``UpstreamUnreachable`` and ``UpstreamTimeout``.
@@ -158,9 +162,10 @@ class Bridge:
         _check(loaded.litellm, place, asked)
         call = loaded.wire.Call(place.timeouts)
         loaded.wire.CALL.set(call)
+        sent = {**_betas(headers), **place.headers, **added}
         stream, first = asked.get("stream") is True, None
         try:
-            answer = await loaded.litellm.acompletion(**_options(loaded.litellm, place, asked, headers, key))
+            answer = await loaded.litellm.acompletion(**_options(loaded.litellm, place, asked, sent, key))
             if stream:  # some providers are asked only when the first event is
                 first = await _first(answer)
         except Exception as error:  # noqa: BLE001 - LiteLLM's errors have no common base class
@@ -231,7 +236,7 @@ def _read(body: bytes) -> dict[str, Any]:
 
 
 def _options(
-    litellm: Any, place: Bridged, asked: Mapping[str, Any], headers: Sequence[tuple[str, str]], key: str | None
+    litellm: Any, place: Bridged, asked: Mapping[str, Any], headers: Mapping[str, str], key: str | None
 ) -> dict[str, Any]:
     """What LiteLLM is called with."""
     options: dict[str, Any] = {
@@ -248,8 +253,8 @@ def _options(
     }
     if place.base_url:
         options["api_base"] = place.base_url
-    if extra := {**_betas(headers), **place.headers}:
-        options["extra_headers"] = extra
+    if headers:
+        options["extra_headers"] = dict(headers)
     return options
 
 

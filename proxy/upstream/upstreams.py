@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from proxy.core.errors import NotFound
-from proxy.upstream.direct import Body, DirectReply, DirectUpstream
+from proxy.upstream.direct import NOTHING, Body, DirectReply, DirectUpstream
 from proxy.upstream.litellm import Bridge, BridgedReply
 
 
@@ -32,15 +32,21 @@ class Upstreams:
             await self._bridge.warm()
 
     async def send(
-        self, target: str, method: str, path_qs: str, headers: Sequence[tuple[str, str]], body: Body
+        self,
+        target: str,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: Body,
+        added: Mapping[str, str] = NOTHING,
     ) -> DirectReply | BridgedReply:
-        """The answer as soon as its head is here. Raises ``UllageError``."""
+        """The answer as soon as its head is here; *added* headers win over all others. Raises ``UllageError``."""
         if target in self._bridged:
             path = path_qs.partition("?")[0]
             if method == "POST" and path.endswith("/chat/completions") and isinstance(body, bytes):
-                return await self._bridge.send(target, headers, body)
+                return await self._bridge.send(target, headers, body, added)
             self._check(target, method, path)
-        return await self._direct.send(target, method, path_qs, headers, body)
+        return await self._direct.send(target, method, path_qs, headers, body, added)
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
         """The answer to a request for a WebSocket: with status 101 it has a ``tunnel``. Raises ``UllageError``."""

@@ -1,6 +1,7 @@
 """The shape: defaults, the example, references, and when keys would be offered to strangers."""
 
 import json
+import re
 
 import pytest
 
@@ -167,3 +168,27 @@ def test_rules_of_overflows(tmp_path):
     first, second = load(written(tmp_path, text), {}, {}).overflow_rules
     assert (first.means, first.phrase, first.source) == ("input", "over {limit}", "us")
     assert (second.means, second.code, second.source) == ("other", "E1", "configured")
+
+
+@pytest.mark.parametrize(
+    ("models", "complaint"),
+    [
+        ("[{name: fast, model: quick}, {name: quick, model: gpt-5}]", "'quick' is itself another name, for 'gpt-5'"),
+        ("[{name: fast, model: quick}, {name: quick, model: fast}]", "'quick' is itself another name, for 'fast'"),
+        ("[{name: fast, model: x, upstream: nowhere}]", "there is no upstream 'nowhere'"),
+        ("[{name: fast, headers: {Authorization: Bearer x}}]", "carries a key, which belongs to an upstream"),
+        ("[{name: fast, headers: {Host: x}}]", "is a header that Ullage sets itself"),
+        ("[{name: fast, headers: {a b: x}}]", "is no header name"),
+    ],
+)
+def test_other_names_that_lead_nowhere(tmp_path, models, complaint):
+    """A name for a name, an upstream that is not there, or a header that is not a model's, is refused by name."""
+    text = f"upstreams: [{{name: up, base_url: http://127.0.0.1:1}}]\nmodels: {models}\n"
+    with pytest.raises(SettingsError, match=re.escape(complaint)):
+        load(written(tmp_path, text), {}, {})
+
+
+def test_every_model_may_be_one(tmp_path):
+    """One rule may send whatever is asked for to one model; figures may stand in the model's own rule."""
+    text = "upstreams: [{name: up, base_url: http://127.0.0.1:1}]\nmodels: [{name: gpt-5}, {name: '*', model: gpt-5}]\n"
+    assert load(written(tmp_path, text), {}, {}).model("x").model == "gpt-5"

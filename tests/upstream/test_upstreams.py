@@ -70,3 +70,11 @@ async def test_nothing_is_loaded_that_nobody_needs():
     await upstreams.warm()
     assert bridge._loading is None
     await upstreams.close()
+
+
+async def test_added_headers_win():
+    """What is added for a model replaces what the client sent."""
+    async with Both() as both:
+        sent = [("X-Tier", "mine"), ("x-api-key", "k")]
+        await body_of(await both.upstreams.send("straight", "POST", "/v1/x", sent, b"{}", {"x-tier": "flex"}))
+        assert both.stage.heard[0].all("x-tier") == ["flex"]

@@ -34,7 +34,11 @@ REMEMBERED = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of the configuration: models matching the glob *pattern* go to *upstream* with these limits."""
+    """One line of the configuration: models matching the glob *pattern* go to *upstream* with these limits.
+
+    An empty upstream is the default one. With a ``model`` the line is about other names for it, and what it leaves open
+    is said by that model's own line.
+    """
 
     pattern: str
     upstream: str
@@ -44,6 +48,7 @@ class Rule:
     unknown_window: int | None = None
     max_input: int | None = None
     steps: tuple[str, ...] = (COMPRESS,)
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Route:
 
     ``steps`` are what to try, in order, when a conversation does not fit. ``variant`` names what a request asked for
     that changes the window, so that nothing learned with it holds without it.
+
+    ``model`` is what the upstream calls it, ``asked`` what the client did.
     """
 
     upstream: str
@@ -71,6 +78,8 @@ class Route:
     at: float | None = None
     steps: tuple[str, ...] = (COMPRESS,)
     variant: str = ""
+
+    asked: str = ""
 
     @property
     def lesson(self) -> str:
@@ -137,7 +146,7 @@ class Catalogue:
             known = self._known[model] = self._look_up(model)
         if self._told is None or known.route.source == "configured":
             return known.route
-        window = self._told(known.route.upstream, model, size > SMALLEST_WINDOW)
+        window = self._told(known.route.upstream, known.route.model, size > SMALLEST_WINDOW)
         if window is None:
             return known.route
         told, route = self._informed.get(model, (None, known.route))
@@ -149,10 +158,10 @@ class Catalogue:
     def known(self) -> list[Route]:
         """The routes of models that were asked for, as they hold this instant; asks nobody."""
         found = []
-        for model, known in list(self._known.items()):
+        for known in list(self._known.values()):
             told = None
             if self._told is not None and known.route.source != "configured":
-                told = self._told(known.route.upstream, model, False)
+                told = self._told(known.route.upstream, known.route.model, False)
             found.append(known.route if told is None else _informed(known, told))
         return found
 
@@ -161,17 +170,19 @@ class Catalogue:
         """The models that the published table knows."""
         return self._table.keys()
 
-    def _look_up(self, model: str) -> _Known:
-        rule = next((rule for rule in self._rules if fnmatchcase(model, rule.pattern)), None)
-        if rule is None:
-            if not self._default:
-                raise NotFound(f"No upstream serves the model {model!r}; add a rule for it under 'models'.")
-            rule = Rule("*", self._default)
+    def _look_up(self, asked: str) -> _Known:
+        rule = self._rule(asked)
+        model = rule.model or asked
+        if model != asked:
+            rule = _completed(rule, self._rule(model))
+        upstream = rule.upstream or self._default
+        if not upstream:
+            raise NotFound(f"No upstream serves the model {asked!r}; add a rule for it under 'models'.")
         # The table's entry under the model's name, or under the name without its provider prefix.
         facts = self._table.get(model) or self._table.get(model.rpartition("/")[2]) or Facts()
         window, source = _first(rule, facts)
         route = Route(
-            rule.upstream,
+            upstream,
             model,
             window,
             rule.max_output or facts.max_output,
@@ -181,8 +192,19 @@ class Catalogue:
             rule.max_input or _input_limit(facts, window),
             steps=rule.steps,
             tier=facts.tier,
+            asked=asked,
         )
         return _Known(rule, facts, route)
+
+    def _rule(self, model: str) -> Rule:
+        return next((rule for rule in self._rules if fnmatchcase(model, rule.pattern)), Rule("*", self._default))
+
+
+def _completed(alias: Rule, own: Rule) -> Rule:
+    """*alias* with what the model's *own* line says where it says nothing itself."""
+    said = ("upstream", "window", "max_output", "encoding", "unknown_window", "max_input")
+    missing = {name: getattr(own, name) for name in said if getattr(alias, name) in (None, "")}
+    return replace(alias, **missing, steps=own.steps if alias.steps == (COMPRESS,) else alias.steps)
 
 
 def _first(rule: Rule, facts: Facts) -> tuple[int | None, Source]:

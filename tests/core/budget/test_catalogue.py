@@ -30,7 +30,7 @@ def test_the_first_rule_that_matches_holds() -> None:
 
 def test_no_rule_and_no_default() -> None:
     """A model nobody serves is named in the error; with a default upstream it goes there."""
-    assert resolve("foo", Rule("bar", "a")) == Route("main", "foo", None, None, "o200k_base", "unknown")
+    assert resolve("foo", Rule("bar", "a")) == Route("main", "foo", None, None, "o200k_base", "unknown", asked="foo")
     with pytest.raises(NotFound, match="'foo'"):
         resolve("foo", Rule("bar", "a"), default="")
 
@@ -192,3 +192,29 @@ def test_known_routes_are_those_asked_for() -> None:
     found = {route.model: (route.window, route.source) for route in catalogue.known()}
     assert found == {"a1": (5_000, "configured"), "b": (9_000, "server"), "c": (None, "unknown")}
     assert asked[2:] == [False, False]
+
+
+def test_another_name_has_the_models_own_figures() -> None:
+    """What the alias leaves open is said by the model's own rule, then by the table; what it says itself wins."""
+    own = Rule("gpt-4o", "openai", max_output=700, encoding="cl100k_base")
+    fast = resolve("fast", Rule("fast", "", model="gpt-4o"), own)
+    assert (fast.upstream, fast.model, fast.asked, fast.name) == ("openai", "gpt-4o", "fast", "openai,gpt-4o")
+    assert (fast.window, fast.source, fast.max_output, fast.encoding) == (128_000, "table", 700, "cl100k_base")
+    small = resolve("small", Rule("small", "other", window=9_000, model="gpt-4o"), own)
+    assert (small.upstream, small.window, small.max_output) == ("other", 9_000, 700)
+    whichever = resolve("anything", Rule("*", "", model="gpt-4o"))
+    assert (whichever.upstream, whichever.model) == ("main", "gpt-4o")
+
+
+def test_servers_are_asked_for_the_models_own_name() -> None:
+    """What a server tells of a model holds for its other names."""
+    asked: list[tuple[str, str]] = []
+
+    def told(upstream: str, model: str, _ask: bool) -> Window | None:
+        asked.append((upstream, model))
+        return Window(5_000)
+
+    catalogue = Catalogue([Rule("fast", "", model="mine")], TABLE, "main", told)
+    assert catalogue.resolve("fast").window == 5_000
+    assert [route.window for route in catalogue.known()] == [5_000]
+    assert set(asked) == {("main", "mine")}

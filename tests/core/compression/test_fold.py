@@ -197,15 +197,12 @@ def test_a_megabyte_of_anything_costs_a_bounded_amount(text: str) -> None:
     assert size <= 4 * len(text)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30, phases=UNSHRUNK)
 @given(conversations(max_size=20), st.integers(600, 1500), st.integers(1, 60))
 def test_a_models_summary_is_taken_out_of_steps_and_digest(messages: list[Message], block: int, words: int) -> None:
-    """With a summary the block still fits its cap, holds the summary whole, and keeps the same pins."""
+    """With a summary the block still fits its cap, and holds the summary whole."""
     folded = folded_of(messages)
-    text = (block - NOTE) // 2
     summary = "## Goal\n- " + "word " * words
-    made = render(folded, block, text, count, summary)
-    assert count(made) - count(folded.task) - count(folded.newest) <= block + 8
+    made = render(folded, block, (block - NOTE) // 2, count, summary)
+    assert count(made) - count(folded.task) - count(folded.newest) <= block
     assert f"{fold.SUMMARY}\n{summary}" in made
-    heading = "What the user said after that"
-    assert (heading in made) is (heading in render(folded, block, text, count))
