@@ -16,6 +16,7 @@ from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap,
 from proxy.core.budget.regions import regions, scaled_up
 from proxy.core.budget.shares import borrowed
 from proxy.core.compression.fresh import capped
+from proxy.core.compression.prune import oldest
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
@@ -24,6 +25,7 @@ from proxy.core.compression.view import Pen, Raw, View, assemble, write
 from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.compaction import client_of
 from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.facts import pairs_of
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
@@ -246,7 +248,7 @@ class Fitter:
         A plan that would go further than *extent* is withheld.
         """
         whole = subject
-        if whole.report.client_compaction and (plan := self._as_sent(whole, demand)):
+        if whole.report.client_compaction and (plan := await self._for_client(whole, demand)):
             return plan
         subject, tools = self._shrink_tools(whole)
         quiet = tools is None and not demand.force and demand.limit is None
@@ -314,17 +316,27 @@ class Fitter:
         """Whether *event* goes further than *extent*; *edited*: something beside the items is changed too."""
         return _lossy(event, since) or (extent == "keep" and (edited or event != since))
 
-    def _as_sent(self, subject: Subject, demand: Demand) -> Plan | None:
-        """The plan that changes nothing, whatever happened to the conversation before; ``None`` where that is too big.
+    async def _for_client(self, subject: Subject, demand: Demand) -> Plan | None:
+        """The plan for a client that compacts its conversation itself; ``None`` where that is too big.
 
-        For a client that compacts its conversation itself, what it reads now is all that will be left of it.
+        What it reads now is all that will be left, so nothing changes, whatever happened to the conversation before;
+        above the budget its oldest tool results give way, as many as have to. No event is made of it.
         """
-        if demand.force or demand.limit is not None or self.total(subject) > subject.figures.budget:
+        if demand.force or demand.limit is not None or subject.reading.outline.stored:
             return None
         subject, links = replace(subject, layout=subject.reading.layout()), self._links(subject)
-        plan = self._anchored(subject, self._verbatim(subject, self._root(subject, links)), links, -1)
-        expected = scaled(plan.report.tokens_after or 0, subject.factor)
-        return plan if expected <= subject.figures.budget else None
+        root, count = self._root(subject, links), subject.layout.count
+        plan = self._anchored(subject, self._verbatim(subject, root), links, -1)
+        over = scaled(plan.report.tokens_after or 0, subject.factor) - subject.figures.budget
+        if over <= 0:
+            return plan
+        items, rungs = subject.reading.items, self._policy.rules.mild
+        swaps = oldest(list(pairs_of(items, 0, count)), items, over) if rungs.prune else None
+        if swaps is None:
+            return None
+        event = Event(count, 0, 0, swaps=swaps, stages=("prune",))
+        record = await self._settle(subject, links, event, None, supersede=False, keep=False)
+        return self._anchored(subject, self._compacted(subject, root, record, None, None, False), links, count)
 
     def _is_certain(self, subject: Subject, plan: Plan, held: int) -> bool:
         """Whether the plan is too big by our own count too: what was only learned refuses nothing."""

@@ -14,7 +14,7 @@ from tests.fits import Desk
 from tests.forms import body_of
 from tests.harness import until
 from tests.material import AGENT_TOOLS, agent_session, chat_turn
-from tests.stub import Rules, chat, messages, responses
+from tests.stub import Rules, chat, messages, responses, slices
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 WINDOW = 8192
@@ -72,10 +72,18 @@ async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None
     assert len(desk.records) == 1, "a client's own compaction makes no event of ours"
     forced = await desk.plan(raw(body), WINDOW, Demand(force=True), **route)
     assert forced.report.outcome == "compacted"
-    larger = await desk.plan(raw(compacting(api, rounds + 12)), WINDOW, **route)
-    assert larger.report.outcome == "compacted"
-    assert WIRES[api].judge(json.loads(larger.body), Rules(window=WINDOW)).kind == "ok"
-    assert PROMPTS[api][:40].encode() in larger.body
+    for more, stages in ((1, {"prune"}), (12, {"prune"}), (80, {"fold"})):
+        body = compacting(api, rounds + more)
+        larger = await desk.plan(raw(body), WINDOW, **route)
+        assert stages <= set(larger.report.stages)
+        assert WIRES[api].judge(json.loads(larger.body), Rules(window=WINDOW)).kind == "ok"
+        assert PROMPTS[api][:40].encode() in larger.body
+        if stages == {"prune"}:
+            was, now = [slices(each) for each in (raw(body), larger.body)]
+            swapped = [at for at, pair in enumerate(zip(was, now, strict=True)) if pair[0] != pair[1]]
+            assert swapped[0] < 6, "the oldest results go first"
+            assert len(swapped) in (range(1, 5) if more == 1 else range(5, rounds + more))
+            assert not larger.report.event
     after = [{"role": "user", "content": "Summary: the rows get lost at midnight."}, *chat_turn(3, 40)[:1]]
     fresh = await desk.plan(raw(asked(api, after)), WINDOW, **route)
     assert fresh.body == raw(asked(api, after)), "what follows is another chain"

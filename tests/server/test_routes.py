@@ -103,7 +103,7 @@ def test_a_path_that_climbs_is_not_stateless(path):
         ("/openai/deployments/a%2f..%2fb/responses", None),
         ("/openai/deployments/a/b/responses", None),
         ("/v1/responses/resp_1", None),
-        ("/v1/responses/compact", None),
+        ("/v1/responses/compact", ("responses", "")),
         ("/v1/messages/batches", None),
         ("/v2/messages", None),
     ],
