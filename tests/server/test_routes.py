@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.server import ServerConfig
-from proxy.server.routes import COUNTING, MANAGED, api_path, is_local, is_stateless, managed, wire
+from proxy.server.routes import COMPACTING, COUNTING, MANAGED, api_path, is_local, is_stateless, managed, wire
 from tests.server.house import house
 
 SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
@@ -112,3 +112,4 @@ def test_what_is_managed(path, found):
     """A path is managed for an API, and may name the model; a deployment is a plain name."""
     assert managed(path) == found
     assert (path in COUNTING) == path.endswith("/count_tokens")
+    assert (path in COMPACTING) == path.endswith("/compact")
