@@ -34,6 +34,9 @@ RETRIES = 2
 HOLD_SECONDS = 5.0
 """How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
 
+TAIL = 262_144
+"""Bytes at a body's end in which the item that asks for a compaction is looked for: tools may follow it."""
+
 UNCOUNTED = frozenset({404, 405, 501})
 """How upstreams that cannot count tokens answer."""
 
@@ -186,7 +189,7 @@ class Engine:
         Raises ``InvalidRequest`` for a body that cannot be read, and what *send* raises.
         """
         request, ours = self._compacting.opened(await self._managed(request))
-        if request.api == "responses" and TRIGGER.encode() in request.body:
+        if request.api == "responses" and request.body.rfind(TRIGGER.encode(), -TAIL) >= 0:
             located = self._fitter.locate(request)
             if ends_with_trigger(located):
                 return await self._compact(request, located, send, "trigger", ours)

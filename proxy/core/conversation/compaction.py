@@ -56,16 +56,14 @@ RULES: Final = (
 CLIENTS: Final = frozenset({*(rule.client for rule in RULES), OTHER})
 """Everything a compaction may be labelled with."""
 
-_EDGE: Final = 24_576
-"""Bytes at each end of the last item in which a client's prompt is looked for; the longest known one is a third."""
+_EDGE: Final = 16_384
+"""Bytes at each end of the last item in which a client's prompt is looked for; the longest known one is half of that."""
 
 _BEGINS: Final = {
-    where: re.compile(
-        "|".join(re.escape(json.dumps(rule.begins)[1:-1]) for rule in RULES if rule.where == where).encode()
-    )
+    where: tuple(json.dumps(rule.begins)[1:-1].encode() for rule in RULES if rule.where == where)
     for where in ("system", "user")
 }
-"""The beginnings as they stand in JSON."""
+"""The beginnings as they stand in JSON. Looked for one by one: three times as fast as all of them in one pattern."""
 
 _HINT: Final = re.compile(rb"(?i)summar|compact|condens")
 _SHORT: Final = 400
@@ -98,12 +96,12 @@ def client_of(outline: Outline, first: bytes, last: bytes) -> str:
     *first* and *last* are the bytes of its first and last items: nothing else is looked at.
     """
     said = next(iter(outline.said.values()), "").lstrip()
-    system = said or (_system(first) if _BEGINS["system"].search(first[:1024]) else "")
+    system = said or (_system(first) if _occurs("system", first[:1024]) else "")
     found = next((rule for rule in RULES if rule.where == "system" and system.startswith(rule.begins)), None)
     if found is not None:
         return found.client
     edges = last if len(last) <= 2 * _EDGE else last[:_EDGE] + last[-_EDGE:]
-    marked = TRIGGER.encode() in edges[:256] or _BEGINS["user"].search(edges) is not None
+    marked = TRIGGER.encode() in edges[:256] or _occurs("user", edges)
     asks = not marked and _HINT.search(edges[:2048] + edges[-2048:]) is not None and not _may_call(outline)
     if not marked and not asks:
         return ""
@@ -114,6 +112,10 @@ def client_of(outline: Outline, first: bytes, last: bytes) -> str:
     if not isinstance(value, dict):
         return ""
     return _marked(value) if marked else _asking(value, said or _system(first))
+
+
+def _occurs(where: str, text: bytes) -> bool:
+    return any(begins in text for begins in _BEGINS[where])
 
 
 def _marked(value: Mapping[str, Any]) -> str:
