@@ -57,13 +57,16 @@ CLIENTS: Final = frozenset({*(rule.client for rule in RULES), OTHER})
 """Everything a compaction may be labelled with."""
 
 _EDGE: Final = 16_384
-"""Bytes at each end of the last item in which a client's prompt is looked for; the longest known one is half of that."""
+"""Bytes at each end of the last item in which a client's prompt is looked for; the longest is half of that."""
 
 _BEGINS: Final = {
     where: tuple(json.dumps(rule.begins)[1:-1].encode() for rule in RULES if rule.where == where)
     for where in ("system", "user")
 }
 """The beginnings as they stand in JSON. Looked for one by one: three times as fast as all of them in one pattern."""
+
+_NOTHING: Final = max(map(len, EMPTY))
+"""No list of tools is as short."""
 
 _HINT: Final = re.compile(rb"(?i)summar|compact|condens")
 _SHORT: Final = 400
@@ -102,7 +105,7 @@ def client_of(outline: Outline, first: bytes, last: bytes) -> str:
         return found.client
     edges = last if len(last) <= 2 * _EDGE else last[:_EDGE] + last[-_EDGE:]
     marked = TRIGGER.encode() in edges[:256] or _occurs("user", edges)
-    asks = not marked and _HINT.search(edges[:2048] + edges[-2048:]) is not None and not _may_call(outline)
+    asks = not marked and not _may_call(outline) and _HINT.search(edges[:2048] + edges[-2048:]) is not None
     if not marked and not asks:
         return ""
     try:
@@ -164,4 +167,5 @@ def _may_call(outline: Outline) -> bool:
     choice = outline.value("tool_choice") if "tool_choice" in outline.fields else ""
     if "none" in choice:
         return False
-    return any(name in outline.fields and outline.value(name) not in EMPTY for name in TOOLS)
+    given = [outline.fields[name] for name in TOOLS if name in outline.fields]
+    return any(field.end - field.start > _NOTHING for field in given)
