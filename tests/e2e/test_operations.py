@@ -75,7 +75,7 @@ async def test_headers_say_what_was_done(stub: StartStub, proxy: StartProxy, web
         json={**SHORT, "messages": LONG["messages"][-9:]},
         headers={"x-ullage-mode": "observe", "x-ullage-window": "2048"},
     )
-    assert (observed.status_code, own(observed)["outcome"]) == (200, "verbatim")
+    assert (observed.status_code, own(observed)["outcome"]) == (200, "verbatim;would_compact")
     assert int(own(observed)["tokens-removed"]) > 0, "what would have been done is told"
     assert len(server.seen[-1].messages) == 9
     smaller = own(
@@ -122,9 +122,10 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     names = set(re.findall(r"^\| `(ullage_[a-z_]+)`", GUIDE, re.MULTILINE))
     shown = {name.removesuffix("_count") for name, _ in figures}
     # Store errors come with the next look at the store, borrowed shares where there is an allocation, figures of
-    # summaries with the first one that was written.
+    # summaries, fallbacks, observed plans and silent cuts with the first one.
     later = {"ullage_store_errors_total", "ullage_share_borrowed_tokens_total", "ullage_summaries_total"}
     later |= {"ullage_summary_calls_total", "ullage_summary_tokens_total"}
+    later |= {"ullage_fallbacks_total", "ullage_observed_total", "ullage_silent_truncations_total"}
     assert names - shown - later == set()
     assert total(figures, "ullage_project_requests_total", project="apollo", task_size="small") == 1
     assert total(figures, "ullage_requests_total") == 5

@@ -83,7 +83,7 @@ async def test_no_secret_and_no_content_in_any_answer_header_or_log(
     """With everything that can go wrong going wrong at debug level, no log, metric or header holds what is secret."""
     server = await stub(window=WINDOW)
     front = await proxy(server.url, config=config(server, "debug"), window=WINDOW)
-    mine = {"authorization": f"Bearer {ACCESS}", "x-ullage-project": "p-CANARYP1", "cookie": "c=CANARYK1"}
+    mine = {"authorization": f"Bearer {ACCESS}", "cookie": "c=CANARYK1"}
     said: list[str] = []
 
     async def ask(body: Any, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
