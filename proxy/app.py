@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cachetools import LRUCache
 
 from proxy import settings as configuration
+from proxy.compacting import Compacting, Serving
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
@@ -35,6 +36,7 @@ from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
 from proxy.fitting import Fitter, Policy
 from proxy.lessons import Lessons, Notice, unnoticed
+from proxy.managing import Managing
 from proxy.reading import Reader
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import HeadersOf, Limits, Models, Place, Server, ServerConfig, no_headers
@@ -372,7 +374,20 @@ def open_engine(
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    return Engine(catalogue, fitter, wanted.mode, lessons, time.perf_counter, classifier, counting)
+    serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
+    owned = [each.name for each in settings.upstreams if each.context_management == "own"]
+    compacting = Compacting(reader, store, shares, time.time, serving)
+    return Engine(
+        catalogue,
+        fitter,
+        wanted.mode,
+        lessons,
+        time.perf_counter,
+        classifier,
+        counting,
+        compacting=compacting,
+        managing=Managing(reader, owned),
+    )
 
 
 def _mild(stages: Stages) -> Mild:

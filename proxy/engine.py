@@ -8,20 +8,24 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
+from proxy.compacting import ASSUMED, Compacting, Kind, ends_with_trigger
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
 from proxy.core.budget.figures import input_room, reserve
 from proxy.core.compression.schedule import Demand
+from proxy.core.conversation.compaction import OTHER, TRIGGER
 from proxy.core.conversation.identity import name_of
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import Extent, first_extent, is_news
 from proxy.core.overflow.stream import Ending, Opening
-from proxy.core.report import Report, Usage
+from proxy.core.report import SERVED, Report, Usage
 from proxy.fitting import Fitter, Plan
 from proxy.heads import MEDIA, bound, read_head
 from proxy.lessons import Lessons, Sent
+from proxy.managing import Managing
 from proxy.ports import Clock, Mode, Reply, Request, Send
+from proxy.reading import Located
 from proxy.recovery import Course, Recovery
 
 RETRIES = 2
@@ -29,6 +33,9 @@ RETRIES = 2
 
 HOLD_SECONDS = 5.0
 """How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
+
+TAIL = 262_144
+"""Bytes at a body's end in which the item that asks for a compaction is looked for: tools may follow it."""
 
 UNCOUNTED = frozenset({404, 405, 501})
 """How upstreams that cannot count tokens answer."""
@@ -98,14 +105,14 @@ class Told:
 
 
 class Written:
-    """An answer of our own: JSON with status 200."""
+    """An answer of our own, with status 200."""
 
     status = 200
     headers: Sequence[tuple[str, str]]
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, kind: str = "application/json") -> None:
         self._body = body
-        self.headers = (("content-type", "application/json"), ("content-length", str(len(body))))
+        self.headers = (("content-type", kind), ("content-length", str(len(body))))
 
     def header(self, name: str) -> str:
         """The first header called *name* (any case), or an empty string."""
@@ -132,7 +139,12 @@ class Engine:
         clock: Clock,
         classifier: Classifier,
         counting: Mapping[str, Counting] = MappingProxyType({}),
+        *,
+        compacting: Compacting,
+        managing: Managing,
     ) -> None:
+        self._managing = managing
+        self._compacting = compacting
         self._classifier = classifier
         self._catalogue = catalogue
         self._counting = counting
@@ -176,6 +188,68 @@ class Engine:
 
         Raises ``InvalidRequest`` for a body that cannot be read, and what *send* raises.
         """
+        request, ours = self._compacting.opened(await self._managed(request))
+        if request.api == "responses" and request.body.rfind(TRIGGER.encode(), -TAIL) >= 0:
+            located = self._fitter.locate(request)
+            if ends_with_trigger(located):
+                return await self._compact(request, located, send, "trigger", ours)
+        return await self._exchange(request, send)
+
+    async def compact(self, request: Request, send: Send) -> Answer:
+        """The answer to a request for a compaction: the upstream's where it has them, else our own.
+
+        Raises as ``exchange`` does.
+        """
+        request, ours = self._compacting.opened(request)
+        request = replace(request, compacting=request.compacting or OTHER)
+        return await self._compact(request, self._fitter.locate(request), send, "endpoint", ours)
+
+    async def _managed(self, request: Request) -> Request:
+        """*request* after the context edits it asks of a server that cannot do them."""
+        if not self._managing.concerns(request) or request.options.mode == "off" or self._mode == "off":
+            return request
+        model = request.model or self._fitter.locate(request).outline.model
+        return await self._managing.served(request, self._catalogue.resolve(model))
+
+    async def _compact(
+        self, request: Request, located: Located, send: Send, kind: Kind, ours: tuple[int, ...]
+    ) -> Answer:
+        outline = located.outline
+        upstream = self.upstream_of(request.model or outline.model)
+        serving = self._compacting.serving(upstream)
+        relayed = outline.stored or request.options.mode == "off" or self._mode == "off"
+        if relayed or serving.asks(kind):
+            answer = await self._exchange(request, send)
+            reply = answer.reply
+            if (
+                relayed
+                or serving.who == "relay"
+                or not (reply is None or self._compacting.is_unable(kind, reply, answer.head))
+            ):
+                return answer
+            if reply is not None:
+                reply.close()
+        return await self._own_compaction(request, located, kind, ours)
+
+    async def _own_compaction(self, request: Request, located: Located, kind: Kind, ours: tuple[int, ...]) -> Answer:
+        started, outline = self._clock(), located.outline
+        model = request.model or outline.model
+        route = self._catalogue.resolve(model, len(request.body))
+        known = await self._lessons.of(route, request.tenant)
+        window, factor = self._recovery.window(route, known, request), known.lesson.calibration.factor
+        report = Report(request.request_id, request.api, model, route.upstream, outline.stream, "compacted", SERVED)
+        report = report.but(window=window, epoch=request.epoch, project=request.options.project)
+        subject = await self._fitter.measure(request, located, route, report, window or ASSUMED, factor)
+        made = await self._compacting.make(subject, kind, ours)
+        body, content = self._compacting.body(made, kind, model, stream=outline.stream)
+        report = subject.report.but(tokens_before=made.taken, overhead_seconds=self._clock() - started)
+        session = request.options.conversation or request.session or outline.session
+        if session:
+            report = report.but(conversation=name_of(request.tenant, session))
+        return Answer(report, Written(body, content))
+
+    async def _exchange(self, request: Request, send: Send) -> Answer:
+        """The answer to a request that goes on with its conversation."""
         started = self._clock()
         plan = await self.fit(request)
         spent = self._clock() - started
@@ -274,6 +348,7 @@ class Engine:
 
         The upstream's where it has one, else our own count. Nothing is recorded. Raises as ``exchange`` does.
         """
+        request = await self._managed(request)
         plan = await self.fit(request, peek=True)
         assert plan.route is not None
         report = plan.report.but(api="count_tokens", event=False)
@@ -380,6 +455,7 @@ class Engine:
             source=self._recovery.source(route, known, window),
             project=request.options.project,
             task_size=request.options.task_size,
+            client_compaction=request.compacting,
         )
         if mode == "off" or window is None:
             sent = _uncounted(request, route) if mode != "off" else None

@@ -16,13 +16,16 @@ from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap,
 from proxy.core.budget.regions import regions, scaled_up
 from proxy.core.budget.shares import borrowed
 from proxy.core.compression.fresh import capped
+from proxy.core.compression.prune import oldest
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
 from proxy.core.compression.truncate import Truncate
 from proxy.core.compression.view import Pen, Raw, View, assemble, write
 from proxy.core.conversation import chat, messages, responses
+from proxy.core.conversation.compaction import client_of
 from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.facts import pairs_of
 from proxy.core.conversation.items import EMPTY, Layout
 from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
@@ -170,6 +173,7 @@ class Fitter:
         reading = await self._reader.read(dialect, route.encoding, request.tenant, located, route.model)
         requested = reading.outline.requested
         figures = self._policy.figures(route, window, requested, reading.fixed, factor)
+        report = report.but(client_compaction=request.compacting or _compacting(reading))
         return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
 
     async def weigh(self, request: Request, located: Located, route: Route) -> int:
@@ -244,6 +248,8 @@ class Fitter:
         A plan that would go further than *extent* is withheld.
         """
         whole = subject
+        if whole.report.client_compaction and (plan := await self._for_client(whole, demand)):
+            return plan
         subject, tools = self._shrink_tools(whole)
         quiet = tools is None and not demand.force and demand.limit is None
         links = self._links(subject)
@@ -309,6 +315,28 @@ class Fitter:
     def _exceeds(extent: Extent, event: Event | None, since: Event | None, edited: bool) -> bool:
         """Whether *event* goes further than *extent*; *edited*: something beside the items is changed too."""
         return _lossy(event, since) or (extent == "keep" and (edited or event != since))
+
+    async def _for_client(self, subject: Subject, demand: Demand) -> Plan | None:
+        """The plan for a client that compacts its conversation itself; ``None`` where that is too big.
+
+        What it reads now is all that will be left, so nothing changes, whatever happened to the conversation before;
+        above the budget its oldest tool results give way, as many as have to. No event is made of it.
+        """
+        if demand.force or demand.limit is not None or subject.reading.outline.stored:
+            return None
+        subject, links = replace(subject, layout=subject.reading.layout()), self._links(subject)
+        root, count = self._root(subject, links), subject.layout.count
+        plan = self._anchored(subject, self._verbatim(subject, root), links, -1)
+        over = scaled(plan.report.tokens_after or 0, subject.factor) - subject.figures.budget
+        if over <= 0:
+            return plan
+        items, rungs = subject.reading.items, self._policy.rules.mild
+        swaps = oldest(list(pairs_of(items, 0, count)), items, over) if rungs.prune else None
+        if swaps is None:
+            return None
+        event = Event(count, 0, 0, swaps=swaps, stages=("prune",))
+        record = await self._settle(subject, links, event, None, supersede=False, keep=False)
+        return self._anchored(subject, self._compacted(subject, root, record, None, None, False), links, count)
 
     def _is_certain(self, subject: Subject, plan: Plan, held: int) -> bool:
         """Whether the plan is too big by our own count too: what was only learned refuses nothing."""
@@ -493,7 +521,12 @@ class Fitter:
         passage = self._passage(subject, links, event.cut, None)
         if passage is None:
             return None
-        waits = wait and self._summaries.inline and subject.request.options.mode == "on"
+        waits = (
+            wait
+            and self._summaries.inline
+            and not subject.report.client_compaction
+            and subject.request.options.mode == "on"
+        )
         found = await (self._summaries.write(passage) if waits else self._summaries.ready(passage))
         most = min(event.text // 2, passage.cap + passage.cap // 4)
         return found if found is not None and count(found.text) <= most else None
@@ -513,7 +546,8 @@ class Fitter:
             return
         marks, figures, count = self._policy.rules.marks, subject.figures, subject.layout.count
         event = plan.record.event if plan.record else None
-        if not plan.links or not count:
+        # From the answer to a client's own compaction another chain goes on.
+        if not plan.links or not count or report.client_compaction:
             return
         schedule = self._schedule(subject)
         if figures.stepped + schedule.weight(count, event) <= figures.soft(marks, figures.lasting):
@@ -625,6 +659,14 @@ class Fitter:
             largest=largest,
             largest_tokens=int(regions[largest] * factor),
         )
+
+
+def _compacting(reading: Reading) -> str:
+    """Whose own compaction of its conversation a request is, by its words; empty where it is none."""
+    spans, body = reading.scan.spans, reading.body
+    if not spans:
+        return ""
+    return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])])
 
 
 def _with_event(plan: Plan, event: bool) -> Plan:

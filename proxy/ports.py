@@ -45,7 +45,8 @@ class Request:
 
     ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is scoped by it.
     ``model`` is the one the path names, where it does; it wins over the body's. ``session`` is what the client's
-    headers call the conversation and ``epoch`` how often it compacted it: for names and labels only.
+    headers call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``compacting``
+    is whose own compaction of its conversation the headers say this is.
     ``variant`` is what its headers ask for that changes a model's window, such as a beta flag.
     """
 
@@ -58,6 +59,7 @@ class Request:
     session: str = ""
     epoch: int = 0
     variant: str = ""
+    compacting: str = ""
     origin: Origin | None = None
 
 
@@ -109,6 +111,9 @@ class Recorder(Protocol):
 
     def chain_key(self, tenant: bytes) -> bytes:
         """The secret (32 bytes) that keys this tenant's chains."""
+
+    def item_key(self) -> bytes:
+        """The secret (32 bytes) that tells items of ours which clients carry; the same for every tenant."""
 
     def reachable(self) -> bool:
         """Whether records can be had at all right now: if not, that none was found says nothing."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from hypothesis import Phase
 
+from proxy.compacting import Compacting, Serving
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
@@ -24,6 +25,7 @@ from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.fitting import Fitter, Plan, Policy
 from proxy.lessons import Lessons
+from proxy.managing import Managing
 from proxy.ports import Options, Recorder, Request
 from proxy.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
@@ -82,6 +84,9 @@ class Book:
     def chain_key(self, tenant: bytes) -> bytes:
         return hashlib.sha256(b"key of " + tenant).digest()
 
+    def item_key(self) -> bytes:
+        return hashlib.sha256(b"key of items").digest()
+
     async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
         keys = [(tenant, root, route, chain) for chain in chains]
         return next(((i, self.values[key]) for i, key in enumerate(keys) if key in self.values), None)
@@ -112,11 +117,19 @@ class Book:
 class Desk:
     """One replica: a fitter with memories of its own over a recorder that it may share."""
 
-    def __init__(self, recorder: Recorder | None = None, policy: Policy = POLICY) -> None:
+    def __init__(
+        self,
+        recorder: Recorder | None = None,
+        policy: Policy = POLICY,
+        serving: Mapping[str, Serving] | None = None,
+        owned: Sequence[str] = (),
+    ) -> None:
         self.book = recorder or Book()
         self.records: MutableMapping[tuple[str, bytes], Record] = {}
         reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
         self.lessons = Lessons(self.book, {}, {}, time.monotonic)
+        self.compacting = Compacting(reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {})
+        self.managing = Managing(reader, owned)
         self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons)
 
     async def plan(

@@ -110,7 +110,18 @@ class Room:
         self.time = 0.0
         catalogue = Catalogue([Rule("*", "stub", window)], {}, "stub")
         counted = {"stub": counting}
-        self.engine = Engine(catalogue, self.desk.fitter, mode, self.desk.lessons, self.clock, classifier(), counted)
+        desk = self.desk
+        self.engine = Engine(
+            catalogue,
+            desk.fitter,
+            mode,
+            desk.lessons,
+            self.clock,
+            classifier(),
+            counted,
+            compacting=desk.compacting,
+            managing=desk.managing,
+        )
 
     def clock(self) -> float:
         self.time += 0.25

@@ -46,7 +46,16 @@ class House:
         catalogue = Catalogue(
             [Rule(BIG, "other", other), Rule("*", "own", told or own, steps=steps or (COMPRESS,))], {}, "own"
         )
-        self.engine = Engine(catalogue, desk.fitter, "on", desk.lessons, lambda: 0.0, classifier())
+        self.engine = Engine(
+            catalogue,
+            desk.fitter,
+            "on",
+            desk.lessons,
+            lambda: 0.0,
+            classifier(),
+            compacting=desk.compacting,
+            managing=desk.managing,
+        )
 
     async def send(self, upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Reply:
         self.sent.append((upstream, body, keyless))

@@ -10,6 +10,10 @@ import msgspec
 Outcome = Literal["verbatim", "compacted", "degraded", "refused"]
 
 
+SERVED = "served"
+"""The reason of a request that Ullage answered by itself, in place of a server that cannot."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token figures as the upstream reported them; ``None`` where it said nothing."""
 
@@ -28,9 +32,9 @@ class Report(msgspec.Struct, frozen=True):
     count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds. ``source`` says who knows the
     window; ``regions`` are the view's tokens by region, ``borrowed`` those by which parts exceed their own share of
     an allocation. ``project`` and ``task_size`` are the client's labels, ``fallback`` the model that
-    was asked instead of ``model``. ``large_result`` is the share of the room left that one fresh tool result takes,
-    where that is worth a warning. ``summary_tokens`` are those that went into the summaries by a model that stand in
-    the view.
+    was asked instead of ``model``. ``client_compaction`` says whose own compaction the request is, if it is one.
+    ``large_result`` is the share of the room left that one fresh tool result takes, where that is worth a warning.
+    ``summary_tokens`` are those that went into the summaries by a model that stand in the view.
     """
 
     request_id: str
@@ -58,6 +62,7 @@ class Report(msgspec.Struct, frozen=True):
     retries: int = 0
     overflows: int = 0
     fallback: str = ""
+    client_compaction: str = ""
     overhead_seconds: float = 0.0
     large_result: float = 0.0
     status: int = 0

@@ -48,6 +48,9 @@ class Engine(Protocol):
     async def count(self, request: ports.Request, send: ports.Send) -> Answer:
         """The answer to a request for a count of tokens. Raises ``UllageError``."""
 
+    async def compact(self, request: ports.Request, send: ports.Send) -> Answer:
+        """The answer to a request for a compaction of a conversation. Raises ``UllageError``."""
+
 
 class Tunnel(Protocol):
     """An upgraded connection to an upstream."""

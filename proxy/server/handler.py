@@ -16,10 +16,11 @@ import msgspec
 from aiohttp import web
 
 from proxy import ports
+from proxy.core.conversation.compaction import announced
 from proxy.core.conversation.identity import epoch_of, session_of
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import Ending
-from proxy.core.report import NO_USAGE, Report, response_headers
+from proxy.core.report import NO_USAGE, SERVED, Report, response_headers
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
 from proxy.server.asked import UsageHider, ask
@@ -31,7 +32,7 @@ from proxy.server.intake import Intake, options, read_headers, window_variant, w
 from proxy.server.local import Local
 from proxy.server.models import Models
 from proxy.server.outgoing import ClientLeft, Outgoing
-from proxy.server.routes import COUNTING, api_path, is_local, is_stateless, listed_model, managed, wire
+from proxy.server.routes import COMPACTING, COUNTING, api_path, is_local, is_stateless, listed_model, managed, wire
 from proxy.server.usage import UsageTap
 
 _LOG: Final = logging.getLogger(__name__)
@@ -200,11 +201,25 @@ class Handler:
             )
 
         path = path_qs.partition("?")[0]
-        answering = self._engine.count if path in COUNTING else self._engine.exchange
+        answering = self._engine.exchange
+        if path in COUNTING:
+            answering = self._engine.count
+        elif path in COMPACTING:
+            answering = self._engine.compact
         _, model = managed(path) or ("", "")
-        session, epoch = session_of(intake.seen), epoch_of(intake.seen)
-        origin = ports.Origin(path_qs, tuple(headers))
-        asking = ports.Request(api, body, tenant, request_id, wishes, model, session, epoch, variant, origin)
+        asking = ports.Request(
+            api,
+            body,
+            tenant,
+            request_id,
+            wishes,
+            model,
+            variant=variant,
+            session=session_of(intake.seen),
+            epoch=epoch_of(intake.seen),
+            compacting=announced(intake.seen),
+            origin=ports.Origin(path_qs, tuple(headers)),
+        )
         try:
             answer = await answering(asking, send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
@@ -218,6 +233,8 @@ class Handler:
         if answer.reply is None:
             raise answer.error or UllageError()
         await self._pass(call, answer.reply, answer.head, answer.ending)
+        if answer.report.reason == SERVED:
+            call.tap = None  # no provider told what this cost
         if call.tap is not None and answer.learn(call.tap.usage) and call.report.reason in ("", *_OUTDONE):
             call.report = call.report.but(reason="silently_truncated")
 

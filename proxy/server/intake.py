@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, cast
 
+from proxy.core.conversation.compaction import METADATA_HEADER
 from proxy.core.conversation.identity import EPOCH_HEADER, SESSION_HEADERS
 from proxy.core.errors import InvalidRequest
 from proxy.ports import Mode, Options
@@ -42,6 +43,7 @@ _SINGLE: Final = CREDENTIALS | {
     "upgrade",
     *SESSION_HEADERS,
     EPOCH_HEADER,
+    METADATA_HEADER,
 }
 _PROXY: Final = "x-ullage-"
 _PLAIN: Final = frozenset({"", "keep-alive", "close"})

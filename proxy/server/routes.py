@@ -14,12 +14,16 @@ _APIS: Final = {
     "messages": "messages",
     "messages/count_tokens": "messages",
     "responses": "responses",
+    "responses/compact": "responses",
 }
 
 MANAGED: Final = {root + name: api for root in ROOTS for name, api in _APIS.items()}
 
 COUNTING: Final = frozenset(path for path in MANAGED if path.endswith("/count_tokens"))
 """Managed routes that ask what a conversation weighs instead of going on with it."""
+
+COMPACTING: Final = frozenset(path for path in MANAGED if path.endswith("/compact"))
+"""Managed routes that ask for a smaller conversation instead of going on with it."""
 
 # Plain names only: what an upstream could decode into another path is none.
 _DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)

@@ -46,6 +46,7 @@ _KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-k
 
 # Providers that are paid by the proxy's own surroundings (a role, a service account), never by a client's key.
 _AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
+_COMPACTING_HOSTS = ("api.openai.com", "chatgpt.com", ".openai.azure.com")
 _KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
 
 Encoding = Literal["o200k_base", "cl100k_base"]
@@ -160,6 +161,22 @@ class Upstream(Section):
     count_tokens: Literal["auto", "relay", "own"] = Field(
         default="auto", description="Who answers /v1/messages/count_tokens: it if it can, it, or our own count."
     )
+
+    compaction: Literal["auto", "relay", "own"] = Field(
+        default="auto",
+        description="Who answers /v1/responses/compact and compaction_trigger items: it if it can, it, or Ullage.",
+    )
+
+    context_management: Literal["pass", "own"] = Field(
+        default="pass",
+        description="Who does the context edits that /v1/messages asks for: it (pass), or Ullage.",
+    )
+
+    @property
+    def compacts(self) -> bool:
+        """Whether it is known to make compaction items."""
+        host = urlsplit(self.base_url).hostname or ""
+        return host.endswith(_COMPACTING_HOSTS)
 
     @property
     def key_header(self) -> str:

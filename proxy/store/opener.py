@@ -47,6 +47,10 @@ class Store:
         """The secret (32 bytes) that keys this tenant's chains."""
         return self._records.chain_key(tenant)
 
+    def item_key(self) -> bytes:
+        """The secret (32 bytes) that tells what we gave clients to carry."""
+        return self._records.item_key()
+
     def reachable(self) -> bool:
         """Whether records can be had at all right now."""
         return self._records.ready and self._backend.breaker == "closed"

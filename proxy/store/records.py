@@ -77,6 +77,10 @@ class Records:
         """The secret (32 bytes) that keys this tenant's chains."""
         return self.sealer.chain_key(tenant)
 
+    def item_key(self) -> bytes:
+        """The secret (32 bytes) that tells what we gave clients to carry."""
+        return self.sealer.item_key()
+
     async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
         """The record under the first of *chains* (the first 512 are looked at) that has one, with its index."""
         return await self.find(tenant, [keys.event(root, route, chain) for chain in chains[:MAX_PLACES]])

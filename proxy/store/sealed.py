@@ -37,6 +37,10 @@ class Sealer:
             key = self._chain_keys[tenant] = self._derive(b"chain", tenant)
         return key
 
+    def item_key(self) -> bytes:
+        """The secret (32 bytes) that tells what we gave clients to carry; no tenant's, since credentials change."""
+        return self._derive(b"item", b"")
+
     def seal(self, tenant: bytes, key_name: str, plain: bytes) -> bytes:
         """The value to store under *key_name*, never the same twice. ``ValueError`` if over ``MAX_PLAIN``."""
         if len(plain) > MAX_PLAIN:

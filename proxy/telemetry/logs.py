@@ -35,8 +35,9 @@ FIELDS = frozenset(
         # one request
         "request_id", "api", "model", "upstream", "conversation", "stream", "status", "stages", "tokens_before",
         "tokens_after", "tokens_removed", "bounded", "window", "budget", "pressure", "retries", "overflows", "outcome",
-        "reason", "compaction", "observed", "fallback", "input_tokens", "output_tokens", "cached_tokens", "overhead_ms",
-        "duration_ms", "window_source", "regions", "borrowed", "project", "task_size", "summary_tokens",
+        "reason", "compaction", "client_compaction", "epoch", "observed", "fallback", "input_tokens", "output_tokens",
+        "cached_tokens", "overhead_ms", "duration_ms", "window_source", "regions", "borrowed", "project", "task_size",
+        "summary_tokens",
         # one summary job
         "tenant", "calls",
         # the process
@@ -104,6 +105,7 @@ class Logs:
             model=_plain(report.model),
             upstream=report.upstream,
             conversation=report.conversation,
+            epoch=report.epoch,
             status=report.status,
             outcome=report.outcome,
             reason=_plain(report.reason),
@@ -120,6 +122,7 @@ class Logs:
             task_size=report.task_size,
             pressure=None if pressure is None else round(pressure, 3),
             compaction=report.event,
+            client_compaction=report.client_compaction,
             observed=report.observed,
             retries=report.retries,
             overflows=report.overflows,

@@ -69,7 +69,7 @@ class Telemetry:
                     self._window(report.upstream, model, report.source, report.window)
             for region, tokens in report.regions.items():
                 route.region(region, tokens)
-        if report.borrowed or report.project or report.task_size:
+        if report.borrowed or report.project or report.task_size or report.client_compaction:
             self._observe_labelled(report)
         if report.outcome != "verbatim" or report.retries or report.overflows or report.reason or report.status >= 400:
             self._observe_rare(report, route)
@@ -146,6 +146,8 @@ class Telemetry:
         families = self._families
         for part, tokens in report.borrowed.items():
             families.borrowed.labels(part).inc(tokens)
+        if report.client_compaction:
+            families.client_compactions.labels(report.client_compaction).inc()
         if report.project or report.task_size:
             labels = (_bounded(self._projects, report.project), report.task_size)
             families.projects.labels(*labels).inc()
@@ -227,6 +229,9 @@ class _Families:
         self.removed = counter("ullage_tokens_removed_total", "Input tokens that did not go upstream.", model)
         self.stages = counter("ullage_stages_total", "Compression stages used.", ("stage",))
         self.compactions = counter("ullage_compactions_total", "Compactions sent for the first time.", model)
+        self.client_compactions = counter(
+            "ullage_client_compactions_total", "Requests by which clients compacted themselves.", ("client",)
+        )
         self.observed = counter("ullage_observed_total", "Requests that mode observe let pass.", ("would",))
         self.fill = histogram(
             "ullage_context_fill_ratio", "Input sent upstream over the model's window.", model, buckets=_FILL

@@ -41,6 +41,9 @@ class PassThrough:
     async def count(self, request: ports.Request, send: ports.Send) -> PassedThrough:
         return await self.exchange(request, send)
 
+    async def compact(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+        return await self.exchange(request, send)
+
 
 @dataclass
 class Heard:

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.server import ServerConfig
-from proxy.server.routes import COUNTING, MANAGED, api_path, is_local, is_stateless, managed, wire
+from proxy.server.routes import COMPACTING, COUNTING, MANAGED, api_path, is_local, is_stateless, managed, wire
 from tests.server.house import house
 
 SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
@@ -103,7 +103,7 @@ def test_a_path_that_climbs_is_not_stateless(path):
         ("/openai/deployments/a%2f..%2fb/responses", None),
         ("/openai/deployments/a/b/responses", None),
         ("/v1/responses/resp_1", None),
-        ("/v1/responses/compact", None),
+        ("/v1/responses/compact", ("responses", "")),
         ("/v1/messages/batches", None),
         ("/v2/messages", None),
     ],
@@ -112,3 +112,4 @@ def test_what_is_managed(path, found):
     """A path is managed for an API, and may name the model; a deployment is a plain name."""
     assert managed(path) == found
     assert (path in COUNTING) == path.endswith("/count_tokens")
+    assert (path in COMPACTING) == path.endswith("/compact")

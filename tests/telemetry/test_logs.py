@@ -74,7 +74,7 @@ def test_a_request_is_one_line_of_facts(logged):
         "upstream": "openai", "conversation": "c0ffee", "status": 200, "outcome": "compacted", "reason": "fold",
         "stream": False, "stages": ["fold", "drop"], "tokens_before": 9000, "tokens_after": 3500, "bounded": False,
         "window": 8192, "pressure": 0.5, "compaction": True, "observed": False, "retries": 1, "overflows": 1,
-        "fallback": "",
+        "fallback": "", "client_compaction": "", "epoch": 0,
         "input_tokens": 3400, "output_tokens": 50, "cached_tokens": 3000, "overhead_ms": 1.5, "duration_ms": 1500.0,
             "summary_tokens": 0,
     }  # fmt: skip

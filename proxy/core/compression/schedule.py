@@ -220,11 +220,12 @@ class Schedule:
             return mild
         folded = self._fold(place, event, budget, levels)
         target = self._clip_target(levels)
-        if (folded.after if folded else present) > target:
+        # Nothing is cut short for the sake of a fold that saves nothing, while all of it fits.
+        if target < (folded.after if folded else present) and (present > levels.budget or _helps(folded, present)):
             folded = self._truncate(place, folded or event, levels.budget, target) or folded
         if folded is not None and "fold" in folded.stages and folded.after > levels.high and self._rungs.drop:
             folded = self._smaller_block(place, folded, target)
-        if folded is not None and folded.after >= present:
+        if not _helps(folded, present):
             folded = None
         kept = folded.after if folded else present
         if kept <= levels.budget and not (forced and folded is None):
@@ -337,6 +338,10 @@ class Schedule:
         clipped = replace(event, place=place, clips=tuple(sorted(clips.items())), trims=trims, stages=stages)
         after = self._kept(place, clipped)
         return replace(clipped, after=after) if after < total else None
+
+
+def _helps(event: Event | None, present: int) -> bool:
+    return event is not None and event.after < present
 
 
 def _level(sizes: Mapping[int, int], floors: Mapping[int, int], room: int) -> int:

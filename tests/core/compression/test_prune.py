@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from proxy.core.compression.prune import WEIGHTS, Prune, border, ranked
+from proxy.core.compression.prune import WEIGHTS, Prune, border, oldest, ranked
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import facts_of, pairs_of
 from proxy.core.conversation.items import Item, lay_out
@@ -62,3 +62,18 @@ def test_small_windows_protect_less() -> None:
     assert Prune().scaled(400_000) == Prune()
     small = Prune().scaled(10_000)
     assert (small.protect_rounds, small.protect_tokens, small.min_saving) == (1, 2_000, 1_000)
+
+
+def test_the_oldest_go_in_order_until_it_is_enough() -> None:
+    """However a result is worth, the oldest goes first, no more than are needed, none where all are too few."""
+    items = agent("TodoWrite", "Read", "lookup", "Bash", tokens=500)
+    pairs = pairs_of(items, 0, len(items))
+
+    def gone(over: int) -> list[int] | None:
+        found = oldest(pairs, items, over)
+        return None if found is None else [swap.index // 2 - 1 for swap in found]
+
+    assert [gone(over) for over in (0, 1, 300, 600, 1000)] == [[], [0], [0], [0, 1], [0, 1, 2]]
+    assert gone(5000) is None
+    short = agent("Read", "Read", tokens=60)
+    assert oldest(pairs_of(short, 0, len(short)), short, 1) is None

@@ -1,0 +1,110 @@
+"""Whose compaction a request is, and what is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.core.conversation.compaction import CLIENTS, METADATA_HEADER, announced, client_of
+from proxy.core.conversation.outline import read_outline
+
+CLAUDE = (
+    "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\nWrite an <analysis> block, then a <summary> block."
+)
+CODEX = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary for another LLM."
+OPENCODE = "You are a context summarization agent. You are given a conversation between a user and an agent."
+TOOLS = [{"type": "function", "function": {"name": "read_file", "parameters": {"type": "object"}}}]
+
+
+def user(*texts: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
+
+
+def asked(*items: dict[str, Any], **members: Any) -> str:
+    """Whose compaction a request with these items is."""
+    outline = read_outline(json.dumps({"model": "m", "messages": [], **members}), ("max_tokens",))
+    return client_of(outline, json.dumps(items[0]).encode(), json.dumps(items[-1]).encode())
+
+
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": CLAUDE}
+
+
+@pytest.mark.parametrize(
+    ("items", "members", "client"),
+    [
+        ([user("Go on."), user("A question?", CLAUDE)], {"tools": TOOLS, "system": "You are Claude."}, "claude-code"),
+        ([{"role": "user", "content": "\n" + CLAUDE}], {"tools": TOOLS}, "claude-code"),
+        ([{"role": "user", "content": [RESULT, {"type": "text", "text": CLAUDE}]}], {}, "claude-code"),
+        ([{"type": "message", **user("Go on.")}, {"type": "message", **user(CODEX)}], {"tools": TOOLS}, "codex"),
+        ([user("Go on."), {"type": "compaction_trigger"}], {}, "codex"),
+        ([{"role": "system", "content": OPENCODE}, user("<conversation>" + "x" * 99_999)], {}, "opencode"),
+        ([user("The conversation: ...")], {"system": [{"type": "text", "text": OPENCODE}]}, "opencode"),
+        ([user("Hm.")], {"instructions": "You are a context summarization assistant. Your task is"}, "pi"),
+        (
+            [user("First, reason in your scratchpad. Then, generate the <state_snapshot>.")],
+            {"tools": TOOLS},
+            "qwen-code",
+        ),
+        ([user('<explicit_instructions type="summarize_task">\nThe current', "<environment_details>")], {}, "cline"),
+        ([user("Please summarize our conversation so far.")], {}, "other"),
+        ([user("x" * 9000 + "\nNow write a detailed summary of this session.")], {"tool_choice": "none"}, "other"),
+        ([user("Create a summary of the discussion.")], {"tools": TOOLS, "tool_choice": {"type": "none"}}, "other"),
+    ],
+)
+def test_a_compaction_is_known_for_what_it_is(items: list[Any], members: dict[str, Any], client: str) -> None:
+    """The client's own prompt tells, where it puts it; else the form of the request does."""
+    assert asked(*items, **members) == client
+    assert client in CLIENTS
+
+
+TITLE = "You are a title generator. You output ONLY a thread title. Nothing else."
+
+
+@pytest.mark.parametrize(
+    ("items", "members"),
+    [
+        ([user("Hello.")], {}),
+        ([user("Please summarize our conversation so far.")], {"tools": TOOLS}),
+        ([{"role": "system", "content": TITLE}, user("Generate a title for this conversation:"), user("Hi")], {}),
+        ([{"role": "system", "content": TITLE}, user("Summarize the conversation in a few words.")], {}),
+        ([user("Write a title that can summarize the chat history.")], {}),
+        ([user("What does this prompt do?\n" + CLAUDE)], {"tools": TOOLS}),
+        ([user("CRITICAL: Respond with TEXT ONLY. Which questions may the user ask next?")], {"tools": TOOLS}),
+        ([{"role": "tool", "tool_call_id": "c", "content": CLAUDE}], {"tools": TOOLS}),
+        ([{"role": "user", "content": [RESULT]}], {"tools": TOOLS}),
+        ([{"type": "function_call_output", "call_id": "c", "output": CODEX}], {}),
+        ([{"role": "assistant", "content": CODEX}], {}),
+        ([user("Which file names a compaction_trigger?")], {}),
+        ([user("Summarize this file: " + "x" * 500)], {}),
+        ([user(OPENCODE)], {"tools": TOOLS}),
+    ],
+)
+def test_everything_else_is_left_alone(items: list[Any], members: dict[str, Any]) -> None:
+    """Titles, probes, quotations of a prompt and what tools returned make no compaction."""
+    assert asked(*items, **members) == ""
+
+
+def test_nothing_that_cannot_be_read_is_a_compaction() -> None:
+    """An element that is no JSON object is for others to refuse."""
+    outline = read_outline("{}", ())
+    assert client_of(outline, b"{", b'{"CRITICAL: Respond with TEXT ONLY') == ""
+    assert client_of(outline, b"[]", b'["CRITICAL: Respond with TEXT ONLY"]') == ""
+    assert client_of(outline, b'{"role":"system","content": You are a context summarization agent', b"1") == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "client"),
+    [
+        ('{"request_kind":"compaction","compaction":{"trigger":"auto"},"window_number":2}', "codex"),
+        ('{"request_kind":"turn","window_number":2}', ""),
+        ('{"request_kind":"turn","note":"compaction"}', ""),
+        ('{"request_kind":"compaction"', ""),
+        ('["compaction"]', ""),
+        ("", ""),
+    ],
+)
+def test_headers_announce_a_compaction(said: str, client: str) -> None:
+    """Codex says in a header what a request is for."""
+    assert announced({METADATA_HEADER: said} if said else {}) == client

@@ -1,0 +1,123 @@
+"""A client that compacts its conversation itself: it reads what was said while that fits, and begins another chain."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.core.compression.schedule import Demand
+from tests.conftest import StartProxy, StartStub
+from tests.fits import Desk
+from tests.forms import body_of
+from tests.harness import until
+from tests.material import AGENT_TOOLS, agent_session, chat_turn
+from tests.stub import Rules, chat, messages, responses, slices
+
+WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
+WINDOW = 8192
+PROMPTS = {
+    "chat": "First, reason in your scratchpad. Then, generate the <state_snapshot>.",
+    "messages": "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\nWrite a <summary> block.",
+    "responses": "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary.",
+}
+OWNERS = {"chat": "qwen-code", "messages": "claude-code", "responses": "codex"}
+
+
+def asked(api: str, talk: list[dict[str, Any]]) -> dict[str, Any]:
+    """A request of *api* for the next answer, with an output figure that stays the same."""
+    figure = "max_output_tokens" if api == "responses" else "max_tokens"
+    return body_of(api, talk, AGENT_TOOLS, **{figure: 256})
+
+
+def raw(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()
+
+
+def compacting(api: str, rounds: int) -> dict[str, Any]:
+    """The request by which a client of *api* compacts a session of so many rounds."""
+    talk = agent_session(rounds, 300)
+    if api != "messages":
+        return asked(api, [*talk, {"role": "user", "content": PROMPTS[api]}])
+    body = asked(api, talk)
+    body["messages"][-1]["content"].append({"type": "text", "text": PROMPTS[api]})
+    return body
+
+
+def size(api: str, body: dict[str, Any]) -> int:
+    tokens: int = WIRES[api].judge(body, Rules(window=10**9)).tokens
+    return tokens
+
+
+def rounds_up_to(api: str, tokens: int) -> int:
+    """The most rounds of a session whose compaction takes at most so many tokens."""
+    return max(at for at in range(10, 30) if size(api, compacting(api, at)) <= tokens)
+
+
+@pytest.mark.parametrize("api", WIRES)
+async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None:
+    """An event on the chain and the high mark change nothing; what is too big is made smaller; nothing is confused."""
+    desk, route = Desk(), {"api": api}
+    rounds = rounds_up_to(api, WINDOW - 400)
+    ordinary = await desk.plan(raw(asked(api, agent_session(rounds, 300))), WINDOW, **route)
+    assert ordinary.report.event, "the session itself has to be compacted, or nothing is shown"
+    assert ordinary.report.client_compaction == ""
+    body = compacting(api, rounds)
+    plan = await desk.plan(raw(body), WINDOW, **route)
+    assert plan.body == raw(body)
+    assert (plan.report.outcome, plan.report.client_compaction) == ("verbatim", OWNERS[api])
+    assert not plan.report.event
+    assert len(desk.records) == 1, "a client's own compaction makes no event of ours"
+    forced = await desk.plan(raw(body), WINDOW, Demand(force=True), **route)
+    assert forced.report.outcome == "compacted"
+    for more, stages in ((1, {"prune"}), (12, {"prune"}), (80, {"fold"})):
+        body = compacting(api, rounds + more)
+        larger = await desk.plan(raw(body), WINDOW, **route)
+        assert stages <= set(larger.report.stages)
+        assert WIRES[api].judge(json.loads(larger.body), Rules(window=WINDOW)).kind == "ok"
+        assert PROMPTS[api][:40].encode() in larger.body
+        if stages == {"prune"}:
+            was, now = [slices(each) for each in (raw(body), larger.body)]
+            swapped = [at for at, pair in enumerate(zip(was, now, strict=True)) if pair[0] != pair[1]]
+            assert swapped[0] < 6, "the oldest results go first"
+            assert len(swapped) in (range(1, 5) if more == 1 else range(5, rounds + more))
+            assert not larger.report.event
+    after = [{"role": "user", "content": "Summary: the rows get lost at midnight."}, *chat_turn(3, 40)[:1]]
+    fresh = await desk.plan(raw(asked(api, after)), WINDOW, **route)
+    assert fresh.body == raw(asked(api, after)), "what follows is another chain"
+    again = await desk.plan(raw(asked(api, agent_session(rounds + 1, 300))), WINDOW, **route)
+    assert again.record is not None
+    assert ordinary.record is not None
+    assert again.record.block == ordinary.record.block, "who goes on with the old chain has its view"
+
+
+async def test_reports_and_branches_of_a_running_proxy(stub: StartStub, proxy: StartProxy) -> None:
+    """Metrics and the log say whose compaction it was and in which epoch; a title call is another branch."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.url, window=WINDOW)
+    rounds = rounds_up_to("responses", WINDOW - 400)
+    told = {"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"}), "x-codex-window-id": "t-1:3"}
+    named = {"x-session-id": "ses_1"}
+    talk = agent_session(rounds, 300)
+    title = [{"role": "system", "content": "You are a title generator."}, talk[1]]
+    async with httpx.AsyncClient(trust_env=False, timeout=30, headers={"authorization": "Bearer sk-1"}) as web:
+        first = await web.post(f"{front.url}/chat/completions", json=asked("chat", talk), headers=named)
+        assert first.headers["x-ullage-outcome"] == "compacted"
+        body = body_of("chat", [*title, {"role": "user", "content": "Summarize that as a title."}])
+        aside = await web.post(f"{front.url}/chat/completions", json=body, headers=named)
+        assert json.loads(server.seen[-1].body) == body
+        assert aside.headers["x-ullage-outcome"] == "verbatim"
+        assert aside.headers["x-ullage-conversation"] == first.headers["x-ullage-conversation"]
+        await web.post(f"{front.url}/chat/completions", json=asked("chat", talk), headers=named)
+        assert server.seen[-1].body == server.seen[0].body, "the branch beside it changes nothing"
+        whole = raw(asked("responses", talk))
+        kept = await web.post(f"{front.url}/responses", content=whole, headers=told)
+        assert kept.status_code == 200
+        assert server.seen[-1].body == whole
+        metrics = (await web.get(f"{front.root}/metrics")).text
+    assert 'ullage_client_compactions_total{client="codex"} 1.0' in metrics
+    await until(lambda: front.log.read_text().count("proxy.request_done") == 4)
+    done = [json.loads(line) for line in front.log.read_text().splitlines() if "proxy.request_done" in line]
+    assert [(line["client_compaction"], line["epoch"]) for line in done] == [("", 0)] * 3 + [("codex", 3)]
