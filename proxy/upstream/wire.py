@@ -55,7 +55,7 @@ class FailingProtocol(ResponseHandler):
         """Fail the connection and the body that is being read from it."""
         body = self._payload
         super().set_exception(exc, exc_cause or exc)
-        if body is not None and not body.is_eof() and body.exception() is None:
+        if isinstance(body, aiohttp.StreamReader) and not body.is_eof() and body.exception() is None:
             silent = isinstance(exc, aiohttp.SocketTimeoutError)
             body.set_exception(exc if silent else aiohttp.ClientPayloadError("the body's framing is broken"))
 
