@@ -11,6 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from proxy.core.budget.figures import DEFAULT_RESERVE
 from proxy.settings import packaged
 
 Format = Literal["json", "toml", "yaml", "env"]
@@ -91,11 +92,13 @@ def changes(file: File, facts: Facts) -> list[Change]:
 def filled(value: Any, facts: Facts) -> Any:
     """*value* with the names in braces replaced; ``None`` where one of them is not known.
 
-    A figure that stands alone becomes a number; members and elements that are not known are left out.
+    A figure that stands alone becomes a number; members and elements that are not known are left out, and so is an
+    object of which none is.
     """
     if isinstance(value, dict):
         pairs = {filled(key, facts): filled(part, facts) for key, part in value.items()}
-        return {key: part for key, part in pairs.items() if key is not None and part is not None}
+        known = {key: part for key, part in pairs.items() if key is not None and part is not None}
+        return known if known or not value else None
     if isinstance(value, list):
         return [part for part in (filled(each, facts) for each in value) if part is not None]
     if not isinstance(value, str):
@@ -115,5 +118,12 @@ def _known(facts: Facts) -> dict[str, str | int | None]:
         "model": facts.model,
         "window": facts.window,
         "text_window": None if facts.window is None else str(facts.window),
-        "output": facts.output,
+        "output": _output(facts),
     }
+
+
+def _output(facts: Facts) -> int | None:
+    """The longest answer that goes with the window: clients that are told one figure want the other as well."""
+    if facts.window is None:
+        return None
+    return facts.output or min(facts.window // 8, DEFAULT_RESERVE)

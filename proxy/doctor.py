@@ -21,13 +21,13 @@ from proxy.core.diagnosis import Finding, Tried, Window
 from proxy.core.errors import NotFound, UllageError
 from proxy.core.overflow.classify import Classifier
 from proxy.lessons import remedy
-from proxy.routing import open_catalogue, open_probes, open_upstream
+from proxy.routing import open_bridge, open_catalogue, open_probes, open_upstream
 from proxy.server.usage import UsageTap
 from proxy.settings import Settings, overflow_rules
 from proxy.settings.model import Upstream
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import DirectUpstream, find
+from proxy.upstream import Upstreams, find
 
 SMALL: Final = 400
 """Tokens of the short requests: enough for a factor, and next to nothing on a bill."""
@@ -72,7 +72,7 @@ class Diagnosis:
 class _Visit:
     """One server while it is examined."""
 
-    upstream: DirectUpstream
+    upstream: Upstreams
     name: str
     seconds: float
     classifier: Classifier
@@ -98,7 +98,8 @@ async def examine(
     if model:
         try:
             catalogue = await asyncio.to_thread(open_catalogue, settings)
-            target = settings.upstream(catalogue.resolve(model).upstream)
+            route = catalogue.resolve(model)
+            target, model = settings.upstream(route.upstream), route.model
         except (NotFound, KeyError):
             pass  # then the default one is asked, and says what it thinks of the name
     settings = _with_key(settings, target, key)
@@ -125,11 +126,14 @@ def _with_key(settings: Settings, target: Upstream, key: str) -> Settings:
 @asynccontextmanager
 async def _visiting(settings: Settings, name: str, seconds: float) -> AsyncIterator[_Visit]:
     classifier = Classifier(await asyncio.to_thread(overflow_rules, settings))
-    upstream = open_upstream(settings)
+    failures: list[BaseException] = []
+    tasks = Tasks(lambda _, error: failures.append(error))
+    upstream = Upstreams(open_upstream(settings), open_bridge(settings, tasks))
     try:
         yield _Visit(upstream, name, seconds, classifier)
     finally:
         await upstream.close()
+        await tasks.finish(0.0)
 
 
 async def _examine(visit: _Visit, settings: Settings, oversize: bool) -> None:
@@ -154,7 +158,10 @@ async def _examine(visit: _Visit, settings: Settings, oversize: bool) -> None:
 
 async def _models(visit: _Visit) -> None:
     """Ask for the list of models; take the first one where none was named."""
-    status, body = await _exchange(visit, "GET", "/v1/models", None)
+    try:
+        status, body = await _exchange(visit, "GET", "/v1/models", None)
+    except NotFound as error:  # a provider that LiteLLM speaks for
+        status, body = error.status, b""
     if status in (401, 403):
         advice = "Name the environment variable that holds its key: --key-env NAME, or set api_key."
         visit.findings.append(Finding("reachable", "error", f"it wants a key: {status} {_text(body)}", advice))
@@ -268,7 +275,7 @@ def is_near(base_url: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return "." not in host
+        return bool(host) and "." not in host
     return address.is_loopback or address.is_private
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import tomllib
 from pathlib import Path
@@ -141,3 +142,14 @@ def test_a_file_that_cannot_be_kept_whole_is_not_touched(tmp_path: Path) -> None
 def test_a_wrong_use_says_what_is_right(tmp_path: Path, arguments: list[str], said: str) -> None:
     """An unknown client, contradicting options and a missing model end with code 2 and the remedy."""
     assert said in connect(tmp_path, *arguments, code=2)
+
+
+def test_the_document_shows_what_is_printed(tmp_path: Path) -> None:
+    """docs/clients.md holds exactly what ``ullage connect`` prints for each client it shows, and names only those."""
+    text = (Path(__file__).parents[1] / "docs" / "clients.md").read_text()
+    tested = dict.fromkeys(re.findall(r"^\| [^|]+ \| `([a-z-]+)` \|", text, re.MULTILINE))
+    assert len(tested) >= 7
+    assert tested.keys() <= clients().keys()
+    for name in tested:
+        said = connect(tmp_path, name, "--model", "MODEL", "--window", "32768").replace(str(tmp_path), "~").rstrip()
+        assert f"```text\n{said}\n```\n" in text, name

@@ -163,12 +163,27 @@ async def test_a_model_that_wants_the_newer_name(stub: StartStub) -> None:
         ("http://vllm:8000/v1", True),
         ("http://mac.local/v1", True),
         ("https://api.openai.com/v1", False),
+        ("", False),
         ("http://8.8.8.8/v1", False),
     ],
 )
 def test_what_is_near(url: str, near: bool) -> None:
     """Addresses of this machine and of private networks are near, names of the internet are not."""
     assert is_near(url) is near
+
+
+@pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")
+async def test_a_provider_that_is_bridged(stub: StartStub) -> None:
+    """What LiteLLM speaks for is examined through it, by the model's own name; no list of models is no obstacle."""
+    server = await stub(windows={"claude-3-haiku": 8_192}, wording="anthropic")
+    given = settings(server.url, provider="anthropic", api_key="sk-x")
+    alias = given.model_validate({**given.model_dump(), "models": [{"name": "fast", "model": "claude-3-haiku"}]})
+    found = await examine(alias, "fast", seconds=30)
+    assert found.model == "claude-3-haiku"
+    assert {seen.path for seen in server.chats()} == {"/v1/messages"}
+    assert levels(found)["answers"] == levels(found)["usage"] == levels(found)["overflow"] == "ok"
+    nobody = load(None, {("upstreams",): [{"name": "stub", "provider": "gemini", "api_key": "sk-x"}]}, {})
+    assert levels(await examine(nobody, None))["models"] == "error"
 
 
 async def test_the_command(stub: StartStub) -> None:

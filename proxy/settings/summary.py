@@ -50,7 +50,8 @@ def _rule(rule: Model, facts: Mapping[str, str]) -> str:
     target = f"  -> {rule.upstream}" if rule.upstream else ""
     order = "".join(f", {step if isinstance(step, str) else step.fallback}" for step in rule.overflow)[2:]
     policy = f"  on overflow: {order}" if rule.fallbacks else ""
-    return f"{rule.name}  window: {window}{target}{policy}"
+    name = f"{rule.name}  = {rule.model}" if rule.model else rule.name
+    return f"{name}  window: {window}{target}{policy}"
 
 
 def _store(settings: Settings) -> str:

@@ -150,7 +150,7 @@ class Bridge:
     ) -> BridgedReply:
         """The provider's answer to a chat completions *body*, in OpenAI's shape; its errors too.
 
-        Of the client's *headers* its key and its betas are passed on; *added* are sent.
+        Of the client's *headers* its key, its name and its betas are passed on; *added* are sent.
 
         Raises ``InvalidRequest`` for a member that cannot be passed on, ``Unauthorized`` without a key,
         ``UpstreamUnreachable`` and ``UpstreamTimeout``.
@@ -162,7 +162,7 @@ class Bridge:
         _check(loaded.litellm, place, asked)
         call = loaded.wire.Call(place.timeouts)
         loaded.wire.CALL.set(call)
-        sent = {**_betas(headers), **place.headers, **added}
+        sent = {**_passed_on(headers), **place.headers, **added}
         stream, first = asked.get("stream") is True, None
         try:
             answer = await loaded.litellm.acompletion(**_options(loaded.litellm, place, asked, sent, key))
@@ -283,8 +283,8 @@ def _key(place: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
     return key
 
 
-def _betas(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers if name.lower() == "anthropic-beta"}
+def _passed_on(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers if name.lower() in ("anthropic-beta", "user-agent")}
 
 
 async def _first(stream: Any) -> Any:

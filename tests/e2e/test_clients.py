@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import subprocess
@@ -40,13 +41,19 @@ def rounds(
 
 
 def crossings(server: Stub) -> int:
-    """How often the views that were answered became smaller: the window had been full."""
-    return sum(now.tokens < before.tokens for before, now in pairwise(server.chats("ok")))
+    """How often the views that were answered became much smaller: the window had been full."""
+    return sum(now.tokens < 0.85 * before.tokens for before, now in pairwise(server.chats("ok")))
+
+
+LIBRARIES = {"langchain": "langchain_openai", "pydantic_ai_responses": "pydantic_ai"}
+"""What the agents are made with, where it is not called like them."""
 
 
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_a_library_works_through_windows(stub: StartStub, proxy: StartProxy, tmp_path: Path, agent: str) -> None:
     """Every answer arrives, every tool call is served once, and the upstream never has to refuse."""
+    if importlib.util.find_spec(LIBRARIES.get(agent, agent)) is None:
+        pytest.skip("it is not installed: pip install '.[test]'")
     server = await stub(window=WINDOW)
     server.script = rounds(ROUNDS, "read_file", lambda path: {"path": path})
     front = await proxy(server.url, window=WINDOW)

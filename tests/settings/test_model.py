@@ -192,3 +192,19 @@ def test_every_model_may_be_one(tmp_path):
     """One rule may send whatever is asked for to one model; figures may stand in the model's own rule."""
     text = "upstreams: [{name: up, base_url: http://127.0.0.1:1}]\nmodels: [{name: gpt-5}, {name: '*', model: gpt-5}]\n"
     assert load(written(tmp_path, text), {}, {}).model("x").model == "gpt-5"
+
+
+def test_providers(tmp_path):
+    """A provider needs no address; OpenAI's does; LiteLLM's options mean nothing without one."""
+    assert not load(written(tmp_path, "upstreams: [{name: a, provider: gemini}]\n"), {}, {}).upstreams[0].base_url
+    assert "is required" in str(problems(tmp_path, "upstreams: [{name: a}]\n"))
+    assert "without a provider" in str(
+        problems(tmp_path, "upstreams: [{name: a, base_url: http://x, options: {b: c}}]\n")
+    )
+
+
+@pytest.mark.parametrize("provider", ["bedrock", "vertex_ai", "sagemaker"])
+def test_what_the_surroundings_pay_for_is_guarded(tmp_path, provider):
+    """An upstream that is paid by the machine's own role is as good as one with a key of its own."""
+    text = f"server: {{host: 0.0.0.0}}\nupstreams: [{{name: a, provider: {provider}}}]\n"
+    assert "key of a" in refuse_open(load(written(tmp_path, text), {}, {}))

@@ -417,14 +417,16 @@ async def test_whose_key_is_spent(header, own, sent, monkeypatch):
 
 
 async def test_headers_of_the_upstream_and_betas_of_the_client():
-    """Configured headers and the client's betas are sent; its other headers are not."""
+    """Configured headers, the client's betas and its name are sent; its other headers are not."""
     async with Across(headers={"x-team": "blue"}) as across:
         across.stage.reply = said(message({"type": "text", "text": "x"}))
         sent = [*KEY, ("Anthropic-Beta", "context-1m-2025-08-07"), ("x-other", "no"), ("Cookie", "a=b")]
+        sent.append(("User-Agent", "agent/1"))
         body = json.dumps(HELLO).encode()
         await body_of(await across.bridge.send("up", sent, body, {"x-tier": "flex"}))
         heard = across.stage.heard[0]
         assert heard.all("x-tier") == ["flex"]
+        assert heard.all("user-agent") == ["agent/1"]
         assert heard.all("x-team") == ["blue"]
         assert heard.all("anthropic-beta") == ["context-1m-2025-08-07"]
         assert heard.all("x-other") == heard.all("cookie") == []

@@ -1,0 +1,183 @@
+"""Agent command lines work headless, in front of the strict upstream, through a session of several windows; opt-in.
+
+One command runs those that are installed, each as ``ullage connect`` configures it, in a home directory of its own and
+with nothing but loopback to talk to. Programs are looked for on the ``PATH``::
+
+    ULLAGE_AGENTS=1 PATH=/where/they/are/bin:$PATH python -m pytest tests/e2e/test_agent_clis.py -s
+
+Codex, Claude Code, opencode and Qwen Code come from npm (``@openai/codex``, ``@anthropic-ai/claude-code``,
+``opencode-ai``, ``@qwen-code/qwen-code``), mini-swe-agent from PyPI (with ``litellm[mcp]``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.clients import Facts, clients
+from proxy.connect import connect
+from tests.conftest import StartProxy, StartStub
+from tests.e2e.test_clients import crossings
+from tests.harness import Proxy
+from tests.stub import Answer, Call, Seen, Stub
+
+KEY = "sk-test-0123456789abcdef"
+TASK = "Find out which of the part files mentions ledger 412, then say which one it is."
+COMMAND = "cat part_{at}.txt"
+LINES = 160
+DONE = "It is part seven."
+PATIENCE = 240
+NOWHERE = "http://127.0.0.1:9"
+pytestmark = [
+    pytest.mark.timeout(PATIENCE + 60),
+    pytest.mark.skipif(not os.environ.get("ULLAGE_AGENTS"), reason="ULLAGE_AGENTS is not set"),
+]
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A program: how it is called for one task, the tool that runs commands there, and what that tool is given."""
+
+    program: str
+    command: tuple[str, ...]
+    tools: tuple[str, ...]
+    window: int
+    rounds: int = 24
+    arguments: Callable[[str], Mapping[str, Any]] = lambda line: {"command": line}
+    environment: Mapping[str, str] = field(default_factory=dict)
+    model: str = "gpt-4o-mini"
+
+
+AGENTS = {
+    "codex": Agent(
+        "codex",
+        ("exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", TASK),
+        ("shell_command", "exec_command", "shell"),
+        24_000,
+        model="gpt-5-codex",
+    ),
+    "claude-code": Agent(
+        "claude",
+        ("-p", TASK, "--allowedTools", "Bash", "--output-format", "json"),
+        ("Bash",),
+        80_000,
+        rounds=36,
+        environment={"DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+        arguments=lambda line: {"command": line, "description": "Read a part"},
+        model="claude-sonnet-4-5",
+    ),
+    "opencode": Agent(
+        "opencode",
+        ("run", TASK),
+        ("bash",),
+        24_000,
+        environment={"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
+        arguments=lambda line: {"command": line, "description": "Read a part"},
+    ),
+    "qwen-code": Agent(
+        "qwen",
+        ("-p", TASK, "--yolo", "--auth-type", "openai"),
+        ("run_shell_command",),
+        48_000,
+        arguments=lambda line: {"command": line, "description": "Read a part", "is_background": False},
+    ),
+    "mini-swe-agent": Agent(
+        "mini",
+        ("-y", "--exit-immediately", "-t", TASK),
+        ("bash",),
+        24_000,
+        environment={
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
+    ),
+}
+
+
+def working(agent: Agent) -> Callable[[Seen], Answer]:
+    """A model that runs a command in each of its first answers to whoever may, and then is done."""
+    made = iter(range(agent.rounds))
+
+    def script(seen: Seen) -> Answer:
+        offered = {name: tool for tool in seen.parsed.get("tools") or () if (name := _name(tool))}
+        name = next((name for name in agent.tools if name in offered), "")
+        at = next(made, None) if name else -1
+        if at is None:
+            return _ending(agent, name)
+        if at < 0:
+            return Answer("Parts and ledgers")  # a title, or a summary
+        line = COMMAND.format(at=at % 8)
+        given: Mapping[str, Any] = {"cmd": line} if name == "exec_command" else agent.arguments(line)
+        if name == "shell":
+            given = {"command": ["bash", "-c", line]}
+        thought = f"What is in part {at}?" if "thinking" in seen.parsed else ""
+        return Answer(f"I read part {at}.", (Call(name, json.dumps(given)),), reasoning=thought)
+
+    return script
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    return str(tool.get("name") or (tool.get("function") or {}).get("name") or "")
+
+
+def _ending(agent: Agent, name: str) -> Answer:
+    if agent.program == "mini":  # it ends with a command that says so
+        line = f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo {DONE}"
+        return Answer(DONE, (Call(name, json.dumps(agent.arguments(line))),))
+    return Answer(DONE)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_an_agent_works_through_windows(stub: StartStub, proxy: StartProxy, tmp_path: Path, name: str) -> None:
+    """It ends with the model's last words, the window was crossed at least twice, and it never saw an overflow."""
+    agent = AGENTS[name]
+    if shutil.which(agent.program) is None:
+        pytest.skip(f"{agent.program} is not installed")
+    server = await stub(window=agent.window, wording="anthropic" if agent.program == "claude" else "openai")
+    server.script = working(agent)
+    front = await proxy(server.url, window=agent.window)
+    done = await asyncio.to_thread(_run, name, agent, front, tmp_path)
+    print(f"\n{name}: exit code {done.returncode}, {_seen(server)}")
+    assert DONE in done.stdout, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    assert [seen.why for seen in server.chats("invalid")] == []
+    assert crossings(server) >= 2, _seen(server)
+
+
+def _seen(server: Stub) -> str:
+    paths = sorted({seen.path for seen in server.chats()})
+    counts = {verdict: len(server.chats(verdict)) for verdict in ("ok", "overflow", "invalid")}
+    sizes = [seen.tokens for seen in server.chats("ok")]
+    return f"{paths}, {counts}, crossings {crossings(server)}, sizes {sizes}"
+
+
+def _run(name: str, agent: Agent, front: Proxy, folder: Path) -> subprocess.CompletedProcess[str]:
+    home, work = folder / "home", folder / "work"
+    for each in (home, work):
+        each.mkdir()
+    for at in range(8):
+        (work / f"part_{at}.txt").write_text("\n".join(f"part {at} line {n}: ledger {at * n}" for n in range(LINES)))
+    known = clients()[name]
+    surroundings = {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "127.0.0.1", "TERM": "dumb"}
+    surroundings |= {"HTTPS_PROXY": NOWHERE, "HTTP_PROXY": NOWHERE}
+    facts = Facts(front.root, known.key, agent.model, 10 * agent.window, 4_096)  # roomy: its own compaction rests
+    own = os.environ.get("HOME")
+    os.environ["HOME"] = str(home)
+    try:
+        connect(name, known, facts, surroundings, home / "journal.json")
+    finally:
+        os.environ["HOME"] = own or ""
+    environment = {**surroundings, known.key: KEY, **agent.environment}
+    command = [agent.program, *agent.command]
+    return subprocess.run(
+        command, cwd=work, env=environment, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL
+    )
