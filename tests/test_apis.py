@@ -211,7 +211,7 @@ async def test_a_conversation_the_provider_shortens_is_left_to_it(
 
 
 async def test_a_stored_history_is_never_folded() -> None:
-    """Results whose calls the provider keeps all stay; one that alone is too big is clipped."""
+    """Results whose calls the provider keeps all stay; what is too big of them is cut short."""
     outputs = [{"type": "function_call_output", "call_id": f"c{n}", "output": log(n, 900)} for n in range(6)]
     newest = {"role": "user", "content": "Go on."}
     body = {"model": "m", "previous_response_id": "resp_1", "input": [*outputs, newest]}
@@ -219,7 +219,8 @@ async def test_a_stored_history_is_never_folded() -> None:
     assert plan.error is None
     sent = json.loads(plan.body)["input"]
     assert [item.get("call_id") for item in sent] == [item.get("call_id") for item in body["input"]]
-    assert plan.report.stages == ("clip",)
+    assert set(plan.report.stages) <= {"truncate", "clip"}
+    assert plan.report.stages
     assert plan.sent is None, "nothing can be learned from what is reported for it"
 
 

@@ -16,7 +16,7 @@ from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.compression import digest, fold
 from proxy.core.compression.schedule import Demand, Rules, Rungs
 from proxy.fitting import Policy
-from tests.fits import POLICY, Book, Desk, Message, body_of, slices
+from tests.fits import POLICY, Book, Desk, Message, body_of, slices, tokenizers
 from tests.material import AGENT_TOOLS, agent_round, agent_session, tool
 
 WINDOW = 4096
@@ -156,3 +156,35 @@ async def test_compacting_now_is_recorded_and_idempotent(rounds: int) -> None:
         assert not again.report.event
     grown = await desk.plan(body_of([*messages, *agent_round(99, 20)]), WINDOW)
     assert slices(grown.body)[: len(slices(first.body))] == slices(first.body)
+
+
+@pytest.mark.parametrize(("rounds", "size", "window"), [(20, 300, 4096), (60, 300, 8192), (60, 700, 16_384)])
+async def test_a_view_that_is_fed_back_is_left_alone(rounds: int, size: int, window: int) -> None:
+    """What was made small enough is, sent as a request of its own, passed on byte for byte."""
+    desk = Desk()
+    view = (await desk.plan(body_of(agent_session(rounds, size), tools=AGENT_TOOLS), window)).body
+    assert (await desk.plan(view, window)).body == view
+    assert (await Desk().plan(view, window)).body == view
+
+
+async def test_work_grows_with_what_is_new() -> None:
+    """A conversation twice as long, watched from its beginning, has at most a little over twice the text counted."""
+    counted = {rounds: await characters_counted(rounds) for rounds in (60, 120)}
+    assert counted[120] < 2.5 * counted[60]
+
+
+async def characters_counted(rounds: int) -> int:
+    """How many characters are given to the tokenizer while a session of *rounds* is sent round by round."""
+    desk, total = Desk(), 0
+
+    class Meter:
+        def count(self, encoding: str, text: str) -> int:
+            nonlocal total
+            total += len(text)
+            return tokenizers().count(encoding, text)
+
+    desk.fitter._reader._counter = Meter()
+    session = agent_session(rounds, 300)
+    for end in range(4, len(session) + 1, 2):
+        await desk.plan(body_of(session[:end], tools=AGENT_TOOLS), 8192)
+    return total

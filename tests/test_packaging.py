@@ -108,12 +108,15 @@ def test_packaged_configuration_is_valid(installed: Installed) -> None:
     installed.run("ullage", "check", str(ROOT / "config" / "ullage.yaml"))
 
 
-def test_readme_sample_is_a_valid_configuration(installed: Installed) -> None:
-    """`ullage check` accepts the configuration the README shows."""
-    (sample,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    file = installed.empty.parent / "sample.yaml"
-    file.write_text(sample.replace("${LOCAL_KEY}", "${HOME}"))
-    installed.run("ullage", "check", str(file))
+def test_readme_samples_are_valid_configurations(installed: Installed) -> None:
+    """`ullage check` accepts every configuration the README shows, as it stands or beside an upstream."""
+    samples = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(samples) >= 2
+    for sample in samples:
+        whole = sample if "upstreams:" in sample else f"{sample}upstreams: [{{name: openai, base_url: http://x/v1}}]\n"
+        file = installed.empty.parent / "sample.yaml"
+        file.write_text(re.sub(r"\$\{[A-Z_]+\}", "${HOME}", whole))
+        installed.run("ullage", "check", str(file))
 
 
 def test_command_line_loads_no_heavy_library(installed: Installed) -> None:
