@@ -173,7 +173,7 @@ class Fitter:
         reading = await self._reader.read(dialect, route.encoding, request.tenant, located, route.model)
         requested = reading.outline.requested
         figures = self._policy.figures(route, window, requested, reading.fixed, factor)
-        report = report.but(client_compaction=request.compacting or _compacting(reading))
+        report = report.but(window=window, client_compaction=request.compacting or _compacting(reading))
         return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
 
     async def weigh(self, request: Request, located: Located, route: Route) -> int:
@@ -626,7 +626,6 @@ class Fitter:
         return subject.report.but(
             regions=scaled_up(by_region, factor),
             borrowed=scaled_up(borrowed(by_region, allocation, figures.window), factor) if allocation else {},
-            window=int(figures.window * factor),
             budget=int(figures.budget * factor),
             tokens_before=int(self.total(subject) * factor),
             tokens_after=int(tokens * factor),
@@ -654,7 +653,7 @@ class Fitter:
         largest = max(regions, key=lambda name: regions[name])
         return ContextTooLong(
             tokens=int(tokens * factor),
-            limit=int(figures.window * factor),
+            limit=subject.report.window or int(figures.window * factor),
             reserve=int((figures.window - figures.inside(figures.reserve)) * factor),
             largest=largest,
             largest_tokens=int(regions[largest] * factor),
