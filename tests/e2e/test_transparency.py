@@ -153,7 +153,7 @@ async def test_every_route_passes_with_and_without_its_prefix(
     front = await proxy(server.url, window=8192)
     body = bytes(range(256)) * 40
     for method, path in [
-        ("POST", "/embeddings"), ("POST", "/completions"), ("POST", "/responses/compact"),
+        ("POST", "/embeddings"), ("POST", "/completions"), ("POST", "/responses/r1/cancel"),
         ("POST", "/messages/batches"),
         ("POST", "/audio/speech"), ("GET", "/models"), ("GET", "/files/f%2F1/content?x=%20&y="), ("DELETE", "/files/x"),
         ("PATCH", "/odd"), ("PUT", "/vector_stores/v/files"),
