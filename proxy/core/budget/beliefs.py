@@ -34,6 +34,9 @@ MOST_STEPS = 16
 ALIKE = 0.1
 """Two silent cuts within this share of each other show a window; a server that leaves cached tokens out varies more."""
 
+LEAST_CUT = 1_024
+"""Tokens below which a report shows no window but a server that does not count: no chat is served in less."""
+
 NEAR = 0.02
 """A cut this little under a power of two shows a window by itself: nobody sets another one by chance."""
 
@@ -106,6 +109,8 @@ def cut(belief: Belief, reported: int, now: float) -> Belief:
     One such report may be a server that counts only what its cache did not hold, so it takes a second one like it, or
     a figure just under a power of two.
     """
+    if reported < LEAST_CUT:
+        return belief
     alike = abs(reported - belief.cut) <= ALIKE * belief.cut
     power = 1 << max(0, reported - 1).bit_length()
     shown = alike or reported >= (1 - NEAR) * power

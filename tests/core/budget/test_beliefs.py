@@ -102,3 +102,12 @@ def test_a_cut_teaches_where_it_shows_a_window(reports: list[int], level: int | 
     for reported in reports:
         belief = beliefs.cut(belief, reported, T)
     assert beliefs.level(belief, T) == level
+
+
+@pytest.mark.parametrize("reported", [0, 9, 255, 1_000])
+def test_a_server_that_does_not_count_shows_no_window(reported: int) -> None:
+    """The same tiny figure for every prompt, however often it comes, lowers nothing."""
+    belief = NOTHING
+    for moment in range(5):
+        belief = beliefs.cut(belief, reported, float(moment))
+    assert beliefs.level(belief, 5.0) is None
