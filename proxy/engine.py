@@ -40,6 +40,9 @@ TAIL = 262_144
 UNCOUNTED = frozenset({404, 405, 501})
 """How upstreams that cannot count tokens answer."""
 
+LOSSY = frozenset({"drop", "clip"})
+"""Stages that lose what the model is looking at."""
+
 Counting = Literal["auto", "relay", "own"]
 """Who answers ``count_tokens``: the upstream if it can, the upstream, or our own count."""
 
@@ -205,11 +208,19 @@ class Engine:
         return await self._compact(request, self._fitter.locate(request), send, "endpoint", ours)
 
     async def _managed(self, request: Request) -> Request:
-        """*request* after the context edits it asks of a server that cannot do them."""
+        """*request* after the context edits it asks of a server that cannot do them.
+
+        A size from which to compact is no window: nothing is refused, dropped or clipped for its sake.
+        """
         if not self._managing.concerns(request) or request.options.mode == "off" or self._mode == "off":
             return request
         model = request.model or self._fitter.locate(request).outline.model
-        return await self._managing.served(request, self._catalogue.resolve(model))
+        served = await self._managing.served(request, self._catalogue.resolve(model))
+        if served.options.window != request.options.window:
+            plan = await self._fit(served, "any", peek=True)
+            if plan.error is not None or LOSSY.intersection(plan.report.stages):
+                return replace(served, options=request.options)
+        return served
 
     async def _compact(
         self, request: Request, located: Located, send: Send, kind: Kind, ours: tuple[int, ...]

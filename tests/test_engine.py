@@ -110,9 +110,10 @@ class Room:
         mode: Mode = "on",
         counting: Counting = "auto",
         rules: Sequence[Rule] = (),
+        owned: Sequence[str] = (),
     ) -> None:
         self.book = Book()
-        self.desk = Desk(self.book)
+        self.desk = Desk(self.book, owned=owned)
         self.time = 0.0
         catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
         counted = {"stub": counting}
@@ -541,6 +542,21 @@ async def test_a_count_is_the_upstreams_where_it_has_one() -> None:
     assert await whole(answer) == b'{"input_tokens":77}'
     assert answer.report.api == "count_tokens"
     assert len(upstream.bodies[0]) < len(body)
+    assert room.book.records() == []
+
+
+COMPACT = {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 4000}}]}
+
+
+@pytest.mark.parametrize(("system", "said"), [(6000, 10), (10, 6000)])
+async def test_a_size_to_compact_from_refuses_and_clips_nothing(system: int, said: int) -> None:
+    """What fits the window but not the size from which a client wants compaction goes up with every word of it."""
+    room, upstream = Room(20_000, owned=["stub"]), always(Given(200, [b"{}"]))
+    body: dict[str, Any] = {"model": "m", "max_tokens": 500, "system": prose(1, system)}
+    body["messages"] = [{"role": "user", "content": prose(2, said)}]
+    answer = await room.ask(json.dumps({**body, "context_management": COMPACT}).encode(), upstream.send, "messages")
+    assert answer.report.outcome == "verbatim"
+    assert json.loads(upstream.bodies[0]) == body
     assert room.book.records() == []
 
 
