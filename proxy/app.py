@@ -435,8 +435,13 @@ def _headers_of(settings: Settings) -> HeadersOf:
         return no_headers
 
     def headers_of(model: str) -> Mapping[str, str]:
-        given = settings.model(model).headers if model else {}
-        return {name: value.get_secret_value() for name, value in given.items()}
+        if not model:
+            return {}
+        rule = settings.model(model)
+        own = settings.model(rule.model).headers if rule.model else {}
+        said = {name.lower() for name in rule.headers}
+        left = {name: value for name, value in own.items() if name.lower() not in said}
+        return {name: value.get_secret_value() for name, value in {**left, **rule.headers}.items()}
 
     return headers_of
 

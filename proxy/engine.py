@@ -40,6 +40,9 @@ TAIL = 262_144
 UNCOUNTED = frozenset({404, 405, 501})
 """How upstreams that cannot count tokens answer."""
 
+LOSSY = frozenset({"drop", "clip"})
+"""Stages that lose what the model is looking at."""
+
 Counting = Literal["auto", "relay", "own"]
 """Who answers ``count_tokens``: the upstream if it can, the upstream, or our own count."""
 
@@ -205,11 +208,19 @@ class Engine:
         return await self._compact(request, self._fitter.locate(request), send, "endpoint", ours)
 
     async def _managed(self, request: Request) -> Request:
-        """*request* after the context edits it asks of a server that cannot do them."""
+        """*request* after the context edits it asks of a server that cannot do them.
+
+        A size from which to compact is no window: nothing is refused, dropped or clipped for its sake.
+        """
         if not self._managing.concerns(request) or request.options.mode == "off" or self._mode == "off":
             return request
         model = request.model or self._fitter.locate(request).outline.model
-        return await self._managing.served(request, self._catalogue.resolve(model))
+        served = await self._managing.served(request, self._catalogue.resolve(model))
+        if served.options.window != request.options.window:
+            plan = await self._fit(served, "any", peek=True)
+            if plan.error is not None or LOSSY.intersection(plan.report.stages):
+                return replace(served, options=request.options)
+        return served
 
     async def _compact(
         self, request: Request, located: Located, send: Send, kind: Kind, ours: tuple[int, ...]
@@ -238,7 +249,8 @@ class Engine:
         known = await self._lessons.of(route, request.tenant)
         window, factor = self._recovery.window(route, known, request), known.lesson.calibration.factor
         report = Report(request.request_id, request.api, model, route.upstream, outline.stream, "compacted", SERVED)
-        report = report.but(window=window, epoch=request.epoch, project=request.options.project)
+        wishes = request.options
+        report = report.but(window=window, epoch=request.epoch, project=wishes.project, task_size=wishes.task_size)
         subject = await self._fitter.measure(request, located, route, report, window or ASSUMED, factor)
         made = await self._compacting.make(subject, kind, ours)
         body, content = self._compacting.body(made, kind, model, stream=outline.stream)
@@ -277,6 +289,11 @@ class Engine:
                 return replace(first, report=first.report.but(outcome="degraded", reason="overflow", **facts))
             plan = following
 
+    def _is_foreign(self, plan: Plan) -> bool:
+        """Whether *plan* goes to a fallback's upstream that the caller did not choose, and so has no key for."""
+        assert plan.route is not None
+        return bool(plan.report.fallback) and plan.route.upstream != self.upstream_of(plan.report.model)
+
     def _named(self, plan: Plan, request: Request) -> bytes:
         """The body to send: the plan's, under the name that the upstream has for the model."""
         assert plan.route is not None
@@ -292,13 +309,12 @@ class Engine:
         No reply where an overflow came before and this one is no news beside it.
         """
         assert plan.route is not None
-        upstream, fallback = plan.route.upstream, bool(plan.report.fallback)
-        foreign = fallback and upstream != self.upstream_of(plan.report.model)
-        later = course.overflows > 0
+        fallback, later = bool(plan.report.fallback), course.overflows > 0
         course.sent += 1
         try:
             body = self._named(plan, plan.request or request)
-            reply = await send(upstream, body, keyless=foreign, model=plan.route.asked)
+            foreign = self._is_foreign(plan)
+            reply = await send(plan.route.upstream, body, keyless=foreign, model=plan.route.asked)
             head, overflow = await self._look(reply, plan, again=later)
         except (UpstreamUnreachable, UpstreamTimeout):
             if fallback and later:
@@ -356,7 +372,7 @@ class Engine:
         how = self._counting.get(plan.route.upstream, "auto")
         if how != "own":
             named = self._named(replace(plan, body=body), plan.request or request)
-            reply = await send(plan.route.upstream, named, model=plan.route.asked)
+            reply = await send(plan.route.upstream, named, keyless=self._is_foreign(plan), model=plan.route.asked)
             if how == "relay" or reply.status not in UNCOUNTED:
                 return Answer(report, reply)
             reply.close()
@@ -381,11 +397,11 @@ class Engine:
         for extent in ("gentle", "any"):
             for at, step in enumerate(steps):
                 if step != COMPRESS:
-                    found = await self._by_fallback(request, step, extent)
+                    found = await self._by_fallback(request, step, extent, peek=peek)
                 elif extent == "gentle" and at == 0:
                     continue  # that far it was tried
                 else:
-                    found = await self._fit(request, extent)
+                    found = await self._fit(request, extent, peek=peek)
                 if found.error is None and not found.withheld:
                     return found
         return plan if plan.error else await self._fit(request, "any")
@@ -394,13 +410,13 @@ class Engine:
         """Whether another model can answer: not where the path names this one, or its server has the history."""
         return not request.model and not self._fitter.locate(request).outline.stored
 
-    async def _by_fallback(self, request: Request, model: str, extent: Extent) -> Plan:
+    async def _by_fallback(self, request: Request, model: str, extent: Extent, *, peek: bool = False) -> Plan:
         """What to send when *model* is asked in place of the one that was."""
         asked = self._fitter.locate(request).outline.model
         # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
         origin = request.origin if self.upstream_of(model) == self.upstream_of(asked) else None
         other = replace(request, body=self._fitter.rerouted(request, model), origin=origin)
-        plan = await self._fit(other, extent)
+        plan = await self._fit(other, extent, peek=peek)
         return replace(plan, request=other, report=_as_fallback(plan.report.but(model=asked), model))
 
     def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None, late: Sent) -> Callable[[Usage], bool]:

@@ -21,7 +21,7 @@ from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
 from proxy.core.compression.tools import shrink
 from proxy.core.compression.truncate import Truncate
-from proxy.core.compression.view import Pen, Raw, View, assemble, write
+from proxy.core.compression.view import Pen, Raw, View, assemble, same_block, write
 from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.compaction import client_of
 from proxy.core.conversation.dialect import Dialect
@@ -489,8 +489,11 @@ class Fitter:
         """
         figures, raw = subject.figures, self._raw(subject)
         count = self._reader.count(subject.route.encoding, subject.route.model)
-        summary = await self._summary(subject, links, event, count, wait=keep)
-        text, spent = (summary.text, summary.spent) if summary else ("", 0)
+        if before is not None and same_block(event, before.event):
+            text, spent = "", before.spent  # its block stays, and with it the summary that is in it
+        else:
+            summary = await self._summary(subject, links, event, count, wait=keep)
+            text, spent = (summary.text, summary.spent) if summary else ("", 0)
         pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
         touched = max([event.cut, *(swap.index + 1 for swap in event.swaps), *(index + 1 for index, _ in event.trims)])
         if touched == 0 or raw.spans[touched - 1][1] <= RENDER_INLINE:

@@ -26,7 +26,7 @@ from proxy.core.report import Report
 from proxy.fitting import Fitter, Plan, Policy
 from proxy.lessons import Lessons
 from proxy.managing import Managing
-from proxy.ports import Options, Recorder, Request
+from proxy.ports import Options, Recorder, Request, Summaries
 from proxy.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tooltable import Tools
@@ -123,6 +123,7 @@ class Desk:
         policy: Policy = POLICY,
         serving: Mapping[str, Serving] | None = None,
         owned: Sequence[str] = (),
+        summaries: Summaries | None = None,
     ) -> None:
         self.book = recorder or Book()
         self.records: MutableMapping[tuple[str, bytes], Record] = {}
@@ -130,7 +131,7 @@ class Desk:
         self.lessons = Lessons(self.book, {}, {}, time.monotonic)
         self.compacting = Compacting(reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {})
         self.managing = Managing(reader, owned)
-        self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons)
+        self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons, summaries)
 
     async def plan(
         self,

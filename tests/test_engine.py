@@ -104,11 +104,18 @@ def always(*replies: Given) -> Upstream:
 class Room:
     """An engine with real parts around it."""
 
-    def __init__(self, window: int | None = WINDOW, mode: Mode = "on", counting: Counting = "auto") -> None:
+    def __init__(
+        self,
+        window: int | None = WINDOW,
+        mode: Mode = "on",
+        counting: Counting = "auto",
+        rules: Sequence[Rule] = (),
+        owned: Sequence[str] = (),
+    ) -> None:
         self.book = Book()
-        self.desk = Desk(self.book)
+        self.desk = Desk(self.book, owned=owned)
         self.time = 0.0
-        catalogue = Catalogue([Rule("*", "stub", window)], {}, "stub")
+        catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
         counted = {"stub": counting}
         desk = self.desk
         self.engine = Engine(
@@ -535,6 +542,39 @@ async def test_a_count_is_the_upstreams_where_it_has_one() -> None:
     assert await whole(answer) == b'{"input_tokens":77}'
     assert answer.report.api == "count_tokens"
     assert len(upstream.bodies[0]) < len(body)
+    assert room.book.records() == []
+
+
+COMPACT = {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 4000}}]}
+
+
+@pytest.mark.parametrize(("system", "said"), [(6000, 10), (10, 6000)])
+async def test_a_size_to_compact_from_refuses_and_clips_nothing(system: int, said: int) -> None:
+    """What fits the window but not the size from which a client wants compaction goes up with every word of it."""
+    room, upstream = Room(20_000, owned=["stub"]), always(Given(200, [b"{}"]))
+    body: dict[str, Any] = {"model": "m", "max_tokens": 500, "system": prose(1, system)}
+    body["messages"] = [{"role": "user", "content": prose(2, said)}]
+    answer = await room.ask(json.dumps({**body, "context_management": COMPACT}).encode(), upstream.send, "messages")
+    assert answer.report.outcome == "verbatim"
+    assert json.loads(upstream.bodies[0]) == body
+    assert room.book.records() == []
+
+
+async def test_a_count_for_a_fallback_takes_no_key_along_and_records_nothing() -> None:
+    """Where another model would answer, its upstream is asked without the client's key, and nothing is recorded."""
+    small = Rule("small", "stub", 2048, steps=("", "big"))
+    room = Room(rules=[Rule("big", "other", WINDOW), small])
+    keyless: list[tuple[str, bool]] = []
+    upstream = always(Given(200, [b'{"input_tokens":77}']))
+
+    async def send(name: str, body: bytes, **named: Any) -> Reply:
+        keyless.append((name, named.get("keyless", False)))
+        return await upstream.send(name, body, **named)
+
+    body = json.dumps({**json.loads(asked("messages", 40, model="small")), "system": prose(1, 3_000)}).encode()
+    answer = await room.count(body, send)
+    assert answer.report.fallback == "big"
+    assert keyless == [("other", True)]
     assert room.book.records() == []
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import SCALED_BELOW, Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.compression.dedup import Dedup
@@ -23,7 +24,7 @@ from proxy.core.compression.truncate import Truncate
 from proxy.core.conversation.items import lay_out
 from proxy.core.errors import ContextTooLong
 from proxy.fitting import Policy
-from proxy.ports import Options, Request
+from proxy.ports import Options, Passage, Request, Summary
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from tests import strategies
@@ -528,6 +529,55 @@ async def test_a_fold_after_a_mild_event_digests_the_originals() -> None:
     assert blocks
     assert all("[Old " not in block and "[Left out" not in block for block in blocks)
     assert any("value_1" in block for block in blocks)
+
+
+class Told:
+    """Summaries that are there for every passage, each costlier than the one before."""
+
+    inline = False
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def ready(self, passage: Passage) -> Summary | None:
+        self.asked.append(passage.wanted.length)
+        return Summary("## Goal\n- The tests are to pass.", passage.wanted.length, 1000 * len(self.asked))
+
+    async def write(self, passage: Passage) -> Summary | None:
+        return await self.ready(passage)
+
+    def is_due(self, request: Request, route: Route, since: bytes) -> bool:
+        return False
+
+    def prepare(self, passage: Passage) -> None:
+        raise AssertionError(passage)
+
+    def sent(self, tenant: bytes, tokens: int) -> None:
+        raise AssertionError(tokens)
+
+    def limited(self, tenant: bytes) -> None:
+        raise AssertionError(tenant)
+
+
+async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
+    """Where a mild event leaves the block as it was, no summary is asked for, and what the block's own cost is told."""
+    told = Told()
+    desk = Desk(summaries=told)
+    messages: list[Message] = []
+    for at, number in enumerate([*range(12), *[9, 10, 11] * 8]):
+        given = json.dumps({"file_path": f"src/mod{number}.py"})
+        call = {"id": f"c{at}", "type": "function", "function": {"name": "Read", "arguments": given}}
+        text = "\n".join(f"{n}\tvalue_{n} = compute({n}, {number})" for n in range(100))
+        messages.append({"role": "assistant", "content": f"Step {at}.", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{at}", "content": text})
+    messages.insert(0, {"role": "user", "content": "Make the tests pass. Never touch vendor/."})
+    for end in requests_of(messages):
+        await desk.plan(body_of(messages[:end]), 12_000)
+    records = desk.book.records()  # type: ignore[attr-defined]
+    kept = [(old, new) for old, new in pairwise(records) if new.block and new.block == old.block]
+    assert kept
+    assert all("The tests are to pass." in new.block and new.spent == old.spent > 0 for old, new in kept)
+    assert len(told.asked) == len({record.block for record in records if record.block})
 
 
 @settings(max_examples=25, phases=UNSHRUNK)

@@ -142,9 +142,12 @@ def dump(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def warm_body(wire: Wire, outline: str, items: bytes, text: str, output: int) -> bytes:
-    """A warm prompt with an instruction behind it: the items keep their bytes, the rest its meaning."""
-    name, body = wire.instruct(json.loads(outline), text, output)
+def warm_body(wire: Wire, model: str, outline: str, items: bytes, text: str, output: int) -> bytes:
+    """A warm prompt with an instruction behind it: the items keep their bytes, the rest its meaning.
+
+    *model* is what the upstream calls it; the client may have another name for it.
+    """
+    name, body = wire.instruct({**json.loads(outline), "model": model}, text, output)
     last = dump(body.pop("last"))
     head = dump({key: value for key, value in body.items() if key != name})
     return head[:-1] + b',"' + name.encode() + b'":[' + items + (b"," if items else b"") + last + b"]}"

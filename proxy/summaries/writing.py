@@ -148,7 +148,8 @@ class Writer:
         if warm is None or warm.tokens * 1.1 + output + FRAME > summariser.window:
             return None
         text = self._prompts.aligned(passage.cap)
-        return warm_body(WIRES[summariser.api], warm.outline, warm.items, text, output), warm.tokens + FRAME + output
+        body = warm_body(WIRES[summariser.api], summariser.model, warm.outline, warm.items, text, output)
+        return body, warm.tokens + FRAME + output
 
     async def _ask(self, run: _Run, source: Source, chunks: Sequence[str | bytes]) -> Draft:
         """The text after the last of *chunks*, each folded into what the ones before gave."""

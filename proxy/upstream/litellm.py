@@ -125,6 +125,9 @@ class _Pump:
                 await self._queue.put(event)
         except UllageError as error:
             await self._queue.put(error)
+        except Exception:
+            await self._queue.put(UllageError())  # whoever reads must not wait for what never comes
+            raise
         await self._queue.put(b"")
 
 

@@ -36,7 +36,7 @@ async def test_another_name(stub: StartStub, proxy: StartProxy) -> None:
     ]
     models = [
         {"name": "fast", "model": "gpt-4o-mini", "headers": {"x-team": "blue", "X-Tier": "flex"}},
-        {"name": "gpt-4o-mini", "upstream": "up", "context_window": WINDOW},
+        {"name": "gpt-4o-mini", "upstream": "up", "context_window": WINDOW, "headers": {"x-tier": "own", "x-key": "7"}},
     ]
     front = await proxy("", config={"upstreams": upstreams, "models": models})
     headers = {"content-type": "application/json", "anthropic-version": "2023-06-01", "x-tier": "mine"}
@@ -48,11 +48,11 @@ async def test_another_name(stub: StartStub, proxy: StartProxy) -> None:
                 assert seen.body == _renamed(body), path
                 assert answer.status_code == 200, answer.text
                 assert answer.json()["model"] == "gpt-4o-mini"
-                assert (seen.header("x-team"), seen.header("x-tier")) == ("blue", "flex")
+                assert [seen.header(name) for name in ("x-team", "x-tier", "x-key")] == ["blue", "flex", "7"]
         await client.post(
             "/chat/completions", json={"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "x"}]}
         )
-        assert (server.seen[-1].header("x-team"), server.seen[-1].header("x-tier")) == ("all", "mine")
+        assert (server.seen[-1].header("x-team"), server.seen[-1].header("x-tier")) == ("all", "own")
         await client.post(
             "/chat/completions", json={"model": "unheard-of", "messages": [{"role": "user", "content": "x"}]}
         )

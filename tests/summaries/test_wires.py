@@ -105,10 +105,11 @@ def test_a_warm_prompt_keeps_its_bytes(api: str, items: str) -> None:
         {"model": "m", "tools": [{"name": "t"}], "system": "s", "instructions": "i", items: [], "stream": True,
          "stream_options": {}, "max_tokens": 9, "n": 2}
     )  # fmt: skip
-    body = warm_body(WIRES[api], outline, sent, "Sum up.", 300)
+    body = warm_body(WIRES[api], "own-name", outline, sent, "Sum up.", 300)
     assert b'"' + items.encode() + b'":[' + sent + b"," in body
     parsed = json.loads(body)
     assert "Sum up." in json.dumps(parsed[items][-1])
+    assert parsed["model"] == "own-name"
     assert parsed["tools"] == [{"name": "t"}]
     assert not {"stream_options", "n"} & parsed.keys()
     assert parsed.get("stream", False) is False

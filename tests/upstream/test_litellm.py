@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.core.errors import InvalidRequest, Unauthorized, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream import Timeouts
 from tests.harness import until
 from tests.server.house import answer, chunk
@@ -273,6 +273,22 @@ async def test_an_error_inside_a_stream_ends_it():
         events, done = await across.stream()
         assert not done
         assert [event.get("error", {}).get("message") for event in events] == [None, "Overloaded"]
+
+
+async def test_a_stream_that_cannot_be_closed_is_at_its_end(monkeypatch):
+    """Whatever else goes wrong in a stream is reported, and ends the answer instead of leaving its reader waiting."""
+    async with Across() as across:
+        across.stage.reply = answer(opened("Hm") + ended(), SSE)
+        reply = await across.send(stream=True)
+
+        async def aclose(self):
+            raise RuntimeError("not to be closed")
+
+        monkeypatch.setattr(sys.modules["litellm"].CustomStreamWrapper, "aclose", aclose)
+        with pytest.raises(UllageError):
+            await asyncio.wait_for(body_of(reply), 10)
+        assert [name for name, _ in across.failed] == ["bridged stream"]
+        across.failed.clear()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -38,6 +38,8 @@ def load(value: bytes, count: int) -> Record | None:
         record = msgspec.msgpack.decode(value, type=Record)
     except (msgspec.DecodeError, UnicodeError):
         return None
-    indexes = [*record.edits, *record.event.anchors, *(index for index, _ in record.event.clips)]
-    sound = 0 <= record.event.cut <= record.event.place <= count and all(0 <= i < count for i in indexes)
+    event = record.event
+    indexes = [*record.edits, *event.anchors, *(index for index, _ in (*event.clips, *event.trims))]
+    indexes += [swap.index for swap in event.swaps]
+    sound = 0 <= event.cut <= event.place <= count and all(0 <= i < count for i in indexes)
     return record if record.version == VERSION and sound else None

@@ -83,7 +83,7 @@ def write(
     edits |= _results(raw, event, pen, before)
     if event.cut == 0 or not event.block:
         return "", edits
-    if before is not None and _same_block(event, before.event):
+    if before is not None and same_block(event, before.event):
         return before.block, edits
     folded = [i for i in range(event.cut) if raw.items[i].role != "system"]
     entries = {i: raw.dialect.read_entry(raw.item(i)) for i in folded}  # what a clip took out is digested too
@@ -99,7 +99,7 @@ def write(
     return _encodable(render(said, event.block, event.text, count, summary)), edits
 
 
-def _same_block(event: Event, before: Event) -> bool:
+def same_block(event: Event, before: Event) -> bool:
     """Whether the block of *event* says what that of *before* does."""
     clips = [tuple(clip for clip in e.clips if clip[0] in e.anchors or clip[0] < e.cut) for e in (event, before)]
     shape = [(e.cut, e.block, e.text, e.anchors) for e in (event, before)]

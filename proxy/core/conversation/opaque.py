@@ -22,7 +22,7 @@ PREFIX = "ullage-1."
 """What tells an item of ours from those that only a provider can read."""
 
 MOST = 4 * 2**20
-"""Bytes that an item may unfold to."""
+"""Bytes that the items of one request may unfold to together: anybody can write some that unfold a thousandfold."""
 
 _CODE = 16
 
@@ -42,18 +42,21 @@ def pack(text: str, key: bytes) -> str:
     return PREFIX + base64.urlsafe_b64encode(_code(packed, key) + packed).decode()
 
 
-def unpack(value: str, key: bytes) -> tuple[str, bool] | None:
-    """The text in *value* and whether it is truly ours: then as a block; ``None`` where nothing can be read."""
+def unpack(value: str, key: bytes, most: int = MOST) -> tuple[str, bool] | None:
+    """The text in *value* and whether it is truly ours: then as a block; ``None`` where nothing can be read.
+
+    A text of more than *most* bytes is not read.
+    """
     if not value.startswith(PREFIX):
         return None
     try:
         raw = base64.b64decode(value[len(PREFIX) :], altchars=b"-_", validate=True)
         inflate = zlib.decompressobj()
-        inner = inflate.decompress(raw[_CODE:], MOST + 1)
+        inner = inflate.decompress(raw[_CODE:], most + 1)
         text = inner.decode()
     except (binascii.Error, ValueError, zlib.error):
         return None
-    if len(inner) > MOST or not inflate.eof or not text.strip():
+    if len(inner) > most or not inflate.eof or not text.strip():
         return None
     ours = hmac.compare_digest(raw[:_CODE], _code(raw[_CODE:], key))
     return (f"{HEADER}\n\n{text}\n\n{FOOTER}" if ours else text), ours
@@ -69,17 +72,17 @@ def opened(body: bytes, key: bytes) -> Opened:
         return Opened(body)
     pieces: list[bytes] = []
     ours: list[int] = []
-    done = 0
+    done, left = 0, MOST
     for index, (start, end) in enumerate(spans):
-        found = _read(body[start:end], key) if body.find(PREFIX.encode(), start, end) >= 0 else None
+        found = _read(body[start:end], key, left) if body.find(PREFIX.encode(), start, end) >= 0 else None
         if found is not None:
             pieces += [body[done:start], responses.user_message(found[0])]
             ours += [index] if found[1] else []
-            done = end
+            done, left = end, max(0, left - len(found[0].encode()))
     return Opened(b"".join([*pieces, body[done:]]), tuple(ours))
 
 
-def _read(raw: bytes, key: bytes) -> tuple[str, bool] | None:
+def _read(raw: bytes, key: bytes, most: int) -> tuple[str, bool] | None:
     try:
         value = decode(raw)
     except InvalidRequest:
@@ -87,7 +90,7 @@ def _read(raw: bytes, key: bytes) -> tuple[str, bool] | None:
     if not isinstance(value, dict) or value.get("type") not in responses.KEPT:
         return None
     held = value.get("encrypted_content")
-    return unpack(held, key) if isinstance(held, str) else None
+    return unpack(held, key, most) if isinstance(held, str) else None
 
 
 def _code(packed: bytes, key: bytes) -> bytes:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Event
+from proxy.core.compression.swap import Swap
 
 EVENT = Event(9, 5, 300, 100, (1, 4), ((7, 50),), 900, ("fold", "clip"))
 RECORD = Record(VERSION, EVENT, "[Summary ...] 不要", {7: b'{"role":"tool"}'}, 8192, 1024, 200)
@@ -46,6 +47,8 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
         msgspec.structs.replace(RECORD, event=replace(EVENT, anchors=(-1,))),
         msgspec.structs.replace(RECORD, event=replace(EVENT, anchors=(10,))),
         msgspec.structs.replace(RECORD, event=replace(EVENT, clips=((10, 5),))),
+        msgspec.structs.replace(RECORD, event=replace(EVENT, trims=((10, 5),))),
+        msgspec.structs.replace(RECORD, event=replace(EVENT, swaps=(Swap(10, "old"),))),
         msgspec.structs.replace(RECORD, edits={10: b"{}"}),
         msgspec.structs.replace(RECORD, edits={-1: b"{}"}),
     ],

@@ -97,3 +97,12 @@ def test_an_item_becomes_what_it_says() -> None:
 def test_only_compaction_items_are_opened(sent: bytes) -> None:
     """The same letters elsewhere are somebody's text."""
     assert opened(sent, KEY).body == sent
+
+
+def test_many_small_items_unfold_to_no_more_than_one_may() -> None:
+    """Items that unfold a thousandfold are opened while their texts are within the bound together; the rest stay."""
+    huge = item(pack("x" * (MOST * 2 // 5), KEY))
+    found = opened(body(huge, huge, huge, item(pack("small", KEY))), KEY)
+    assert found.ours == (0, 1, 3)
+    assert len(found.body) < 2 * MOST
+    assert found.body.count(PREFIX.encode()) == 1
