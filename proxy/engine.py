@@ -273,7 +273,8 @@ class Engine:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply, head, overflow = await self._send(request, plan, send, course)
             if reply is not None and overflow is None:
-                self._fitter.answered(plan.request or request, plan, reply.status)
+                # Beside the answer, not before it: whatever goes wrong there is reported, and costs no request.
+                asyncio.get_running_loop().call_soon(self._fitter.answered, plan.request or request, plan, reply.status)
                 ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
                 late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
                 learn = self._learner(reply, plan.sent, ending, late)

@@ -674,3 +674,18 @@ async def test_a_learned_window_is_said_to_be_learned() -> None:
     shown = room.engine.windows()
     assert [(each["route"], each["context_window"]) for each in shown["learned"]] == [("stub,gpt-4o-mini", 4000)]
     assert [(each["model"], each["source"]) for each in shown["models"]] == [("gpt-4o-mini", "unknown")]
+
+
+async def test_what_goes_wrong_beside_an_answer_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in what is done after an answer is reported to the loop; the client gets its answer whole."""
+    room, failed = Room(), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(room.desk.fitter, "answered", broken)
+    answer = await room.ask(session(600), always(Given(200, [b'{"choices": []}'], JSON)).send)
+    assert await whole(answer) == b'{"choices": []}'
+    await asyncio.sleep(0)
+    assert [type(error) for error in failed] == [ZeroDivisionError]

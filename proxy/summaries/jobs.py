@@ -219,6 +219,10 @@ class Jobs:
             elif reason == "budget":
                 first, _ = self._memory.dear.get(key, (passage.wanted.length, 0))
                 rest, self._memory.dear[key] = 0.0, (first, error.needed)
+        except Exception:
+            # A fault of our own is reported by whoever keeps the task. It would be there, and be paid for, again.
+            self._memory.rests[key] = float("inf")
+            raise
         if draft is not None:
             calls, taken = draft.calls, (draft.input_tokens, draft.output_tokens)
         self._memory.rests[key] = self._clock() + rest

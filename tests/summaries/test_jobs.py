@@ -179,3 +179,21 @@ async def test_subscription_tokens_of_an_upstream_are_respected(stub: StartStub)
         await settled(bench)
         assert bench.reports[0].reason == ("" if allowed else "subscription")
         await bench.close()
+
+
+async def test_a_fault_of_ours_is_reported_and_not_paid_for_again(
+    stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error nobody foresaw ends the job, reaches whoever keeps tasks, and starts no second job for that stretch."""
+    bench = Bench(await stub(), Dictionary())
+
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(bench.writer, "write", broken)
+    bench.jobs.prepare(passage_of(entries_of(8)))
+    await settled(bench)
+    assert [type(error) for _, error in bench.failed] == [ZeroDivisionError]
+    assert not bench.jobs.is_due(passage_of(entries_of(8)).request, ROUTE, SINCE)
+    bench.failed.clear()
+    await bench.close()
