@@ -379,7 +379,8 @@ class Engine:
             reply.close()
         tokens = report.tokens_after
         if tokens is None or report.bounded or plan.error is not None:
-            counted = await self._fitter.weigh(request, self._fitter.locate(request), plan.route)
+            asked = replace(plan.request or request, body=body)
+            counted = await self._fitter.weigh(asked, self._fitter.locate(asked), plan.route)
             factor = self._lessons.now(plan.route, request.tenant).lesson.calibration.factor
             tokens = int(counted * factor)
         return Answer(report, Written(b'{"input_tokens":%d}' % tokens))

@@ -6,17 +6,20 @@ import asyncio
 import gzip
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
+from proxy.core.compression.truncate import Truncate
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
 from proxy.core.report import Usage
 from proxy.engine import HOLD_SECONDS, Answer, Counting, Engine
+from proxy.fitting import Policy
 from proxy.ports import Mode, Options, Reply, Request, Send
 from tests import forms
-from tests.fits import TENANT, Book, Desk, Message, body_of, classifier, message_problems, outline_problems, slices
+from tests.fits import POLICY, TENANT, Book, Desk, Message, body_of, classifier, message_problems, outline_problems, slices
 from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
@@ -111,9 +114,10 @@ class Room:
         counting: Counting = "auto",
         rules: Sequence[Rule] = (),
         owned: Sequence[str] = (),
+        policy: Policy = POLICY,
     ) -> None:
         self.book = Book()
-        self.desk = Desk(self.book, owned=owned)
+        self.desk = Desk(self.book, policy, owned=owned)
         self.time = 0.0
         catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
         counted = {"stub": counting}
@@ -689,3 +693,15 @@ async def test_what_goes_wrong_beside_an_answer_costs_no_request(monkeypatch: py
     assert await whole(answer) == b'{"choices": []}'
     await asyncio.sleep(0)
     assert [type(error) for error in failed] == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize("window", [None, 200_000])
+async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None:
+    """Results that are capped before they are first sent are counted as capped, known window or not."""
+    body = asked("messages", 6)
+    policy = replace(POLICY, always=Truncate(5, 50_000))
+    told = []
+    for room in (Room(window, counting="own"), Room(window, counting="own", policy=policy)):
+        answer = await room.count(body, always(Given(500, [])).send)
+        told.append(json.loads(await whole(answer))["input_tokens"])
+    assert told[1] < 0.7 * told[0]
