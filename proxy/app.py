@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cachetools import LRUCache
 
 from proxy import settings as configuration
+from proxy.answering import Answering
 from proxy.compacting import Compacting, Serving
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
@@ -387,6 +388,7 @@ def open_engine(
         counting,
         compacting=compacting,
         managing=Managing(reader, owned),
+        answering=Answering(fitter, reader, shares, time.time) if wanted.client_compaction == "answer" else None,
     )
 
 

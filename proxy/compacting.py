@@ -20,6 +20,7 @@ from proxy.core.compression.schedule import NOTE
 from proxy.core.conversation import responses
 from proxy.core.conversation.compaction import TRIGGER
 from proxy.core.conversation.opaque import PREFIX, opened, pack
+from proxy.core.conversation.plain import response_head
 from proxy.core.conversation.scan import decode
 from proxy.fitting import RENDER_INLINE, Subject
 from proxy.ports import Recorder, Request
@@ -205,24 +206,7 @@ def _usage(made: Made) -> dict[str, Any]:
 
 
 def _response(item: Mapping[str, str], made: Made, model: str, created: int) -> dict[str, Any]:
-    return {
-        "id": "resp_" + item["id"][4:],
-        "object": "response",
-        "created_at": created,
-        "status": "completed",
-        "model": model,
-        "output": [item],
-        "error": None,
-        "incomplete_details": None,
-        "instructions": None,
-        "metadata": {},
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "temperature": None,
-        "top_p": None,
-        "usage": _usage(made),
-    }
+    return {**response_head(item["id"][4:], model, created), "output": [item], "usage": _usage(made)}
 
 
 def _events(done: Mapping[str, Any], item: Mapping[str, str]) -> Iterator[bytes]:

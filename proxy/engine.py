@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
+from proxy.answering import Answering
 from proxy.compacting import ASSUMED, Compacting, Kind, ends_with_trigger
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
 from proxy.core.budget.figures import input_room, reserve
@@ -145,7 +146,9 @@ class Engine:
         *,
         compacting: Compacting,
         managing: Managing,
+        answering: Answering | None = None,
     ) -> None:
+        self._answering = answering
         self._managing = managing
         self._compacting = compacting
         self._classifier = classifier
@@ -264,6 +267,9 @@ class Engine:
         """The answer to a request that goes on with its conversation."""
         started = self._clock()
         plan = await self.fit(request)
+        if self._answering and (served := await self._answering.answer(request, plan)):
+            report, body, content = served
+            return Answer(report.but(overhead_seconds=self._clock() - started), Written(body, content))
         spent = self._clock() - started
         first: Answer | None = None
         course = Course(plan)

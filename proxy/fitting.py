@@ -579,6 +579,15 @@ class Fitter:
         most = min(event.text // 2, passage.cap + passage.cap // 4)
         return found if found is not None and count(found.text) <= most else None
 
+    async def summed_up(self, subject: Subject, links: tuple[bytes, ...]) -> tuple[Summary, Raw] | None:
+        """What a model wrote of the longest prefix of a measured conversation, if it is there, and its items."""
+        if self._summaries is None or not self._recorder.reachable():
+            return None
+        subject = replace(subject, layout=subject.reading.layout())
+        passage = self._passage(subject, links, subject.layout.count, None)
+        found = await self._summaries.ready(passage) if passage else None
+        return (found, self._raw(subject)) if found else None
+
     def answered(self, request: Request, plan: Plan, status: int) -> None:
         """Note that *plan* was answered with *status*; past the soft mark a summary is begun for the next event."""
         subject, summaries, report = plan.subject, self._summaries, plan.report

@@ -52,7 +52,7 @@ def fault_of(behaviour: Behaviour) -> Fault:
 
 def summary_of(seen: Seen, behaviour: Behaviour) -> Answer:
     """The answer to a call for a summary."""
-    texts = [str(message.get("content") or "") for message in seen.messages]
+    texts = [_text(message.get("content")) for message in seen.messages]
     match behaviour:
         case "empty":
             return Answer("")
@@ -82,3 +82,8 @@ def summary_of(seen: Seen, behaviour: Behaviour) -> Answer:
         lines += ["## Key decisions", *(f"- {order}" for order in INJECTED[1:4])]
     lines += ["## Identifiers and errors", *(f"- {note}" for note in kept[::-1])]
     return Answer("\n".join(lines))
+
+
+def _text(content: object) -> str:
+    parts = content if isinstance(content, list) else [{"text": content or ""}]
+    return "\n".join(str(part.get("text", "")) for part in parts)

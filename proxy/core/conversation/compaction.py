@@ -117,6 +117,31 @@ def client_of(outline: Outline, first: bytes, last: bytes) -> str:
     return _marked(value) if marked else _asking(value, said or _system(first))
 
 
+def without_prompt(raw: bytes) -> bytes:
+    """The last item of a client's compaction without the words that ask for it; empty where it says nothing else."""
+    try:
+        value = decode(raw)
+    except InvalidRequest:
+        return b""
+    if not isinstance(value, dict) or value.get("role") != "user":
+        return raw
+    content = value.get("content")
+    if not isinstance(content, list):
+        return b""
+    kept = [part for part in content if not _is_prompt(part)]
+    if len(kept) == len(content):  # it asks in its own words, and last
+        texts = [at for at, part in enumerate(content) if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        kept = [part for at, part in enumerate(content) if at not in texts[-1:]]
+    return json.dumps({**value, "content": kept}).encode() if kept else b""
+
+
+def _is_prompt(part: Any) -> bool:
+    text = part.get("text") if isinstance(part, dict) else None
+    return isinstance(text, str) and any(
+        rule.where == "user" and text.lstrip().startswith(rule.begins) for rule in RULES
+    )
+
+
 def _occurs(where: str, text: bytes) -> bool:
     return any(begins in text for begins in _BEGINS[where])
 
