@@ -1,127 +1,166 @@
-"""A client's own compaction, answered from the summary that is ready instead of by the model it asks.
-
-Only where the operator allows it, and only where a model's verified summary covers nearly all that was said. What came
-after it is told as a block tells folded rounds; the user's words stand in it as they were.
-"""
+"""What goes back: an upstream's reply, looked at before it is passed on, or an answer of our own."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
-from proxy.core.budget.figures import Shares
-from proxy.core.compression.clip import clip
-from proxy.core.compression.fold import Folded, render
-from proxy.core.compression.schedule import NOTE
-from proxy.core.compression.view import Raw
-from proxy.core.conversation import plain
-from proxy.core.conversation.compaction import without_prompt
-from proxy.core.conversation.outline import Outline
-from proxy.core.report import SERVED, Report
-from proxy.fitting import RENDER_INLINE, Fitter, Plan, Subject
-from proxy.ports import Request, Summary
-from proxy.reading import Reader
+from proxy.core.errors import UllageError
+from proxy.core.overflow.classify import Classifier
+from proxy.core.overflow.kinds import Overflow
+from proxy.core.overflow.stream import Ending, Opening
+from proxy.core.report import Report, Usage
+from proxy.plans import Plan
+from proxy.ports import Reply
+from proxy.recovery import Recovery
 
-NEARLY: Final = 0.75
-"""The part of a conversation's tokens that a summary must cover to stand for all of it."""
+HOLD_SECONDS = 5.0
+"""How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
 
-WORDS: Final = 0.5
-"""Of what the user's words may take, what the first and the last of them may take each."""
-
-STREAM, JSON = "text/event-stream; charset=utf-8", "application/json"
-
-Count = Callable[[str], int]
+ERROR_BYTES = 1_048_576
+"""An error answer larger than this is passed on without being looked at."""
 
 
-class Answering:
-    """Answers clients' own compactions. *now* gives seconds since 1970."""
+def learn_nothing(usage: Usage) -> bool:
+    """What an answer of our own teaches."""
+    del usage
+    return False
 
-    def __init__(self, fitter: Fitter, reader: Reader, shares: Shares, now: Callable[[], float]) -> None:
-        self._fitter = fitter
-        self._reader = reader
-        self._shares = shares
-        self._now = now
 
-    async def answer(self, request: Request, plan: Plan) -> tuple[Report, bytes, str] | None:
-        """The report, the body and the content type of an answer of our own to *request*, as *plan* would send it.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes to the client: the upstream's ``reply`` (``head`` first: bytes already taken from it), or ``error``.
 
-        ``None`` where it is no compaction of a client's, asks for more than a text, or no summary is ready for it.
+    ``learn`` takes the usage of an answer that came to its end, and says whether it shows that the provider silently
+    cut the prompt instead of refusing it.
+    """
+
+    report: Report
+    reply: Reply | None = None
+    head: bytes = b""
+    error: UllageError | None = None
+    learn: Callable[[Usage], bool] = learn_nothing
+    ending: Ending | None = None
+
+
+class Told:
+    """What is left of a reply whose body was read to its end: its head, to be given back verbatim."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self._reply.status
+
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """The end-to-end headers as they came."""
+        return self._reply.headers
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return self._reply.header(name)
+
+    async def next_chunk(self) -> bytes:
+        """Nothing: the body was taken."""
+        return b""
+
+    def close(self) -> None:
+        """Nothing is under way any more."""
+
+
+class Written:
+    """An answer of our own, with status 200."""
+
+    status = 200
+    headers: Sequence[tuple[str, str]]
+
+    def __init__(self, body: bytes, kind: str = "application/json") -> None:
+        self._body = body
+        self.headers = (("content-type", kind), ("content-length", str(len(body))))
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return dict(self.headers).get(name.lower(), "")
+
+    async def next_chunk(self) -> bytes:
+        """All of it, then nothing."""
+        body, self._body = self._body, b""
+        return body
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+class Looker:
+    """Tells an overflow by an answer's head and opening bytes."""
+
+    def __init__(self, classifier: Classifier, recovery: Recovery) -> None:
+        self._classifier = classifier
+        self._recovery = recovery
+
+    async def look(self, reply: Reply, plan: Plan, *, again: bool) -> tuple[bytes, Overflow | None]:
+        """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is.
+
+        A claim is held against our own count, but a provider that was believed once is believed *again*.
         """
-        subject = plan.subject
-        if subject is None or not plan.report.client_compaction or plan.report.observed or not plan.links:
-            return None
-        outline = subject.reading.outline
-        if outline.unseen or not _wants_text(outline):
-            return None
-        ready = await self._fitter.summed_up(subject, plan.links)
-        if ready is None:
-            return None
-        summary, raw = ready
-        sums = raw.layout.sums
-        if sums[summary.cut] < NEARLY * sums[-1]:
-            return None
-        large = len(subject.reading.body) > RENDER_INLINE
-        text = await asyncio.to_thread(self._text, subject, raw, summary) if large else self._text(subject, raw, summary)
-        count = self._reader.count(subject.route.encoding, subject.route.model)
-        tokens = int(count(text) * subject.factor)
-        if outline.requested is not None and tokens > outline.requested:
-            return None
-        name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
-        model = request.model or outline.model
-        said = plain.Said(text, tokens, name, model, int(self._now()), _wants_usage(outline))
-        facts = {"outcome": "compacted", "reason": SERVED, "tokens_after": tokens, "summary_tokens": summary.spent}
-        report = plan.report.but(stages=(), regions={}, borrowed={}, event=False, **facts)
-        if outline.stream:
-            return report, plain.streamed(request.api, said), STREAM
-        return report, plain.whole(request.api, said), JSON
+        try:
+            return await self._judge(reply, plan, again)
+        except BaseException:
+            reply.close()  # whoever waited is gone or the connection broke: nobody else would end the call
+            raise
 
-    def _text(self, subject: Subject, raw: Raw, summary: Summary) -> str:
-        """The summary, and what it does not tell: the user's words, and what came after it."""
-        count = self._reader.count(subject.route.encoding, subject.route.model)
-        figures, shares, items = subject.figures, self._shares, raw.items
-        budget = max(figures.budget, figures.window // 4)
-        text = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))
-        words = int(shares.pins * budget)
-        told = [i for i in range(len(items)) if items[i].role != "system"]
-        entries = {i: raw.dialect.read_entry(raw.item(i)) for i in told[:-1]}
-        if told and (rest := without_prompt(raw.item(told[-1]))):
-            entries[told[-1]] = raw.dialect.read_entry(rest)
-        users = [i for i, entry in entries.items() if items[i].role == "user" or entry.said]
-        said = [entries[i].said or entries[i].text for i in users]
-        ends = [clip(each, int(words * WORDS), count) for each in (*said[:1], *said[1:][-1:])]
-        later = tuple(entry for i, entry in entries.items() if i >= summary.cut)
-        folded = Folded(later, tuple(said[1:-1]), *ends)
-        return _encodable(render(folded, words + text + NOTE, text, count, summary.text))
+    async def _judge(self, reply: Reply, plan: Plan, again: bool) -> tuple[bytes, Overflow | None]:
+        counted = None if again else plan.tokens
+        if reply.status >= 400:
+            body, complete = await _read(reply, ERROR_BYTES)
+            found = self._classifier.answer(reply.status, reply.headers, body, counted) if complete else None
+            return body, found if self._recovery.concerns(found) else None
+        if reply.status != 200 or not (again or _may_overflow(plan)):
+            return b"", None
+        return await _watch(reply, Opening(self._classifier, reply.headers, counted))
 
 
-def _wants_text(outline: Outline) -> bool:
-    """Whether one plain text is all that the request can mean: no second choice, no form, no call it insists on."""
-    if _member(outline, "n") not in (None, 1) or _member(outline, "logprobs"):
-        return False
-    forms = (_member(outline, "response_format"), _member(outline, "output_format"), _format(_member(outline, "text")))
-    if any(isinstance(form, dict) and form.get("type", "text") != "text" for form in forms):
-        return False
-    choice = _member(outline, "tool_choice")
-    named = choice.get("type") if isinstance(choice, dict) else choice
-    return named in (None, "auto", "none")
+async def _watch(reply: Reply, opening: Opening) -> tuple[bytes, Overflow | None]:
+    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow."""
+    taken = [await reply.next_chunk()]
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + HOLD_SECONDS
+    while taken[-1] and opening.feed(taken[-1]) == "undecided":
+        chunk = await _before(deadline, reply.next_chunk())
+        if chunk is None:
+            return b"".join(taken), None
+        taken.append(chunk)
+    if opening.finish() != "overflow":
+        return b"".join(taken), None
+    rest, complete = await _read(reply, ERROR_BYTES, deadline)
+    return b"".join(taken) + rest, opening.overflow if complete else None
 
 
-def _wants_usage(outline: Outline) -> bool:
-    options = _member(outline, "stream_options")
-    return isinstance(options, dict) and options.get("include_usage") is True
+async def _read(reply: Reply, limit: int, deadline: float | None = None) -> tuple[bytes, bool]:
+    """The rest of a reply up to *limit* bytes, and whether that was all of it."""
+    taken: list[bytes] = []
+    size = 0
+    while size <= limit:
+        chunk = await (reply.next_chunk() if deadline is None else _before(deadline, reply.next_chunk()))
+        if not chunk:
+            return b"".join(taken), chunk is not None
+        taken.append(chunk)
+        size += len(chunk)
+    return b"".join(taken), False
 
 
-def _format(text: object) -> object:
-    return text.get("format") if isinstance(text, dict) else None
+async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await chunk
+    except TimeoutError:
+        return None
 
 
-def _member(outline: Outline, key: str) -> object:
-    found: object = json.loads(outline.value(key)) if key in outline.fields else None
-    return found
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def _may_overflow(plan: Plan) -> bool:
+    budget, after = plan.report.budget, plan.report.tokens_after
+    return budget is None or after is None or after * 2 >= budget

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cachetools import LRUCache
 
 from proxy import settings as configuration
-from proxy.answering import Answering
+from proxy.clientcompaction import ClientCompaction
 from proxy.compacting import Compacting, Serving
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
@@ -35,9 +35,10 @@ from proxy.core.compression.truncate import Truncate
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
-from proxy.fitting import Fitter, Policy
+from proxy.fitting import Fitter
 from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.managing import Managing
+from proxy.plans import Policy
 from proxy.reading import Reader
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import HeadersOf, Limits, Models, Place, Server, ServerConfig, no_headers
@@ -378,6 +379,7 @@ def open_engine(
     serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
     compacting = Compacting(reader, store, shares, time.time, serving)
+    own = ClientCompaction(fitter.events, reader, shares, time.time)
     return Engine(
         catalogue,
         fitter,
@@ -388,7 +390,7 @@ def open_engine(
         counting,
         compacting=compacting,
         managing=Managing(reader, owned),
-        answering=Answering(fitter, reader, shares, time.time) if wanted.client_compaction == "answer" else None,
+        own=own if wanted.client_compaction == "answer" else None,
     )
 
 

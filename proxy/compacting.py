@@ -22,7 +22,8 @@ from proxy.core.conversation.compaction import TRIGGER
 from proxy.core.conversation.opaque import PREFIX, opened, pack
 from proxy.core.conversation.plain import response_head
 from proxy.core.conversation.scan import decode
-from proxy.fitting import RENDER_INLINE, Subject
+from proxy.events import RENDER_INLINE
+from proxy.plans import Subject
 from proxy.ports import Recorder, Request
 from proxy.reading import Located, Reader
 
@@ -198,7 +199,7 @@ def ends_with_trigger(located: Located) -> bool:
 def _usage(made: Made) -> dict[str, Any]:
     return {
         "input_tokens": made.taken,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": made.given,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": made.taken + made.given,

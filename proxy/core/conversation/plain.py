@@ -94,7 +94,7 @@ def _message_events(said: Said) -> Iterator[bytes]:
 def _response(said: Said) -> dict[str, Any]:
     usage = {
         "input_tokens": 0,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": said.tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": said.tokens,
