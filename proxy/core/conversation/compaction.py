@@ -47,7 +47,8 @@ RULES: Final = (
     Rule("opencode", "system", "You are a context summarization agent"),
     Rule("pi", "system", "You are a context summarization assistant"),
     Rule("qwen-code", "user", "First, reason in your scratchpad. Then, generate the <state_snapshot>"),
-    Rule("qwen-code", "system", "You are the component that summarizes internal chat history"),
+    Rule("qwen-code", "user", "First, reason in your <analysis> block. Then, produce the <state_snapshot>"),
+    Rule("qwen-code", "system", "You are the component that summarizes"),
     Rule("cline", "user", '<explicit_instructions type="summarize_task"'),
     Rule("crush", "system", "You are summarizing a conversation to preserve context for continuing work later"),
 )
