@@ -38,8 +38,8 @@ from proxy.fitting import Fitter, Policy
 from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.managing import Managing
 from proxy.reading import Reader
-from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
-from proxy.server import HeadersOf, Limits, Models, Place, Server, ServerConfig, no_headers
+from proxy.routing import open_bridge, open_catalogue, open_headers, open_probes, open_summaries, open_upstream
+from proxy.server import Limits, Models, Place, Server, ServerConfig
 from proxy.settings import Settings, Stages
 from proxy.store import (
     Embedded,
@@ -430,22 +430,6 @@ def _models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Mo
     return Models(upstream, places, settings.default_upstream().name, named, figures)
 
 
-def _headers_of(settings: Settings) -> HeadersOf:
-    if not any(rule.headers for rule in settings.models):
-        return no_headers
-
-    def headers_of(model: str) -> Mapping[str, str]:
-        if not model:
-            return {}
-        rule = settings.model(model)
-        own = settings.model(rule.model).headers if rule.model else {}
-        said = {name.lower() for name in rule.headers}
-        left = {name: value for name, value in own.items() if name.lower() not in said}
-        return {name: value.get_secret_value() for name, value in {**left, **rule.headers}.items()}
-
-    return headers_of
-
-
 def _server_config(settings: Settings) -> ServerConfig:
     server, limits = settings.server, settings.server.limits
     return ServerConfig(
@@ -458,7 +442,7 @@ def _server_config(settings: Settings) -> ServerConfig:
         usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
         relay=server.relay,
         origins=frozenset(server.origins),
-        headers_of=_headers_of(settings),
+        headers_of=open_headers(settings),
         limits=replace(
             Limits(),
             body=limits.body,
