@@ -34,9 +34,10 @@ from proxy.core.compression.truncate import Truncate
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
-from proxy.fitting import Fitter, Policy
+from proxy.fitting import Fitter
 from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.managing import Managing
+from proxy.plans import Policy
 from proxy.reading import Reader
 from proxy.routing import open_bridge, open_catalogue, open_headers, open_probes, open_summaries, open_upstream
 from proxy.server import Limits, Models, Place, Server, ServerConfig

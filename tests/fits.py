@@ -23,9 +23,10 @@ from proxy.core.compression.truncate import MIDDLE
 from proxy.core.conversation.toolmap import ToolMap
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
-from proxy.fitting import Fitter, Plan, Policy
+from proxy.fitting import Fitter
 from proxy.lessons import Lessons
 from proxy.managing import Managing
+from proxy.plans import Plan, Policy
 from proxy.ports import Options, Recorder, Request, Summaries
 from proxy.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
