@@ -11,6 +11,7 @@ from typing import Final
 
 from cachetools import LRUCache
 
+from proxy import memories
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.budget.windows import Facts, Told, published
@@ -34,8 +35,8 @@ OWN_ADDRESSES: Final = {ANTHROPIC: "https://api.anthropic.com/v1"}
 SUMMARISER: Final = Patience(failures=3, within=None, first_pause=60.0, longest_pause=1800.0, lost=300.0)
 """When a summariser is left alone: after three failures in a row, for a minute at first."""
 
-TENANTS, TEXT_BYTES, STRETCHES = 10_000, 16 * 2**20, 50_000
-"""Bounds of what a process remembers of summaries: clients, bytes of texts, stretches of conversations."""
+TENANTS, STRETCHES = 10_000, 50_000
+"""Bounds of what a process remembers of summaries beside their texts: clients, stretches of conversations."""
 
 
 def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
@@ -200,7 +201,7 @@ def open_summaries(
     agent = f"ullage/{configuration.version()} (summary)"
     writer = Writer(upstream, tokenizers, load_prompts(), agent, wanted.timeout, aligned=wanted.aligned)
     memory = Memory(
-        LRUCache(TEXT_BYTES, getsizeof=lambda summary: 400 + 4 * len(summary.text)),
+        memories.texts(),
         LRUCache(STRETCHES),
         LRUCache(STRETCHES),
         LRUCache(STRETCHES),
