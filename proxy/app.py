@@ -187,6 +187,7 @@ class House:
                 "probes": probes.surveys(),
                 **engine.windows(),
                 "store": _store_status(store),
+                "summaries": jobs.status() if jobs is not None else {"mode": "off"},
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
 

@@ -36,6 +36,9 @@ REFUSED, LONGEST_REFUSED = 60.0, 3600.0
 WAIT_ELSEWHERE = 8.0
 """Seconds a waiting event looks out for what another replica is writing."""
 
+SHOWN = 100
+"""Tenants, and breakers, that are shown to people at once."""
+
 VERSION = 1
 
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
@@ -114,6 +117,16 @@ class Jobs:
     def open_breakers(self) -> int:
         """How many summarisers, each for one tenant, are not asked at present because they failed."""
         return sum(breaker.state != "closed" for breaker in self._memory.breakers.values())
+
+    def status(self) -> dict[str, object]:
+        """How summaries fare in this process, by tenant's short name: tokens of the last hour, pauses, breakers."""
+        breakers = [
+            {"tenant": self._label(tenant), "summariser": name, "state": breaker.state}
+            for (name, tenant), breaker in self._memory.breakers.items()
+            if breaker.state != "closed"
+        ]
+        clients = [{"tenant": self._label(tenant), **figures} for tenant, figures in self._ledger.figures(SHOWN)]
+        return {"mode": self._terms.mode, "running": self.running, "clients": clients, "breakers": breakers[:SHOWN]}
 
     async def ready(self, passage: Passage) -> Summary | None:
         """The summary of *passage*, or the newest one of a shorter prefix; asks the store at most once."""

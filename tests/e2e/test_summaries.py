@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.loop import KEY, WINDOW, Loop, replicas
-from tests.e2e.processes import lines, metrics, total
+from tests.e2e.processes import lines, metrics, status, total
 from tests.e2e.test_store import frozen, full, lost
 from tests.harness import Proxy
 from tests.store.conftest import Valkey, eventually
@@ -50,6 +50,9 @@ async def test_two_replicas_write_one_summary_for_each_event(
         written = [total(each, "ullage_summaries_total", outcome="written") for each in figures]
         assert sum(written) == len(server.summaries)
         assert sum(total(each, "ullage_compactions_total") for each in figures) == len(loop.events)
+        (client,) = (await status(loop.fronts[0]))["summaries"]["clients"]
+        assert 0 < client["spent_tokens"] <= 1.2 * client["allowed_tokens"]
+        assert total(figures[0], "ullage_summary_tokens_total", tenant=client["tenant"]) > 0
 
 
 async def test_a_call_goes_out_with_the_requests_own_key(stub: StartStub, home: Path, proxy: StartProxy) -> None:

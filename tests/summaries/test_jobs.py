@@ -12,7 +12,7 @@ from tests.conftest import StartStub
 from tests.harness import until
 from tests.store.conftest import Opener, Valkey
 from tests.stub.summariser import Behaviour
-from tests.summaries.desk import ROUTE, SINCE, Bench, entries_of, passage_of
+from tests.summaries.desk import ROUTE, SINCE, TENANT, Bench, entries_of, passage_of
 from tests.summaries.shelves import Dictionary
 
 
@@ -123,12 +123,15 @@ async def test_three_failures_open_the_breaker(stub: StartStub, behaviour: Behav
         assert len(server.summaries) == 3
         assert [report.reason for report in bench.reports][3] == "breaker"
         assert bench.jobs.open_breakers == 1
+        (broken,) = bench.jobs.status()["breakers"]
+        assert broken == {"tenant": TENANT[:2].hex(), "summariser": "stub,gpt-4o-mini,chat", "state": "open"}
         server.summariser = "honest"
         bench.now += 100.0
         bench.jobs.prepare(_elsewhere(9))
         await settled(bench)
         assert bench.reports[-1].outcome == "written"
         assert bench.jobs.open_breakers == 0
+        assert bench.jobs.status()["breakers"] == []
     await bench.close()
 
 
