@@ -99,12 +99,11 @@ class Loop:
         if len(self.stub.summaries) == self.answered:
             return
 
-        async def busy() -> bool:
+        async def calls() -> float:
             figures = [await metrics(front) for front in self.fronts if front.process is not None]
-            calls = sum(total(each, "ullage_summary_calls_total") for each in figures)
-            return calls < len(self.stub.summaries)
+            return sum(total(each, "ullage_summary_calls_total") for each in figures)
 
-        while await busy():
+        while await calls() < len(self.stub.summaries):
             pass
         self.answered = len(self.stub.summaries)
 
