@@ -16,10 +16,12 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.core.budget.catalogue import Route
+from proxy.core.conversation.notes import VERSION as NOTE_VERSION
+from proxy.core.conversation.notes import JobNote, JobState
 from proxy.core.report import SummaryOutcome, SummaryReport
 from proxy.ports import Clock, Passage, Request, Summary
 from proxy.summaries.calling import Summariser, credentials, is_subscription
-from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf
+from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf, Tell, untold
 from proxy.summaries.spend import Ledger
 from proxy.summaries.writing import Draft, Unwritten, Writer
 
@@ -106,6 +108,7 @@ class Jobs:
         spawn: Spawn,
         observe: Observe,
         clock: Clock,
+        tell: Tell = untold,
     ) -> None:
         self._shelf = shelf
         self._writer = writer
@@ -118,6 +121,7 @@ class Jobs:
         self._spawn = spawn
         self._observe = observe
         self._clock = clock
+        self._tell = tell
         self._running: dict[Key, asyncio.Task[Summary | None]] = {}
         self._closing = False
 
@@ -277,8 +281,15 @@ class Jobs:
             # What was too dear before is tried as it was then: a longer prefix would only cost more.
             length, _ = (0, 0) if wait else self._memory.dear.get(self._key(passage), (0, 0))
             passage = passage.until(length) if length > passage.covered else passage
-            draft = await self._draft(passage, summariser, base)
-            return await self._keep(passage, summariser, policy, base, draft), draft
+            self._note(passage, summariser, "pending")
+            try:
+                draft = await self._draft(passage, summariser, base)
+            except Unwritten as error:
+                self._note(passage, summariser, "failed" if error.tried else "skipped", error.reason)
+                raise
+            kept = await self._keep(passage, summariser, policy, base, draft)
+            self._note(passage, summariser, "ready", left=draft.output_tokens)
+            return kept, draft
         finally:
             renewal.cancel()
             await lease.release()
@@ -325,7 +336,7 @@ class Jobs:
         kept = Kept(VERSION, draft.text, cut, spent, summariser.model, int(time.time()))
         value = msgspec.msgpack.encode(kept)
         held = await self._shelf.keep(passage.request.tenant, passage.root, policy, chain, value)
-        summary = _load(held, cut) or Summary(draft.text, cut, spent)
+        summary = _load(held, cut) or Summary(draft.text, cut, spent, summariser.model)
         self._memory.summaries[policy, chain] = summary
         return summary
 
@@ -373,11 +384,38 @@ class Jobs:
 
     def _refuse(self, passage: Passage, summariser: Summariser) -> float:
         """Let nobody try this stretch again for a while; the seconds."""
-        key = self._key(passage)
-        failures = self._memory.failures[key] = self._memory.failures.get(key, 0) + 1
-        seconds = min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures - 1, 10))
+        key, seconds = self._key(passage), self._patience(passage)
+        self._memory.failures[key] = self._memory.failures.get(key, 0) + 1
         self._shelf.refuse(passage.root, self._policy(passage, summariser), passage.since, seconds)
         return seconds
+
+    def _patience(self, passage: Passage) -> float:
+        """For how many seconds nobody tries again where one more has failed."""
+        failures = self._memory.failures.get(self._key(passage), 0)
+        return min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures, 10))
+
+    def _note(
+        self, passage: Passage, summariser: Summariser, state: JobState, reason: str = "", *, left: int = 0
+    ) -> None:
+        """Tell what has become of the summary of *passage*, for people."""
+        wanted, now = passage.wanted, int(time.time())
+        note = JobNote(
+            version=NOTE_VERSION,
+            made=now,
+            route=passage.route.name,
+            policy=self._policy(passage, summariser),
+            since=passage.since,
+            chain=wanted.chain,
+            cut=wanted.length,
+            state=state,
+            by=summariser.model,
+            upstream=summariser.upstream,
+            reason=reason,
+            taken=int(wanted.tokens * passage.factor),
+            left=left,
+            until=now + int(self._patience(passage)) if state == "failed" else 0,
+        )
+        self._tell(passage.request.tenant, passage.root, note)
 
     def _breaker_of(self, summariser: Summariser, tenant: bytes) -> Breaker:
         breaker = self._memory.breakers.get((summariser.name, tenant))
@@ -414,4 +452,4 @@ def _load(value: bytes, cut: int) -> Summary | None:
         kept = msgspec.msgpack.decode(value, type=Kept)
     except (msgspec.DecodeError, UnicodeError):
         return None
-    return Summary(kept.text, kept.cut, kept.spent) if kept.version == VERSION and kept.cut == cut else None
+    return Summary(kept.text, kept.cut, kept.spent, kept.model) if kept.version == VERSION and kept.cut == cut else None
