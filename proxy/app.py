@@ -18,10 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from proxy import settings as configuration
+from proxy.chronicle import LEAST, Chronicle
 from proxy.compacting import Compacting, Serving
+from proxy.conversations import Conversations
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
@@ -34,9 +36,10 @@ from proxy.core.compression.truncate import Truncate
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
-from proxy.fitting import Fitter, Policy
+from proxy.fitting import Fitter
 from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.managing import Managing
+from proxy.plans import Policy
 from proxy.reading import Reader
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import HeadersOf, Limits, Models, Place, Server, ServerConfig, no_headers
@@ -62,9 +65,9 @@ if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
 
 ITEMS, OUTLINES, PREFIXES, RECORD_BYTES = 300_000, 2_000, 4_000, 64 * 2**20
-ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
+ASKED, TOOL_ARRAYS, LEARNED, NOTED = 50_000, 64, 10_000, 10_000
 """Bounds of a process's memories: items (about 250 bytes each), outlines, prefixes, bytes of records; places asked of
-the store, shrunk tool arrays, routes that overflows taught about."""
+the store, shrunk tool arrays, routes that overflows taught about, conversations that were noted a moment ago."""
 
 HOUSEKEEPING_SECONDS = 1.0
 
@@ -169,8 +172,11 @@ class House:
             telemetry.summary(report)
             logs.summary_done(report)
 
-        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised)
-        engine = await asyncio.to_thread(open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs)
+        chronicle = Chronicle(store.register, TTLCache(NOTED, LEAST), time.time)
+        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
+        engine = await asyncio.to_thread(
+            open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle
+        )
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -191,7 +197,8 @@ class House:
         config = _server_config(settings)
         models = _models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models)
+        told_of = _conversations(settings, store)
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -352,10 +359,12 @@ def open_engine(
     store: Store,
     notice: Notice = unnoticed,
     jobs: Jobs | None = None,
+    chronicle: Chronicle | None = None,
 ) -> Engine:
     """The conductor of *settings*, with memories of its own.
 
-    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any.
+    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any; *chronicle* notes
+    what becomes of conversations.
     """
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
@@ -387,6 +396,7 @@ def open_engine(
         counting,
         compacting=compacting,
         managing=Managing(reader, owned),
+        chronicle=chronicle,
     )
 
 
@@ -428,6 +438,11 @@ def _models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Mo
     places = [Place(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
     named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
     return Models(upstream, places, settings.default_upstream().name, named, figures)
+
+
+def _conversations(settings: Settings, store: Store) -> Conversations:
+    compacts = settings.compression.mode == "on"
+    return Conversations(store.register, time.time, compacts=compacts, summaries=settings.summaries.mode)
 
 
 def _headers_of(settings: Settings) -> HeadersOf:

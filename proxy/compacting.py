@@ -21,7 +21,8 @@ from proxy.core.conversation import responses
 from proxy.core.conversation.compaction import TRIGGER
 from proxy.core.conversation.opaque import PREFIX, opened, pack
 from proxy.core.conversation.scan import decode
-from proxy.fitting import RENDER_INLINE, Subject
+from proxy.events import RENDER_INLINE
+from proxy.plans import Subject
 from proxy.ports import Recorder, Request
 from proxy.reading import Located, Reader
 

@@ -24,7 +24,7 @@ from proxy.lessons import remedy
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_upstream
 from proxy.server.usage import UsageTap
 from proxy.settings import Settings, overflow_rules
-from proxy.settings.model import Upstream
+from proxy.settings.servers import Upstream
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams, find

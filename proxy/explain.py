@@ -25,7 +25,7 @@ from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.outline import TOOLS
 from proxy.core.errors import InvalidRequest
-from proxy.fitting import DIALECTS, Plan, Subject
+from proxy.plans import DIALECTS, Plan, Subject
 from proxy.ports import Request
 from proxy.reading import Reader, Reading
 from proxy.routing import open_catalogue
@@ -130,7 +130,7 @@ async def fitted(settings: Settings, body: bytes, *, model: str | None = None, w
     )
     try:
         engine = open_engine(settings, given, tokenizers, store)
-        plan = await engine.fit(Request(api, body, TENANT, "fit"), counted=True)
+        plan = await engine.planner.fit(Request(api, body, TENANT, "fit"), counted=True)
     finally:
         await store.close()
         await tasks.finish(1.0)

@@ -2,118 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import json
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Literal
+from collections.abc import MutableMapping
+from dataclasses import replace
 
-from proxy import passages
 from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, input_room, reserve, scaled
+from proxy.core.budget.figures import input_room, scaled
 from proxy.core.budget.regions import regions, scaled_up
 from proxy.core.budget.shares import borrowed
 from proxy.core.compression.fresh import capped
 from proxy.core.compression.prune import oldest
-from proxy.core.compression.record import VERSION, Record, dump, load
-from proxy.core.compression.schedule import Demand, Event, Rules, Schedule
-from proxy.core.compression.tools import shrink
-from proxy.core.compression.truncate import Truncate
-from proxy.core.compression.view import Pen, Raw, View, assemble, same_block, write
-from proxy.core.conversation import chat, messages, responses
+from proxy.core.compression.record import Record
+from proxy.core.compression.schedule import Demand, Event
+from proxy.core.compression.view import View, assemble
 from proxy.core.conversation.compaction import client_of
-from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.facts import pairs_of
-from proxy.core.conversation.items import EMPTY, Layout
+from proxy.core.conversation.items import EMPTY
 from proxy.core.conversation.outline import TOOLS, splice
-from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
 from proxy.core.conversation.scan import scan
-from proxy.core.errors import ContextTooLong, InvalidRequest, UllageError
+from proxy.core.errors import ContextTooLong, InvalidRequest
 from proxy.core.overflow.policy import Extent, Lower
 from proxy.core.report import Report
+from proxy.events import Events
 from proxy.lessons import Lessons, Sent
-from proxy.ports import Passage, Recorder, Request, Summaries, Summary
+from proxy.plans import DIALECTS, Plan, Policy, Subject
+from proxy.ports import Recorder, Request, Summaries
 from proxy.reading import Located, Reader, Reading
-
-DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
-
-RENDER_INLINE = 65_536
-"""Bytes of folded items that are digested on the event loop; more goes to a thread."""
+from proxy.toolroom import ToolRoom
 
 LARGE = 0.30
 """A fresh tool result that takes more of the room left than this is worth a warning."""
-
-MAX_PLACES = 512
-"""Places asked of the store at once; an event is never further back than the room between the marks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How views are kept small: the schedule's rules, and when an output figure may be lowered.
-
-    ``stored``: whether a provider may cut a history that only it has, or its error is the answer. ``economy`` compacts
-    where it gets dear and not only where it gets full. ``always`` caps every tool result before it is first sent.
-    """
-
-    rules: Rules
-    lower_output: Lower = "last"
-    stored: Literal["truncate", "error"] = "truncate"
-    economy: bool = False
-    buffers: Buffers = NO_BUFFERS
-    always: Truncate | None = None
-
-    def figures(self, route: Route, window: int, requested: int | None, fixed: int, factor: float) -> Figures:
-        """What a request may use; *window* and *requested* are in the provider's tokens, the rest in ours."""
-        usual = reserve(None, route.max_output, window)
-        limit = None if route.max_input is None else scaled(route.max_input, factor)
-        cap = scaled(economy_cap(window, route.tier), factor) if self.economy else None
-        held = reserve(requested, route.max_output, window)
-        return Figures(
-            scaled(window, factor), scaled(held, factor), fixed, scaled(usual, factor), limit, cap, self.buffers
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """One request under consideration, measured. ``factor``: provider tokens per token of our count.
-
-    ``lower`` says when its output figure may give way, where not the policy does.
-    """
-
-    request: Request
-    route: Route
-    reading: Reading
-    layout: Layout
-    figures: Figures
-    factor: float
-    requested: int | None
-    report: Report
-    lower: Lower | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What goes upstream, or why nothing does. ``tokens`` is the view's weight in our own count, if counted.
-
-    ``record`` is the event that the view comes from, ``subject`` what was measured; ``links`` name the conversation
-    after each item. ``request`` is what it is a view of, where that is not the client's own request. ``withheld``: it
-    would have gone further than was allowed; nothing was decided, and this is no view to send.
-    """
-
-    body: bytes
-    report: Report
-    route: Route | None = None
-    tokens: int | None = None
-    subject: Subject | None = None
-    output: int | None = None
-    sent: Sent | None = None
-    error: UllageError | None = None
-    record: Record | None = None
-    request: Request | None = None
-    withheld: bool = False
-    links: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 class Fitter:
@@ -135,13 +53,10 @@ class Fitter:
         summaries: Summaries | None = None,
     ) -> None:
         self._reader = reader
-        self._recorder = recorder
         self._policy = policy
-        self._records = records
-        self._asked = asked
-        self._tools = tools
         self._lessons = lessons
-        self._summaries = summaries
+        self._room = ToolRoom(reader, policy, tools)
+        self.events = Events(reader, recorder, policy, records, asked, summaries)
 
     def capped(self, request: Request) -> Request:
         """*request* with its tool results capped, where that is wanted; *request* itself where nothing is too big."""
@@ -181,64 +96,15 @@ class Fitter:
         reading = await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located, route.model)
         return reading.fixed + reading.history
 
-    def rerouted(self, request: Request, model: str) -> bytes:
-        """The body of *request* for another *model*: its name, and no reasoning that only its author can read."""
-        located = self.locate(request)
-        body, outline, where = located.body, located.outline, located.scan
-        items, edits = body[where.start : where.end], {"model": json.dumps(model)}
-        if MARKS.search(items):
-            portable = PORTABLE[request.api]
-            raws = [body[start:end] for start, end in where.spans]
-            kept = [portable(raw) if MARKS.search(raw) else raw for raw in raws]
-            if kept != raws:
-                items, edits = b",".join(filter(None, kept)), {**edits, **WITHOUT.get(request.api, {})}
-        at = len(body[: where.start].decode())
-        found = splice(outline, at, items, {key: value for key, value in edits.items() if key in outline.fields})
-        if "model" in outline.fields:
-            return found
-        return found.replace(b"{", b'{"model":' + edits["model"].encode() + b",", 1)
-
-    def renamed(self, request: Request, model: str) -> bytes:
-        """The body of *request* with another name of its model, and every other byte as it is."""
-        located, body, name = self.locate(request), request.body, json.dumps(model).encode()
-        text, where = located.outline.text, located.outline.fields.get("model")
-        if where is None:
-            return body
-        # The items stand either behind the name or before it; from the other end the outline is the body.
-        if where.start < len(located.body[: located.scan.start].decode()):
-            start = len(text[: where.start].encode())
-            end = start + len(text[where.start : where.end].encode())
-        else:
-            end = len(body) - len(text[where.end :].encode())
-            start = end - len(text[where.start : where.end].encode())
-        return body[:start] + name + body[end:]
-
-    def with_output(self, request: Request, plan: Plan, most: int) -> Plan | None:
-        """*plan* with every output figure above *most* lowered to it; ``None`` where there is none."""
-        located = self.locate(replace(request, body=plan.body))
-        outline, (start, end) = located.outline, (located.scan.start, located.scan.end)
-        given = {key: outline.value(key) for key in DIALECTS[request.api].OUTPUT_FIGURES if key in outline.fields}
-        edits = {key: str(most) for key, value in given.items() if value.isdecimal() and int(value) > most}
-        if not edits:
-            return None
-        body = splice(outline, len(plan.body[:start].decode()), plan.body[start:end], edits)
-        stages = tuple(dict.fromkeys((*plan.report.stages, "output")))
-        return replace(plan, body=body, output=most, report=plan.report.but(outcome="compacted", stages=stages))
+    @property
+    def may_truncate(self) -> bool:
+        """Whether a provider may cut the history that only it has."""
+        return self._policy.stored == "truncate"
 
     @property
     def lower(self) -> Lower:
         """When a request's own output figure may be lowered."""
         return self._policy.lower_output
-
-    def truncating(self, located: Located, plan: Plan) -> Plan | None:
-        """*plan* with leave for the provider to cut the history that only it has; ``None`` where that is not wanted."""
-        outline = located.outline
-        if self._policy.stored == "error" or "truncation" in outline.fields or "truncation" in plan.report.stages:
-            return None
-        at = plan.body.index(b"{") + 1
-        body = plan.body[:at] + b'"truncation":"auto",' + plan.body[at:]
-        report = plan.report.but(outcome="compacted", stages=(*plan.report.stages, "truncation"))
-        return replace(plan, body=body, report=report)
 
     async def decide(
         self, subject: Subject, demand: Demand, *, supersede: bool = False, tries: int = 2, extent: Extent = "any"
@@ -250,34 +116,36 @@ class Fitter:
         whole = subject
         if whole.report.client_compaction and (plan := await self._for_client(whole, demand)):
             return plan
-        subject, tools = self._shrink_tools(whole)
+        subject, tools = self._room.shrunk(whole)
         quiet = tools is None and not demand.force and demand.limit is None
-        links = self._links(subject)
+        links = self.events.links(subject)
         if quiet and self._under_low(subject):
             return self._anchored(subject, self._verbatim(subject, b""), links, -1)
         subject = replace(subject, layout=subject.reading.layout())
-        record = await self._newest(subject, links)
-        if quiet and record is None and self._is_managed(subject):
-            return self._anchored(subject, self._verbatim(subject, self._root(subject, links)), links, -1)
+        record = await self.events.newest(subject, links)
+        if quiet and record is None and subject.is_managed:
+            return self._anchored(subject, self._verbatim(subject, subject.root(links)), links, -1)
         since = record.event if record else None
+        if not demand.peek and await self.events.is_wished(subject, links):
+            demand, extent = replace(demand, force=True, wait=True), "any"
         if demand.force and demand.limit is None and since is not None and since.place == subject.layout.count:
             # It was compacted at this very place: asked again, nothing more happens.
             demand = replace(demand, force=False)
         event, output = self._events(subject, since, demand)
         if extent != "any" and self._exceeds(extent, event, since, tools is not None or output is not None):
-            return replace(self._verbatim(subject, self._root(subject, links)), withheld=True)
+            return replace(self._verbatim(subject, subject.root(links)), withheld=True)
         if event is None:
             record = None
         elif record is None or event != since:
             supersede = supersede or demand.force or (since is not None and since.place == event.place)
-            keep = not demand.peek
-            record = await self._settle(subject, links, event, record, supersede=supersede, keep=keep)
-        root = self._root(subject, links)
+            record = await self.events.settle(subject, links, event, record, demand, supersede=supersede)
+        root = subject.root(links)
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
         else:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
         plan = self._anchored(subject, plan, links, record.event.place if record else -1)
+        plan = replace(plan, before=since)
         return await self._verified(whole, subject, plan, record, demand, tries=tries, extent=extent)
 
     async def _verified(
@@ -301,12 +169,12 @@ class Fitter:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             tighter = Demand(True, max(0, limit), demand.peek)
             again = await self.decide(whole, tighter, supersede=True, tries=tries - 1, extent=extent)
-            return _with_event(again, plan.report.event)
+            return _following(again, plan)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
             again = await self.decide(replace(whole, figures=tight), demand, supersede=True, extent=extent)
-            return _with_event(again, plan.report.event)
+            return _following(again, plan)
         if excess > _guess(subject, record) and self._is_certain(subject, plan, held):
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
@@ -324,8 +192,8 @@ class Fitter:
         """
         if demand.force or demand.limit is not None or subject.reading.outline.stored:
             return None
-        subject, links = replace(subject, layout=subject.reading.layout()), self._links(subject)
-        root, count = self._root(subject, links), subject.layout.count
+        subject, links = replace(subject, layout=subject.reading.layout()), self.events.links(subject)
+        root, count = subject.root(links), subject.layout.count
         plan = self._anchored(subject, self._verbatim(subject, root), links, -1)
         over = scaled(plan.report.tokens_after or 0, subject.factor) - subject.figures.budget
         if over <= 0:
@@ -335,7 +203,7 @@ class Fitter:
         if swaps is None:
             return None
         event = Event(count, 0, 0, swaps=swaps, stages=("prune",))
-        record = await self._settle(subject, links, event, None, supersede=False, keep=False)
+        record = await self.events.settle(subject, links, event, None, Demand(peek=True), supersede=False)
         return self._anchored(subject, self._compacted(subject, root, record, None, None, False), links, count)
 
     def _is_certain(self, subject: Subject, plan: Plan, held: int) -> bool:
@@ -357,12 +225,6 @@ class Fitter:
         sent = Sent(route, subject.request.tenant, tokens, link, event, not subject.reading.media, held)
         return replace(plan, report=report, sent=sent, links=links)
 
-    @staticmethod
-    def _is_managed(subject: Subject) -> bool:
-        """Whether the client asked the provider to shorten the conversation itself, before it is too long."""
-        managed = subject.reading.outline.managed
-        return managed is not None and managed <= subject.figures.window * subject.factor
-
     def _under_low(self, subject: Subject) -> bool:
         """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
         figures = subject.figures
@@ -370,17 +232,10 @@ class Fitter:
         low = min(figures.low(self._policy.rules.marks, budget), budget)
         return figures.fixed + subject.reading.history <= low and figures.reserve <= figures.window // 2
 
-    def _schedule(self, subject: Subject, figures: Figures | None = None) -> Schedule:
-        rules = self._policy.rules
-        if subject.reading.outline.stored:
-            # Calls whose results are here, and results whose calls are, may be what the provider keeps.
-            rules = replace(rules, rungs=replace(rules.rungs, fold=False, drop=False))
-        return Schedule(subject.reading.items, subject.layout, figures or subject.figures, rules)
-
     def _events(self, subject: Subject, since: Event | None, demand: Demand) -> tuple[Event | None, int | None]:
         """The newest event, and the output figure when it is lowered so that nothing has to be dropped or clipped."""
         figures, mode = subject.figures, subject.lower or self._policy.lower_output
-        schedule = self._schedule(subject)
+        schedule = self._policy.schedule(subject)
         event = schedule.run(since, demand)
         if subject.requested is None or mode == "never":
             return event, None
@@ -392,7 +247,7 @@ class Fitter:
         for held in (max(least, half), max(least, min(1024, figures.window // 4))):
             if held >= figures.reserve:
                 continue
-            relaxed = self._schedule(subject, replace(figures, reserve=held))
+            relaxed = self._policy.schedule(subject, replace(figures, reserve=held))
             kinder = relaxed.run(since, demand)
             if relaxed.fits(kinder, figures.inside(held)) and not (fits and _lossy(kinder, since)):
                 used = figures.stepped + relaxed.weight(subject.layout.count, kinder)
@@ -400,192 +255,11 @@ class Fitter:
                 return kinder, left if left < figures.reserve else None
         return event, None
 
-    def _shrink_tools(self, subject: Subject) -> tuple[Subject, str | None]:
-        """*subject* with a smaller tools array where the tools leave hardly any room; the same on every call."""
-        figures, sizes = subject.figures, subject.reading.sizes
-        name = next((key for key in TOOLS if key in sizes), None)
-        if not self._policy.rules.rungs.tools or name is None:
-            return subject, None
-        others = figures.fixed - sizes[name]
-        target = self._tools_target(subject, others)
-        if target is None or target >= sizes[name]:
-            return subject, None
-        text = subject.reading.outline.value(name)
-        count = self._reader.count_tools(subject.route.encoding, subject.route.model)
-        name_of = (subject.request.tenant, subject.route.name, text, target)  # nothing of one tenant times another
-        if name_of not in self._tools:
-            smaller = shrink(text.encode(), target, count).decode()
-            self._tools[name_of] = (smaller, count(smaller))
-        smaller, tokens = self._tools[name_of]
-        if tokens >= sizes[name]:
-            return subject, None
-        return replace(subject, figures=replace(figures, fixed=others + tokens)), smaller
-
-    def _tools_target(self, subject: Subject, others: int) -> int | None:
-        """What the tools should come down to beside *others* that are fixed, if they should."""
-        figures, rules = subject.figures, self._policy.rules
-        targets = []
-        if (figures.lasting - figures.fixed) * 4 < figures.lasting:
-            targets.append(max(0, figures.lasting * 3 // 4 - others))
-        over = figures.stepped + subject.reading.history > figures.mark(rules.marks.high, figures.lasting)
-        if rules.allocation is not None and over:
-            # In steps, as the fixed part is: a clock in the system text must not word the tools anew.
-            step = max(1, figures.window // 64)
-            targets.append(rules.allocation.for_tools(figures.window, -(-others // step) * step))
-        return min(targets, default=None)
-
-    def _links(self, subject: Subject) -> tuple[bytes, ...]:
-        request = subject.request
-        return subject.reading.links(self._recorder.chain_key(request.tenant), request.options.conversation)
-
-    @staticmethod
-    def _root(subject: Subject, links: tuple[bytes, ...]) -> bytes:
-        task = subject.layout.task
-        return links[task if task is not None else 0] if links else b""
-
-    async def _newest(self, subject: Subject, links: tuple[bytes, ...]) -> Record | None:
-        """The newest event record on this chain: from memory, unless the store has a newer one.
-
-        The store is asked for the places since the newest one it was asked for before, that one included: what other
-        replicas did since then, they did there.
-        """
-        route, count = subject.route.name, len(links)
-        places = [place for place in subject.layout.places[-MAX_PLACES:] if 0 < place < count]
-        newer: list[tuple[str, bytes]] = []
-        known, asked = None, False
-        at = [*places, count][::-1] if count else []
-        for place in at:
-            name = (route, links[place - 1])
-            if name in self._records:
-                known = name
-                break
-            if not asked:
-                newer.append(name)
-                asked = name in self._asked
-        if newer:
-            root = self._root(subject, links)
-            found = await self._recorder.newest(subject.request.tenant, root, route, [link for _, link in newer])
-            record = load(found[1], count) if found else None
-            if found and record and record.event.place == at[found[0]]:
-                self._records[newer[found[0]]] = record
-                return record
-            if self._recorder.reachable():
-                self._asked[newer[0]] = True
-        return self._records[known] if known else None
-
-    async def _settle(
-        self,
-        subject: Subject,
-        links: tuple[bytes, ...],
-        event: Event,
-        before: Record | None,
-        *,
-        supersede: bool,
-        keep: bool,
-    ) -> Record:
-        """The record of *event*: written here, unless another replica was first; then theirs, if it fits too.
-
-        Without *keep* it is only told what the record would be.
-        """
-        figures, raw = subject.figures, self._raw(subject)
-        count = self._reader.count(subject.route.encoding, subject.route.model)
-        if before is not None and same_block(event, before.event):
-            text, spent = "", before.spent  # its block stays, and with it the summary that is in it
-        else:
-            summary = await self._summary(subject, links, event, count, wait=keep)
-            text, spent = (summary.text, summary.spent) if summary else ("", 0)
-        pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
-        touched = max([event.cut, *(swap.index + 1 for swap in event.swaps), *(index + 1 for index, _ in event.trims)])
-        if touched == 0 or raw.spans[touched - 1][1] <= RENDER_INLINE:
-            block, edits = write(raw, event, pen, before, text)
-        else:
-            block, edits = await asyncio.to_thread(write, raw, event, pen, before, text)
-        record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed, spent)
-        if not keep:
-            return record
-        route, link, root = subject.route.name, links[event.place - 1], self._root(subject, links)
-        tenant = subject.request.tenant
-        held = await self._recorder.fix(tenant, root, route, link, dump(record), supersede=supersede)
-        theirs = load(held, len(links))
-        if theirs and theirs.event.place == event.place and self._schedule(subject).fits(theirs.event, figures.budget):
-            record = theirs
-        self._records[route, link] = record
-        return record
-
-    async def _summary(
-        self, subject: Subject, links: tuple[bytes, ...], event: Event, count: Callable[[str], int], *, wait: bool
-    ) -> Summary | None:
-        """What a model wrote of what *event* folds, or of a part of it, if that is there and has its place in it.
-
-        Without the store replicas know different summaries, and none is used: their views must be equal.
-        """
-        if self._summaries is None or not event.block or not self._recorder.reachable():
-            return None
-        passage = self._passage(subject, links, event.cut, None)
-        if passage is None:
-            return None
-        waits = (
-            wait
-            and self._summaries.inline
-            and not subject.report.client_compaction
-            and subject.request.options.mode == "on"
-        )
-        found = await (self._summaries.write(passage) if waits else self._summaries.ready(passage))
-        most = min(event.text // 2, passage.cap + passage.cap // 4)
-        return found if found is not None and count(found.text) <= most else None
-
-    def answered(self, request: Request, plan: Plan, status: int) -> None:
-        """Note that *plan* was answered with *status*; past the soft mark a summary is begun for the next event."""
-        subject, summaries, report = plan.subject, self._summaries, plan.report
-        if summaries is None:
-            return
-        if status == 429:
-            summaries.limited(request.tenant)
-        if status != 200:
-            return
-        # A byte bound is about four times what it bounds.
-        summaries.sent(request.tenant, (report.tokens_after or 0) // (4 if report.bounded else 1))
-        if subject is None or report.observed or subject.reading.outline.unseen or self._is_managed(subject):
-            return
-        marks, figures, count = self._policy.rules.marks, subject.figures, subject.layout.count
-        event = plan.record.event if plan.record else None
-        # From the answer to a client's own compaction another chain goes on.
-        if not plan.links or not count or report.client_compaction:
-            return
-        schedule = self._schedule(subject)
-        if figures.stepped + schedule.weight(count, event) <= figures.soft(marks, figures.lasting):
-            return
-        since = plan.links[event.place - 1] if event else self._root(subject, plan.links)
-        if not summaries.is_due(request, subject.route, since):
-            return
-        wanted = schedule.run(event, Demand(force=True))
-        if wanted is None or not wanted.block or wanted.cut <= (event.cut if event else 0):
-            return  # what does without a fold needs no summary
-        passage = self._passage(subject, plan.links, wanted.cut, event)
-        if passage is not None:
-            summaries.prepare(passage)
-
-    def _passage(self, subject: Subject, links: tuple[bytes, ...], cut: int, event: Event | None) -> Passage | None:
-        request, route, reading = subject.request, subject.route, subject.reading
-        about = passages.Subject(
-            request,
-            route,
-            reading,
-            self._raw(subject),
-            subject.figures,
-            subject.factor,
-            links,
-            self._root(subject, links),
-        )
-        record = self._records.get((route.name, links[event.place - 1])) if event else None
-        share = self._policy.rules.shares.summary
-        return passages.passage_of(about, cut, record, share, self._reader.count(route.encoding, route.model))
-
     def _compacted(
         self, subject: Subject, root: bytes, record: Record | None, tools: str | None, output: int | None, fresh: bool
     ) -> Plan:
         reading, count = subject.reading, self._reader.count(subject.route.encoding, subject.route.model)
-        raw = self._raw(subject)
+        raw = subject.raw
         if record is None:
             whole = reading.body[reading.scan.start : reading.scan.end]
             view = View(whole, reading.totals.system + reading.totals.history, reading.totals)
@@ -611,7 +285,7 @@ class Fitter:
         return Plan(body, report, subject.route, tokens, subject, output, record=record)
 
     def _verbatim(self, subject: Subject, root: bytes) -> Plan:
-        tokens = self.total(subject)
+        tokens = subject.total
         report = self._report(subject, tokens, root, View(b"", tokens, subject.reading.totals))
         return Plan(subject.request.body, report, subject.route, tokens, subject)
 
@@ -630,21 +304,11 @@ class Fitter:
             regions=scaled_up(by_region, factor),
             borrowed=scaled_up(borrowed(by_region, allocation, figures.window), factor) if allocation else {},
             budget=int(figures.budget * factor),
-            tokens_before=int(self.total(subject) * factor),
+            tokens_before=int(subject.total * factor),
             tokens_after=int(tokens * factor),
             conversation=base64.urlsafe_b64encode(root[:12]).decode(),
             large_result=_large_result(subject),
         )
-
-    @staticmethod
-    def total(subject: Subject) -> int:
-        """Tokens of the request as the client sent it."""
-        return subject.reading.fixed + subject.reading.history
-
-    @staticmethod
-    def _raw(subject: Subject) -> Raw:
-        reading, dialect = subject.reading, DIALECTS[subject.request.api]
-        return Raw(reading.body, reading.scan.spans, reading.items, subject.layout, dialect)
 
     @staticmethod
     def _refusal(subject: Subject, tokens: int) -> ContextTooLong:
@@ -671,9 +335,9 @@ def _compacting(reading: Reading) -> str:
     return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])])
 
 
-def _with_event(plan: Plan, event: bool) -> Plan:
-    """*plan*, also counted as an event where an attempt before it was one: it goes on from that one's record."""
-    return replace(plan, report=plan.report.but(event=plan.report.event or event))
+def _following(plan: Plan, tried: Plan) -> Plan:
+    """*plan*, also counted as an event where *tried* before it was one: it goes on from that one's record."""
+    return replace(plan, report=plan.report.but(event=plan.report.event or tried.report.event), before=tried.before)
 
 
 def _guess(subject: Subject, record: Record | None) -> int:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from proxy.bodies import truncating, with_output
 from proxy.core.budget.catalogue import COMPRESS, Route
 from proxy.core.budget.figures import reserve
 from proxy.core.budget.windows import Source
 from proxy.core.compression.schedule import Demand
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import lowering, retries_smaller
-from proxy.fitting import Fitter, Plan
+from proxy.fitting import Fitter
 from proxy.lessons import Held, Lessons
+from proxy.plans import Plan
 from proxy.ports import Request
 from proxy.reading import Located
 
@@ -91,7 +93,7 @@ class Recovery:
             return self._less_output(request, plan, overflow)
         located = self._fitter.locate(request)
         if located.outline.stored:
-            return self._fitter.truncating(located, plan)
+            return truncating(located, plan) if self._fitter.may_truncate else None
         sent = await self._weight(request, located, plan)
         known = self._lessons.now(route, request.tenant)
         window = self.window(route, known, request)
@@ -118,7 +120,8 @@ class Recovery:
     def _less_output(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
         if overflow.limit is None or (plan.output is not None and plan.output <= overflow.limit):
             return None
-        return self._fitter.with_output(request, plan, overflow.limit)
+        located = self._fitter.locate(replace(request, body=plan.body))
+        return with_output(request.api, located, plan, overflow.limit)
 
 
 def is_smaller(plan: Plan, than: Plan, sent: int) -> bool:

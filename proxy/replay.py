@@ -152,7 +152,7 @@ async def _replay(engine: Engine, session: Session, model: str, prices: Prices |
     raw = 0
     for body in bodies(session, model):
         try:
-            plan = await engine.fit(Request("chat", body, TENANT, session.name), counted=True)
+            plan = await engine.planner.fit(Request("chat", body, TENANT, session.name), counted=True)
         except UllageError as error:
             return Replayed(session.name, model, window, tuple(turns), prices, error.message)
         report = plan.report

@@ -23,9 +23,10 @@ from proxy.core.compression.truncate import MIDDLE
 from proxy.core.conversation.toolmap import ToolMap
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
-from proxy.fitting import Fitter, Plan, Policy
+from proxy.fitting import Fitter
 from proxy.lessons import Lessons
 from proxy.managing import Managing
+from proxy.plans import Plan, Policy
 from proxy.ports import Options, Recorder, Request, Summaries
 from proxy.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
@@ -80,6 +81,7 @@ class Book:
     def __init__(self) -> None:
         self.values: dict[tuple[bytes, bytes, str, bytes], bytes] = {}
         self.lessons: dict[tuple[bytes, str], bytes] = {}
+        self.wishes: set[tuple[bytes, bytes]] = set()
 
     def chain_key(self, tenant: bytes) -> bytes:
         return hashlib.sha256(b"key of " + tenant).digest()
@@ -101,6 +103,11 @@ class Book:
 
     def reachable(self) -> bool:
         return True
+
+    async def take(self, tenant: bytes, root: bytes) -> bool:
+        wished = (tenant, root) in self.wishes
+        self.wishes.discard((tenant, root))
+        return wished
 
     async def recall(self, tenant: bytes, route: str) -> bytes | None:
         return self.lessons.get((tenant, route))

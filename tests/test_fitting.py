@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import SCALED_BELOW, Buffers, Marks, Shares
+from proxy.core.budget.figures import SCALED_BELOW, Buffers
 from proxy.core.budget.shares import Allocation
-from proxy.core.compression.dedup import Dedup
-from proxy.core.compression.mild import Mild
-from proxy.core.compression.prune import Prune
-from proxy.core.compression.schedule import Demand, Rules, Rungs
+from proxy.core.compression.schedule import Demand
 from proxy.core.compression.truncate import Truncate
 from proxy.core.conversation.items import lay_out
-from proxy.core.errors import ContextTooLong
-from proxy.fitting import Policy
-from proxy.ports import Options, Passage, Request, Summary
-from proxy.store import open_store
-from proxy.tasks import Tasks
+from proxy.plans import Policy
+from proxy.ports import Request
 from tests import strategies
+from tests.drawn import SESSIONS, SPARING, WINDOW, asked, coding_session, growing, requests_of, windows
 from tests.fits import (
     POLICY,
     SYSTEMS,
     TENANT,
     UNSHRUNK,
-    Book,
     Desk,
     Message,
     body_of,
@@ -46,32 +37,6 @@ from tests.material import AGENT_TASK, AGENT_TOOLS, agent_round, agent_session, 
 from tests.stub.tokens import count_json, fixed_tokens, message_tokens, request_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
-
-WINDOW = 4096
-SCHEMA = {"type": "object", "properties": {f"member_{n}": {"type": "string"} for n in range(6)}}
-windows = st.one_of(st.sampled_from([256, 512, 1024, 2048, 4096, 8192, 32768]), st.integers(256, 32768))
-figures = st.sampled_from([None, None, 1, 64, 300, 1024, 4000, 100_000])
-
-
-@st.composite
-def asked(draw: st.DrawFn, **options: Any) -> bytes:
-    """A request's bytes with tools or none and any output figure."""
-    request = draw(strategies.requests(**options))
-    request.pop("max_tokens", None)
-    if (figure := draw(figures)) is not None:
-        request[draw(st.sampled_from(["max_tokens", "max_completion_tokens"]))] = figure
-    return strategies.encode(draw, request)
-
-
-@st.composite
-def growing(draw: st.DrawFn) -> tuple[list[Message], list[int], int]:
-    """A conversation of some length, the lengths at which it was a request, and a window of a part of its size."""
-    messages = draw(strategies.conversations(min_size=8, max_size=30, surrogates=False))
-    ends = [i for i, m in enumerate(messages, 1) if m["role"] in ("user", "tool", "function")]
-    ends = [i for i in ends if i == len(messages) or messages[i]["role"] == "assistant"]
-    size = request_tokens({"messages": messages})
-    share = draw(st.sampled_from([0.2, 0.35, 0.5, 0.8]))
-    return messages, ends, max(1024, int(size * share))
 
 
 @settings(max_examples=120, phases=UNSHRUNK)
@@ -157,61 +122,6 @@ async def test_a_view_only_grows_between_events(case: tuple[list[Message], list[
         before = view
 
 
-@settings(max_examples=25, phases=UNSHRUNK)
-@given(growing())
-async def test_replicas_agree(case: tuple[list[Message], list[int], int]) -> None:
-    """Two replicas that take turns, and one that starts cold with their records, send the same view."""
-    messages, ends, window = case
-    book = Book()
-    two = [Desk(book), Desk(book)]
-    for at, end in enumerate(ends):
-        body = body_of(messages[:end])
-        plan = await two[at % 2].plan(body, window)
-        again = await two[1 - at % 2].plan(body, window)
-        cold = await Desk(book).plan(body, window)
-        assert plan.body == again.body == cold.body
-
-
-SESSIONS: dict[str, list[Message]] = {
-    "agent": agent_session(40, 300),
-    "parallel": agent_session(16, 120, parallel=6),
-    "chat": [m for turn in range(40) for m in chat_turn(turn, 150)][:-1],
-}
-
-
-def requests_of(messages: Sequence[Message]) -> list[int]:
-    """The lengths at which *messages* was a request."""
-    return [
-        i
-        for i, message in enumerate(messages, 1)
-        if message["role"] != "assistant"
-        and (i == len(messages) or messages[i]["role"] == "assistant")
-        and message["role"] != "system"
-    ]
-
-
-@pytest.mark.parametrize("session", SESSIONS)
-@pytest.mark.parametrize("members", [{}, {"max_tokens": 64}, {"tools": AGENT_TOOLS}], ids=["plain", "figure", "tools"])
-async def test_a_cold_start_equals_having_watched(session: str, members: dict[str, Any]) -> None:
-    """With no record at all, a proxy that sees a conversation first at its n-th request sends what others send."""
-    messages, desk = SESSIONS[session], Desk()
-    for end in requests_of(messages):
-        body = body_of(messages[:end], **members)
-        watched = await desk.plan(body, WINDOW)
-        cold = await Desk().plan(body, WINDOW)
-        assert cold.body == watched.body
-    assert len(desk.book.records()) > 1  # type: ignore[attr-defined]
-
-
-async def test_another_text_policy_adopts_the_record_that_was_sent() -> None:
-    """A replica with other shares repeats the recorded block byte for byte instead of writing its own."""
-    other = Policy(Rules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), Rungs()))
-    book, messages = Book(), agent_session(20, 300)
-    sent = await Desk(book).view(messages, WINDOW)
-    assert await Desk(book, other).view(messages, WINDOW) == sent
-    assert await Desk(Book(), other).view(messages, WINDOW) != sent
-
-
 CHANGES: dict[str, dict[str, Any]] = {
     "window": {},
     "output": {"max_tokens": 300},
@@ -245,17 +155,6 @@ async def test_a_clock_in_the_system_text_moves_no_cut() -> None:
     assert after[1 : len(before)] == before[1:]
 
 
-async def test_a_smaller_window_is_a_new_event() -> None:
-    """A window that became smaller compacts again, and going back undoes nothing."""
-    messages, desk = agent_session(20, 300), Desk()
-    before = await desk.view(messages, WINDOW)
-    plan = await desk.plan(body_of(messages), WINDOW // 2)
-    assert plan.report.event
-    smaller = slices(plan.body)
-    assert len(smaller) < len(before)
-    assert await desk.view(messages, WINDOW) == smaller
-
-
 async def test_compacting_now_is_an_event_that_lasts() -> None:
     """A forced compaction is a record like any other: the next request goes on from it."""
     messages, desk = agent_session(8, 300), Desk()
@@ -265,65 +164,6 @@ async def test_compacting_now_is_an_event_that_lasts() -> None:
     assert len(view) < len(messages)
     grown = await desk.view([*messages, *agent_round(99, 20)], 5000)
     assert grown[: len(view)] == view
-
-
-@pytest.mark.parametrize("edited", [1, 8, -3])
-async def test_a_fork_does_not_use_the_others_record(edited: int) -> None:
-    """An edited message makes another chain: its view is that of a proxy that never saw the original."""
-    messages = agent_session(20, 300)
-    fork = [dict(message) for message in messages]
-    fork[edited]["content"] = "Something else was said here, about ledger_777."
-    desk = Desk()
-    original = await desk.view(messages, WINDOW)
-    assert await desk.view(fork, WINDOW) == await Desk().view(fork, WINDOW)
-    assert await desk.view(messages, WINDOW) == original
-
-
-async def test_a_regenerated_branch_keeps_the_common_past() -> None:
-    """Another answer to the same request goes on from the event before it."""
-    messages, desk = agent_session(20, 300), Desk()
-    view = await desk.view(messages, WINDOW)
-    branches = [await desk.view([*messages, *agent_round(seed, 30)], WINDOW) for seed in (201, 202)]
-    assert [branch[: len(view)] for branch in branches] == [view, view]
-    assert branches[0] != branches[1]
-
-
-async def test_tenants_and_labels_share_nothing() -> None:
-    """The same conversation of two tenants, or under two labels, is recorded under keys without a common part."""
-    book, body = Book(), body_of(agent_session(20, 300))
-    for tenant, label in ((b"a" * 32, ""), (b"b" * 32, ""), (b"a" * 32, "x")):
-        await Desk(book).plan(body, WINDOW, tenant=tenant, options=Options(conversation=label))
-    keys = list(book.values)
-    assert len(keys) == 3
-    assert len({key[1] for key in keys}) == len({key[3] for key in keys}) == 3
-
-
-async def test_the_memory_store_serves_as_recorder(tmp_path: Path) -> None:
-    """Over the real store in memory two replicas that take turns send the same views."""
-    faults: list[str] = []
-    tasks = Tasks(lambda name, error: faults.append(name))
-    store = await open_store(
-        "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: faults.append(event)
-    )
-    try:
-        two = [Desk(store), Desk(store)]
-        messages = agent_session(30, 300)
-        for at, end in enumerate(requests_of(messages)):
-            views = [await desk.view(messages[:end], WINDOW) for desk in (two if at % 2 else two[::-1])]
-            assert views[0] == views[1]
-        assert store.state().hits > 0
-    finally:
-        await store.close()
-        await tasks.finish(1.0)
-    assert faults == []
-
-
-async def test_a_damaged_record_is_written_anew() -> None:
-    """Garbage under a record's key is as good as no record."""
-    book, messages = Book(), agent_session(20, 300)
-    view = await Desk(book).view(messages, WINDOW)
-    book.values = dict.fromkeys(book.values, b"\xc1 garbage")
-    assert await Desk(book).view(messages, WINDOW) == view
 
 
 @pytest.mark.parametrize("system", [True, False])
@@ -382,18 +222,6 @@ async def test_an_output_figure_is_lowered_before_anything_is_dropped() -> None:
     assert stubborn.error is not None or json.loads(stubborn.body)["max_tokens"] == 3900
 
 
-async def test_tools_larger_than_the_window_lose_prose_only() -> None:
-    """Tools above the window are cut the same way on every call, and the rest of the body stays."""
-    tools = [tool(f"look_{at}", prose(at, 150), key=prose(at + 500, 40)) for at in range(30)]
-    assert count_json(tools) > WINDOW
-    desk, messages = Desk(), agent_session(3, 50)
-    plans = [await desk.plan(body_of(messages[:end], tools=tools), WINDOW) for end in (2, 4, 6, 8)]
-    assert all(plan.error is None and "tools" in plan.report.stages for plan in plans)
-    assert len({json.dumps(json.loads(plan.body)["tools"]) for plan in plans}) == 1
-    cut = json.loads(plans[0].body)["tools"]
-    assert [one["function"]["name"] for one in cut] == [f"look_{at}" for at in range(30)]
-
-
 async def test_a_refusal_names_what_is_too_big() -> None:
     """System text above the window is refused with the figures that show it."""
     messages = [{"role": "system", "content": prose(1, 5000)}, {"role": "user", "content": "hi"}]
@@ -433,25 +261,6 @@ async def test_a_lone_surrogate_in_the_history_is_survived() -> None:
     assert len(desk.book.records()) == 1  # type: ignore[attr-defined]
 
 
-async def test_the_factor_scales_the_window() -> None:
-    """For a provider that counts twice what we count, the view takes half as many of our tokens."""
-    body = body_of(agent_session(30, 300))
-    plan = await Desk().plan(body, WINDOW, factor=2.0)
-    assert request_tokens(json.loads(plan.body), 2.0) + WINDOW // 32 <= WINDOW
-    assert plan.report.window == WINDOW
-
-
-async def test_an_input_limit_beside_the_window_is_kept() -> None:
-    """Where inputs have a limit of their own, the view keeps it however much of the window is left for the answer."""
-    body = body_of(agent_session(30, 300), max_tokens=16)
-    limit = WINDOW // 2
-    plan = await Desk().plan(body, WINDOW, max_input=limit)
-    assert plan.error is None
-    assert plan.report.budget == limit
-    assert limit // 4 < request_tokens(json.loads(plan.body)) <= limit
-    assert request_tokens(json.loads((await Desk().plan(body, WINDOW)).body)) > limit // 4
-
-
 async def test_twice_the_window_in_one_message() -> None:
     """A pasted log and a tool result that are each larger than the window lose their middle, and the rest stays."""
     for newest in ([{"role": "user", "content": log(5, 2 * WINDOW)}], agent_round(7, 2 * WINDOW)):
@@ -466,37 +275,6 @@ def test_the_strategy_of_growing_conversations_makes_places() -> None:
     messages = SESSIONS["agent"]
     assert len(requests_of(messages)) == 41
     assert lay_out(()).count == 0
-
-
-async def test_a_refusal_speaks_of_the_tools_as_small_as_they_could_be_made() -> None:
-    """No region that the error names is larger than the whole that it says is too large."""
-    tools = [
-        {"type": "function", "function": {"name": f"tool_{n}", "description": "word " * 60, "parameters": SCHEMA}}
-        for n in range(150)
-    ]
-    plan = await Desk().plan(body_of([{"role": "user", "content": "hi"}], tools=tools), 4096)
-    assert isinstance(plan.error, ContextTooLong)
-    assert plan.error.largest == "tools"
-    assert plan.error.largest_tokens < plan.error.tokens
-
-
-def coding_session(rounds: int, lines: int = 60) -> list[Message]:
-    """An agent that reads a few files again and again between changes, and runs the tests."""
-    messages: list[Message] = [{"role": "user", "content": "Make the tests pass. Never touch vendor/."}]
-    for number in range(rounds):
-        path = f"src/mod{number % 5}.py"
-        name = ("Read", "Read", "Edit", "Bash")[number % 4]
-        given = {"command": "pytest -q"} if name == "Bash" else {"file_path": path}
-        text = "\n".join(f"{n + 1}\tvalue_{n} = compute({n}, {number // 4})" for n in range(lines))
-        said = {"Edit": "The file was updated.", "Bash": f"{number} passed\n" + "ok\n" * 40}.get(name, text)
-        call = {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
-        messages.append({"role": "assistant", "content": f"Step {number}.", "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": said})
-    return messages
-
-
-SPARING = replace(POLICY.rules, mild=Mild(Dedup(), Prune(protect_tokens=5_000, min_saving=5_000)))
-"""Protects little, so that small windows see what large ones do."""
 
 
 async def test_old_results_give_way_before_anything_is_folded() -> None:
@@ -529,55 +307,6 @@ async def test_a_fold_after_a_mild_event_digests_the_originals() -> None:
     assert blocks
     assert all("[Old " not in block and "[Left out" not in block for block in blocks)
     assert any("value_1" in block for block in blocks)
-
-
-class Told:
-    """Summaries that are there for every passage, each costlier than the one before."""
-
-    inline = False
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    async def ready(self, passage: Passage) -> Summary | None:
-        self.asked.append(passage.wanted.length)
-        return Summary("## Goal\n- The tests are to pass.", passage.wanted.length, 1000 * len(self.asked))
-
-    async def write(self, passage: Passage) -> Summary | None:
-        return await self.ready(passage)
-
-    def is_due(self, request: Request, route: Route, since: bytes) -> bool:
-        return False
-
-    def prepare(self, passage: Passage) -> None:
-        raise AssertionError(passage)
-
-    def sent(self, tenant: bytes, tokens: int) -> None:
-        raise AssertionError(tokens)
-
-    def limited(self, tenant: bytes) -> None:
-        raise AssertionError(tenant)
-
-
-async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
-    """Where a mild event leaves the block as it was, no summary is asked for, and what the block's own cost is told."""
-    told = Told()
-    desk = Desk(summaries=told)
-    messages: list[Message] = []
-    for at, number in enumerate([*range(12), *[9, 10, 11] * 8]):
-        given = json.dumps({"file_path": f"src/mod{number}.py"})
-        call = {"id": f"c{at}", "type": "function", "function": {"name": "Read", "arguments": given}}
-        text = "\n".join(f"{n}\tvalue_{n} = compute({n}, {number})" for n in range(100))
-        messages.append({"role": "assistant", "content": f"Step {at}.", "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{at}", "content": text})
-    messages.insert(0, {"role": "user", "content": "Make the tests pass. Never touch vendor/."})
-    for end in requests_of(messages):
-        await desk.plan(body_of(messages[:end]), 12_000)
-    records = desk.book.records()  # type: ignore[attr-defined]
-    kept = [(old, new) for old, new in pairwise(records) if new.block and new.block == old.block]
-    assert kept
-    assert all("The tests are to pass." in new.block and new.spent == old.spent > 0 for old, new in kept)
-    assert len(told.asked) == len({record.block for record in records if record.block})
 
 
 @settings(max_examples=25, phases=UNSHRUNK)
@@ -645,25 +374,6 @@ async def test_buffers_made_for_large_windows_work_in_small_ones(window: int, to
     assert fixed < 0.55 or sum(fills) / len(fills) > fixed + 0.05
 
 
-async def test_economy_compacts_where_it_gets_dear() -> None:
-    """Under the policy economy a session is compacted at half the window, deeper than by fit, and never refused."""
-    messages, window = agent_session(60, 300), 32_768
-    economy = replace(POLICY, rules=replace(POLICY.rules, marks=Marks(low=0.35)), economy=True)
-    thrifty, fit = Desk(policy=economy), Desk()
-    sizes = [
-        ((await thrifty.plan(body_of(messages[:end]), window)).tokens or 0)
-        for end in range(2, len(messages), 2)
-        if messages[end - 1]["role"] == "tool"
-    ]
-    assert max(sizes) <= 0.5 * window
-    assert max(sizes) > 0.4 * window
-    assert len((await fit.plan(body_of(messages[:84]), window)).body) == len(body_of(messages[:84]))
-    big = body_of([*messages[:2], *agent_round(777, 20_000)])
-    plan = await thrifty.plan(big, window)
-    assert plan.error is None
-    assert plan.body == big
-
-
 async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
     """A conversation whose exact count so far leaves no room is compacted ahead, though our own count still fits."""
     messages, desk = agent_session(6, 400), Desk()
@@ -699,33 +409,6 @@ async def test_regions_add_up_to_what_goes_upstream(rounds: int) -> None:
     assert {"system", "tools", "memory", "user", "assistant", "tool"} <= found.keys()
     assert found["tools"] == count_json(AGENT_TOOLS)
     assert plan.report.borrowed == {}
-
-
-async def test_tools_beyond_their_share_are_shrunk_before_messages_go() -> None:
-    """Above the high mark tools come down to their share first, on every call alike; below it nobody touches them."""
-    tools = [tool(f"tool_{n}", prose(n, 200), path="Path.") for n in range(8)]
-    shares = Allocation(system=0.05, tools=0.15, summary=0.1, recent=0.2, older=0.1, reserve=0.4)
-    desk = Desk(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
-    low = await desk.plan(body_of(agent_session(6, 300), tools=tools), 8192)
-    assert low.report.outcome == "verbatim"
-    assert low.report.borrowed["tools"] > 0
-    plans = [
-        await desk.plan(body_of(agent_session(rounds, 300), tools=tools), 8192, tenant=tenant)
-        for rounds, tenant in ((16, b"a" * 32), (17, b"a" * 32))
-    ]
-    for plan in plans:
-        assert plan.error is None
-        assert plan.report.stages[-1:] == ("tools",)
-        assert plan.report.regions["tools"] <= shares.for_tools(8192, 0)
-    assert _tools_of(plans[0].body) == _tools_of(plans[1].body)
-    assert [t["function"]["name"] for t in _tools_of(plans[0].body)] == [t["function"]["name"] for t in tools]
-    without = await Desk().plan(body_of(agent_session(16, 300), tools=tools), 8192)
-    assert "tools" not in without.report.stages
-
-
-def _tools_of(body: bytes) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(body)["tools"]
-    return found
 
 
 @settings(max_examples=40, phases=UNSHRUNK)

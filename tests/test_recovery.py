@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
+from proxy.answering import Answer
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.errors import UpstreamUnreachable
-from proxy.engine import Answer, Engine
-from proxy.fitting import Plan
+from proxy.engine import Engine
+from proxy.plans import Plan
 from proxy.ports import Options, Reply, Request
 from proxy.recovery import is_smaller
 from tests.fits import POLICY, TENANT, Book, Desk, body_of, classifier, slices
 from tests.material import agent_session, prose
+from tests.rooms import Given, session, whole
 from tests.stub import Rules, judge
 from tests.stub.rules import overflow_error
 from tests.stub.tokens import request_tokens
-from tests.test_engine import Given, session, whole
 
 OWN, BIG = "gpt-4o-mini", "big-model"
 
@@ -199,7 +200,7 @@ async def test_what_belongs_to_one_server_stays_there() -> None:
     answer = await house.engine.exchange(named, house.send)
     assert (house.route, answer.report.fallback) == (["own"], "")
     body = {"model": OWN, "previous_response_id": "resp_1", "input": [{"role": "user", "content": prose(1, 6_000)}]}
-    plan = await house.engine.fit(Request("responses", json.dumps(body).encode(), TENANT, "r"))
+    plan = await house.engine.planner.fit(Request("responses", json.dumps(body).encode(), TENANT, "r"))
     assert plan.report.fallback == ""
 
 

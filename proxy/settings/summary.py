@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from proxy.settings.model import Model, Settings, is_loopback
+from proxy.settings.model import Settings, is_loopback
+from proxy.settings.servers import Model
 
 
 def summary(settings: Settings, facts: Mapping[str, str]) -> str:

@@ -6,7 +6,6 @@ import re
 import pytest
 
 from proxy.settings import Settings, SettingsError, load, refuse_open
-from proxy.settings.model import Upstream
 from tests.settings.files import EXAMPLE, problems, written
 
 
@@ -90,14 +89,6 @@ def test_rules_and_upstreams_are_found(tmp_path):
         settings.upstream("c")
 
 
-def test_what_carries_a_key():
-    """An upstream is sent a key of its own through api_key or through a header that holds one."""
-    plain = {"name": "a", "base_url": "http://h"}
-    assert not Upstream.model_validate({**plain, "headers": {"x-team": "red"}}).carries_key
-    assert Upstream.model_validate({**plain, "api_key": "k"}).carries_key
-    assert Upstream.model_validate({**plain, "headers": {"Api-Key": "k"}}).carries_key
-
-
 @pytest.mark.parametrize(
     ("models", "told"),
     [
@@ -131,45 +122,6 @@ def test_fallbacks_in_any_order(tmp_path):
     assert found.models[0].overflow == ("compress",)
 
 
-def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
-    """An allocation of more than the window names file, line, key, the sum, and what to lower."""
-    file = written(tmp_path, "compression:\n  allocation: {system: 0.5, tools: 0.3, recent: 0.4}\n")
-    with pytest.raises(SettingsError) as refused:
-        load(file, {}, {})
-    (problem,) = refused.value.problems
-    assert (problem.file, problem.line, problem.key) == (str(file), 2, "compression.allocation")
-    assert problem.message == "the shares add up to 1.20 of the window"
-    assert "system + tools + recent" in problem.remedy
-    whole = load(written(tmp_path, "compression:\n  allocation: {recent: 0.7, reserve: 0.3}\n"), {}, {})
-    assert whole.compression.allocation.given
-    assert not load(None, {}, {}).compression.allocation.given
-
-
-@pytest.mark.parametrize(
-    ("rule", "complaint"),
-    [
-        ("{means: input}", "a phrase or a code"),
-        ('{phrase: "a b", code: c}', "a phrase or a code"),
-        ('{phrase: "{window} tokens"}', "{window}"),
-        ('{phrase: "*"}', "1 to 300"),
-        ('{code: "--"}', "no letter or digit"),
-        ('{phrase: "a b", means: joy}', "means"),
-    ],
-)
-def test_rules_of_overflows_are_checked(tmp_path, rule, complaint):
-    """A rule that could never match, or would match anything, is refused where it stands."""
-    found = problems(tmp_path, f"overflow_rules: [{rule}]")
-    assert any(complaint in f"{one.key} {one.message}" for one in found)
-
-
-def test_rules_of_overflows(tmp_path):
-    """A phrase or a code with what it means, and who says so."""
-    text = 'overflow_rules: [{phrase: "over {limit}", source: us}, {code: E1, means: other}]'
-    first, second = load(written(tmp_path, text), {}, {}).overflow_rules
-    assert (first.means, first.phrase, first.source) == ("input", "over {limit}", "us")
-    assert (second.means, second.code, second.source) == ("other", "E1", "configured")
-
-
 @pytest.mark.parametrize(
     ("models", "complaint"),
     [
@@ -192,19 +144,3 @@ def test_every_model_may_be_one(tmp_path):
     """One rule may send whatever is asked for to one model; figures may stand in the model's own rule."""
     text = "upstreams: [{name: up, base_url: http://127.0.0.1:1}]\nmodels: [{name: gpt-5}, {name: '*', model: gpt-5}]\n"
     assert load(written(tmp_path, text), {}, {}).model("x").model == "gpt-5"
-
-
-def test_providers(tmp_path):
-    """A provider needs no address; OpenAI's does; LiteLLM's options mean nothing without one."""
-    assert not load(written(tmp_path, "upstreams: [{name: a, provider: gemini}]\n"), {}, {}).upstreams[0].base_url
-    assert "is required" in str(problems(tmp_path, "upstreams: [{name: a}]\n"))
-    assert "without a provider" in str(
-        problems(tmp_path, "upstreams: [{name: a, base_url: http://x, options: {b: c}}]\n")
-    )
-
-
-@pytest.mark.parametrize("provider", ["bedrock", "vertex_ai", "sagemaker"])
-def test_what_the_surroundings_pay_for_is_guarded(tmp_path, provider):
-    """An upstream that is paid by the machine's own role is as good as one with a key of its own."""
-    text = f"server: {{host: 0.0.0.0}}\nupstreams: [{{name: a, provider: {provider}}}]\n"
-    assert "key of a" in refuse_open(load(written(tmp_path, text), {}, {}))

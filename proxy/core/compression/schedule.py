@@ -63,12 +63,13 @@ class Demand:
     """What the present request asks of the schedule beside its figures.
 
     ``force`` compacts now whatever the pressure; ``limit`` replaces the budget by something smaller (an overflow told).
-    ``peek`` asks what would be sent, and makes it no fact.
+    ``peek`` asks what would be sent, and makes it no fact. ``wait``: the caller asked for it and waits for a summary.
     """
 
     force: bool = False
     limit: int | None = None
     peek: bool = False
+    wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)

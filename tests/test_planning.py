@@ -1,0 +1,169 @@
+"""Plans: what a request's headers, its mode and its window make of it before anything is fitted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.ports import Mode, Options, Request
+from tests.fits import TENANT, Message, body_of, slices
+from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
+from tests.rooms import (
+    WINDOW,
+    Room,
+    asked,
+    session,
+    strict,
+    strict_responses,
+    whole,
+)
+from tests.stub.tokens import request_tokens
+
+
+async def test_what_is_learned_stays_with_its_tenant() -> None:
+    """One caller's overflow changes nothing for another."""
+    room, upstream = Room(window=None), strict(window=4000)
+    await room.ask(session(6000), upstream.send)
+    assert (
+        await room.engine.planner.fit(Request("chat", session(6000), TENANT, "r2", Options()))
+    ).report.window == 4000
+    plan = await room.engine.planner.fit(Request("chat", session(6000), b"o" * 32, "r2", Options()))
+    assert plan.report.reason == "unknown-window"
+
+
+@pytest.mark.parametrize("mode", ["off", "observe"])
+@pytest.mark.parametrize("asked", ["configured", "by the request"])
+async def test_other_modes_change_nothing(mode: Mode, asked: str) -> None:
+    """Off and observe send the client's own bytes and hand back the provider's own error, once."""
+    room = Room(mode=mode if asked == "configured" else "on")
+    upstream = strict(window=4000)
+    body = session(12_000)
+    options: dict[str, Any] = {} if asked == "configured" else {"mode": mode}
+    answer = await room.ask(body, upstream.send, **options)
+    assert len(upstream.bodies) == 1
+    assert upstream.bodies[0] is body
+    assert answer.reply is not None
+    assert answer.reply.status == 400
+    assert answer.report.observed is (mode == "observe")
+    if mode == "observe":
+        assert answer.report.tokens_after is not None
+        assert answer.report.tokens_after < request_tokens(json.loads(body))
+
+
+async def test_observing_leaves_no_trace_in_what_is_sent_later() -> None:
+    """A conversation that was only observed, even asked to compact, is compacted later as if nobody had looked."""
+    room, messages = Room(), agent_session(34, 300)
+    upstream, other = strict(window=10**9), strict(window=WINDOW)
+    events = []
+    for end in range(24, len(messages) + 1, 2):
+        answer = await room.ask(body_of(messages[:end]), upstream.send, mode="observe", compact_now=end == 24)
+        events.append(answer.report.event)
+        assert answer.report.reason == "would_compact"
+    assert 1 <= sum(events) <= 3
+    await room.ask(body_of(messages), other.send)
+    assert other.bodies[0] == (await Room().engine.planner.fit(Request("chat", body_of(messages), TENANT, "r"))).body
+    assert all(json.loads(body)["messages"] == messages[: 24 + 2 * at] for at, body in enumerate(upstream.bodies))
+
+
+async def test_observing_says_what_would_be_refused() -> None:
+    """What could not be brought inside the window passes, and the report says that it would not."""
+    upstream = strict(window=10**9)
+    body = body_of([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
+    answer = await Room(mode="observe").ask(body, upstream.send)
+    assert upstream.bodies == [body]
+    assert answer.report.reason == "would_refuse"
+    assert answer.error is None
+
+
+@pytest.mark.parametrize(("asked", "held"), [(4000, 4000), (50_000, WINDOW)])
+async def test_the_window_header_only_lowers(asked: int, held: int) -> None:
+    """A caller may ask for less than the model's window, never for more."""
+    upstream = strict(window=held)
+    answer = await Room().ask(session(12_000), upstream.send, window=asked)
+    assert answer.report.window == held
+    assert answer.report.source == ("request" if asked < WINDOW else "configured")
+    assert answer.report.retries == 0
+    assert await whole(answer) == b'{"ok":true}'
+
+
+async def test_compact_now_compacts_what_would_fit() -> None:
+    """With the header a conversation above the low mark is compacted under the high one, once, and stays so."""
+    room, upstream = Room(), strict(window=WINDOW)
+    messages = agent_session(14, 300)
+    plain = await Room().ask(body_of(messages), upstream.send)
+    assert plain.report.outcome == "verbatim"
+    answer = await room.ask(body_of(messages), upstream.send, compact_now=True)
+    assert answer.report.outcome == "compacted"
+    assert answer.report.event
+    later = await room.ask(body_of([*messages, *agent_round(99, 20)]), upstream.send)
+    assert slices(upstream.bodies[-1])[: len(slices(upstream.bodies[-2]))] == slices(upstream.bodies[-2])
+    assert not later.report.event
+
+
+async def test_a_refusal_is_never_sent() -> None:
+    """What cannot be brought inside the window is answered here, with nothing paid for."""
+    upstream = strict(window=WINDOW)
+    body = body_of([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
+    answer = await Room().ask(body, upstream.send)
+    assert upstream.bodies == []
+    assert answer.reply is None
+    assert answer.error is not None
+    assert answer.error.status == 400
+    assert (answer.report.outcome, answer.report.reason) == ("refused", "context_length_exceeded")
+
+
+async def test_a_small_body_is_bounded_and_not_counted() -> None:
+    """A body whose bytes are under the low mark is sent as it is, with bounds for figures."""
+    upstream = strict(window=WINDOW)
+    body = body_of([{"role": "user", "content": "hi"}], tools=AGENT_TOOLS)
+    answer = await Room().ask(body, upstream.send)
+    assert upstream.bodies[0] is body
+    assert answer.report.bounded
+    assert answer.report.tokens_after is not None
+    assert answer.report.tokens_after >= request_tokens(json.loads(body))
+    assert upstream.names == ["stub"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "image_url", "image_url": {"url": "https://e.org/a.png"}}],
+        [{"type": "file", "file": {"file_id": "f-1"}}],
+        [{"type": "input_audio", "input_audio": {"data": "QUFB", "format": "wav"}}],
+    ],
+)
+async def test_media_is_never_bounded_by_its_bytes(content: list[Message]) -> None:
+    """A part that weighs more than its bytes say is counted."""
+    answer = await Room().ask(body_of([{"role": "user", "content": content}]), strict(window=WINDOW).send)
+    assert not answer.report.bounded
+
+
+async def test_the_client_names_its_conversation() -> None:
+    """The own header wins over the client's session, that over the body's, that over the chain; views do not follow."""
+    room, upstream = Room(), strict_responses()
+    body = asked("messages", 40, metadata={"user_id": '{"session_id":"s-9"}'})
+
+    async def named(session: str = "", own: str = "") -> str:
+        request = Request("messages", body, TENANT, "r1", Options(conversation=own), session=session, epoch=2)
+        answer = await room.engine.exchange(request, upstream.send)
+        assert answer.report.epoch == 2
+        return answer.report.conversation
+
+    names = [await named("s-1", "mine"), await named("s-1"), await named(), await named("s-9"), await named("s-1")]
+    assert names[2] == names[3]
+    assert names[1] == names[4]
+    assert len(set(names)) == 3
+    assert len(set(upstream.bodies[1:])) == 1
+
+
+async def test_a_learned_window_is_said_to_be_learned() -> None:
+    """Once an overflow stated the window of a route, reports and what people are shown name that as its source."""
+    room, upstream = Room(window=None), strict(window=4000)
+    first = await room.ask(session(6200), upstream.send, project="apollo", task_size="small")
+    assert (first.report.window, first.report.source) == (4000, "learned")
+    assert (first.report.project, first.report.task_size) == ("apollo", "small")
+    shown = room.engine.windows()
+    assert [(each["route"], each["context_window"]) for each in shown["learned"]] == [("stub,gpt-4o-mini", 4000)]
+    assert [(each["model"], each["source"]) for each in shown["models"]] == [("gpt-4o-mini", "unknown")]
