@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, MutableMapping
+from dataclasses import replace
 
 from proxy import passages
 from proxy.core.compression.record import VERSION, Record, dump, load
@@ -160,7 +161,8 @@ class Events:
             and not subject.report.client_compaction
             and subject.request.options.mode == "on"
         )
-        found = await (self._summaries.write(passage) if waits else self._summaries.ready(passage))
+        asked = replace(passage, asked=demand.wait)
+        found = await (self._summaries.write(asked) if waits else self._summaries.ready(passage))
         most = min(event.text // 2, passage.cap + passage.cap // 4)
         return found if found is not None and count(found.text) <= most else None
 

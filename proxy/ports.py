@@ -177,6 +177,7 @@ class Passage:
     in tokens of our count; ``step`` is the cap in steps that no learned factor moves. ``head`` is a digest of system
     text and tools. ``factor``: provider tokens per token of our count.
     ``read`` gives the items between two indexes, ``warm`` the prompt of a prefix; both may be called in a thread.
+    ``asked``: the caller asked for it, so that it may cost more than what nobody asked for.
     """
 
     request: Request
@@ -192,6 +193,7 @@ class Passage:
     factor: float
     read: Callable[[int, int], Sequence[Entry]] = field(repr=False)
     warm: Callable[[int], Warm | None] = field(repr=False)
+    asked: bool = False
 
     @property
     def wanted(self) -> Cut:

@@ -2,9 +2,10 @@
 
 from proxy.summaries.calling import is_subscription
 from proxy.summaries.contracts import Observe, Tell, untold
-from proxy.summaries.jobs import Jobs, Memory, Terms
+from proxy.summaries.jobs import Jobs
 from proxy.summaries.prompting import load as load_prompts
 from proxy.summaries.spend import Ledger
+from proxy.summaries.terms import Memory, Terms
 from proxy.summaries.writing import Writer
 
 __all__ = [

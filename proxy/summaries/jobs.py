@@ -9,24 +9,22 @@ import asyncio
 import hashlib
 import random
 import time
-from collections.abc import Callable, Coroutine, MutableMapping
-from dataclasses import dataclass
-from typing import Any, Literal
-
-import msgspec
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.conversation.notes import VERSION as NOTE_VERSION
-from proxy.core.conversation.notes import JobNote, JobState
+from proxy.core.conversation.notes import JobState
 from proxy.core.report import SummaryOutcome, SummaryReport
 from proxy.ports import Clock, Passage, Request, Summary
 from proxy.summaries.calling import Summariser, credentials, is_subscription
 from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf, Tell, untold
+from proxy.summaries.kept import dump, load, note_on
 from proxy.summaries.spend import Ledger
+from proxy.summaries.terms import LEASE, Key, Memory, Terms
 from proxy.summaries.writing import Draft, Unwritten, Writer
 
-LEASE, RENEW = 15.0, 5.0
-"""Seconds a lease lasts, and how often its holder renews it."""
+RENEW = 5.0
+"""Seconds after which a lease of ``LEASE`` is renewed."""
 
 AGAIN = 5.0
 """Seconds until a job that could not begin is thought of again."""
@@ -40,55 +38,7 @@ WAIT_ELSEWHERE = 8.0
 UNKNOWN_WINDOW = 16_384
 """The window assumed of a configured summariser of which nobody knows one."""
 
-VERSION = 1
-
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
-Key = tuple[str, bytes]
-
-
-class Kept(msgspec.Struct, frozen=True, array_like=True):
-    """A summary as the store has it: the text of ``cut`` items, what it took, who wrote it and when (Unix time)."""
-
-    version: int
-    text: str
-    cut: int
-    spent: int
-    model: str
-    made: int
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """On which terms summaries are written.
-
-    ``model`` is the configured summariser, empty for the request's own; only conversations of the tenants in
-    ``allowed`` go to it (``None``: everybody's). ``subscriptions``: OAuth tokens may be used. ``guarded`` are the
-    upstreams whose configured key is one, ``keyed`` those with a key of their own. ``most`` jobs run at once;
-    ``timeout`` is how long an event waits at most.
-    """
-
-    mode: Literal["background", "inline"] = "background"
-    model: str = ""
-    allowed: frozenset[bytes] | None = None
-    subscriptions: bool = False
-    keyed: frozenset[str] = frozenset()
-    guarded: frozenset[str] = frozenset()
-    most: int = 4
-    timeout: float = 60.0
-    lease: float = LEASE
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What a process remembers: bounded mappings of summaries, of when a stretch may be looked at again, of the prefix
-    that was once too dear to sum up and what it costs, of failures in a row, and of breakers by summariser and tenant.
-    """
-
-    summaries: MutableMapping[tuple[bytes, bytes], Summary]
-    rests: MutableMapping[Key, float]
-    dear: MutableMapping[Key, tuple[int, int]]
-    failures: MutableMapping[Key, int]
-    breakers: MutableMapping[tuple[str, bytes], Breaker]
 
 
 class Jobs:
@@ -302,7 +252,8 @@ class Jobs:
 
         async def allow(tokens: int) -> str:
             nonlocal reserved
-            if reason := await self._ledger.why_not(tenant, tokens):
+            reason = await self._ledger.why_not(tenant, tokens)
+            if reason and not (passage.asked and reason == "budget"):
                 return reason
             if not breaker.admit():
                 return "breaker"
@@ -333,10 +284,9 @@ class Jobs:
         """What holds from now on: *draft*, or what another replica kept before."""
         cut, chain = passage.wanted.length, passage.wanted.chain
         spent = draft.input_tokens + draft.output_tokens + (base.spent if base else 0)
-        kept = Kept(VERSION, draft.text, cut, spent, summariser.model, int(time.time()))
-        value = msgspec.msgpack.encode(kept)
+        value = dump(draft.text, cut, spent, summariser.model, int(time.time()))
         held = await self._shelf.keep(passage.request.tenant, passage.root, policy, chain, value)
-        summary = _load(held, cut) or Summary(draft.text, cut, spent, summariser.model)
+        summary = load(held, cut) or Summary(draft.text, cut, spent, summariser.model)
         self._memory.summaries[policy, chain] = summary
         return summary
 
@@ -349,7 +299,7 @@ class Jobs:
             found = await self._shelf.newest(passage.request.tenant, passage.root, policy, asked)
             if found is not None:
                 cut = cuts[found[0]]
-                summary = _load(found[1], cut.length)
+                summary = load(found[1], cut.length)
                 if summary is not None:
                     self._memory.summaries[policy, cut.chain] = summary
                     return summary
@@ -398,23 +348,9 @@ class Jobs:
         self, passage: Passage, summariser: Summariser, state: JobState, reason: str = "", *, left: int = 0
     ) -> None:
         """Tell what has become of the summary of *passage*, for people."""
-        wanted, now = passage.wanted, int(time.time())
-        note = JobNote(
-            version=NOTE_VERSION,
-            made=now,
-            route=passage.route.name,
-            policy=self._policy(passage, summariser),
-            since=passage.since,
-            chain=wanted.chain,
-            cut=wanted.length,
-            state=state,
-            by=summariser.model,
-            upstream=summariser.upstream,
-            reason=reason,
-            taken=int(wanted.tokens * passage.factor),
-            left=left,
-            until=now + int(self._patience(passage)) if state == "failed" else 0,
-        )
+        now, patience = int(time.time()), int(self._patience(passage))
+        policy = self._policy(passage, summariser)
+        note = note_on(passage, summariser, policy, state, now, reason=reason, left=left, patience=patience)
         self._tell(passage.request.tenant, passage.root, note)
 
     def _breaker_of(self, summariser: Summariser, tenant: bytes) -> Breaker:
@@ -445,11 +381,3 @@ class Jobs:
     @staticmethod
     def _key(passage: Passage) -> Key:
         return passage.route.name, passage.since
-
-
-def _load(value: bytes, cut: int) -> Summary | None:
-    try:
-        kept = msgspec.msgpack.decode(value, type=Kept)
-    except (msgspec.DecodeError, UnicodeError):
-        return None
-    return Summary(kept.text, kept.cut, kept.spent, kept.model) if kept.version == VERSION and kept.cut == cut else None

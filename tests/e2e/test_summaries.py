@@ -69,10 +69,10 @@ class Loop:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def ask(self, *, settle: bool = True, said: str = "") -> None:
+    async def ask(self, *, settle: bool = True, said: str = "", more: Mapping[str, str] | None = None) -> None:
         """One more round: a result with a note, perhaps a word of the user's, and the model asked; the view checked.
 
-        With *settle* the next round waits until summaries under way have come to something.
+        With *settle* the next round waits until summaries under way have come to something. *more* are header fields.
         """
         if self.rounds:
             new = agent_round(self.rounds, self.result)
@@ -85,7 +85,7 @@ class Loop:
         body = json.dumps({"model": "gpt-4o-mini", "messages": self.messages, "tools": AGENT_TOOLS}).encode()
         front = self.fronts[self.rounds % len(self.fronts)]
         before = len(self.stub.chats())
-        headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
+        headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json", **(more or {})}
         answer = await self._client.post(f"{front.url}/chat/completions", content=body, headers=headers)
         assert answer.status_code == 200, answer.text
         (seen,) = self.stub.chats()[before:]

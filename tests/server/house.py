@@ -150,7 +150,8 @@ class House:
 
     async def ask(self, method: str, path: str, body: bytes = b"", *headers: str) -> Heard:
         """The answer to one request; ``line`` is its status line."""
-        lines = [f"{method} {path} HTTP/1.1", "Host: proxy.test", *headers]
+        named = any(header.lower().startswith("host:") for header in headers)
+        lines = [f"{method} {path} HTTP/1.1", *([] if named else ["Host: proxy.test"]), *headers]
         if body:
             lines.append(f"Content-Length: {len(body)}")
         return await self.raw("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
