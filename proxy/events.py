@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 
+from cachetools import LRUCache
+
 from proxy import passages
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event
@@ -20,6 +22,12 @@ RENDER_INLINE = 65_536
 
 MAX_PLACES = 512
 """Places asked of the store at once; an event is never further back than the room between the marks."""
+
+ASKED_AGAIN = 64
+"""Of the room a conversation has, the part it grows by before it is asked anew whether it needs a summary."""
+
+SPARED = 4_096
+"""Conversations of which it is remembered that they need none yet."""
 
 
 class Events:
@@ -43,6 +51,7 @@ class Events:
         self._records = records
         self._asked = asked
         self._summaries = summaries
+        self._spared: LRUCache[tuple[str, bytes], int] = LRUCache(SPARED)
 
     def links(self, subject: Subject) -> tuple[bytes, ...]:
         """A name of the conversation after each of its items, which only this tenant's key makes."""
@@ -185,14 +194,18 @@ class Events:
         if not plan.links or not count or report.client_compaction:
             return
         schedule = self._policy.schedule(subject)
-        if figures.stepped + schedule.weight(count, event) <= figures.soft(marks, figures.lasting):
+        weight = figures.stepped + schedule.weight(count, event)
+        if weight <= figures.soft(marks, figures.lasting):
             return
         since = plan.links[event.place - 1] if event else subject.root(plan.links)
-        if not summaries.is_due(request, subject.route, since):
+        name = subject.route.name, since
+        if weight < self._spared.get(name, 0) or not summaries.is_due(request, subject.route, since):
             return
         wanted = schedule.run(event, Demand(force=True))
         if wanted is None or not wanted.block or wanted.cut <= (event.cut if event else 0):
-            return  # what does without a fold needs no summary
+            # What does without a fold needs no summary; nor will it with the next few messages.
+            self._spared[name] = weight + figures.lasting // ASKED_AGAIN
+            return
         passage = self._passage(subject, plan.links, wanted.cut, event)
         if passage is not None:
             summaries.prepare(passage)
