@@ -207,10 +207,14 @@ class Fitter:
         return self._anchored(subject, self._compacted(subject, root, record, None, None, False), links, count)
 
     def _is_certain(self, subject: Subject, plan: Plan, held: int) -> bool:
-        """Whether the plan is too big by our own count too: what was only learned refuses nothing."""
-        figures, factor = subject.figures, max(1.0, subject.factor)
-        room = input_room(int(figures.window * factor), int(held * factor), subject.route.max_input)
-        return (plan.tokens or 0) > room
+        """Whether the plan is too big by our own count too, for a window that somebody stated."""
+        figures, route, factor = subject.figures, subject.route, max(1.0, subject.factor)
+        window: int | None = int(figures.window * factor)
+        if subject.report.source == "learned":
+            window = self._lessons.stated(route, subject.request.tenant)
+        if window is None:
+            return False
+        return (plan.tokens or 0) > input_room(window, int(held * factor), route.max_input)
 
     def _anchored(self, subject: Subject, plan: Plan, links: tuple[bytes, ...], event: int) -> Plan:
         """*plan* with what the provider will count for it, by what it counted for the conversation so far."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from proxy import ports
@@ -14,9 +14,15 @@ class Upstream(Protocol):
     """Sends requests to named upstreams."""
 
     async def send(
-        self, target: str, method: str, path_qs: str, headers: Sequence[tuple[str, str]], body: bytes
+        self,
+        target: str,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+        added: Mapping[str, str] = ...,
     ) -> ports.Reply:
-        """The answer once its head is here. Raises ``UllageError``."""
+        """The answer once its head is here; *added* headers win over all others. Raises ``UllageError``."""
 
 
 class Lease(Protocol):

@@ -9,22 +9,23 @@ import asyncio
 import hashlib
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.conversation.notes import JobState
 from proxy.core.report import SummaryOutcome, SummaryReport
 from proxy.ports import Clock, Passage, Request, Summary
-from proxy.summaries.calling import Summariser, credentials, is_subscription
+from proxy.summaries.calling import Summariser
 from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf, Tell, untold
 from proxy.summaries.kept import dump, load, note_on
 from proxy.summaries.spend import Ledger
-from proxy.summaries.terms import LEASE, Key, Memory, Terms
+from proxy.summaries.terms import Terms
 from proxy.summaries.writing import Draft, Unwritten, Writer
 
-RENEW = 5.0
-"""Seconds after which a lease of ``LEASE`` is renewed."""
+RENEW = 1 / 3
+"""How often a lease's holder renews it, in lifetimes of the lease."""
 
 AGAIN = 5.0
 """Seconds until a job that could not begin is thought of again."""
@@ -35,10 +36,26 @@ REFUSED, LONGEST_REFUSED = 60.0, 3600.0
 WAIT_ELSEWHERE = 8.0
 """Seconds a waiting event looks out for what another replica is writing."""
 
-UNKNOWN_WINDOW = 16_384
-"""The window assumed of a configured summariser of which nobody knows one."""
+SHOWN = 100
+"""Tenants, and breakers, that are shown to people at once."""
 
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+Key = tuple[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a process remembers: bounded mappings of summaries, of when a stretch may be looked at again, of the prefix
+    that was once too dear to sum up and what it costs, of failures in a row, of breakers by summariser and tenant,
+    and of when a request that waited for a summary has waited long enough.
+    """
+
+    summaries: MutableMapping[tuple[bytes, bytes], Summary]
+    rests: MutableMapping[Key, float]
+    dear: MutableMapping[Key, tuple[int, int]]
+    failures: MutableMapping[Key, int]
+    breakers: MutableMapping[tuple[str, bytes], Breaker]
+    waits: MutableMapping[str, float]
 
 
 class Jobs:
@@ -90,20 +107,35 @@ class Jobs:
         """How many summarisers, each for one tenant, are not asked at present because they failed."""
         return sum(breaker.state != "closed" for breaker in self._memory.breakers.values())
 
+    def status(self) -> dict[str, object]:
+        """How summaries fare in this process, by tenant's short name: tokens of the last hour, pauses, breakers."""
+        breakers = [
+            {"tenant": self._label(tenant), "summariser": name, "state": breaker.state}
+            for (name, tenant), breaker in self._memory.breakers.items()
+            if breaker.state != "closed"
+        ]
+        clients = [{"tenant": self._label(tenant), **figures} for tenant, figures in self._ledger.figures(SHOWN)]
+        return {"mode": self._terms.mode, "running": self.running, "clients": clients, "breakers": breakers[:SHOWN]}
+
     async def ready(self, passage: Passage) -> Summary | None:
         """The summary of *passage*, or the newest one of a shorter prefix; asks the store at most once."""
-        return await self._newest(passage, self._policy(passage, self._choose(passage)))
+        return await self._newest(passage, self._policy(passage, self._terms.summariser(passage, self._resolve)))
 
     async def write(self, passage: Passage) -> Summary | None:
-        """As ``ready``, but a missing summary is written first, within the timeout."""
+        """As ``ready``, but a missing summary is written first, within the timeout that a request has in all."""
         found = await self.ready(passage)
         if found is not None and found.cut == passage.wanted.length:
+            return found
+        # A view that does not fit yet is made once more, and each time it may want a summary of another prefix.
+        began = self._clock()
+        left = self._memory.waits.setdefault(passage.request.request_id, began + self._terms.timeout) - began
+        if left <= 0:
             return found
         task = self._running.get(self._key(passage)) or self._start(passage, wait=True)
         if task is None:
             return found
         # The job goes on when nobody waits any more: what it gives serves the next event.
-        await asyncio.wait({task}, timeout=self._terms.timeout)
+        await asyncio.wait({task}, timeout=left)
         if not task.done() or task.cancelled() or task.exception() is not None:
             return found
         written = task.result()
@@ -154,7 +186,7 @@ class Jobs:
 
     async def _job(self, passage: Passage, *, wait: bool) -> Summary | None:
         """One job, reported once, whatever becomes of it."""
-        summariser, key, began = self._choose(passage), self._key(passage), self._clock()
+        summariser, key, began = self._terms.summariser(passage, self._resolve), self._key(passage), self._clock()
         draft: Draft | None = None
         summary: Summary | None = None
         outcome: SummaryOutcome = "skipped"
@@ -319,18 +351,14 @@ class Jobs:
     async def _hold(self, lease: Lease) -> None:
         held = True
         while held:
-            await asyncio.sleep(self._terms.lease * RENEW / LEASE)
+            await asyncio.sleep(self._terms.lease * RENEW)
             held = await lease.renew(self._terms.lease)
 
     def _may_not(self, passage: Passage, summariser: Summariser) -> str:
         """Why nothing may be asked on behalf of this request, as a fixed word; empty where it may."""
         if self._ledger.is_paused(passage.request.tenant):
             return "paused"
-        keyed = summariser.upstream in self._terms.keyed
-        origin = passage.request.origin
-        lent = credentials(origin.headers) if origin is not None and summariser.lent and not keyed else []
-        guarded = summariser.upstream in self._terms.guarded or any(map(is_subscription, lent))
-        return "subscription" if guarded and not self._terms.subscriptions else ""
+        return "subscription" if self._terms.forbid(passage, summariser) else ""
 
     def _refuse(self, passage: Passage, summariser: Summariser) -> float:
         """Let nobody try this stretch again for a while; the seconds."""
@@ -358,18 +386,6 @@ class Jobs:
         if breaker is None:
             breaker = self._memory.breakers[summariser.name, tenant] = self._breaker()
         return breaker
-
-    def _choose(self, passage: Passage) -> Summariser:
-        """Who writes: the configured summariser where this tenant's words may go there, else the request's model."""
-        route, api, terms = passage.route, passage.request.api, self._terms
-        configured = terms.model and (terms.allowed is None or passage.request.tenant in terms.allowed)
-        chosen = self._resolve(terms.model) if configured else route
-        if chosen.name == route.name:
-            return Summariser(route.upstream, route.model, api, passage.window, True, True, route.encoding)
-        lent = chosen.upstream == route.upstream
-        window = int((chosen.window or UNKNOWN_WINDOW) / 1.5)  # its count may be larger than ours by half
-        api = api if lent else "chat"
-        return Summariser(chosen.upstream, chosen.model, api, window, False, lent, chosen.encoding)
 
     def _policy(self, passage: Passage, summariser: Summariser) -> bytes:
         """What makes texts interchangeable: the prompts, who writes, the cap, and in the aligned mode what precedes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +10,13 @@ import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.processes import kill_all
-from tests.e2e.test_summaries import KEY, WINDOW, Loop, replicas
+from tests.e2e.loop import KEY, WINDOW, Loop, replicas
 from tests.harness import Proxy
 from tests.store.conftest import Valkey
 from tests.stub.summariser import Behaviour
 
 NOW = {"x-ullage-compact": "now"}
 OTHER = "sk-test-of-somebody-else-000"
-
-
-@pytest.fixture
-def home(short_path: Path) -> Any:
-    """A home that outlives a proxy, and in which nothing lives on after the test."""
-    yield short_path
-    kill_all(short_path)
-
-
-@pytest.fixture
-async def remote(short_path: Path) -> AsyncIterator[Valkey]:
-    """A store server of the operator's own."""
-    directory = short_path / "remote"
-    directory.mkdir()
-    server = Valkey(directory)
-    server.start()
-    yield server
-    server.kill()
 
 
 async def get(front: Proxy, path: str, key: str = KEY) -> httpx.Response:
