@@ -18,12 +18,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from proxy import memories
 from proxy import settings as configuration
+from proxy.chronicle import LEAST, Chronicle
 from proxy.clientcompaction import ClientCompaction
 from proxy.compacting import Compacting, Serving
+from proxy.conversations import Conversations
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
@@ -65,9 +67,9 @@ if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
 
 ITEMS, SIZES = 300_000, 2_000
-ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
+ASKED, TOOL_ARRAYS, LEARNED, NOTED = 50_000, 64, 10_000, 10_000
 """Bounds of a process's memories: items (about 600 bytes each), sizes of what stands around them; places asked of the
-store, shrunk tool arrays, routes that overflows taught about."""
+store, shrunk tool arrays, routes that overflows taught about, conversations that were noted a moment ago."""
 
 HOUSEKEEPING_SECONDS = 1.0
 
@@ -172,8 +174,11 @@ class House:
             telemetry.summary(report)
             logs.summary_done(report)
 
-        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised)
-        engine = await asyncio.to_thread(open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs)
+        chronicle = Chronicle(store.register, TTLCache(NOTED, LEAST), time.time)
+        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
+        engine = await asyncio.to_thread(
+            open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle
+        )
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -195,7 +200,8 @@ class House:
         config = _server_config(settings)
         models = _models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models)
+        told_of = _conversations(settings, store)
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -356,10 +362,12 @@ def open_engine(
     store: Store,
     notice: Notice = unnoticed,
     jobs: Jobs | None = None,
+    chronicle: Chronicle | None = None,
 ) -> Engine:
     """The conductor of *settings*, with memories of its own.
 
-    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any.
+    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any; *chronicle* notes
+    what becomes of conversations.
     """
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
@@ -393,6 +401,7 @@ def open_engine(
         compacting=compacting,
         managing=Managing(reader, owned),
         own=own if wanted.client_compaction == "answer" else None,
+        chronicle=chronicle,
     )
 
 
@@ -430,6 +439,11 @@ def _models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Mo
     places = [Place(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
     named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
     return Models(upstream, places, settings.default_upstream().name, named, figures)
+
+
+def _conversations(settings: Settings, store: Store) -> Conversations:
+    compacts = settings.compression.mode == "on"
+    return Conversations(store.register, time.time, compacts=compacts, summaries=settings.summaries.mode)
 
 
 def _server_config(settings: Settings) -> ServerConfig:

@@ -58,6 +58,10 @@ class Events:
         request = subject.request
         return subject.reading.links(self._recorder.chain_key(request.tenant), request.options.conversation)
 
+    async def is_wished(self, subject: Subject, links: tuple[bytes, ...]) -> bool:
+        """Whether somebody wished that this conversation be compacted now, as ``newest`` saw; told once."""
+        return await self._recorder.take(subject.request.tenant, subject.root(links))
+
     async def newest(self, subject: Subject, links: tuple[bytes, ...]) -> Record | None:
         """The newest event record on this chain: from memory, unless the store has a newer one.
 
@@ -94,29 +98,40 @@ class Events:
         links: tuple[bytes, ...],
         event: Event,
         before: Record | None,
+        demand: Demand,
         *,
         supersede: bool,
-        keep: bool,
     ) -> Record:
         """The record of *event*: written here, unless another replica was first; then theirs, if it fits too.
 
-        Without *keep* it is only told what the record would be.
+        Where *demand* only peeks it is only told what the record would be.
         """
         figures, raw = subject.figures, subject.raw
         count = self._reader.count(subject.route.encoding, subject.route.model)
         if before is not None and same_block(event, before.event):
-            text, spent = "", before.spent  # its block stays, and with it the summary that is in it
+            # Its block stays, and with it the summary that is in it.
+            summary = Summary("", before.upto, before.spent, before.by)
         else:
-            summary = await self._summary(subject, links, event, count, wait=keep)
-            text, spent = (summary.text, summary.spent) if summary else ("", 0)
+            summary = await self._summary(subject, links, event, count, before, demand) or Summary("", 0, 0)
         pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
         touched = max([event.cut, *(swap.index + 1 for swap in event.swaps), *(index + 1 for index, _ in event.trims)])
         if touched == 0 or raw.spans[touched - 1][1] <= RENDER_INLINE:
-            block, edits = write(raw, event, pen, before, text)
+            block, edits = write(raw, event, pen, before, summary.text)
         else:
-            block, edits = await asyncio.to_thread(write, raw, event, pen, before, text)
-        record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed, spent)
-        if not keep:
+            block, edits = await asyncio.to_thread(write, raw, event, pen, before, summary.text)
+        record = Record(
+            VERSION,
+            event,
+            block,
+            edits,
+            figures.window,
+            figures.reserve,
+            figures.fixed,
+            summary.spent,
+            by=summary.by,
+            upto=summary.cut,
+        )
+        if demand.peek:
             return record
         route, link, root = subject.route.name, links[event.place - 1], subject.root(links)
         tenant = subject.request.tenant
@@ -132,7 +147,13 @@ class Events:
         return record
 
     async def _summary(
-        self, subject: Subject, links: tuple[bytes, ...], event: Event, count: Callable[[str], int], *, wait: bool
+        self,
+        subject: Subject,
+        links: tuple[bytes, ...],
+        event: Event,
+        count: Callable[[str], int],
+        before: Record | None,
+        demand: Demand,
     ) -> Summary | None:
         """What a model wrote of what *event* folds, or of a part of it, if that is there and has its place in it.
 
@@ -140,16 +161,17 @@ class Events:
         """
         if self._summaries is None or not event.block or not self._recorder.reachable():
             return None
-        passage = self._passage(subject, links, event.cut, None)
+        passage = self._passage(subject, links, event.cut, before.event if before else None)
         if passage is None:
             return None
         waits = (
-            wait
-            and self._summaries.inline
+            not demand.peek
+            and (demand.wait or self._summaries.inline)
             and not subject.report.client_compaction
             and subject.request.options.mode == "on"
         )
-        found = await (self._summaries.write(passage) if waits else self._summaries.ready(passage))
+        asked = replace(passage, asked=demand.wait)
+        found = await (self._summaries.write(asked) if waits else self._summaries.ready(passage))
         most = min(event.text // 2, passage.cap + passage.cap // 4)
         return found if found is not None and count(found.text) <= most else None
 

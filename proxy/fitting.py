@@ -126,6 +126,8 @@ class Fitter:
         if quiet and record is None and subject.is_managed:
             return self._anchored(subject, self._verbatim(subject, subject.root(links)), links, -1)
         since = record.event if record else None
+        if not demand.peek and await self.events.is_wished(subject, links):
+            demand, extent = replace(demand, force=True, wait=True), "any"
         if demand.force and demand.limit is None and since is not None and since.place == subject.layout.count:
             # It was compacted at this very place: asked again, nothing more happens.
             demand = replace(demand, force=False)
@@ -136,14 +138,14 @@ class Fitter:
             record = None
         elif record is None or event != since:
             supersede = supersede or demand.force or (since is not None and since.place == event.place)
-            keep = not demand.peek
-            record = await self.events.settle(subject, links, event, record, supersede=supersede, keep=keep)
+            record = await self.events.settle(subject, links, event, record, demand, supersede=supersede)
         root = subject.root(links)
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
         else:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
         plan = self._anchored(subject, plan, links, record.event.place if record else -1)
+        plan = replace(plan, before=since)
         return await self._verified(whole, subject, plan, record, demand, tries=tries, extent=extent)
 
     async def _verified(
@@ -167,12 +169,12 @@ class Fitter:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             tighter = Demand(True, max(0, limit), demand.peek)
             again = await self.decide(whole, tighter, supersede=True, tries=tries - 1, extent=extent)
-            return _with_event(again, plan.report.event)
+            return _following(again, plan)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
             again = await self.decide(replace(whole, figures=tight), demand, supersede=True, extent=extent)
-            return _with_event(again, plan.report.event)
+            return _following(again, plan)
         if excess > _guess(subject, record) and self._is_certain(subject, plan, held):
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
@@ -214,7 +216,7 @@ class Fitter:
             if swaps is None:
                 return None
             event = Event(count, 0, 0, swaps=swaps, stages=("prune",))
-            record = await self.events.settle(subject, links, event, None, supersede=False, keep=False)
+            record = await self.events.settle(subject, links, event, None, Demand(peek=True), supersede=False)
             made = self._with_held(subject, links, plan, record, held)
             excess = self._excess(subject, made, held)
             if excess <= 0:
@@ -375,9 +377,9 @@ def _compacting(reading: Reading) -> str:
     return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])])
 
 
-def _with_event(plan: Plan, event: bool) -> Plan:
-    """*plan*, also counted as an event where an attempt before it was one: it goes on from that one's record."""
-    return replace(plan, report=plan.report.but(event=plan.report.event or event))
+def _following(plan: Plan, tried: Plan) -> Plan:
+    """*plan*, also counted as an event where *tried* before it was one: it goes on from that one's record."""
+    return replace(plan, report=plan.report.but(event=plan.report.event or tried.report.event), before=tried.before)
 
 
 def _guess(subject: Subject, record: Record | None) -> int:
