@@ -18,6 +18,7 @@ from proxy.routing import open_catalogue, open_upstream
 from proxy.server import Models, Place, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import open_store
+from proxy.tasks import Tasks
 from tests.fits import tokenizers
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session
@@ -50,7 +51,8 @@ SAID = FACT.lower().replace("-", " ")
 def asked(api: str, messages: Sequence[Message] | None = None, **members: Any) -> dict[str, Any]:
     """A request of *api* that is compacted, with the agent's tools."""
     extra = {"store": False} if api == "responses" else {}
-    return body_of(api, history() if messages is None else messages, AGENT_TOOLS, **extra, **members)
+    tools = json.loads(json.dumps(AGENT_TOOLS))  # for the caller to change
+    return body_of(api, history() if messages is None else messages, tools, **extra, **members)
 
 
 def recalling(*answers: Answer) -> Callable[[Seen], Answer]:
@@ -89,7 +91,9 @@ async def front(stub: Stub, folder: Path, *, enabled: bool = True, **compression
             "compression": {"recall": {"enabled": enabled}, **compression},
         }
     )
-    store = await open_store("memory", directory=folder, key=None, spawn=_never, warn=lambda event, facts: None)
+    failures: list[BaseException] = []
+    tasks = Tasks(lambda name, error: failures.append(error))
+    store = await open_store("memory", directory=folder, key=None, spawn=tasks.spawn, warn=lambda event, facts: None)
     upstream = open_upstream(settings)
     engine = open_engine(settings, open_catalogue(settings), tokenizers(), store)
     reports: list[Report] = []
@@ -111,8 +115,6 @@ async def front(stub: Stub, folder: Path, *, enabled: bool = True, **compression
     finally:
         await server.close()
         await upstream.close()
+        await tasks.finish(5)
         await store.close()
-
-
-def _never(*_: Any) -> Any:
-    raise AssertionError("a store in memory has nothing to do in the background")
+    assert failures == []
