@@ -18,10 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
+from proxy import memories
 from proxy import settings as configuration
+from proxy.chronicle import LEAST, Chronicle
 from proxy.compacting import Compacting, Serving
+from proxy.conversations import Conversations
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
@@ -41,8 +44,8 @@ from proxy.plans import Policy
 from proxy.reading import Reader
 from proxy.recalling import Limits as RecallLimits
 from proxy.recalling import Recalling
-from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
-from proxy.server import HeadersOf, Limits, Models, Place, Server, ServerConfig, no_headers
+from proxy.routing import open_bridge, open_catalogue, open_headers, open_probes, open_summaries, open_upstream
+from proxy.server import Limits, Models, Place, Server, ServerConfig
 from proxy.settings import Settings, Stages
 from proxy.store import (
     Embedded,
@@ -64,10 +67,10 @@ from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
 
-ITEMS, OUTLINES, PREFIXES, RECORD_BYTES = 300_000, 2_000, 4_000, 64 * 2**20
-ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
-"""Bounds of a process's memories: items (about 250 bytes each), outlines, prefixes, bytes of records; places asked of
-the store, shrunk tool arrays, routes that overflows taught about."""
+ITEMS, SIZES = 300_000, 2_000
+ASKED, TOOL_ARRAYS, LEARNED, NOTED = 50_000, 64, 10_000, 10_000
+"""Bounds of a process's memories: items (about 600 bytes each), sizes of what stands around them; places asked of the
+store, shrunk tool arrays, routes that overflows taught about, conversations that were noted a moment ago."""
 
 HOUSEKEEPING_SECONDS = 1.0
 
@@ -172,8 +175,11 @@ class House:
             telemetry.summary(report)
             logs.summary_done(report)
 
-        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised)
-        engine = await asyncio.to_thread(open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs)
+        chronicle = Chronicle(store.register, TTLCache(NOTED, LEAST), time.time)
+        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
+        engine = await asyncio.to_thread(
+            open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle
+        )
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -188,13 +194,15 @@ class House:
                 "probes": probes.surveys(),
                 **engine.windows(),
                 "store": _store_status(store),
+                "summaries": jobs.status() if jobs is not None else {"mode": "off"},
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
 
         config = _server_config(settings)
         models = _models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models)
+        told_of = _conversations(settings, store)
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -355,10 +363,12 @@ def open_engine(
     store: Store,
     notice: Notice = unnoticed,
     jobs: Jobs | None = None,
+    chronicle: Chronicle | None = None,
 ) -> Engine:
     """The conductor of *settings*, with memories of its own.
 
-    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any.
+    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any; *chronicle* notes
+    what becomes of conversations.
     """
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
@@ -367,8 +377,8 @@ def open_engine(
     stages = wanted.stages
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     tools = configuration.tool_map(settings.tools)
-    reader = Reader(tokenizers, LRUCache(ITEMS), LRUCache(OUTLINES), LRUCache(OUTLINES), LRUCache(PREFIXES), tools)
-    records: LRUCache[Any, Any] = LRUCache(RECORD_BYTES, getsizeof=_record_bytes)
+    outlines, prefixes = memories.outlines(), memories.prefixes()
+    reader = Reader(tokenizers, LRUCache(ITEMS), outlines, LRUCache(SIZES), prefixes, tools)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
     rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
     economy, always = wanted.policy == "economy", _always(stages)
@@ -376,7 +386,7 @@ def open_engine(
     policy = Policy(rules, wanted.lower_output, wanted.stored_history, economy, buffers, always, recall.enabled)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
-    fitter = Fitter(reader, store, policy, records, LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
+    fitter = Fitter(reader, store, policy, memories.records(), LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
     serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
@@ -392,6 +402,7 @@ def open_engine(
         compacting=compacting,
         managing=Managing(reader, owned),
         recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
+        chronicle=chronicle,
     )
 
 
@@ -414,10 +425,6 @@ def _always(stages: Stages) -> Truncate | None:
     return Truncate(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
 
 
-def _record_bytes(record: Any) -> int:
-    return 512 + len(record.block) + sum(map(len, record.edits.values()))
-
-
 def _models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
     def figures(model: str) -> Mapping[str, int]:
         """A model's limits under the names that clients read them by."""
@@ -435,20 +442,9 @@ def _models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Mo
     return Models(upstream, places, settings.default_upstream().name, named, figures)
 
 
-def _headers_of(settings: Settings) -> HeadersOf:
-    if not any(rule.headers for rule in settings.models):
-        return no_headers
-
-    def headers_of(model: str) -> Mapping[str, str]:
-        if not model:
-            return {}
-        rule = settings.model(model)
-        own = settings.model(rule.model).headers if rule.model else {}
-        said = {name.lower() for name in rule.headers}
-        left = {name: value for name, value in own.items() if name.lower() not in said}
-        return {name: value.get_secret_value() for name, value in {**left, **rule.headers}.items()}
-
-    return headers_of
+def _conversations(settings: Settings, store: Store) -> Conversations:
+    compacts = settings.compression.mode == "on"
+    return Conversations(store.register, time.time, compacts=compacts, summaries=settings.summaries.mode)
 
 
 def _server_config(settings: Settings) -> ServerConfig:
@@ -463,7 +459,7 @@ def _server_config(settings: Settings) -> ServerConfig:
         usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
         relay=server.relay,
         origins=frozenset(server.origins),
-        headers_of=_headers_of(settings),
+        headers_of=open_headers(settings),
         limits=replace(
             Limits(),
             body=limits.body,

@@ -13,18 +13,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
+from proxy.health import configured_address, ready
+
 if TYPE_CHECKING:
     from proxy.clients import Client
-    from proxy.doctor import Diagnosis
     from proxy.settings import Settings, SettingsError
 
 REFUSED = 1
 MISUSED = 2
-HEALTH_SECONDS = 3.0
 
 app = typer.Typer(
     name="ullage",
@@ -71,7 +70,7 @@ def serve(
     store: Annotated[str | None, typer.Option(help="embedded, memory or a redis:// URL.", metavar="URL")] = None,
 ) -> None:
     """Serve until told to stop."""
-    from proxy.settings import SettingsError, load, refuse_open
+    from proxy.settings import refuse_open
 
     overrides: dict[tuple[str, ...], object] = {
         ("models", "*", "context_window"): window,
@@ -83,11 +82,7 @@ def serve(
         ("upstreams",): None if upstream is None else [{"name": "upstream", "base_url": upstream}],
     }
     given = {path: value for path, value in overrides.items() if value is not None}
-    try:
-        settings = load(config, given, os.environ)
-    except SettingsError as error:
-        _complain(error)
-        raise typer.Exit(REFUSED) from error
+    settings = _settings(config, given)
     if not settings.upstreams:
         typer.echo("There is no upstream to serve. Try: ullage serve --upstream http://127.0.0.1:8000/v1", err=True)
         raise typer.Exit(MISUSED)
@@ -103,13 +98,9 @@ def serve(
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> None:
     """Say what is wrong with a configuration file: file, line, key and remedy."""
-    from proxy.settings import SettingsError, load, refuse_open, summary
+    from proxy.settings import refuse_open, summary
 
-    try:
-        settings = load(file, {}, os.environ)
-    except SettingsError as error:
-        _complain(error)
-        raise typer.Exit(REFUSED) from error
+    settings = _settings(file, {})
     refusal = refuse_open(settings)
     if not settings.upstreams:
         refusal = "no upstream is configured. Add one under upstreams, with name and base_url."
@@ -139,16 +130,11 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per model.")] = False,
 ) -> None:
     """Show each model's window, limits, encoding and count factor, and where the window comes from."""
-    from proxy.settings import SettingsError, load
 
     overrides: dict[tuple[str, ...], object] = {}
     if upstream is not None:
         overrides["upstreams",] = [{"name": "upstream", "base_url": upstream}]
-    try:
-        settings = load(config, overrides, os.environ)
-    except SettingsError as error:
-        _complain(error)
-        raise typer.Exit(REFUSED) from error
+    settings = _settings(config, overrides)
     import asyncio
     from dataclasses import asdict
 
@@ -161,36 +147,13 @@ def models(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif rows:
-        _tabulate(rows)
+        from proxy.tables import show_models
+
+        show_models(rows)
     if not rows:
         nothing = "Nothing is configured. Try: ullage models 'gpt-5*', or give --upstream or --config."
         typer.echo(nothing if pattern is None else f"No model matches {pattern}.", err=True)
         raise typer.Exit(REFUSED)
-
-
-def _tabulate(rows: list[dict[str, object]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("model", "upstream"):
-        table.add_column(title, overflow="fold")
-    for title in ("window", "input", "output"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("encoding", no_wrap=True)
-    table.add_column("factor", justify="right", no_wrap=True)
-    table.add_column("window from", overflow="fold")
-    table.add_column("age", justify="right", no_wrap=True)
-    for title in ("output from", "encoding from", "factor from"):
-        table.add_column(title)
-    for row in rows:
-        age = row["age_seconds"]
-        told = {**row, "age_seconds": None if age is None else f"{age:g} s"}
-        cells = [f"{cell:,}" if isinstance(cell, int) else "-" if cell is None else str(cell) for cell in told.values()]
-        table.add_row(*cells)
-    # A pipe has no width: there nothing is folded.
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
-    console.print(table)
 
 
 @app.command()
@@ -210,7 +173,6 @@ def doctor(
     the window: it is sent to a server on this machine or network, to any other one only with --yes, since a provider
     that accepts it bills it. Exit code 1 if something stands in the way.
     """
-    from proxy.settings import SettingsError, load
 
     if key_env is not None and not os.environ.get(key_env):
         typer.echo(f"The environment variable {key_env} is not set, or empty.", err=True)
@@ -220,11 +182,7 @@ def doctor(
         overrides["upstreams",] = [{"name": "upstream", "base_url": upstream}]
     if window is not None:
         overrides["models", model or "*", "context_window"] = window
-    try:
-        settings = load(config, overrides, os.environ)
-    except SettingsError as error:
-        _complain(error)
-        raise typer.Exit(REFUSED) from error
+    settings = _settings(config, overrides)
     if not settings.upstreams:
         typer.echo("There is no server to ask. Try: ullage doctor --upstream http://127.0.0.1:8000/v1", err=True)
         raise typer.Exit(MISUSED)
@@ -238,35 +196,10 @@ def doctor(
     if as_json:
         typer.echo(json.dumps({**asdict(found), "healthy": found.healthy}, indent=2))
     else:
-        _show_findings(found)
+        from proxy.tables import show_findings
+
+        show_findings(found)
     raise typer.Exit(0 if found.healthy else REFUSED)
-
-
-def _show_findings(found: Diagnosis) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    signs = {"ok": "[green]ok[/]", "info": "[blue]--[/]", "warning": "[yellow]!![/]", "error": "[bold red]XX[/]"}
-    for finding in found.findings:
-        sign = signs[finding.level]
-        table.add_row(sign, finding.topic, _plain(finding.text))
-        if finding.remedy:
-            table.add_row("", "", f"[dim]{_plain(finding.remedy)}[/]")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
-    console.print(f"{_plain(found.model or '(no model)')} at {_plain(found.base_url)}", markup=True)
-    console.print(table)
-    console.print(f"{found.sent:,} tokens were sent, by our count.")
-
-
-def _plain(text: str) -> str:
-    """*text* so that rich shows its brackets."""
-    from rich.markup import escape
-
-    return escape(text)
 
 
 @app.command()
@@ -284,16 +217,11 @@ def replay(
     Reads OpenAI requests (JSON, JSON Lines) and the session files of Claude Code, Codex, opencode (export), Cline, Roo
     and Aider.
     """
-    from proxy.settings import SettingsError, load
 
     overrides: dict[tuple[str, ...], object] = {}
     if window is not None:
         overrides["models", "*", "context_window"] = window
-    try:
-        settings = load(config, overrides, os.environ)
-    except SettingsError as error:
-        _complain(error)
-        raise typer.Exit(REFUSED) from error
+    settings = _settings(config, overrides)
     from proxy.replay import find_sessions
 
     try:
@@ -375,9 +303,9 @@ def health(
     url: Annotated[str | None, typer.Option(help="The proxy's address [default: the configured port].")] = None,
 ) -> None:
     """Ask a running proxy whether it is ready; exit 0 if so, else 1."""
-    address = url or _configured_address(os.environ)
+    address = url or configured_address(os.environ)
     try:
-        status = _ready(address)
+        status = ready(address)
     except ValueError as error:
         typer.echo(f"{address} is no http(s) URL: {error}", err=True)
         raise typer.Exit(MISUSED) from error
@@ -386,26 +314,6 @@ def health(
         raise typer.Exit(REFUSED) from error
     typer.echo("ready" if status == http.client.OK else f"not ready ({status})", err=status != http.client.OK)
     raise typer.Exit(0 if status == http.client.OK else REFUSED)
-
-
-def _configured_address(environ: Mapping[str, str]) -> str:
-    host = environ.get("ULLAGE_SERVER__HOST", "127.0.0.1")
-    # What listens everywhere is asked on this machine's own address.
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://{f'[{host}]' if ':' in host else host}:{environ.get('ULLAGE_SERVER__PORT', '8484')}"
-
-
-def _ready(address: str) -> int:
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("give scheme and host, such as http://127.0.0.1:8484")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=HEALTH_SECONDS)
-    try:
-        connection.request("GET", f"{parts.path.rstrip('/')}/health/ready")
-        return connection.getresponse().status
-    finally:
-        connection.close()
 
 
 @app.command()
@@ -421,8 +329,11 @@ def connect(
     undo: Annotated[bool, typer.Option("--undo", help="Put back what --write changed.")] = False,
 ) -> None:
     """Print, write or take back a client's configuration: where the proxy is, and how large the window."""
+    import asyncio
+
     from proxy import connect as clients_of
     from proxy.clients import Facts, clients
+    from proxy.listing import limits
 
     known = clients()
     if client is None:
@@ -440,9 +351,9 @@ def connect(
         if undo:
             said = clients_of.undo(client, chosen, journal)
         else:
-            told, output = _limits(settings, model) if model else (None, None)
+            told, output = asyncio.run(limits(settings, model)) if model else (None, None)
             size = window or told
-            root = (url or _configured_address(os.environ)).rstrip("/").removesuffix("/v1")
+            root = (url or configured_address(os.environ)).rstrip("/").removesuffix("/v1")
             facts = Facts(root, key or chosen.key, model, size and size * (10 if roomy else 1), output)
             said = clients_of.connect(client, chosen, facts, os.environ, journal if write else None)
     except (clients_of.ConnectError, OSError) as error:
@@ -471,16 +382,6 @@ def _settings(config: Path | None, overrides: Mapping[tuple[str, ...], object]) 
     except SettingsError as error:
         _complain(error)
         raise typer.Exit(REFUSED) from error
-
-
-def _limits(settings: Settings, model: str) -> tuple[int | None, int | None]:
-    """Window and longest answer of *model* in tokens, where they are known."""
-    import asyncio
-
-    from proxy.listing import listing
-
-    rows = asyncio.run(listing(settings, model)).rows
-    return (rows[0].context_window, rows[0].max_output_tokens) if rows else (None, None)
 
 
 def _complain(error: SettingsError) -> None:

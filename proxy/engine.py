@@ -11,6 +11,7 @@ from typing import Literal
 
 from proxy.answering import Answer, Looker, Told, Written, learn_nothing
 from proxy.bodies import renamed
+from proxy.chronicle import Chronicle
 from proxy.compacting import ASSUMED, Compacting, Kind, ends_with_trigger
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.conversation.compaction import OTHER, TRIGGER
@@ -66,8 +67,10 @@ class Engine:
         compacting: Compacting,
         managing: Managing,
         recalling: Recalling | None = None,
+        chronicle: Chronicle | None = None,
     ) -> None:
         self._recalling = recalling
+        self._chronicle = chronicle
         self._managing = managing
         self._compacting = compacting
         self._classifier = classifier
@@ -198,9 +201,10 @@ class Engine:
             reply, head, overflow = await self._send(request, plan, send, course)
             if reply is not None and overflow is None:
                 # Beside the answer, not before it: whatever goes wrong there is reported, and costs no request.
-                asyncio.get_running_loop().call_soon(
-                    self._fitter.events.answered, plan.request or request, plan, reply.status
-                )
+                soon = asyncio.get_running_loop().call_soon
+                soon(self._fitter.events.answered, plan.request or request, plan, reply.status)
+                if self._chronicle is not None:
+                    soon(self._chronicle.answered, plan.request or request, plan)
                 ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
                 late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
                 learn = self._learner(reply, plan.sent, ending, late)
@@ -308,7 +312,9 @@ class Engine:
         if smaller is None:
             return None
         course.retries += 1
-        return replace(smaller, request=plan.request, report=as_fallback(smaller.report, plan.report.fallback))
+        return replace(
+            smaller, request=plan.request, report=as_fallback(smaller.report, plan.report.fallback), before=plan.before
+        )
 
     async def count(self, request: Request, send: Send) -> Answer:
         """The answer to a request that asks what a conversation weighs: that of the view that would be sent.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, MutableMapping
+from dataclasses import replace
+
+from cachetools import LRUCache
 
 from proxy import passages
 from proxy.core.compression.record import VERSION, Record, dump, load
@@ -19,6 +22,12 @@ RENDER_INLINE = 65_536
 
 MAX_PLACES = 512
 """Places asked of the store at once; an event is never further back than the room between the marks."""
+
+ASKED_AGAIN = 64
+"""Of the room a conversation has, the part it grows by before it is asked anew whether it needs a summary."""
+
+SPARED = 4_096
+"""Conversations of which it is remembered that they need none yet."""
 
 
 class Events:
@@ -42,11 +51,16 @@ class Events:
         self._records = records
         self._asked = asked
         self._summaries = summaries
+        self._spared: LRUCache[tuple[str, bytes], int] = LRUCache(SPARED)
 
     def links(self, subject: Subject) -> tuple[bytes, ...]:
         """A name of the conversation after each of its items, which only this tenant's key makes."""
         request = subject.request
         return subject.reading.links(self._recorder.chain_key(request.tenant), request.options.conversation)
+
+    async def is_wished(self, subject: Subject, links: tuple[bytes, ...]) -> bool:
+        """Whether somebody wished that this conversation be compacted now, as ``newest`` saw; told once."""
+        return await self._recorder.take(subject.request.tenant, subject.root(links))
 
     async def newest(self, subject: Subject, links: tuple[bytes, ...]) -> Record | None:
         """The newest event record on this chain: from memory, unless the store has a newer one.
@@ -84,29 +98,40 @@ class Events:
         links: tuple[bytes, ...],
         event: Event,
         before: Record | None,
+        demand: Demand,
         *,
         supersede: bool,
-        keep: bool,
     ) -> Record:
         """The record of *event*: written here, unless another replica was first; then theirs, if it fits too.
 
-        Without *keep* it is only told what the record would be.
+        Where *demand* only peeks it is only told what the record would be.
         """
         figures, raw = subject.figures, subject.raw
         count = self._reader.count(subject.route.encoding, subject.route.model)
         if before is not None and same_block(event, before.event):
-            text, spent = "", before.spent  # its block stays, and with it the summary that is in it
+            # Its block stays, and with it the summary that is in it.
+            summary = Summary("", before.upto, before.spent, before.by)
         else:
-            summary = await self._summary(subject, links, event, count, wait=keep)
-            text, spent = (summary.text, summary.spent) if summary else ("", 0)
+            summary = await self._summary(subject, links, event, count, before, demand) or Summary("", 0, 0)
         pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
         touched = max([event.cut, *(swap.index + 1 for swap in event.swaps), *(index + 1 for index, _ in event.trims)])
         if touched == 0 or raw.spans[touched - 1][1] <= RENDER_INLINE:
-            block, edits = write(raw, event, pen, before, text)
+            block, edits = write(raw, event, pen, before, summary.text)
         else:
-            block, edits = await asyncio.to_thread(write, raw, event, pen, before, text)
-        record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed, spent)
-        if not keep:
+            block, edits = await asyncio.to_thread(write, raw, event, pen, before, summary.text)
+        record = Record(
+            VERSION,
+            event,
+            block,
+            edits,
+            figures.window,
+            figures.reserve,
+            figures.fixed,
+            summary.spent,
+            by=summary.by,
+            upto=summary.cut,
+        )
+        if demand.peek:
             return record
         route, link, root = subject.route.name, links[event.place - 1], subject.root(links)
         tenant = subject.request.tenant
@@ -122,7 +147,13 @@ class Events:
         return record
 
     async def _summary(
-        self, subject: Subject, links: tuple[bytes, ...], event: Event, count: Callable[[str], int], *, wait: bool
+        self,
+        subject: Subject,
+        links: tuple[bytes, ...],
+        event: Event,
+        count: Callable[[str], int],
+        before: Record | None,
+        demand: Demand,
     ) -> Summary | None:
         """What a model wrote of what *event* folds, or of a part of it, if that is there and has its place in it.
 
@@ -130,16 +161,17 @@ class Events:
         """
         if self._summaries is None or not event.block or not self._recorder.reachable():
             return None
-        passage = self._passage(subject, links, event.cut, None)
+        passage = self._passage(subject, links, event.cut, before.event if before else None)
         if passage is None:
             return None
         waits = (
-            wait
-            and self._summaries.inline
+            not demand.peek
+            and (demand.wait or self._summaries.inline)
             and not subject.report.client_compaction
             and subject.request.options.mode == "on"
         )
-        found = await (self._summaries.write(passage) if waits else self._summaries.ready(passage))
+        asked = replace(passage, asked=demand.wait)
+        found = await (self._summaries.write(asked) if waits else self._summaries.ready(passage))
         most = min(event.text // 2, passage.cap + passage.cap // 4)
         return found if found is not None and count(found.text) <= most else None
 
@@ -162,14 +194,18 @@ class Events:
         if not plan.links or not count or report.client_compaction:
             return
         schedule = self._policy.schedule(subject)
-        if figures.stepped + schedule.weight(count, event) <= figures.soft(marks, figures.lasting):
+        weight = figures.stepped + schedule.weight(count, event)
+        if weight <= figures.soft(marks, figures.lasting):
             return
         since = plan.links[event.place - 1] if event else subject.root(plan.links)
-        if not summaries.is_due(request, subject.route, since):
+        name = subject.route.name, since
+        if weight < self._spared.get(name, 0) or not summaries.is_due(request, subject.route, since):
             return
         wanted = schedule.run(event, Demand(force=True))
         if wanted is None or not wanted.block or wanted.cut <= (event.cut if event else 0):
-            return  # what does without a fold needs no summary
+            # What does without a fold needs no summary; nor will it with the next few messages.
+            self._spared[name] = weight + figures.lasting // ASKED_AGAIN
+            return
         passage = self._passage(subject, plan.links, wanted.cut, event)
         if passage is not None:
             summaries.prepare(passage)

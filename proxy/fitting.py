@@ -131,6 +131,8 @@ class Fitter:
         if quiet and record is None and subject.is_managed:
             return self._anchored(subject, self._verbatim(subject, subject.root(links)), links, -1)
         since = record.event if record else None
+        if not demand.peek and await self.events.is_wished(subject, links):
+            demand, extent = replace(demand, force=True, wait=True), "any"
         if demand.force and demand.limit is None and since is not None and since.place == subject.layout.count:
             # It was compacted at this very place: asked again, nothing more happens.
             demand = replace(demand, force=False)
@@ -141,14 +143,14 @@ class Fitter:
             record = None
         elif record is None or event != since:
             supersede = supersede or demand.force or (since is not None and since.place == event.place)
-            keep = not demand.peek
-            record = await self.events.settle(subject, links, event, record, supersede=supersede, keep=keep)
+            record = await self.events.settle(subject, links, event, record, demand, supersede=supersede)
         root = subject.root(links)
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
         else:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
         plan = self._anchored(subject, plan, links, record.event.place if record else -1)
+        plan = replace(plan, before=since)
         return await self._verified(whole, subject, plan, record, demand, tries=tries, extent=extent)
 
     async def _verified(
@@ -172,14 +174,15 @@ class Fitter:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             tighter = Demand(True, max(0, limit), demand.peek)
             again = await self.decide(whole, tighter, supersede=True, tries=tries - 1, extent=extent)
-            return _with_event(again, plan.report.event)
+            return _following(again, plan)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
             again = await self.decide(replace(whole, figures=tight), demand, supersede=True, extent=extent)
-            return _with_event(again, plan.report.event)
+            return _following(again, plan)
         if excess > 0 and whole.recall:  # no request is refused for want of the tool's room
-            return await self.decide(whole.without_recall(), demand, supersede=True, extent=extent)
+            again = await self.decide(whole.without_recall(), demand, supersede=True, extent=extent)
+            return _following(again, plan)
         if excess > _guess(subject, record) and self._is_certain(subject, plan, held):
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
@@ -208,14 +211,18 @@ class Fitter:
         if swaps is None:
             return None
         event = Event(count, 0, 0, swaps=swaps, stages=("prune",))
-        record = await self.events.settle(subject, links, event, None, supersede=False, keep=False)
+        record = await self.events.settle(subject, links, event, None, Demand(peek=True), supersede=False)
         return self._anchored(subject, self._compacted(subject, root, record, None, None, False), links, count)
 
     def _is_certain(self, subject: Subject, plan: Plan, held: int) -> bool:
-        """Whether the plan is too big by our own count too: what was only learned refuses nothing."""
-        figures, factor = subject.figures, max(1.0, subject.factor)
-        room = input_room(int(figures.window * factor), int(held * factor), subject.route.max_input)
-        return (plan.tokens or 0) > room
+        """Whether the plan is too big by our own count too, for a window that somebody stated."""
+        figures, route, factor = subject.figures, subject.route, max(1.0, subject.factor)
+        window: int | None = int(figures.window * factor)
+        if subject.report.source == "learned":
+            window = self._lessons.stated(route, subject.request.tenant)
+        if window is None:
+            return False
+        return (plan.tokens or 0) > input_room(window, int(held * factor), route.max_input)
 
     def _anchored(self, subject: Subject, plan: Plan, links: tuple[bytes, ...], event: int) -> Plan:
         """*plan* with what the provider will count for it, by what it counted for the conversation so far."""
@@ -342,9 +349,9 @@ def _compacting(reading: Reading) -> str:
     return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])])
 
 
-def _with_event(plan: Plan, event: bool) -> Plan:
-    """*plan*, also counted as an event where an attempt before it was one: it goes on from that one's record."""
-    return replace(plan, report=plan.report.but(event=plan.report.event or event))
+def _following(plan: Plan, tried: Plan) -> Plan:
+    """*plan*, also counted as an event where *tried* before it was one: it goes on from that one's record."""
+    return replace(plan, report=plan.report.but(event=plan.report.event or tried.report.event), before=tried.before)
 
 
 def _guess(subject: Subject, record: Record | None) -> int:

@@ -144,6 +144,14 @@ class Lessons:
         belief = lesson.belief
         return route.window if belief is NOTHING else believed(route, belief, self._wall())
 
+    def stated(self, route: Route, tenant: bytes) -> int | None:
+        """The window that somebody stated, the provider's own errors included; ``None`` where it was only worked out.
+
+        What was worked out decides what to send, but refuses nothing: it may be one bad moment of a server.
+        """
+        belief = self.now(route, tenant).lesson.belief
+        return route.after(beliefs.fresh(belief, self._wall()), belief.beside)
+
     def overflowed(self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None, output: int = 0) -> Held:
         """What is known after *route* refused a view of *counted* tokens of ours with what *overflow* states.
 

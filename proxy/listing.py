@@ -144,3 +144,9 @@ def _output_from(route: Route, configured: int | None, told: Window | None) -> s
 
 def _is_glob(name: str) -> bool:
     return not {"*", "?", "["}.isdisjoint(name)
+
+
+async def limits(settings: Settings, model: str) -> tuple[int | None, int | None]:
+    """Window and longest answer of *model* in tokens, where they are known."""
+    rows = (await listing(settings, model)).rows
+    return (rows[0].context_window, rows[0].max_output_tokens) if rows else (None, None)

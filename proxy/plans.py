@@ -10,7 +10,7 @@ from typing import Literal
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, reserve, scaled
 from proxy.core.compression.record import Record
-from proxy.core.compression.schedule import Rules, Schedule
+from proxy.core.compression.schedule import Event, Rules, Schedule
 from proxy.core.compression.truncate import Truncate
 from proxy.core.compression.view import Raw
 from proxy.core.conversation import chat, messages, responses
@@ -117,7 +117,7 @@ class Plan:
     ``record`` is the event that the view comes from, ``subject`` what was measured; ``links`` name the conversation
     after each item. ``request`` is what it is a view of, where that is not the client's own request. ``withheld``: it
     would have gone further than was allowed; nothing was decided, and this is no view to send. ``recall``: it offers
-    the tool that shows what left it.
+    the tool that shows what left it. ``before`` is the event that the conversation's last view came from.
     """
 
     body: bytes
@@ -133,3 +133,4 @@ class Plan:
     withheld: bool = False
     recall: bool = False
     links: tuple[bytes, ...] = field(default=(), repr=False)
+    before: Event | None = None

@@ -6,18 +6,32 @@ import hashlib
 import hmac
 import random
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from cachetools import LRUCache
 
+from proxy import memories
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.budget.windows import Facts, Told, published
 from proxy.ports import Recorder
-from proxy.server import tenants_of
+from proxy.server import HeadersOf, no_headers, tenants_of
 from proxy.settings import Settings
 from proxy.store import Breaker, Patience, Store
-from proxy.summaries import Jobs, Ledger, Memory, Observe, Terms, Writer, is_subscription, load_prompts
+from proxy.summaries import (
+    Jobs,
+    Ledger,
+    Memory,
+    Observe,
+    Tell,
+    Terms,
+    Writer,
+    credentials,
+    is_subscription,
+    load_prompts,
+    untold,
+)
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Bridge, Bridged, DirectUpstream, OnTold, Probes, Target, Timeouts, Upstreams
@@ -33,8 +47,8 @@ OWN_ADDRESSES: Final = {ANTHROPIC: "https://api.anthropic.com/v1"}
 SUMMARISER: Final = Patience(failures=3, within=None, first_pause=60.0, longest_pause=1800.0, lost=300.0)
 """When a summariser is left alone: after three failures in a row, for a minute at first."""
 
-TENANTS, TEXT_BYTES, STRETCHES = 10_000, 16 * 2**20, 50_000
-"""Bounds of what a process remembers of summaries: clients, bytes of texts, stretches of conversations."""
+TENANTS, STRETCHES = 10_000, 50_000
+"""Bounds of what a process remembers of summaries beside their texts: clients, stretches of conversations."""
 
 
 def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
@@ -109,6 +123,10 @@ def _key(upstream: configuration.Upstream) -> str | None:
     return upstream.api_key.get_secret_value() if upstream.api_key else None
 
 
+def _keys(upstream: configuration.Upstream) -> list[str]:
+    return [*filter(None, [_key(upstream)]), *credentials(_headers(upstream))]
+
+
 def _headers(upstream: configuration.Upstream) -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in upstream.headers.items()}
 
@@ -131,6 +149,23 @@ class Board:
     def remember(self, name: str, value: bytes) -> None:
         """Leave *value* under *name*, in the background."""
         self._recorder.remember(self._nobody, name, value)
+
+
+def open_headers(settings: Settings) -> HeadersOf:
+    """What *settings* add to requests for a model, by the name it was asked for."""
+    if not any(rule.headers for rule in settings.models):
+        return no_headers
+
+    def headers_of(model: str) -> Mapping[str, str]:
+        if not model:
+            return {}
+        rule = settings.model(model)
+        own = settings.model(rule.model).headers if rule.model else {}
+        said = {name.lower() for name in rule.headers}
+        left = {name: value for name, value in own.items() if name.lower() not in said}
+        return {name: value.get_secret_value() for name, value in {**left, **rule.headers}.items()}
+
+    return headers_of
 
 
 def open_probes(
@@ -159,29 +194,31 @@ def open_summaries(
     upstream: DirectUpstream | Upstreams,
     tasks: Tasks,
     observe: Observe,
+    tell: Tell = untold,
 ) -> Jobs | None:
     """What writes summaries as *settings* have it; ``None`` where no model is to be asked."""
     wanted = settings.summaries
     if wanted.mode == "off" or settings.compression.mode != "on":
         return None
-    keys = {up.name: up.api_key.get_secret_value() for up in settings.upstreams if up.api_key}
     terms = Terms(
         mode=wanted.mode,
         model=wanted.model,
         allowed=tenants_of(key.get_secret_value() for key in wanted.allow) if wanted.allow else None,
         subscriptions=wanted.subscription_tokens,
         keyed=frozenset(up.name for up in settings.upstreams if up.carries_key),
-        guarded=frozenset(name for name, key in keys.items() if is_subscription(key)),
+        guarded=frozenset(up.name for up in settings.upstreams if any(map(is_subscription, _keys(up)))),
         most=wanted.jobs,
         timeout=wanted.timeout,
+        headers_of=open_headers(settings),
     )
     agent = f"ullage/{configuration.version()} (summary)"
     writer = Writer(upstream, tokenizers, load_prompts(), agent, wanted.timeout, aligned=wanted.aligned)
     memory = Memory(
-        LRUCache(TEXT_BYTES, getsizeof=lambda summary: 400 + 4 * len(summary.text)),
+        memories.texts(),
         LRUCache(STRETCHES),
         LRUCache(STRETCHES),
         LRUCache(STRETCHES),
+        LRUCache(TENANTS),
         LRUCache(TENANTS),
     )
     return Jobs(
@@ -196,4 +233,5 @@ def open_summaries(
         spawn=tasks.spawn,
         observe=observe,
         clock=time.monotonic,
+        tell=tell,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 
 from proxy.app import open_engine
+from proxy.conversations import Conversations
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Report
 from proxy.routing import open_catalogue, open_upstream
@@ -101,11 +103,12 @@ async def front(stub: Stub, folder: Path, *, enabled: bool = True, **compression
         ServerConfig(default_upstream="stub"),
         engine,
         upstream,
-        engine.upstream_of,
-        lambda report, seconds: reports.append(report),
-        None,
-        dict,
-        Models(upstream, [Place("stub")], "stub", [], lambda model: {}),
+        route=engine.upstream_of,
+        observe=lambda report, seconds: reports.append(report),
+        metrics=None,
+        status=dict,
+        models=Models(upstream, [Place("stub")], "stub", [], lambda model: {}),
+        conversations=Conversations(store, time.time, compacts=True, summaries="off"),
     )
     port = await server.start("127.0.0.1", 0)
     url = f"http://127.0.0.1:{port}/v1"

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from proxy.core.overflow.kinds import Overflow
 from proxy.ports import Mode, Options, Request
 from tests.fits import TENANT, Message, body_of, slices
 from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.rooms import (
     WINDOW,
+    Given,
     Room,
+    always,
     asked,
     session,
     strict,
@@ -167,3 +170,16 @@ async def test_a_learned_window_is_said_to_be_learned() -> None:
     shown = room.engine.windows()
     assert [(each["route"], each["context_window"]) for each in shown["learned"]] == [("stub,gpt-4o-mini", 4000)]
     assert [(each["model"], each["source"]) for each in shown["models"]] == [("gpt-4o-mini", "unknown")]
+
+
+@pytest.mark.parametrize(("stated", "refused"), [(None, False), (4000, True)])
+async def test_a_window_that_was_worked_out_refuses_nothing(stated: int | None, refused: bool) -> None:
+    """What cannot shrink is refused by a window that the provider stated; by one that was guessed it is still sent."""
+    room, upstream = Room(window=None), always(Given(200, [b'{"ok":true}']))
+    route = (await room.engine.planner.fit(Request("chat", session(100), TENANT, "r0"))).route
+    assert route is not None
+    for _ in range(2):
+        room.desk.lessons.overflowed(route, TENANT, Overflow("input", limit=stated), 4400)
+    body = body_of([{"role": "system", "content": prose(1, 6000)}, {"role": "user", "content": "Hello"}])
+    answer = await room.ask(body, upstream.send)
+    assert (answer.error is not None, len(upstream.bodies)) == (refused, 0 if refused else 1)

@@ -94,6 +94,19 @@ class Upstream(Protocol):
         """The answer to a request to leave HTTP. Raises ``UllageError``."""
 
 
+class Conversations(Protocol):
+    """What is told of conversations, of one tenant's at a time. Raises ``StoreUnavailable``."""
+
+    async def list(self, tenant: bytes) -> Mapping[str, object]:
+        """The tenant's newest conversations."""
+
+    async def show(self, tenant: bytes, conversation: str) -> Mapping[str, object] | None:
+        """What became of one conversation; ``None`` where the tenant has none of that name."""
+
+    async def compact(self, tenant: bytes, conversation: str) -> Mapping[str, object] | None:
+        """Have its next request compact it; ``None`` where the tenant has none of that name. Raises ``Conflict``."""
+
+
 Route = Callable[[str], str]
 Observe = Callable[[Report, float], None]
 Metrics = Callable[[], tuple[bytes, str]]

@@ -28,6 +28,31 @@ def refused(root: bytes, policy: bytes, chain: bytes) -> str:
     return _of_conversation(root, "x", policy, chain)
 
 
+def mark(root: bytes) -> str:
+    """The name of the wish that conversation *root* is compacted at its next request."""
+    return _of_conversation(root, "m")
+
+
+def notes(root: bytes) -> str:
+    """The name of what is told of conversation *root*: a hash of notes."""
+    return _of_conversation(root, "n")
+
+
+def original(root: bytes, digest: bytes) -> str:
+    """The name of an archived original of conversation *root*; *digest* is keyed and of its content."""
+    return _of_conversation(root, "a", digest)
+
+
+def known(name: bytes) -> str:
+    """The name of the roots that belong to one conversation; *name* is a keyed digest of what it is called."""
+    return f"ullage1:{{{_text(name)}}}:c"
+
+
+def listed(tenant: bytes) -> str:
+    """The name of the list of a tenant's (a keyed digest) newest conversations."""
+    return f"ullage1:{{{_text(tenant)}}}:l"
+
+
 def bucket(tenant: bytes, kind: str, slot: int) -> str:
     """The name of a count of *tenant*'s (a keyed digest) tokens of one *kind* in the time *slot*."""
     return f"ullage1:b:{{{_text(tenant)}}}:{kind}:{slot}"

@@ -17,6 +17,7 @@ from proxy.store.memory import Memory
 from proxy.store.notices import Notices, Warn
 from proxy.store.records import Records, StoreState
 from proxy.store.redis import Servers
+from proxy.store.register import Register
 from proxy.store.sealed import Sealer
 from proxy.store.shelf import Shelf
 
@@ -29,7 +30,7 @@ _LOOK, _REREAD = 1.0, 60.0
 class Store:
     """An open store: the ``Recorder`` of the engine, its state for operators, and its end. Made by ``open_store``.
 
-    ``shelf`` is what summaries need of it.
+    ``shelf`` is what summaries need of it, ``register`` what is told of conversations.
     """
 
     def __init__(self, kind: str, url: str, backend: Backend, sealer: Sealer, spawn: Spawn, notices: Notices) -> None:
@@ -40,6 +41,7 @@ class Store:
         self._notices = notices
         self._records = Records(backend, sealer, spawn=spawn, notices=notices)
         self.shelf = Shelf(backend, self._records)
+        self.register = Register(backend, self._records)
         self._embedded: Embedded | None = None
         self._watch: asyncio.Task[Any] | None = None
 
@@ -64,6 +66,10 @@ class Store:
     ) -> bytes:
         """Store *record* unless the place has one already, or *supersede*; returns the one that holds; never raises."""
         return await self._records.fix(tenant, root, route, chain, record, supersede=supersede)
+
+    async def take(self, tenant: bytes, root: bytes) -> bool:
+        """Whether somebody wished that conversation *root* be compacted, as ``newest`` saw; told once; never raises."""
+        return await self._records.take(tenant, root)
 
     async def recall(self, tenant: bytes, route: str) -> bytes | None:
         """What was last remembered about *route* for *tenant*, if anything; never raises."""

@@ -27,6 +27,7 @@ REQUEST = 0.150  # seconds one call of the engine may take, however many operati
 MAX_PLACES = 512
 _RENEW = 3600.0
 _RENEWED = 8192
+_MARKS, _MARK = 4096, 5.0
 T = TypeVar("T")
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
@@ -70,6 +71,7 @@ class Records:
         self._notices = notices
         self._clock = clock
         self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW, timer=clock)
+        self._marks: TTLCache[str, bytes] = TTLCache(_MARKS, _MARK, timer=clock)
         self.hits = self.misses = self.operations = 0
         self.seconds = self.latency = 0.0
 
@@ -83,19 +85,37 @@ class Records:
 
     async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
         """The record under the first of *chains* (the first 512 are looked at) that has one, with its index."""
-        return await self.find(tenant, [keys.event(root, route, chain) for chain in chains[:MAX_PLACES]])
+        names = [keys.event(root, route, chain) for chain in chains[:MAX_PLACES]]
+        return await self.find(tenant, names, keys.mark(root))
 
-    async def find(self, tenant: bytes, names: Sequence[str]) -> tuple[int, bytes] | None:
-        """The record under the first of *names* (of one conversation) that has one, with its index."""
+    async def take(self, tenant: bytes, root: bytes) -> bool:
+        """Whether somebody wished that conversation *root* be compacted, as ``newest`` saw; told to one caller only."""
+        name = keys.mark(root)
+        value = self._marks.pop(name, None)
+        if value is None or self.sealer.open(tenant, name, value) is None:
+            return False
+        try:
+            return await self.timed(self._backend.release(name, value))
+        except Unavailable as error:
+            self.failed(error)
+            return False
+
+    async def find(self, tenant: bytes, names: Sequence[str], mark: str = "") -> tuple[int, bytes] | None:
+        """The record under the first of *names* (of one conversation) that has one, with its index.
+
+        Where there is something under *mark*, which costs no operation of its own, ``take`` will find it.
+        """
         if not names:
             return None
         try:
-            values = await self.timed(self._backend.read(names))
+            values = await self.timed(self._backend.read([*names, mark] if mark else names))
         except Unavailable as error:
             self.misses += 1
             self.failed(error)
             return None
-        found = self._first(tenant, names, values)
+        if mark and values[-1] is not None:
+            self._marks[mark] = values[-1]
+        found = self._first(tenant, names, values[: len(names)])
         if found is None:
             self.misses += 1
         else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from proxy.core.errors import UllageError
 from proxy.ports import Origin, Reply
@@ -14,6 +15,9 @@ from proxy.summaries.wires import WIRES, Written, read
 
 LARGEST = 4 * 2**20
 """Bytes of an answer that are read at most."""
+
+CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
+"""Headers that carry a caller's key."""
 
 _OWN = frozenset(
     {
@@ -43,6 +47,10 @@ _SUBSCRIPTION = re.compile(
 )
 
 
+_DEPLOYMENT = re.compile(r"(/openai/deployments/)[^/?]+")
+"""The part of a path that names the model instead of the body."""
+
+
 class CallFailed(Exception):
     """A summariser gave nothing to use; ``reason`` is a fixed word. ``limited``: it asked to slow down."""
 
@@ -57,7 +65,8 @@ class CallFailed(Exception):
 class Summariser:
     """Who writes: the upstream and model, its API, its *window* in tokens, and whether it is the request's own.
 
-    ``lent``: the caller's own headers go along, because the call goes where its request went.
+    ``lent``: the caller's own headers go along, because the call goes where its request went. ``added`` are headers
+    configured for the model, which win over all others.
     """
 
     upstream: str
@@ -67,6 +76,7 @@ class Summariser:
     own: bool
     lent: bool
     encoding: str
+    added: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -77,7 +87,7 @@ class Summariser:
 def credentials(headers: Mapping[str, str] | tuple[tuple[str, str], ...]) -> list[str]:
     """The keys among *headers*."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return [value for name, value in pairs if name.lower() in ("authorization", "x-api-key", "api-key")]
+    return [value for name, value in pairs if name.lower() in CREDENTIALS]
 
 
 def is_subscription(key: str) -> bool:
@@ -98,16 +108,26 @@ def outgoing(origin: Origin, agent: str, *, lent: bool) -> list[tuple[str, str]]
     return headers
 
 
+def path_of(summariser: Summariser, origin: Origin) -> str:
+    """Path and query of a call: the request's own where it goes the same way, with the summariser's deployment."""
+    if not summariser.lent:
+        return WIRES[summariser.api].path
+    if summariser.own:
+        return origin.path_qs
+    name = quote(summariser.model, safe="")
+    return _DEPLOYMENT.sub(lambda found: found[1] + name, origin.path_qs, count=1)
+
+
 async def call(
     upstream: Upstream, summariser: Summariser, origin: Origin, agent: str, body: bytes, seconds: float
 ) -> Written:
     """What the summariser wrote within *seconds*. Raises ``CallFailed``."""
     wire = WIRES[summariser.api]
-    path = origin.path_qs if summariser.lent else wire.path
+    path = path_of(summariser, origin)
     headers = outgoing(origin, agent, lent=summariser.lent)
     try:
         async with asyncio.timeout(seconds):
-            reply = await upstream.send(summariser.upstream, "POST", path, headers, body)
+            reply = await upstream.send(summariser.upstream, "POST", path, headers, body, summariser.added)
             try:
                 data = await _whole(reply)
             finally:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from proxy import ports
+from proxy.core.conversation.notes import JobNote
 from proxy.core.report import SummaryReport
 
 
@@ -13,9 +14,15 @@ class Upstream(Protocol):
     """Sends requests to named upstreams."""
 
     async def send(
-        self, target: str, method: str, path_qs: str, headers: Sequence[tuple[str, str]], body: bytes
+        self,
+        target: str,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+        added: Mapping[str, str] = ...,
     ) -> ports.Reply:
-        """The answer once its head is here. Raises ``UllageError``."""
+        """The answer once its head is here; *added* headers win over all others. Raises ``UllageError``."""
 
 
 class Lease(Protocol):
@@ -74,3 +81,9 @@ class Breaker(Protocol):
 
 
 Observe = Callable[[SummaryReport], None]
+Tell = Callable[[bytes, bytes, JobNote], None]
+"""Takes a tenant, the root of a conversation and a note on one of its summaries."""
+
+
+def untold(tenant: bytes, root: bytes, note: JobNote) -> None:
+    """Nobody wants to know."""

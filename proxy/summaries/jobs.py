@@ -11,20 +11,21 @@ import random
 import time
 from collections.abc import Callable, Coroutine, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from proxy.core.budget.catalogue import Route
+from proxy.core.conversation.notes import JobState
 from proxy.core.report import SummaryOutcome, SummaryReport
 from proxy.ports import Clock, Passage, Request, Summary
-from proxy.summaries.calling import Summariser, credentials, is_subscription
-from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf
+from proxy.summaries.calling import Summariser
+from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf, Tell, untold
+from proxy.summaries.kept import dump, load, note_on
 from proxy.summaries.spend import Ledger
+from proxy.summaries.terms import Terms
 from proxy.summaries.writing import Draft, Unwritten, Writer
 
-LEASE, RENEW = 15.0, 5.0
-"""Seconds a lease lasts, and how often its holder renews it."""
+RENEW = 1 / 3
+"""How often a lease's holder renews it, in lifetimes of the lease."""
 
 AGAIN = 5.0
 """Seconds until a job that could not begin is thought of again."""
@@ -35,51 +36,18 @@ REFUSED, LONGEST_REFUSED = 60.0, 3600.0
 WAIT_ELSEWHERE = 8.0
 """Seconds a waiting event looks out for what another replica is writing."""
 
-UNKNOWN_WINDOW = 16_384
-"""The window assumed of a configured summariser of which nobody knows one."""
-
-VERSION = 1
+SHOWN = 100
+"""Tenants, and breakers, that are shown to people at once."""
 
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 Key = tuple[str, bytes]
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
-    """A summary as the store has it: the text of ``cut`` items, what it took, who wrote it and when (Unix time)."""
-
-    version: int
-    text: str
-    cut: int
-    spent: int
-    model: str
-    made: int
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """On which terms summaries are written.
-
-    ``model`` is the configured summariser, empty for the request's own; only conversations of the tenants in
-    ``allowed`` go to it (``None``: everybody's). ``subscriptions``: OAuth tokens may be used. ``guarded`` are the
-    upstreams whose configured key is one, ``keyed`` those with a key of their own. ``most`` jobs run at once;
-    ``timeout`` is how long an event waits at most.
-    """
-
-    mode: Literal["background", "inline"] = "background"
-    model: str = ""
-    allowed: frozenset[bytes] | None = None
-    subscriptions: bool = False
-    keyed: frozenset[str] = frozenset()
-    guarded: frozenset[str] = frozenset()
-    most: int = 4
-    timeout: float = 60.0
-    lease: float = LEASE
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What a process remembers: bounded mappings of summaries, of when a stretch may be looked at again, of the prefix
-    that was once too dear to sum up and what it costs, of failures in a row, and of breakers by summariser and tenant.
+    that was once too dear to sum up and what it costs, of failures in a row, of breakers by summariser and tenant,
+    and of when a request that waited for a summary has waited long enough.
     """
 
     summaries: MutableMapping[tuple[bytes, bytes], Summary]
@@ -87,6 +55,7 @@ class Memory:
     dear: MutableMapping[Key, tuple[int, int]]
     failures: MutableMapping[Key, int]
     breakers: MutableMapping[tuple[str, bytes], Breaker]
+    waits: MutableMapping[str, float]
 
 
 class Jobs:
@@ -106,6 +75,7 @@ class Jobs:
         spawn: Spawn,
         observe: Observe,
         clock: Clock,
+        tell: Tell = untold,
     ) -> None:
         self._shelf = shelf
         self._writer = writer
@@ -118,6 +88,7 @@ class Jobs:
         self._spawn = spawn
         self._observe = observe
         self._clock = clock
+        self._tell = tell
         self._running: dict[Key, asyncio.Task[Summary | None]] = {}
         self._closing = False
 
@@ -136,20 +107,35 @@ class Jobs:
         """How many summarisers, each for one tenant, are not asked at present because they failed."""
         return sum(breaker.state != "closed" for breaker in self._memory.breakers.values())
 
+    def status(self) -> dict[str, object]:
+        """How summaries fare in this process, by tenant's short name: tokens of the last hour, pauses, breakers."""
+        breakers = [
+            {"tenant": self._label(tenant), "summariser": name, "state": breaker.state}
+            for (name, tenant), breaker in self._memory.breakers.items()
+            if breaker.state != "closed"
+        ]
+        clients = [{"tenant": self._label(tenant), **figures} for tenant, figures in self._ledger.figures(SHOWN)]
+        return {"mode": self._terms.mode, "running": self.running, "clients": clients, "breakers": breakers[:SHOWN]}
+
     async def ready(self, passage: Passage) -> Summary | None:
         """The summary of *passage*, or the newest one of a shorter prefix; asks the store at most once."""
-        return await self._newest(passage, self._policy(passage, self._choose(passage)))
+        return await self._newest(passage, self._policy(passage, self._terms.summariser(passage, self._resolve)))
 
     async def write(self, passage: Passage) -> Summary | None:
-        """As ``ready``, but a missing summary is written first, within the timeout."""
+        """As ``ready``, but a missing summary is written first, within the timeout that a request has in all."""
         found = await self.ready(passage)
         if found is not None and found.cut == passage.wanted.length:
+            return found
+        # A view that does not fit yet is made once more, and each time it may want a summary of another prefix.
+        began = self._clock()
+        left = self._memory.waits.setdefault(passage.request.request_id, began + self._terms.timeout) - began
+        if left <= 0:
             return found
         task = self._running.get(self._key(passage)) or self._start(passage, wait=True)
         if task is None:
             return found
         # The job goes on when nobody waits any more: what it gives serves the next event.
-        await asyncio.wait({task}, timeout=self._terms.timeout)
+        await asyncio.wait({task}, timeout=left)
         if not task.done() or task.cancelled() or task.exception() is not None:
             return found
         written = task.result()
@@ -200,7 +186,7 @@ class Jobs:
 
     async def _job(self, passage: Passage, *, wait: bool) -> Summary | None:
         """One job, reported once, whatever becomes of it."""
-        summariser, key, began = self._choose(passage), self._key(passage), self._clock()
+        summariser, key, began = self._terms.summariser(passage, self._resolve), self._key(passage), self._clock()
         draft: Draft | None = None
         summary: Summary | None = None
         outcome: SummaryOutcome = "skipped"
@@ -277,8 +263,15 @@ class Jobs:
             # What was too dear before is tried as it was then: a longer prefix would only cost more.
             length, _ = (0, 0) if wait else self._memory.dear.get(self._key(passage), (0, 0))
             passage = passage.until(length) if length > passage.covered else passage
-            draft = await self._draft(passage, summariser, base)
-            return await self._keep(passage, summariser, policy, base, draft), draft
+            self._note(passage, summariser, "pending")
+            try:
+                draft = await self._draft(passage, summariser, base)
+            except Unwritten as error:
+                self._note(passage, summariser, "failed" if error.tried else "skipped", error.reason)
+                raise
+            kept = await self._keep(passage, summariser, policy, base, draft)
+            self._note(passage, summariser, "ready", left=draft.output_tokens)
+            return kept, draft
         finally:
             renewal.cancel()
             await lease.release()
@@ -291,7 +284,8 @@ class Jobs:
 
         async def allow(tokens: int) -> str:
             nonlocal reserved
-            if reason := await self._ledger.why_not(tenant, tokens):
+            reason = await self._ledger.why_not(tenant, tokens)
+            if reason and not (passage.asked and reason == "budget"):
                 return reason
             if not breaker.admit():
                 return "breaker"
@@ -322,10 +316,9 @@ class Jobs:
         """What holds from now on: *draft*, or what another replica kept before."""
         cut, chain = passage.wanted.length, passage.wanted.chain
         spent = draft.input_tokens + draft.output_tokens + (base.spent if base else 0)
-        kept = Kept(VERSION, draft.text, cut, spent, summariser.model, int(time.time()))
-        value = msgspec.msgpack.encode(kept)
+        value = dump(draft.text, cut, spent, summariser.model, int(time.time()))
         held = await self._shelf.keep(passage.request.tenant, passage.root, policy, chain, value)
-        summary = _load(held, cut) or Summary(draft.text, cut, spent)
+        summary = load(held, cut) or Summary(draft.text, cut, spent, summariser.model)
         self._memory.summaries[policy, chain] = summary
         return summary
 
@@ -338,7 +331,7 @@ class Jobs:
             found = await self._shelf.newest(passage.request.tenant, passage.root, policy, asked)
             if found is not None:
                 cut = cuts[found[0]]
-                summary = _load(found[1], cut.length)
+                summary = load(found[1], cut.length)
                 if summary is not None:
                     self._memory.summaries[policy, cut.chain] = summary
                     return summary
@@ -358,44 +351,41 @@ class Jobs:
     async def _hold(self, lease: Lease) -> None:
         held = True
         while held:
-            await asyncio.sleep(self._terms.lease * RENEW / LEASE)
+            await asyncio.sleep(self._terms.lease * RENEW)
             held = await lease.renew(self._terms.lease)
 
     def _may_not(self, passage: Passage, summariser: Summariser) -> str:
         """Why nothing may be asked on behalf of this request, as a fixed word; empty where it may."""
         if self._ledger.is_paused(passage.request.tenant):
             return "paused"
-        keyed = summariser.upstream in self._terms.keyed
-        origin = passage.request.origin
-        lent = credentials(origin.headers) if origin is not None and summariser.lent and not keyed else []
-        guarded = summariser.upstream in self._terms.guarded or any(map(is_subscription, lent))
-        return "subscription" if guarded and not self._terms.subscriptions else ""
+        return "subscription" if self._terms.forbid(passage, summariser) else ""
 
     def _refuse(self, passage: Passage, summariser: Summariser) -> float:
         """Let nobody try this stretch again for a while; the seconds."""
-        key = self._key(passage)
-        failures = self._memory.failures[key] = self._memory.failures.get(key, 0) + 1
-        seconds = min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures - 1, 10))
+        key, seconds = self._key(passage), self._patience(passage)
+        self._memory.failures[key] = self._memory.failures.get(key, 0) + 1
         self._shelf.refuse(passage.root, self._policy(passage, summariser), passage.since, seconds)
         return seconds
+
+    def _patience(self, passage: Passage) -> float:
+        """For how many seconds nobody tries again where one more has failed."""
+        failures = self._memory.failures.get(self._key(passage), 0)
+        return min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures, 10))
+
+    def _note(
+        self, passage: Passage, summariser: Summariser, state: JobState, reason: str = "", *, left: int = 0
+    ) -> None:
+        """Tell what has become of the summary of *passage*, for people."""
+        now, patience = int(time.time()), int(self._patience(passage))
+        policy = self._policy(passage, summariser)
+        note = note_on(passage, summariser, policy, state, now, reason=reason, left=left, patience=patience)
+        self._tell(passage.request.tenant, passage.root, note)
 
     def _breaker_of(self, summariser: Summariser, tenant: bytes) -> Breaker:
         breaker = self._memory.breakers.get((summariser.name, tenant))
         if breaker is None:
             breaker = self._memory.breakers[summariser.name, tenant] = self._breaker()
         return breaker
-
-    def _choose(self, passage: Passage) -> Summariser:
-        """Who writes: the configured summariser where this tenant's words may go there, else the request's model."""
-        route, api, terms = passage.route, passage.request.api, self._terms
-        configured = terms.model and (terms.allowed is None or passage.request.tenant in terms.allowed)
-        chosen = self._resolve(terms.model) if configured else route
-        if chosen.name == route.name:
-            return Summariser(route.upstream, route.model, api, passage.window, True, True, route.encoding)
-        lent = chosen.upstream == route.upstream
-        window = int((chosen.window or UNKNOWN_WINDOW) / 1.5)  # its count may be larger than ours by half
-        api = api if lent else "chat"
-        return Summariser(chosen.upstream, chosen.model, api, window, False, lent, chosen.encoding)
 
     def _policy(self, passage: Passage, summariser: Summariser) -> bytes:
         """What makes texts interchangeable: the prompts, who writes, the cap, and in the aligned mode what precedes."""
@@ -407,11 +397,3 @@ class Jobs:
     @staticmethod
     def _key(passage: Passage) -> Key:
         return passage.route.name, passage.since
-
-
-def _load(value: bytes, cut: int) -> Summary | None:
-    try:
-        kept = msgspec.msgpack.decode(value, type=Kept)
-    except (msgspec.DecodeError, UnicodeError):
-        return None
-    return Summary(kept.text, kept.cut, kept.spent) if kept.version == VERSION and kept.cut == cut else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class _Account:
     spent: int = 0
     waiting: int = 0
     asked: float = float("-inf")
-    paused: float = float("-inf")
+    paused: float = 0.0
 
 
 class Ledger:
@@ -78,6 +79,22 @@ class Ledger:
         """Whether *tenant* may spend so many *tokens* as far as this process knows."""
         account = self._account(tenant)
         return account.spent + tokens <= self._share * account.sent
+
+    def figures(self, most: int) -> list[tuple[bytes, dict[str, int]]]:
+        """What this process knows of the *most* tenants that sent the most: tokens, and seconds of a pause to come."""
+        known = sorted(self._accounts.items(), key=lambda entry: -entry[1].sent)[:most]
+        return [
+            (
+                tenant,
+                {
+                    "sent_tokens": account.sent,
+                    "spent_tokens": account.spent,
+                    "allowed_tokens": int(self._share * account.sent),
+                    "paused_seconds": max(0, math.ceil(account.paused - self._clock())),
+                },
+            )
+            for tenant, account in known
+        ]
 
     async def why_not(self, tenant: bytes, tokens: int) -> str:
         """Why *tenant* may not spend so many *tokens* now, as a fixed word; empty where it may."""

@@ -77,7 +77,7 @@ class Telemetry:
     def summary(self, report: SummaryReport) -> None:
         """Count one summary job."""
         families, tenant = self._families, _bounded(self._tenants, report.tenant)
-        families.summaries.labels(report.outcome, report.reason).inc()
+        families.summaries.labels(tenant, report.outcome, report.reason).inc()
         if report.calls:
             families.summary_calls.labels(report.upstream, self._model(report.model)).inc(report.calls)
             families.summary_tokens.labels(tenant, "input").inc(report.input_tokens)
@@ -266,7 +266,9 @@ class _Families:
             "ullage_log_lines_dropped", "Log lines nobody read in time.", multiprocess_mode="livesum"
         )
         self.summaries = counter(
-            "ullage_summaries_total", "Summary jobs, by what became of them.", ("outcome", "reason")
+            "ullage_summaries_total",
+            "Summary jobs, by client and by what became of them.",
+            ("tenant", "outcome", "reason"),
         )
         self.summary_calls = counter("ullage_summary_calls_total", "Calls of summarisers.", ("upstream", "model"))
         self.summary_tokens = counter(

@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -19,8 +19,9 @@ import msgspec
 
 from proxy.core.budget.windows import Window
 from proxy.core.errors import UllageError
-from proxy.ports import Clock, Reply
+from proxy.ports import Clock
 from proxy.upstream import windows as wording
+from proxy.upstream.survey import DEADLINE, Ask, Found, Survey, among
 
 FRESH_SECONDS: Final = 600.0
 """How long an answer is good."""
@@ -30,15 +31,6 @@ FIRST_RETRY: Final = 60.0
 
 LOADING_RETRY: Final = 5.0
 """The same for a server that answers but has not loaded the model yet, so cannot say with what window it will."""
-
-DEADLINE: Final = 3.0
-"""Seconds for all questions of one survey together."""
-
-MOST_BYTES: Final = 2**20
-"""Bytes of one answer."""
-
-INLINE: Final = 2**15
-"""Bytes of an answer that are decoded on the event loop; more in a thread."""
 
 MOST_SHARED: Final = 2**18
 """Bytes of what is told that are shared; more is asked by each process."""
@@ -65,9 +57,6 @@ SILENT: Final = (
     "api.perplexity.ai",
 )
 """Hosted APIs, by the end of their host names, that have no route without a key that tells a window."""
-
-Ask = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], Awaitable[Reply]]
-"""Sends a request: upstream, method, path, headers, body. It adds that upstream's own key and follows no redirect."""
 
 
 class Spawn(Protocol):
@@ -236,7 +225,7 @@ class Probes:
                 if shared and await self._adopt(server):
                     return
                 asked = tuple(server.wanted)
-                found = await _Survey(server.name, asked, self._ask, self._headers).run()
+                found = await Survey(server.name, asked, self._ask, self._headers).run()
         except TimeoutError:
             self._failed(server, f"no answer within {DEADLINE:g} s")
         except (UllageError, wording.Unreadable) as error:
@@ -257,7 +246,7 @@ class Probes:
         if not -MOST_SKEW <= age < min(shared.good, FRESH_SECONDS):
             return False
         asked = {name for model in shared.asked for name in (model, f"{model}:latest")}
-        unasked = [model for model in _listed(server.wanted, shared.listed) if model not in asked]
+        unasked = [model for model in among(server.wanted, shared.listed) if model not in asked]
         if any(_find(shared.windows, model) is None for model in unasked):
             return False
         since = now - self._wall()
@@ -266,7 +255,7 @@ class Probes:
         server.due = now + shared.good - max(0.0, age)
         return True
 
-    def _share(self, server: _Server, asked: tuple[str, ...], found: _Found) -> None:
+    def _share(self, server: _Server, asked: tuple[str, ...], found: Found) -> None:
         if self._shelf is None:
             return
         now, wall = self._clock(), self._wall()
@@ -280,7 +269,7 @@ class Probes:
         server.trouble, server.checked = trouble, self._clock()
         self._again(server, FIRST_RETRY)
 
-    def _succeeded(self, server: _Server, found: _Found) -> None:
+    def _succeeded(self, server: _Server, found: Found) -> None:
         now = self._clock()
         self._hold(
             server, {model: replace(window, at=now) for model, window in found.windows.items()}, found.listed, now
@@ -313,100 +302,6 @@ def may_answer(base_url: str) -> bool:
     """Whether a server at *base_url* could say anything: not the hosted APIs known to have no such route."""
     host = urlsplit(base_url).hostname or ""
     return not any(host == name or host.endswith(f".{name}") for name in SILENT)
-
-
-@dataclass(frozen=True)
-class _Found:
-    windows: dict[str, Window]
-    listed: frozenset[str]
-    loading: bool = False
-
-
-class _Survey:
-    """The questions put to one server, at one time."""
-
-    def __init__(self, upstream: str, wanted: tuple[str, ...], ask: Ask, headers: Sequence[tuple[str, str]]) -> None:
-        self._upstream = upstream
-        self._wanted = wanted
-        self._ask = ask
-        self._headers = headers
-
-    async def run(self) -> _Found:
-        """What the server said. Raises ``UllageError`` and ``wording.Unreadable`` where it does not answer at all."""
-        rows = wording.rows(await self._exchange("GET", "/v1/models"))
-        listed, kind = frozenset(rows), wording.kind(rows)
-        windows = wording.listed(rows)
-        if windows and kind == "sglang":
-            windows = wording.sglang(await self._try("/server_info") or await self._try("/get_server_info"), windows)
-        if windows and kind in wording.NAMELESS and len(rows) == 1:
-            windows[wording.EVERY] = next(iter(windows.values()))
-        if windows or kind == "other":
-            return _Found(windows, listed)
-        return await self._native(kind, listed)
-
-    async def _native(self, kind: wording.Kind, listed: frozenset[str]) -> _Found:
-        if kind in ("llamacpp", "") and (told := wording.llamacpp(await self._try("/props"))):
-            return _Found(told, listed)
-        if kind in ("lmstudio", "") and (loaded := wording.lmstudio(await self._try("/api/v0/models"))) is not None:
-            return _Found(loaded, listed, any(wording.find(loaded, model) is None for model in self._asked(listed)))
-        if kind in ("ollama", "") and (running := wording.ollama_running(await self._try("/api/ps"))) is not None:
-            return await self._ollama(running, listed)
-        if kind in ("tgi", ""):
-            return _Found(wording.tgi(await self._try("/info")), listed)
-        return _Found({}, listed)
-
-    async def _ollama(self, told: dict[str, Window], listed: frozenset[str]) -> _Found:
-        loading = False
-        for model in self._asked(listed):
-            if wording.find(told, model) is None:
-                window = wording.ollama_model(await self._try("/api/show", {"model": model}))
-                loading = True  # what it is running with will be known once it is running
-                told |= {model: window} if window else {}
-        return _Found(told, listed, loading)
-
-    def _asked(self, listed: frozenset[str]) -> list[str]:
-        # Only names the server knows: those a client made up are no reason to ask.
-        return _listed(self._wanted, listed)
-
-    async def _try(self, path: str, body: Mapping[str, str] | None = None) -> object | None:
-        """What one of the native routes answers; ``None`` where the server is of another kind."""
-        try:
-            async with asyncio.timeout(DEADLINE / 3):
-                return await self._exchange("GET" if body is None else "POST", path, body)
-        except (UllageError, wording.Unreadable, TimeoutError):
-            return None
-
-    async def _exchange(self, method: str, path: str, body: Mapping[str, str] | None = None) -> object | None:
-        """The JSON of the answer; ``None`` where there is no such route. Raises ``wording.Unreadable``."""
-        headers, sent = self._headers, None
-        if body is not None:
-            headers, sent = (*headers, ("content-type", "application/json")), wording.encode(body)
-        reply = await self._ask(self._upstream, method, path, headers, sent)
-        try:
-            if reply.status in (404, 405, 501):
-                return None
-            if reply.status != 200:
-                raise wording.Unreadable(f"{method} {path} answered {reply.status}")
-            if reply.header("content-encoding") not in ("", "identity"):
-                raise wording.Unreadable(f"{method} {path} answered in an encoding that was not asked for")
-            answer = await _body(reply)
-        finally:
-            reply.close()
-        # A list of hundreds of models takes milliseconds to decode; requests must not wait for that.
-        return await asyncio.to_thread(wording.decode, answer) if len(answer) > INLINE else wording.decode(answer)
-
-
-async def _body(reply: Reply) -> bytes:
-    taken = bytearray()
-    while chunk := await reply.next_chunk():
-        taken += chunk
-        if len(taken) > MOST_BYTES:
-            raise wording.Unreadable(f"an answer of more than {MOST_BYTES} bytes")
-    return bytes(taken)
-
-
-def _listed(wanted: Iterable[str], listed: frozenset[str]) -> list[str]:
-    return [model for model in wanted if model in listed or f"{model}:latest" in listed]
 
 
 def _load(value: bytes | None) -> Shared | None:

@@ -1,5 +1,31 @@
 """Fixtures for tests of running proxies."""
 
-from tests.store.conftest import short_path
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import kill_all
+from tests.store.conftest import Valkey, short_path
 
 __all__ = ["short_path"]
+
+
+@pytest.fixture
+def home(short_path: Path) -> Iterator[Path]:
+    """A home that outlives a proxy, and in which nothing lives on after the test."""
+    yield short_path
+    kill_all(short_path)
+
+
+@pytest.fixture
+def remote(short_path: Path) -> Iterator[Valkey]:
+    """A store server of the operator's own."""
+    directory = short_path / "remote"
+    directory.mkdir()
+    server = Valkey(directory)
+    server.start()
+    yield server
+    server.kill()

@@ -68,6 +68,13 @@ async def metrics(front: Proxy) -> dict[tuple[str, frozenset[tuple[str, str]]], 
     }
 
 
+async def status(front: Proxy) -> dict[str, Any]:
+    """What ``/ullage/api/status`` tells on loopback."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        answer: dict[str, Any] = (await client.get(f"{front.root}/ullage/api/status")).json()
+    return answer
+
+
 def total(figures: Mapping[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
     """The sum of *name* over all samples that carry *labels*."""
     wanted = set(labels.items())

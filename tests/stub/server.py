@@ -39,7 +39,7 @@ class Stub:
     """A strict OpenAI-compatible upstream; use it as an async context manager.
 
     ``seen`` holds every request in order, except for the proxy's own: those about windows are in ``probes``, those for
-    summaries in ``summaries``, answered as ``summariser`` says.
+    summaries in ``summaries``, answered as ``summariser`` says, and not before ``gate`` is set.
     ``script`` makes the answers that ``queue`` does not hold; faults given to
     ``fail`` hit the next requests. ``rules`` may be exchanged while it runs.
     """
@@ -51,6 +51,8 @@ class Stub:
         self.probes: list[Seen] = []
         self.summaries: list[Seen] = []
         self.summariser: Behaviour = "honest"
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.cache = PromptCache()
         self.stored: dict[str, list[Any]] = {}
         self.models: list[str] = []
@@ -115,6 +117,7 @@ class Stub:
         seen = Seen(self._count, request.method, path, query, headers, await request.read(), time.monotonic())
         if "(summary)" in seen.header("user-agent"):
             self.summaries.append(seen)
+            await self.gate.wait()
             return await self._disturbed(request, seen, fault_of(self.summariser))
         if seen.header("user-agent").startswith("ullage/"):
             # The proxy's own question about windows, at a moment no test chooses.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from tests.stub.answers import Answer, Call
 from tests.stub.faults import NO_FAULT, Fault, error, rate_limited
@@ -52,7 +52,8 @@ def fault_of(behaviour: Behaviour) -> Fault:
 
 def summary_of(seen: Seen, behaviour: Behaviour) -> Answer:
     """The answer to a call for a summary."""
-    texts = [str(message.get("content") or "") for message in seen.messages]
+    texts = [_text(seen.parsed.get(member)) for member in ("system", "instructions")]
+    texts += [_text(message.get("content") or message.get("output")) for message in seen.messages]
     match behaviour:
         case "empty":
             return Answer("")
@@ -82,3 +83,11 @@ def summary_of(seen: Seen, behaviour: Behaviour) -> Answer:
         lines += ["## Key decisions", *(f"- {order}" for order in INJECTED[1:4])]
     lines += ["## Identifiers and errors", *(f"- {note}" for note in kept[::-1])]
     return Answer("\n".join(lines))
+
+
+def _text(content: Any) -> str:
+    """All text in *content*, whatever API it is of."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(str(part.get("text") or _text(part.get("content"))) for part in parts)

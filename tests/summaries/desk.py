@@ -49,14 +49,14 @@ def passage_of(entries: Sequence[Entry], *, window: int = 8192, cap: int = 384, 
 
 
 class Bench:
-    """One replica."""
+    """One replica. Of *terms*, ``seconds`` is how long a call may take, else as long as a request waits."""
 
     def __init__(self, stub: Stub, shelf: Shelf, *, aligned: bool = False, sent: int = 10**7, **terms: Any) -> None:
         self.reports: list[SummaryReport] = []
         self.failed: list[tuple[str, BaseException]] = []
         self.tasks = Tasks(lambda name, error: self.failed.append((name, error)))
         self.upstream = DirectUpstream([Target("stub", stub.url)])
-        seconds = terms.get("timeout", 5.0)
+        seconds = terms.pop("seconds", terms.get("timeout", 5.0))
         self.writer = Writer(
             self.upstream, tokenizers(), load_prompts(), "ullage/1 (summary)", seconds, aligned=aligned
         )
@@ -64,7 +64,7 @@ class Bench:
         ledger = Ledger(shelf, 0.1, {}, lambda: self.now, time.time)
         ledger.sent(TENANT, sent)
         self.jobs = Jobs(
-            shelf, self.writer, ledger, Terms(**{"timeout": 5.0, **terms}), Memory({}, {}, {}, {}, {}),
+            shelf, self.writer, ledger, Terms(**{"timeout": 5.0, **terms}), Memory({}, {}, {}, {}, {}, {}),
             resolve=lambda model: replace(ROUTE, model=model),
             breaker=lambda: Breaker(lambda: self.now, lambda: 0.5, Patience(3, None, 60.0, 600.0, 300.0)),
             label=lambda tenant: tenant[:2].hex(),

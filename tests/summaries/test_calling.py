@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from proxy.ports import Origin
-from proxy.summaries.calling import CallFailed, Summariser, call, credentials, is_subscription, outgoing
+from proxy.summaries.calling import CallFailed, Summariser, call, credentials, is_subscription, outgoing, path_of
 from proxy.upstream import DirectUpstream, Target
 from tests.conftest import StartStub
 from tests.stub.summariser import Behaviour
@@ -60,16 +62,34 @@ def test_the_key_is_in_no_representation() -> None:
     assert credentials(HEADERS) == ["Bearer sk-abc"]
 
 
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("/v1/chat/completions?a=b", "/v1/chat/completions?a=b"),
+        ("/openai/deployments/mine/chat/completions?a=b", "/openai/deployments/gpt-4o%2Fx/chat/completions?a=b"),
+    ],
+)
+def test_a_path_that_names_the_model_names_the_summariser(path: str, sent: str) -> None:
+    """A configured summariser is asked on the request's path, under its own name where the path has one."""
+    configured = replace(OWN, model="gpt-4o/x", own=False)
+    assert path_of(configured, Origin(path, ())) == sent
+    assert path_of(OWN, Origin(path, ())) == path
+    assert path_of(replace(configured, lent=False), Origin(path, ())) == "/v1/chat/completions"
+
+
 async def test_a_call_goes_the_way_its_request_went(stub: StartStub) -> None:
-    """The request's own path and query are used, and text and tokens come back."""
+    """The request's own path and query are used, with the model's headers, and text and tokens come back."""
     server = await stub()
     upstream = DirectUpstream([Target("stub", server.url)])
-    written = await call(upstream, OWN, ORIGIN, AGENT, BODY, 5.0)
+    added = {"X-Team": "a", "OpenAI-Organization": "configured"}
+    written = await call(upstream, replace(OWN, added=added), ORIGIN, AGENT, BODY, 5.0)
     await upstream.close()
     assert "Note 1: it is 9401." in written.text
     assert written.input_tokens
     (seen,) = server.summaries
     assert seen.query == "api-version=1"
+    assert seen.header("x-team") == "a"
+    assert [value for name, value in seen.headers if name.lower() == "openai-organization"] == ["configured"]
 
 
 @pytest.mark.parametrize(

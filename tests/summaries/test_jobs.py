@@ -12,7 +12,7 @@ from tests.conftest import StartStub
 from tests.harness import until
 from tests.store.conftest import Opener, Valkey
 from tests.stub.summariser import Behaviour
-from tests.summaries.desk import ROUTE, SINCE, Bench, entries_of, passage_of
+from tests.summaries.desk import ROUTE, SINCE, TENANT, Bench, entries_of, passage_of
 from tests.summaries.shelves import Dictionary
 
 
@@ -77,6 +77,28 @@ async def test_an_event_that_waits_gets_what_another_replica_writes(stub: StartS
         await bench.close()
 
 
+async def test_one_request_waits_once(stub: StartStub) -> None:
+    """A request that comes back for a summary of a longer prefix has no more time than the first time left it."""
+    server = await stub()
+    bench = Bench(server, Dictionary(), mode="inline", timeout=0.3, seconds=30.0)
+    server.gate.clear()
+    entries = entries_of(12)
+    first, longer = passage_of(entries).until(16), passage_of(entries)
+    assert await bench.jobs.write(first) is None
+    bench.now += 0.3
+    server.gate.set()
+    await settled(bench)
+    calls = len(server.summaries)
+    found = await bench.jobs.write(longer)
+    assert found is None or found.cut == 16
+    assert len(server.summaries) == calls, "a text was begun that nobody waits for"
+    another = replace(longer, request=replace(longer.request, request_id="another"))
+    written = await bench.jobs.write(another)
+    assert written is not None
+    assert written.cut == len(entries)
+    await bench.close()
+
+
 async def _advance(bench: Bench) -> None:
     for _ in range(500):
         await asyncio.sleep(0.01)
@@ -101,12 +123,15 @@ async def test_three_failures_open_the_breaker(stub: StartStub, behaviour: Behav
         assert len(server.summaries) == 3
         assert [report.reason for report in bench.reports][3] == "breaker"
         assert bench.jobs.open_breakers == 1
+        (broken,) = bench.jobs.status()["breakers"]
+        assert broken == {"tenant": TENANT[:2].hex(), "summariser": "stub,gpt-4o-mini,chat", "state": "open"}
         server.summariser = "honest"
         bench.now += 100.0
         bench.jobs.prepare(_elsewhere(9))
         await settled(bench)
         assert bench.reports[-1].outcome == "written"
         assert bench.jobs.open_breakers == 0
+        assert bench.jobs.status()["breakers"] == []
     await bench.close()
 
 
@@ -139,7 +164,7 @@ async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valk
     store = await opener(valkey.url)
     bench = Bench(server, store.shelf, lease=0.5)
     passage = passage_of(entries_of(8))
-    policy = bench.jobs._policy(passage, bench.jobs._choose(passage))
+    policy = bench.jobs._policy(passage, bench.jobs._terms.summariser(passage, bench.jobs._resolve))
     assert await store.shelf.lease(passage.root, policy, passage.since, 0.5) is not None
     bench.jobs.prepare(passage)
     await settled(bench)

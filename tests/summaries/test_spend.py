@@ -84,3 +84,21 @@ async def test_who_is_to_slow_down_is_left_alone_everywhere() -> None:
     now.seconds += PAUSE
     assert await first.why_not(A, 1) == ""
     assert await second.why_not(A, 1) == ""
+
+
+async def test_figures_are_told_by_tenant() -> None:
+    """Those who sent most come first, with what they may spend and how long they still pause."""
+    now = Now()
+    book = ledger(Dictionary(), now)
+    book.sent(A, 1000)
+    book.sent(B, 5000)
+    book.spent(B, 70)
+    book.pause(A)
+    now.seconds += 10.5
+    assert book.figures(5) == [
+        (B, {"sent_tokens": 5000, "spent_tokens": 70, "allowed_tokens": 500, "paused_seconds": 0}),
+        (A, {"sent_tokens": 1000, "spent_tokens": 0, "allowed_tokens": 100, "paused_seconds": 50}),
+    ]
+    assert [tenant for tenant, _ in book.figures(1)] == [B]
+    now.seconds += PAUSE
+    assert book.figures(5)[1][1]["paused_seconds"] == 0

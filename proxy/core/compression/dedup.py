@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from proxy.core.compression.swap import Swap, Why
-from proxy.core.conversation.facts import Call, Pair, Result
+from proxy.core.conversation.facts import Pair
+from proxy.core.conversation.items import Call, Result
 from proxy.core.conversation.toolmap import REPEATABLE
 
 OPEN = 2**62

@@ -79,20 +79,39 @@ def render(folded: Folded, block: int, text: int, count: Count, summary: str = "
     lines = _steps(rounds, int(own * STEP_SHARE), count)
     used = sum(count(line) + 2 for line in lines if line)
     digest = digest_of(folded.entries, own - used, count, said).lines()
-    left = (
-        block
-        - frame
-        - (text - own)
-        - used
-        - sum(count(pin) + 2 for pin in pins if pin)
-        - sum(count(line) + 1 for line in digest)
-    )
+    spent = _size(pins, count)
+    left = block - frame - (text - own) - used - spent - sum(count(line) + 1 for line in digest)
     if left > 0 and pins != list(folded.pins):
-        more = choose(folded.pins, block - text - frame + left, count)
-        left -= sum(count(pin) + 2 for pin in more if pin) - sum(count(pin) + 2 for pin in pins if pin)
-        pins = more
+        pins = choose(folded.pins, spent + left, count)
+        left -= _size(pins, count) - spent
     if left > SHORTEST:
         lines = _with_words(rounds, lines, left, count)
+    made = _assembled(folded, pins, written, digest, lines)
+    most = block + count(folded.task) + count(folded.newest)
+    # Parts were counted one by one; together they may take a little more.
+    while (over := count(made) - most) > 0 and (any(lines) or digest):
+        digest, lines = _without(digest, lines, over, count)
+        made = _assembled(folded, pins, written, digest, lines)
+    return made
+
+
+def _size(pins: Sequence[str], count: Count) -> int:
+    return sum(count(pin) + 2 for pin in pins if pin)
+
+
+def _without(digest: list[str], lines: list[str], tokens: int, count: Count) -> tuple[list[str], list[str]]:
+    """Digest and steps less about so many *tokens*: the oldest steps go, then the digest's last line."""
+    if not any(lines):
+        return digest[:-1], lines
+    kept = list(lines)
+    for index, line in enumerate(lines):
+        if line and tokens > 0:
+            tokens -= count(line)
+            kept[index] = ""
+    return digest, kept
+
+
+def _assembled(folded: Folded, pins: Sequence[str], written: str, digest: Sequence[str], lines: Sequence[str]) -> str:
     sections = [HEADER]
     if folded.task:
         sections.append("The user's first request, word for word:\n" + folded.task)

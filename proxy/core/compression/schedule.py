@@ -63,12 +63,13 @@ class Demand:
     """What the present request asks of the schedule beside its figures.
 
     ``force`` compacts now whatever the pressure; ``limit`` replaces the budget by something smaller (an overflow told).
-    ``peek`` asks what would be sent, and makes it no fact.
+    ``peek`` asks what would be sent, and makes it no fact. ``wait``: the caller asked for it and waits for a summary.
     """
 
     force: bool = False
     limit: int | None = None
     peek: bool = False
+    wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,8 @@ class Schedule:
         lasting = self._compact(count, event, figures.lasting) if self._over(count, event) else None
         if self.fits(lasting or event, budget) and not force:
             return lasting or event
-        return self._compact(count, event, budget, forced=force) or lasting or event
+        asked = demand is not None and demand.wait
+        return self._compact(count, event, budget, forced=force, asked=asked) or lasting or event
 
     def fits(self, event: Event | None, budget: int) -> bool:
         """Whether the present view after *event* takes at most *budget*."""
@@ -201,9 +203,12 @@ class Schedule:
         text = min(int((shares.digest + shares.steps) * budget), self._sum[cut] // 2, most)
         return min(pins + text, most) + NOTE, text
 
-    def _compact(self, place: int, event: Event | None, budget: int, *, forced: bool = False) -> Event | None:
+    def _compact(
+        self, place: int, event: Event | None, budget: int, *, forced: bool = False, asked: bool = False
+    ) -> Event | None:
         """The event at *place*: the first rung of the ladder that gets low enough, or the last one that helps.
 
+        Who *asked* for it wants a summary, so that a fold is tried before what does without.
         Nothing is clipped while what the client sent fits the budget: above the high mark only folding pays.
         """
         fixed, ceiling = self._fixed, min(budget, self._figures.ceiling)
@@ -216,9 +221,9 @@ class Schedule:
         )
         present = self.weight(place, event)
         mild = self._mild(place, event, present - levels.goal)
-        if mild is not None:
+        folded = self._fold(place, event, budget, levels) if mild is None or asked else None
+        if mild is not None and not _helps(folded, present):
             return mild
-        folded = self._fold(place, event, budget, levels)
         target = self._clip_target(levels)
         # Nothing is cut short for the sake of a fold that saves nothing, while all of it fits.
         if target < (folded.after if folded else present) and (present > levels.budget or _helps(folded, present)):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from proxy.core.conversation.entry import Entry
-from proxy.core.conversation.items import Item
+from proxy.core.conversation.items import Call, Facts, Item, Result
 
 OPENING = 20
 """Characters of a result by which a quotation of it is recognised."""
@@ -58,54 +58,6 @@ _TROUBLE = re.compile(
     r"\b(?:error|failed|failure|exception|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.IGNORECASE
 )
 _EDGE = 600
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One tool call. ``same`` is equal for equal calls of tools that change nothing (0: not comparable).
-
-    ``paths`` and ``names`` are digests of its targets and of their last parts. ``first`` and ``last`` are the lines it
-    asks for (last 0: to the end; first 0: not known), ``most`` the lines it gives when not told how many.
-    """
-
-    kind: str
-    same: int = 0
-    paths: tuple[int, ...] = ()
-    names: tuple[int, ...] = ()
-    first: int = 0
-    last: int = 0
-    most: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One tool result: digests of all of it and of its opening, its size, whether it tells of success.
-
-    ``partial``: it says itself that something is missing. ``first`` and ``last`` are the line numbers it shows, if any.
-    """
-
-    digest: int
-    opening: int
-    ok: bool
-    lines: int
-    size: int
-    partial: bool = False
-    first: int = 0
-    last: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of one item's calls and results, in the order of their ids.
-
-    ``mentions`` are packed 32-bit digests of the file names and quotations in what the model wrote; ``decides`` says
-    that it draws a conclusion.
-    """
-
-    calls: tuple[Call, ...] = ()
-    results: tuple[Result, ...] = ()
-    mentions: bytes = b""
-    decides: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,57 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from proxy.core.conversation.facts import Facts
+from typing import Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call. ``same`` is equal for equal calls of tools that change nothing (0: not comparable).
+
+    ``paths`` and ``names`` are digests of its targets and of their last parts. ``first`` and ``last`` are the lines it
+    asks for (last 0: to the end; first 0: not known), ``most`` the lines it gives when not told how many.
+    """
+
+    kind: str
+    same: int = 0
+    paths: tuple[int, ...] = ()
+    names: tuple[int, ...] = ()
+    first: int = 0
+    last: int = 0
+    most: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One tool result: digests of all of it and of its opening, its size, whether it tells of success.
+
+    ``partial``: it says itself that something is missing. ``first`` and ``last`` are the line numbers it shows, if any.
+    """
+
+    digest: int
+    opening: int
+    ok: bool
+    lines: int
+    size: int
+    partial: bool = False
+    first: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one item's calls and results, in the order of their ids.
+
+    ``mentions`` are packed 32-bit digests of the file names and quotations in what the model wrote; ``decides`` says
+    that it draws a conclusion.
+    """
+
+    calls: tuple[Call, ...] = ()
+    results: tuple[Result, ...] = ()
+    mentions: bytes = b""
+    decides: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from proxy.core.conversation.facts import Call, short_digest
+from proxy.core.conversation.facts import short_digest
+from proxy.core.conversation.items import Call
 
 Kind = Literal[
     "file_read",

@@ -13,7 +13,7 @@ from proxy.core.conversation.chat import read_entry
 from proxy.core.conversation.entry import Entry
 from tests.entities import entities, invented
 from tests.fits import UNSHRUNK, Book, Desk, Message, body_of, count, slices
-from tests.material import agent_session, chat_turn
+from tests.material import agent_session, chat_turn, prose
 from tests.strategies import conversations
 
 CHINESE = "请把订单 20231107 的状态改成已完成，不要修改数据库结构。然后告诉我结果！"
@@ -39,6 +39,19 @@ def test_caps_are_kept_and_nothing_is_invented(messages: list[Message], block: i
     assert made.startswith(HEADER)
     assert made.endswith(FOOTER)
     assert made == render(folded, block, text, count)
+
+
+@pytest.mark.parametrize("pins", [4, 7, 10])
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("block", [NOTE + 60, 500, 1500, 3000])
+def test_what_is_left_over_is_given_once(pins: int, summed: bool, block: int) -> None:
+    """However much the user said and a model wrote, pins, steps and words in full share what the block has left."""
+    entries = tuple(read_entry(raw) for raw in slices(body_of(agent_session(16, 200))))
+    said = tuple(prose(at, 130) for at in range(pins))
+    for text in ((block - NOTE) // 4, (block - NOTE) // 2, block - NOTE):
+        summary = f"## Accomplished\n- {prose(99, text // 3)}" if summed else ""
+        made = render(Folded(entries, said, "The task."), block, text, count, summary)
+        assert count(made) - count("The task.") <= block
 
 
 def test_the_blocks_own_words_state_nothing() -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from proxy.core.budget.figures import Figures, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.compression.schedule import CLIP_FLOOR, NOTE, Demand, Event, Rules, Rungs, Schedule
-from proxy.core.conversation.facts import Facts, Result
-from proxy.core.conversation.items import Item, lay_out
+from proxy.core.conversation.items import Facts, Item, Result, lay_out
 
 RULES = Rules(Marks(), Shares(), Rungs())
 FIGURES = Figures(8192, 1024, 300, 1024)

@@ -7,8 +7,8 @@ import zlib
 import pytest
 
 from proxy.core.conversation.entry import Entry
-from proxy.core.conversation.facts import Facts, Result, facts_of, failure_line, mentioned, pairs_of
-from proxy.core.conversation.items import Item
+from proxy.core.conversation.facts import facts_of, failure_line, mentioned, pairs_of
+from proxy.core.conversation.items import Facts, Item, Result
 from tests.fits import tools
 
 

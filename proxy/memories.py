@@ -1,0 +1,56 @@
+"""Memories bounded by what they take, for values whose size a client decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from cachetools import LRUCache
+
+from proxy.core.compression.record import Record
+from proxy.core.conversation.outline import Outline
+from proxy.ports import Summary
+from proxy.reading import Known
+
+PREFIX_BYTES, OUTLINE_BYTES, RECORD_BYTES, TEXT_BYTES = 128 * 2**20, 64 * 2**20, 64 * 2**20, 16 * 2**20
+"""What a process remembers of bodies, of what stands around their items, of events, and of summaries."""
+
+ITEM = 900
+"""Bytes of a prefix for each of its items, at most: 300 for where it stands and what it is called, the item itself."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ByBytes(LRUCache[K, V]):
+    """A mapping of at most *limit* bytes, each value as large as *size* says; the longest unused go first.
+
+    A value that alone is larger is not kept, and what stood under its name stays.
+    """
+
+    def __init__(self, limit: int, size: Callable[[V], int]) -> None:
+        super().__init__(limit, getsizeof=size)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if self.getsizeof(value) <= self.maxsize:
+            super().__setitem__(key, value)
+
+
+def prefixes() -> ByBytes[bytes, Known]:
+    """A memory of bodies seen before."""
+    return ByBytes(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans))
+
+
+def outlines() -> ByBytes[bytes, Outline]:
+    """A memory of what stood around items: tools and system texts, above all. A letter takes four bytes at most."""
+    return ByBytes(OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.said.values()))))
+
+
+def records() -> ByBytes[tuple[str, bytes], Record]:
+    """A memory of events."""
+    return ByBytes(RECORD_BYTES, lambda record: 512 + 4 * len(record.block) + sum(map(len, record.edits.values())))
+
+
+def texts() -> ByBytes[tuple[bytes, bytes], Summary]:
+    """A memory of summaries."""
+    return ByBytes(TEXT_BYTES, lambda summary: 400 + 4 * len(summary.text))

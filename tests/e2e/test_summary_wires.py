@@ -1,0 +1,102 @@
+"""How a summary is asked for: over every API, with a warm prompt, with what is configured for its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StartProxy, StartStub
+from tests.e2e.loop import KEY, WINDOW, Loop
+from tests.e2e.processes import metrics, total
+from tests.stub import Seen, Stub
+
+
+def answered(server: Stub) -> list[Seen]:
+    """The calls for summaries that were answered: one more may be under way when a test ends."""
+    return [seen for seen in server.summaries if seen.answered_at is not None]
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+async def test_every_api_has_its_summaries(stub: StartStub, home: Path, proxy: StartProxy, api: str) -> None:
+    """Over Messages and Responses a summary is asked for on the same API with the caller's key, and used."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.url, window=WINDOW, home=home)
+    async with Loop(server, [front], 600, api=api, gated=True) as loop:
+        while not loop.spent:
+            await loop.ask()
+            assert loop.rounds < 40
+        assert "as a model summed it up" in loop.shown()
+    for seen in answered(server):
+        assert seen.verdict == "ok", seen.why
+        assert seen.path == f"/v1/{api}"
+        assert "tools" not in seen.parsed
+    credential = server.summaries[0].header("x-api-key" if api == "messages" else "authorization")
+    assert credential.removeprefix("Bearer ") == KEY
+    assert len(server.summaries) <= len(loop.events) + 1
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_a_warm_prompt_is_sent_again(stub: StartStub, home: Path, proxy: StartProxy, api: str) -> None:
+    """In the aligned mode a summary's prompt begins as the request's own did: the provider has most of it cached."""
+    server = await stub(window=WINDOW)
+    config = {"summaries": {"aligned": True, "spend": 1.0}}
+    front = await proxy(server.url, window=WINDOW, config=config, home=home)
+    async with Loop(server, [front], 600, api=api, gated=True) as loop:
+        while not loop.spent:
+            await loop.ask()
+            assert loop.rounds < 40
+        views = loop.stub.chats()
+    assert total(await metrics(front), "ullage_summaries_total", outcome="written")
+    for seen in answered(server):
+        assert seen.verdict == "ok", seen.why
+        assert seen.parsed["tools"] == views[0].parsed["tools"]
+        assert seen.parsed.get("system") == views[0].parsed.get("system")
+        shared = seen.slices[:-1]
+        before = [view.slices[: len(shared)] for view in views if view.number < seen.number]
+        assert shared in before, "what goes before the instruction was never sent"
+        assert seen.cached > 0.8 * seen.tokens
+
+
+async def test_a_summariser_is_found_by_its_alias(stub: StartStub, home: Path, proxy: StartProxy) -> None:
+    """A configured alias is asked as the model it stands for, with its headers, on its own deployment's path."""
+    server = await stub(window=32768)
+    config = {
+        "models": [
+            {"name": "writer", "model": "gpt-4o", "headers": {"x-team": "summaries"}},
+            {"name": "gpt-4o", "context_window": 32768},
+            {"name": "*", "context_window": WINDOW, "headers": {"x-team": "agents"}},
+        ],
+        "summaries": {"model": "writer"},
+    }
+    front = await proxy(server.url, config=config, home=home)
+    path = "/openai/deployments/gpt-4o-mini/chat/completions?api-version=2024-10-21"
+    async with Loop(server, [front], 600, path=path) as loop:
+        while not loop.spent:
+            await loop.ask()
+            assert loop.rounds < 40
+    for seen in answered(server):
+        assert seen.path == "/openai/deployments/gpt-4o/chat/completions"
+        assert seen.query == "api-version=2024-10-21"
+        assert seen.model == "gpt-4o"
+        assert seen.header("x-team") == "summaries"
+        assert seen.header("authorization") == f"Bearer {KEY}"
+    assert {seen.header("x-team") for seen in server.chats()} == {"agents"}
+    assert {seen.path for seen in server.chats()} == {"/openai/deployments/gpt-4o-mini/chat/completions"}
+
+
+async def test_the_models_own_headers_go_with_its_summaries(stub: StartStub, home: Path, proxy: StartProxy) -> None:
+    """Where the request's own model writes, what is configured for it goes along, under the name it was asked by."""
+    server = await stub(window=WINDOW)
+    config = {
+        "models": [
+            {"name": "fast", "model": "gpt-4o-mini", "headers": {"x-team": "alias"}},
+            {"name": "*", "context_window": WINDOW},
+        ]
+    }
+    front = await proxy(server.url, config=config, home=home)
+    async with Loop(server, [front], 600, model="fast") as loop:
+        while not loop.spent:
+            await loop.ask()
+            assert loop.rounds < 40
+    assert {(seen.model, seen.header("x-team")) for seen in answered(server)} == {("gpt-4o-mini", "alias")}
