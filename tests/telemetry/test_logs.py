@@ -76,7 +76,7 @@ def test_a_request_is_one_line_of_facts(logged):
         "window": 8192, "pressure": 0.5, "compaction": True, "observed": False, "retries": 1, "overflows": 1,
         "fallback": "", "client_compaction": "", "epoch": 0,
         "input_tokens": 3400, "output_tokens": 50, "cached_tokens": 3000, "overhead_ms": 1.5, "duration_ms": 1500.0,
-            "summary_tokens": 0,
+            "summary_tokens": 0, "recalls": 0, "recall_tokens": 0,
     }  # fmt: skip
 
 
