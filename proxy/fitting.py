@@ -6,6 +6,7 @@ import base64
 from collections.abc import MutableMapping
 from dataclasses import replace
 
+from proxy import offering
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import input_room, scaled, summary_room
 from proxy.core.budget.regions import regions, scaled_up
@@ -22,6 +23,7 @@ from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.conversation.scan import scan
 from proxy.core.errors import ContextTooLong, InvalidRequest
 from proxy.core.overflow.policy import Extent, Lower
+from proxy.core.recall.tool import added
 from proxy.core.report import Report
 from proxy.events import Events
 from proxy.lessons import Lessons, Sent
@@ -87,9 +89,12 @@ class Fitter:
         dialect = DIALECTS[request.api]
         reading = await self._reader.read(dialect, route.encoding, request.tenant, located, route.model)
         requested = reading.outline.requested
-        figures = self._policy.figures(route, window, requested, reading.fixed, factor)
         report = report.but(window=window, client_compaction=request.compacting or _compacting(reading))
-        return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
+        recall = 0
+        if self._policy.recall and not report.client_compaction:
+            recall = offering.tokens(self._reader, request.api, reading.outline, route, window)
+        figures = self._policy.figures(route, window, requested, reading.fixed + recall, factor)
+        return Subject(request, route, reading, EMPTY, figures, factor, requested, report, recall=recall)
 
     async def weigh(self, request: Request, located: Located, route: Route) -> int:
         """Tokens of the request as the client sent it, by our own count."""
@@ -174,6 +179,9 @@ class Fitter:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
             again = await self.decide(replace(whole, figures=tight), demand, supersede=True, extent=extent)
+            return _following(again, plan)
+        if excess > 0 and whole.recall:  # no request is refused for want of the tool's room
+            again = await self.decide(whole.without_recall(), demand, supersede=True, extent=extent)
             return _following(again, plan)
         if excess > _guess(subject, record) and self._is_certain(subject, plan, held):
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
@@ -301,15 +309,18 @@ class Fitter:
         self, subject: Subject, root: bytes, record: Record | None, tools: str | None, output: int | None, fresh: bool
     ) -> Plan:
         reading, count = subject.reading, self._reader.count(subject.route.encoding, subject.route.model)
-        raw = subject.raw
+        raw, recall = subject.raw, bool(subject.recall) and record is not None
         if record is None:
+            subject = subject.without_recall()
             whole = reading.body[reading.scan.start : reading.scan.end]
             view = View(whole, reading.totals.system + reading.totals.history, reading.totals)
         else:
-            view = assemble(raw, record.event, record.block, record.edits, count)
+            view = assemble(raw, record.event, offering.told(record.block, recall=recall), record.edits, count)
         outline, edits = reading.outline, {}
         if tools is not None:
             edits[next(key for key in TOOLS if key in reading.sizes)] = tools
+        if recall:
+            edits["tools"] = added(subject.request.api, edits.get("tools") or outline.value("tools"))
         if output is not None:
             figure = max(int(output * subject.factor), outline.least)
             names = raw.dialect.OUTPUT_FIGURES
@@ -318,17 +329,16 @@ class Fitter:
         body = splice(outline, at, view.content, edits)
         system = sum(reading.items[i].tokens for i in subject.layout.systems)
         tokens = subject.figures.fixed - system + view.tokens
-        stages = (
-            (record.event.stages if record else ()) + (("tools",) if tools else ()) + (("output",) if output else ())
-        )
+        used = {"tools": tools, "output": output, "recall": recall}
+        stages = (record.event.stages if record else ()) + tuple(name for name, value in used.items() if value)
         report = self._report(subject, tokens, root, view, output)
         spent = record.spent if record else 0
         report = report.but(outcome="compacted", stages=stages, event=fresh, summary_tokens=spent)
-        return Plan(body, report, subject.route, tokens, subject, output, record=record)
+        return Plan(body, report, subject.route, tokens, subject, output, record=record, recall=recall)
 
     def _verbatim(self, subject: Subject, root: bytes) -> Plan:
         tokens = subject.total
-        report = self._report(subject, tokens, root, View(b"", tokens, subject.reading.totals))
+        report = self._report(subject.without_recall(), tokens, root, View(b"", tokens, subject.reading.totals))
         return Plan(subject.request.body, report, subject.route, tokens, subject)
 
     def _report(self, subject: Subject, tokens: int, root: bytes, view: View, output: int | None = None) -> Report:

@@ -133,6 +133,14 @@ class Allocation(Section):
         return self
 
 
+class Recall(Section):
+    """A tool, offered by Ullage and answered by it, with which a model reads what left its view."""
+
+    enabled: bool = Field(default=False, description="Offer it where a view leaves something out; edits such answers.")
+    results: int = Field(default=3, ge=1, le=10, description="Results of one call, unless it asks for up to 10.")
+    max_tokens: int = Field(default=4_000, ge=100, le=32_000, description="Tokens one call's results take at most.")
+
+
 class Compression(Section):
     """When a view is made smaller, and how."""
 
@@ -161,6 +169,7 @@ class Compression(Section):
     stages: Stages = Stages()
     shares: Shares = Shares()
     allocation: Allocation = Allocation()
+    recall: Recall = Recall()
 
     @property
     def lowest(self) -> float:
