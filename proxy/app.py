@@ -23,6 +23,7 @@ from cachetools import LRUCache, TTLCache
 from proxy import memories
 from proxy import settings as configuration
 from proxy.chronicle import LEAST, Chronicle
+from proxy.clientcompaction import ClientCompaction
 from proxy.compacting import Compacting, Serving
 from proxy.conversations import Conversations
 from proxy.core.budget.catalogue import Catalogue
@@ -391,6 +392,7 @@ def open_engine(
     serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
     compacting = Compacting(reader, store, shares, time.time, serving)
+    own = ClientCompaction(fitter.events, reader, shares, time.time)
     return Engine(
         catalogue,
         fitter,
@@ -401,6 +403,7 @@ def open_engine(
         counting,
         compacting=compacting,
         managing=Managing(reader, owned),
+        own=own if wanted.client_compaction == "answer" else None,
         recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
         chronicle=chronicle,
     )
