@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.building import open_engine, server_config
 from proxy.core.budget.catalogue import Catalogue, Rule
-from proxy.ports import Request
+from proxy.ports import Options, Request
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
@@ -42,13 +42,14 @@ async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:
     """The same request with and without a stage: the engine works by its settings."""
     tasks = Tasks(lambda _, error: None)
     store = await open_store("memory", directory=tmp_path, key=None, spawn=tasks.spawn, warn=lambda *_: None)
-    request = Request("chat", body_of(agent_session(60, 300)), TENANT, "r")
     used = {}
     for fold in (True, False):
         stages = {"fold": {"enabled": fold}, "prune": {"enabled": False}, "dedup": {"enabled": False}}
         settings = Settings.model_validate({"upstreams": UPSTREAMS, "compression": {"stages": stages}})
         catalogue = Catalogue([Rule("*", "open", 8192)], {}, "open")
         engine = open_engine(settings, catalogue, Tokenizers(), store)
+        # Names of their own: else the second would adopt what was decided for the first.
+        request = Request("chat", body_of(agent_session(60, 300)), TENANT, "r", Options(conversation=str(fold)))
         used[fold] = (await engine.planner.fit(request)).report.stages
     await store.close()
     await tasks.finish(1.0)
