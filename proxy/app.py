@@ -23,6 +23,7 @@ from cachetools import LRUCache, TTLCache
 from proxy import memories
 from proxy import settings as configuration
 from proxy.chronicle import LEAST, Chronicle
+from proxy.clientcompaction import ClientCompaction
 from proxy.compacting import Compacting, Serving
 from proxy.conversations import Conversations
 from proxy.core.budget.catalogue import Catalogue
@@ -42,6 +43,8 @@ from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.managing import Managing
 from proxy.plans import Policy
 from proxy.reading import Reader
+from proxy.recalling import Limits as RecallLimits
+from proxy.recalling import Recalling
 from proxy.routing import open_bridge, open_catalogue, open_headers, open_probes, open_summaries, open_upstream
 from proxy.server import Limits, Models, Place, Server, ServerConfig
 from proxy.settings import Settings, Stages
@@ -390,7 +393,8 @@ def open_engine(
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
     rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
     economy, always = wanted.policy == "economy", _always(stages)
-    policy = Policy(rules, wanted.lower_output, wanted.stored_history, economy, buffers, always)
+    recall = wanted.recall
+    policy = Policy(rules, wanted.lower_output, wanted.stored_history, economy, buffers, always, recall.enabled)
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, memories.records(), LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
@@ -398,6 +402,7 @@ def open_engine(
     serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
     compacting = Compacting(reader, store, shares, time.time, serving)
+    own = ClientCompaction(fitter.events, reader, shares, time.time)
     return Engine(
         catalogue,
         fitter,
@@ -408,6 +413,8 @@ def open_engine(
         counting,
         compacting=compacting,
         managing=Managing(reader, owned),
+        own=own if wanted.client_compaction == "answer" else None,
+        recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
         chronicle=chronicle,
     )
 

@@ -38,6 +38,10 @@ class Answer(Protocol):
     def ending(self) -> Ending | None:
         """Watches what of the answer passes, where something is to be learned from it."""
 
+    @property
+    def told(self) -> Callable[[Report], Report] | None:
+        """Adds to the report what happens until the answer's end, where the answer needs its request so long."""
+
 
 class Engine(Protocol):
     """Handles managed requests."""

@@ -250,7 +250,7 @@ class Records:
         state = self._backend.breaker
         up = self.ready and state == "closed"
         if up or state == "open" or not self.ready:
-            self._notices.change("store", up, "store.up" if up else "store.down", breaker=state)
+            self._notices.change("store", up, "store.up" if up else "store.down", state=state)
 
     def failed(self, error: Unavailable) -> None:
         """Count what an operation failed of."""

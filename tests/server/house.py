@@ -32,6 +32,7 @@ class PassedThrough:
     error: UllageError | None = None
     learn: Callable[[Usage], bool] = lambda usage: False
     ending: Ending | None = None
+    told: Callable[[Report], Report] | None = None
 
 
 class PassThrough:
