@@ -36,6 +36,7 @@ from proxy.store import (
     Store,
     StoreMisconfigured,
     StoreUnsupported,
+    existing_key,
     master_key,
     open_store,
 )
@@ -68,10 +69,11 @@ def run(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a process starts with; ``key`` is the master key where the parent knows it."""
+    """What a process starts with; ``key`` is the master key where the parent knows it, ``before`` one before it."""
 
     settings: Settings
     key: bytes | None = field(default=None, repr=False)
+    before: bytes | None = field(default=None, repr=False)
 
 
 async def serve(start: Start, worker: Worker) -> int:
@@ -311,13 +313,14 @@ async def _shared_store(settings: Settings, opened: AsyncExitStack, logs: Logs, 
         try:
             embedded = await Embedded.start(path, tasks.spawn)
             key = None if settings.store.key else master_key(path)
+            before = existing_key(path) if settings.store.key else None
         except (EmbeddedUnavailable, OSError, ValueError) as error:
             if embedded is not None:
                 await embedded.close()
             logs.log.warning("store.memory_instead", cause=str(error))
         else:
             opened.push_async_callback(embedded.close)
-            return Start(_with_store(settings, embedded.url), key), f"embedded  ({path})"
+            return Start(_with_store(settings, embedded.url), key, before), f"embedded  ({path})"
     logs.log.warning("store.memory_per_worker", advice="workers may word the same event differently")
     return Start(_with_store(settings, "memory")), "memory  (each worker its own)"
 
@@ -328,10 +331,17 @@ def _with_store(settings: Settings, url: str) -> Settings:
 
 async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     store = start.settings.store
+    others = [key.get_secret_value().encode() for key in store.other_keys]
+    if start.before is not None:
+        others.append(start.before)
     return await open_store(
         store.url,
         directory=store.path,
         key=store.key.get_secret_value().encode() if store.key else start.key,
+        others=[
+            *(key.get_secret_value().encode() for key in store.other_keys),
+            *([start.before] if start.before else []),
+        ],
         spawn=tasks.spawn,
         warn=lambda event, facts: logs.log.warning(event, **facts),
     )
