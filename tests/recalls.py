@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from proxy.app import open_engine
+from proxy.building import open_engine
 from proxy.conversations import Conversations
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Report
