@@ -55,4 +55,4 @@ async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:
     await tasks.finish(1.0)
     assert "fold" in used[True]
     assert "fold" not in used[False]
-    assert "clip" in used[False]
+    assert "drop" in used[False]
