@@ -18,7 +18,7 @@ def tokens(reader: Reader, api: str, outline: Outline, route: Route, window: int
     """Tokens that the tool adds to a request with this *outline*; zero where it may not be offered."""
     if not may_offer(api, outline):
         return 0
-    own = reader.count_tools(route.encoding, route.model)(f"[{declaration(api)}]")
+    own = reader.tokens_of_tools(f"[{declaration(api)}]", route.encoding, route.model)
     if reads_declarations(route.model):
         given = msgspec.json.decode(outline.value("tools"), type=list[msgspec.Raw])
         own += (PARALLEL if len(given) == 1 else 0) - FRAME
