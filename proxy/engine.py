@@ -12,6 +12,7 @@ from typing import Literal
 from proxy.answering import Answer, Looker, Told, Written, learn_nothing
 from proxy.bodies import renamed
 from proxy.chronicle import Chronicle
+from proxy.clientcompaction import ClientCompaction
 from proxy.compacting import ASSUMED, Compacting, Kind, ends_with_trigger
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.conversation.compaction import OTHER, TRIGGER
@@ -67,9 +68,11 @@ class Engine:
         *,
         compacting: Compacting,
         managing: Managing,
+        own: ClientCompaction | None = None,
         recalling: Recalling | None = None,
         chronicle: Chronicle | None = None,
     ) -> None:
+        self._own = own
         self._recalling = recalling
         self._chronicle = chronicle
         self._managing = managing
@@ -192,6 +195,9 @@ class Engine:
         """The answer to a request that goes on with its conversation."""
         started = self._clock()
         plan = await self.planner.fit(request)
+        if self._own and (served := await self._own.answer(request, plan)):
+            report, body, content = served
+            return Answer(report.but(overhead_seconds=self._clock() - started), Written(body, content))
         spent = self._clock() - started
         first: Answer | None = None
         course = Course(plan)
@@ -336,7 +342,8 @@ class Engine:
             reply.close()
         tokens = report.tokens_after
         if tokens is None or report.bounded or plan.error is not None:
-            counted = await self._fitter.weigh(request, self._fitter.locate(request), plan.route)
+            asked = replace(plan.request or request, body=body)
+            counted = await self._fitter.weigh(asked, self._fitter.locate(asked), plan.route)
             factor = self._lessons.now(plan.route, request.tenant).lesson.calibration.factor
             tokens = int(counted * factor)
         return Answer(report, Written(b'{"input_tokens":%d}' % tokens))

@@ -12,7 +12,7 @@ from proxy import passages
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event
 from proxy.core.compression.truncate import Truncate
-from proxy.core.compression.view import Pen, same_block, write
+from proxy.core.compression.view import Pen, Raw, same_block, write
 from proxy.plans import Plan, Policy, Subject
 from proxy.ports import Passage, Recorder, Request, Summaries, Summary
 from proxy.reading import Reader
@@ -174,6 +174,15 @@ class Events:
         found = await (self._summaries.write(asked) if waits else self._summaries.ready(passage))
         most = min(event.text // 2, passage.cap + passage.cap // 4)
         return found if found is not None and count(found.text) <= most else None
+
+    async def summed_up(self, subject: Subject, links: tuple[bytes, ...]) -> tuple[Summary, Raw] | None:
+        """What a model wrote of the longest prefix of a measured conversation, if it is there, and its items."""
+        if self._summaries is None or not self._recorder.reachable():
+            return None
+        subject = replace(subject, layout=subject.reading.layout())
+        passage = self._passage(subject, links, subject.layout.count, None)
+        found = await self._summaries.ready(passage) if passage else None
+        return (found, subject.raw) if found else None
 
     def answered(self, request: Request, plan: Plan, status: int) -> None:
         """Note that *plan* was answered with *status*; past the soft mark a summary is begun for the next event."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from proxy.app import open_engine
+from proxy.building import open_engine
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.figures import Marks
 from proxy.core.budget.regions import REGIONS, regions, scaled_up

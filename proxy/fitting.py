@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from proxy import offering
 from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import input_room, scaled
+from proxy.core.budget.figures import input_room, scaled, summary_room
 from proxy.core.budget.regions import regions, scaled_up
 from proxy.core.budget.shares import borrowed
 from proxy.core.compression.fresh import capped
@@ -194,24 +194,62 @@ class Fitter:
     async def _for_client(self, subject: Subject, demand: Demand) -> Plan | None:
         """The plan for a client that compacts its conversation itself; ``None`` where that is too big.
 
-        What it reads now is all that will be left, so nothing changes, whatever happened to the conversation before;
-        above the budget its oldest tool results give way, as many as have to. No event is made of it.
+        What it reads now is all that will be left, so nothing changes, whatever happened to the conversation before.
+        Above the budget its answer gets the room a summary needs instead of what it asked for; after that its oldest
+        tool results give way, as many as have to. No event is made of it.
         """
         if demand.force or demand.limit is not None or subject.reading.outline.stored:
             return None
         subject, links = replace(subject, layout=subject.reading.layout()), self.events.links(subject)
-        root, count = subject.root(links), subject.layout.count
-        plan = self._anchored(subject, self._verbatim(subject, root), links, -1)
-        over = scaled(plan.report.tokens_after or 0, subject.factor) - subject.figures.budget
-        if over <= 0:
+        plan = self._anchored(subject, self._verbatim(subject, subject.root(links)), links, -1)
+        held = subject.figures.reserve
+        if self._excess(subject, plan, held) <= 0:
             return plan
-        items, rungs = subject.reading.items, self._policy.rules.mild
-        swaps = oldest(list(pairs_of(items, 0, count)), items, over) if rungs.prune else None
-        if swaps is None:
-            return None
-        event = Event(count, 0, 0, swaps=swaps, stages=("prune",))
-        record = await self.events.settle(subject, links, event, None, Demand(peek=True), supersede=False)
-        return self._anchored(subject, self._compacted(subject, root, record, None, None, False), links, count)
+        if self._policy.lower_output != "never":
+            held = min(
+                held, summary_room(subject.figures.window, scaled(subject.reading.outline.least, subject.factor))
+            )
+        if self._excess(subject, plan, held) <= 0:
+            return self._with_held(subject, links, plan, None, held)
+        return await self._pruned(subject, links, plan, held)
+
+    async def _pruned(self, subject: Subject, links: tuple[bytes, ...], plan: Plan, held: int) -> Plan | None:
+        """*plan* without as many of its oldest tool results as it takes beside an answer of *held* tokens, verified."""
+        items, count = subject.reading.items, subject.layout.count
+        pairs = list(pairs_of(items, 0, count)) if self._policy.rules.mild.prune else []
+        over = self._excess(subject, plan, held)
+        for _ in range(3):
+            swaps = oldest(pairs, items, over)
+            if swaps is None:
+                return None
+            event = Event(count, 0, 0, swaps=swaps, stages=("prune",))
+            record = await self.events.settle(subject, links, event, None, Demand(peek=True), supersede=False)
+            made = self._with_held(subject, links, plan, record, held)
+            excess = self._excess(subject, made, held)
+            if excess <= 0:
+                return made
+            over += excess
+        return None
+
+    def _with_held(
+        self, subject: Subject, links: tuple[bytes, ...], plan: Plan, record: Record | None, held: int
+    ) -> Plan:
+        """The view of *record* with an output figure of at least *held* tokens, where that is less than was asked."""
+        figures, output = subject.figures, None
+        root = subject.root(links)
+        if subject.requested is not None and held < figures.reserve:
+            made = self._compacted(subject, root, record, None, held, False) if record else plan
+            used = scaled(made.report.tokens_after or 0, subject.factor)
+            output = min(figures.reserve, max(held, figures.window - used - figures.window // 64))
+        if record is None and output is None:
+            return plan
+        made = self._compacted(subject, root, record, None, output, False)
+        return self._anchored(subject, made, links, subject.layout.count if record else -1)
+
+    @staticmethod
+    def _excess(subject: Subject, plan: Plan, held: int) -> int:
+        """Tokens by which *plan* is too big beside an answer of *held*."""
+        return scaled(plan.report.tokens_after or 0, subject.factor) - subject.figures.inside(held)
 
     def _is_certain(self, subject: Subject, plan: Plan, held: int) -> bool:
         """Whether the plan is too big by our own count too, for a window that somebody stated."""

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.app import open_engine
+from proxy.building import open_engine
 from proxy.conversations import Conversations
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Report

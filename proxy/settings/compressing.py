@@ -162,6 +162,10 @@ class Compression(Section):
         default="truncate",
         description="When a history that only the provider keeps is too long: let it cut that, or pass its error on.",
     )
+    client_compaction: Literal["relay", "answer"] = Field(
+        default="relay",
+        description="A client's own compaction: asked of its model; answer: from the summary that is ready, if one is.",
+    )
     stages: Stages = Stages()
     shares: Shares = Shares()
     allocation: Allocation = Allocation()
