@@ -230,6 +230,7 @@ class Events:
             subject.factor,
             links,
             subject.root(links),
+            bool(subject.recall),
         )
         record = self._records.get((route.name, links[event.place - 1])) if event else None
         share = self._policy.rules.shares.summary
