@@ -29,6 +29,9 @@ class Backend(Protocol):
     async def release(self, key: str, value: bytes) -> bool:
         """Forget *key* if it holds *value*; whether it did."""
 
+    async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        """Keep *new* for *seconds* under *key* if it holds *old*; whether it did."""
+
     async def add(self, key: str, amount: int, seconds: float) -> None:
         """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
 

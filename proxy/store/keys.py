@@ -8,6 +8,11 @@ from hashlib import sha256
 MASTER = "ullage1:master"
 
 
+def names(fingerprint: bytes) -> str:
+    """Where the secret that names come from is kept for those who have the master key with this *fingerprint*."""
+    return f"ullage1:{{names}}:{_text(fingerprint)}"
+
+
 def event(root: bytes, route: str, chain: bytes) -> str:
     """The name of the event record at *chain* of conversation *root* on *route* (``upstream,model``)."""
     return _of_conversation(root, "e", sha256(route.encode()).digest()[:8], chain)

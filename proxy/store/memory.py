@@ -63,6 +63,13 @@ class Memory:
         self._drop(key)
         return True
 
+    async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        """Keep *new* for *seconds* under *key* if it holds *old*; whether it did."""
+        if not await self.release(key, old):
+            return False
+        await self.claim(key, new, seconds)
+        return True
+
     async def add(self, key: str, amount: int, seconds: float) -> None:
         """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
         total = int(self._get(key) or 0) + amount

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from proxy.store import keys, master
+from proxy.store import master
 from proxy.store.backend import Backend
 from proxy.store.embedded import Embedded
 from proxy.store.errors import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable
@@ -120,12 +120,12 @@ class Store:
 class Keeper:
     """Brings a server that was down at start into use when it comes, and keeps replicas on one master key."""
 
-    def __init__(self, servers: Servers, records: Records, notices: Notices, key: bytes | None) -> None:
+    def __init__(self, servers: Servers, records: Records, notices: Notices, given: Sequence[bytes]) -> None:
         self._servers = servers
         self._records = records
         self._notices = notices
-        self._given = key is not None
-        self._master = key or master.fresh()
+        self._given = tuple(given)
+        self._master = given[0] if given else master.fresh()
         self._agreed = False
         records.ready = False
 
@@ -173,7 +173,12 @@ class Keeper:
 
     async def _share_key(self) -> None:
         if self._given:
-            await self._servers.read([keys.MASTER])  # tells whether the server answers within our deadline
+            names = await master.naming(self._servers, self._given)
+            if names != self._records.sealer.names:
+                if self._agreed:
+                    self._notices.say("store.names_changed", advice="somebody replaced or emptied the store's secrets")
+                self._records.sealer = Sealer(self._given[0], self._given[1:], names)
+            self._agreed = True
             return
         held, put = await master.agree(self._servers, self._master)
         if put and self._agreed:
@@ -197,23 +202,28 @@ async def open_store(
     key: bytes | None,
     spawn: Spawn,
     warn: Warn,
+    others: Sequence[bytes] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Store:
     """The store at *url* (``embedded``, ``memory``, or a server's URL), open; one that is down is used when it comes.
 
     *key* is the master key, at least 16 bytes; without one it is kept in *directory* (``embedded``) or in the store.
+    What was sealed with *others* opens too, and so does what the key in *directory* sealed before there was another.
     *spawn* starts named background tasks, *warn* takes ``(event, facts)`` for the log: never a key, value or password.
     Raises ``StoreMisconfigured`` and ``StoreUnsupported``, both worded for the operator.
     """
     notices = Notices(warn, clock)
-    if key is not None and len(key) < SHORTEST_KEY:
-        raise StoreMisconfigured(f"store.key is {len(key)} bytes long; it must be at least {SHORTEST_KEY}.")
+    for name, each in (("key", key), *(("other_keys", other) for other in others)):
+        if each is not None and len(each) < SHORTEST_KEY:
+            raise StoreMisconfigured(f"store.{name} is {len(each)} bytes long; it must be at least {SHORTEST_KEY}.")
     embedded: Embedded | None = None
     if url == "embedded":
         try:
             embedded = await Embedded.start(directory, spawn)
             if key is None:
                 key = master.from_directory(directory)
+            elif (before := master.existing(directory)) is not None:
+                others = (*others, before)
         except (EmbeddedUnavailable, OSError, ValueError) as error:
             if embedded is not None:
                 await embedded.close()
@@ -221,11 +231,12 @@ async def open_store(
             url = "memory"
     if url == "memory":
         return Store("memory", url, Memory(), Sealer(key or master.fresh()), spawn, notices)
-    return await _open_servers(url, embedded, key, spawn, notices)
+    ring = tuple(dict.fromkeys((key, *others))) if key is not None else ()
+    return await _open_servers(url, embedded, ring, spawn, notices)
 
 
 async def _open_servers(
-    url: str, embedded: Embedded | None, key: bytes | None, spawn: Spawn, notices: Notices
+    url: str, embedded: Embedded | None, ring: Sequence[bytes], spawn: Spawn, notices: Notices
 ) -> Store:
     kind = "embedded" if embedded is not None else url.partition("://")[0]
     async with AsyncExitStack() as opened:
@@ -233,8 +244,9 @@ async def _open_servers(
             opened.push_async_callback(embedded.close)
         servers = Servers(embedded.url if embedded is not None else url, spawn=spawn)
         opened.push_async_callback(servers.close)
-        store = Store(kind, url, servers, Sealer(key or master.fresh()), spawn, notices)
-        keeper = Keeper(servers, store.records, notices, key)
+        sealer = Sealer(ring[0], ring[1:]) if ring else Sealer(master.fresh())
+        store = Store(kind, url, servers, sealer, spawn, notices)
+        keeper = Keeper(servers, store.records, notices, ring)
         await keeper.first()
         store.keep(keeper, embedded)
         opened.pop_all()  # from here on the store closes them

@@ -120,7 +120,7 @@ class Records:
             self.misses += 1
         else:
             self.hits += 1
-            self._renew(names[found[0]])
+            self._keep_up(tenant, names[found[0]], values[found[0]] or b"", found[1])
         return found
 
     async def fix(
@@ -145,7 +145,7 @@ class Records:
                     return record
                 winner = sealer.open(tenant, name, held)
                 if winner is None:
-                    self._spoiled()
+                    self._spoiled(held)
                     await self.timed(self._backend.remove(name))
                     held = await self._claim(name, sealed)
                     winner = None if held is None else sealer.open(tenant, name, held)
@@ -202,20 +202,29 @@ class Records:
             plain = self.sealer.open(tenant, names[index], value)
             if plain is not None:
                 return index, plain
-            self._spoiled()
+            self._spoiled(value)
             self.behind(self._backend.remove(names[index]), "store removal")
         return None
+
+    def _keep_up(self, tenant: bytes, name: str, value: bytes, plain: bytes) -> None:
+        """Let a record that is in use live on, sealed with the present key: a former one may be gone some day."""
+        if not self.sealer.is_former(value):
+            self._renew(name)
+        elif name not in self._renewed:  # once in a while: a replica that still seals with the former key does the same
+            self._renewed[name] = True
+            sealed = self.sealer.seal(tenant, name, plain)
+            self.behind(self.timed(self._backend.swap(name, value, sealed, LIFETIME)), "store rotation")
 
     def _renew(self, name: str) -> None:
         if name not in self._renewed:
             self._renewed[name] = True
             self.behind(self._backend.refresh(name, LIFETIME), "store renewal")
 
-    def behind(self, operation: Coroutine[Any, Any, None], name: str) -> None:
+    def behind(self, operation: Coroutine[Any, Any, object], name: str) -> None:
         """Do *operation* in the background; that it failed is counted."""
         self._spawn(self._quietly(operation), name)
 
-    async def _quietly(self, operation: Coroutine[Any, Any, None]) -> None:
+    async def _quietly(self, operation: Coroutine[Any, Any, object]) -> None:
         try:
             await operation
         except Unavailable as error:
@@ -247,5 +256,8 @@ class Records:
         """Count what an operation failed of."""
         self._notices.count(error.kind, "store.full" if error.kind == "oom" else "")
 
-    def _spoiled(self) -> None:
-        self._notices.count("integrity", "store.integrity")
+    def _spoiled(self, value: bytes) -> None:
+        if self.sealer.is_foreign(value):
+            self._notices.count("unknown_key", "store.unknown_key", advice="see store.other_keys")
+        else:
+            self._notices.count("integrity", "store.integrity")

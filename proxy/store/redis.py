@@ -169,6 +169,11 @@ class Servers:
         """Forget *key* if it holds *value*; whether it did."""
         return bool(await self._ask(key, lambda: self._script(scripts.RELEASE, key, value)))
 
+    async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        """Keep *new* for *seconds* under *key* if it holds *old*; whether it did."""
+        lifetime = str(int(seconds * 1000))
+        return bool(await self._ask(key, lambda: self._script(scripts.SWAP, key, old, new, lifetime)))
+
     async def add(self, key: str, amount: int, seconds: float) -> None:
         """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
         lifetime = str(int(seconds * 1000))

@@ -10,6 +10,13 @@ EXTEND: Final = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pe
 RELEASE: Final = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('unlink', KEYS[1]) or 0"
 """And only who took it may give it back."""
 
+SWAP: Final = """
+if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('set', KEYS[1], ARGV[2], 'px', ARGV[3])
+return 1
+"""
+"""The same record under another key: nobody may miss it meanwhile, and what somebody else wrote stays."""
+
 ADD: Final = "redis.call('incrby', KEYS[1], ARGV[1]) return redis.call('pexpire', KEYS[1], ARGV[2])"
 """A count that nobody adds to any more ends."""
 
