@@ -83,7 +83,14 @@ ODD: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
         ([calls(call("c1")), GO], {}),
         ([{"role": "assistant", "content": "prefilled"}], {}),
         ([assistant({"type": "refusal", "refusal": "no"}), GO], {}),
-        ([{"role": "developer", "content": "Be kind."}, {**user([{"type": "text", "text": "x"}]), "role": "system"}, GO], {}),
+        (
+            [
+                {"role": "developer", "content": "Be kind."},
+                {**user([{"type": "text", "text": "x"}]), "role": "system"},
+                GO,
+            ],
+            {},
+        ),
         ([GO], {"tools": [{"type": "function", "function": {**tool, "parameters": SCHEMA}} for tool in TOOLS]}),
         ([user([{"type": "image_url", "image_url": {"url": "https://example.com/a.png", "detail": "low"}}])], {}),
         ([user([{"type": "image_url", "image_url": {"url": PICTURE}}, {"type": "text", "text": "x"}])], {}),
@@ -105,17 +112,68 @@ ODD: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "messages": [
         ([GO, assistant(use("t1")), user([{"type": "tool_result", "tool_use_id": "t1"}])], {}),
         ([GO, assistant(use("t1")), user([used("t1", [])])], {}),
-        ([GO, assistant(use("t1"), use("t2")), user([used("t2"), used("t1", "no", is_error=True), {"type": "text", "text": "x"}])], {}),
-        ([GO, assistant(THOUGHT, use("t1")), user([used("t1")])], {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}),
+        (
+            [
+                GO,
+                assistant(use("t1"), use("t2")),
+                user([used("t2"), used("t1", "no", is_error=True), {"type": "text", "text": "x"}]),
+            ],
+            {},
+        ),
+        (
+            [GO, assistant(THOUGHT, use("t1")), user([used("t1")])],
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000},
+        ),
         ([GO, assistant({"type": "redacted_thinking", "data": "abc" * 300}, use("t1")), user([used("t1")])], {}),
         ([GO, assistant(SEARCH, FOUND, {"type": "text", "text": "Found."}), GO], {}),
-        ([user([{"type": "document", "source": {"type": "url", "url": "https://x/y.pdf"}}, {"type": "text", "text": "x"}])], {}),
-        ([user([{"type": "document", "source": {"type": "text", "data": prose(1, 5_000)}, "title": "t"}, {"type": "text", "text": "x"}])], {}),
+        (
+            [
+                user(
+                    [
+                        {"type": "document", "source": {"type": "url", "url": "https://x/y.pdf"}},
+                        {"type": "text", "text": "x"},
+                    ]
+                )
+            ],
+            {},
+        ),
+        (
+            [
+                user(
+                    [
+                        {"type": "document", "source": {"type": "text", "data": prose(1, 5_000)}, "title": "t"},
+                        {"type": "text", "text": "x"},
+                    ]
+                )
+            ],
+            {},
+        ),
         ([user([{"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}])], {}),
-        ([user([{"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": prose(1, 5_000)}]}])], {}),
+        (
+            [
+                user(
+                    [
+                        {
+                            "type": "search_result",
+                            "source": "s",
+                            "title": "t",
+                            "content": [{"type": "text", "text": prose(1, 5_000)}],
+                        }
+                    ]
+                )
+            ],
+            {},
+        ),
         ([GO, assistant({"type": "text", "text": "{"})], {}),
         ([GO, GO], {"system": [{"type": "text", "text": "s", **MARK}]}),
-        ([user([{"type": "text", "text": "a", **MARK}]), assistant({"type": "text", "text": "b", **MARK}), user([{"type": "text", "text": "c", **MARK}])], {"system": [{"type": "text", "text": "s", **MARK}]}),
+        (
+            [
+                user([{"type": "text", "text": "a", **MARK}]),
+                assistant({"type": "text", "text": "b", **MARK}),
+                user([{"type": "text", "text": "c", **MARK}]),
+            ],
+            {"system": [{"type": "text", "text": "s", **MARK}]},
+        ),
         ([GO], {"tools": [{**tool, "input_schema": SCHEMA} for tool in TOOLS]}),
         ([GO, assistant(use("t1")), user([used("t1", log(1, 8_000))])], {}),
         ([GO, assistant(use("t1")), user([used("t1", [{"type": "text", "text": log(1, 8_000)}])])], {}),
@@ -128,13 +186,45 @@ ODD: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
         ([user("x"), assistant({"type": "output_text", "text": "y"}), GO], {}),
         ([GO, REASON, function("a"), function("b"), output("b"), output("a")], {}),
         ([GO, function("a"), output("a", [{"type": "input_text", "text": "x"}])], {}),
-        ([GO, {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x"}, {"type": "custom_tool_call_output", "call_id": "c", "output": "done"}], {}),
-        ([GO, {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}}, {"type": "local_shell_call_output", "call_id": "c", "output": "x"}], {}),
-        ([GO, {"type": "web_search_call", "id": "ws_1", "status": "completed"}, assistant({"type": "output_text", "text": "y"}), GO], {}),
+        (
+            [
+                GO,
+                {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x"},
+                {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+            ],
+            {},
+        ),
+        (
+            [
+                GO,
+                {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}},
+                {"type": "local_shell_call_output", "call_id": "c", "output": "x"},
+            ],
+            {},
+        ),
+        (
+            [
+                GO,
+                {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+                assistant({"type": "output_text", "text": "y"}),
+                GO,
+            ],
+            {},
+        ),
         ([assistant({"type": "refusal", "refusal": "no"}), GO], {}),
         ([{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "x"}]}, GO], {}),
         ([{"type": "item_reference", "id": "msg_1"}, GO], {}),
-        ([user([{"type": "input_image", "image_url": PICTURE, "detail": "low"}, {"type": "input_text", "text": "x"}])], {}),
+        (
+            [
+                user(
+                    [
+                        {"type": "input_image", "image_url": PICTURE, "detail": "low"},
+                        {"type": "input_text", "text": "x"},
+                    ]
+                )
+            ],
+            {},
+        ),
         ([user([{"type": "input_file", "file_id": "f"}, {"type": "input_text", "text": "x"}])], {}),
         ([GO], {"text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}}, "truncation": "disabled"}),
         ([GO], {"tools": [{"type": "function", **tool, "parameters": SCHEMA} for tool in TOOLS]}),
@@ -146,7 +236,7 @@ ODD: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
         (["x", None, user([{"type": "input_text", "text": 5}]), GO], {"instructions": [{"type": "message"}]}),
         ([GO], {"max_output_tokens": 1, "previous_response_id": None, "conversation": None, "prompt": None}),
     ],
-}  # fmt: skip
+}
 PATHS = {"chat": "chat/completions", "messages": "messages", "responses": "responses"}
 
 
