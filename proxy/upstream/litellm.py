@@ -45,6 +45,7 @@ FIELDS: Final = frozenset(
 _ALWAYS: Final = frozenset({"model", "messages", "stream", "stream_options"})
 _PASSED_BACK: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
 _CLAUDE: Final = re.compile("anthropic|claude")
+_GOOGLE: Final = ("gemini", "vertex_ai", "vertex_ai_beta")
 _MISSING: Final = re.compile(r"No module named '([\w.]+)'")
 _KEYS: Final = ("x-api-key", "api-key", "x-goog-api-key")
 _HELD: Final = 64
@@ -271,6 +272,23 @@ def _check(litellm: Any, place: Bridged, wanted: Mapping[str, Any]) -> None:
     if refused:
         names = ", ".join(refused)
         raise InvalidRequest(f"{place.provider} does not take {names} for {wanted['model']}. Leave {names} out.")
+    if lost := _is_lost(place, wanted):
+        raise InvalidRequest(f"{place.provider} does not take, for {wanted['model']}, {lost}.")
+
+
+def _is_lost(place: Bridged, wanted: Mapping[str, Any]) -> str:
+    """The name and a remedy for a member that LiteLLM takes and then leaves out; empty where there is none."""
+    model = f"{place.provider}/{wanted['model']}"
+    claude, google = bool(_CLAUDE.search(model)), place.provider in _GOOGLE and not _CLAUDE.search(model)
+    amazon = place.provider.startswith("bedrock")
+    form = wanted.get("response_format")
+    if isinstance(form, dict) and form.get("type") == "json_object" and (claude or amazon):
+        return "response_format of type json_object. Give a json_schema"
+    if wanted.get("parallel_tool_calls") is False and (google or (amazon and not claude)):
+        return "parallel_tool_calls: false. Leave it out"
+    if "web_search_options" in wanted and wanted.get("tools") and google:
+        return "web_search_options beside tools. Leave one of them out"
+    return ""
 
 
 def _key(place: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
