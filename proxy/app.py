@@ -18,14 +18,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachetools import LRUCache, TTLCache
+from cachetools import LRUCache
 
 from proxy import memories
 from proxy import settings as configuration
-from proxy.chronicle import LEAST, Chronicle
+from proxy.archive import Archive
+from proxy.chronicle import Chronicle
 from proxy.clientcompaction import ClientCompaction
 from proxy.compacting import Compacting, Serving
-from proxy.conversations import Conversations
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
@@ -41,6 +41,7 @@ from proxy.engine import Engine
 from proxy.fitting import Fitter
 from proxy.lessons import Lessons, Notice, unnoticed
 from proxy.managing import Managing
+from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.plans import Policy
 from proxy.reading import Reader
 from proxy.recalling import Limits as RecallLimits
@@ -70,11 +71,14 @@ if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
 
 ITEMS, SIZES = 300_000, 2_000
-ASKED, TOOL_ARRAYS, LEARNED, NOTED = 50_000, 64, 10_000, 10_000
+ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
 """Bounds of a process's memories: items (about 600 bytes each), sizes of what stands around them; places asked of the
-store, shrunk tool arrays, routes that overflows taught about, conversations that were noted a moment ago."""
+store, shrunk tool arrays, routes that overflows taught about."""
 
 HOUSEKEEPING_SECONDS = 1.0
+
+ARCHIVE_SECONDS = 2.0
+"""What a process that ends gives originals to reach the store."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
@@ -132,7 +136,9 @@ class House:
         logs: Logs,
         engine: Engine,
         jobs: Jobs | None,
+        archive: Archive | None,
     ) -> None:
+        self._archive = archive
         self.server = server
         self._engine = engine
         self._probes = probes
@@ -178,7 +184,8 @@ class House:
             telemetry.summary(report)
             logs.summary_done(report)
 
-        chronicle = Chronicle(store.register, TTLCache(NOTED, LEAST), time.time)
+        archive = open_archive(settings, store, tasks, telemetry.archived)
+        chronicle = open_chronicle(store, archive)
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
         engine = await asyncio.to_thread(
             open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle
@@ -204,7 +211,7 @@ class House:
         config = _server_config(settings)
         models = _models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        told_of = _conversations(settings, store)
+        told_of = open_conversations(settings, store)
         server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of)
         host, many = settings.server.host, worker.count > 1
         try:
@@ -215,7 +222,7 @@ class House:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
-        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs)
+        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, archive)
 
     async def keep(self) -> None:
         """Tell the metrics, every second, what no request tells them."""
@@ -245,6 +252,8 @@ class House:
         await self.server.close()
         if self._jobs is not None:
             await self._jobs.finish(0.0)
+        if self._archive is not None:
+            await self._archive.finish(ARCHIVE_SECONDS)
         await self._probes.close()
         await self._upstream.close()
         await self._store.close()
@@ -358,10 +367,7 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
         store.url,
         directory=store.path,
         key=store.key.get_secret_value().encode() if store.key else start.key,
-        others=[
-            *(key.get_secret_value().encode() for key in store.other_keys),
-            *([start.before] if start.before else []),
-        ],
+        others=others,
         spawn=tasks.spawn,
         warn=lambda event, facts: logs.log.warning(event, **facts),
     )
@@ -453,11 +459,6 @@ def _models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Mo
     places = [Place(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
     named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
     return Models(upstream, places, settings.default_upstream().name, named, figures)
-
-
-def _conversations(settings: Settings, store: Store) -> Conversations:
-    compacts = settings.compression.mode == "on"
-    return Conversations(store.register, time.time, compacts=compacts, summaries=settings.summaries.mode)
 
 
 def _server_config(settings: Settings) -> ServerConfig:
