@@ -24,13 +24,14 @@ from proxy.core.overflow.policy import is_news
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import SERVED, Report, Usage
 from proxy.fitting import Fitter
+from proxy.generations import recalled
 from proxy.lessons import Lessons, Sent
 from proxy.managing import Managing
 from proxy.planning import Planner, as_fallback
 from proxy.plans import Plan
 from proxy.ports import Clock, Mode, Reply, Request, Send
 from proxy.reading import Located
-from proxy.recalling import Asked, Grow, Recalling, recalled
+from proxy.recalling import Asked, Grow, Recalling
 from proxy.recovery import Course, Recovery
 
 RETRIES = 2

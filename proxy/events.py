@@ -211,7 +211,7 @@ class Events:
         if weight < self._spared.get(name, 0) or not summaries.is_due(request, subject.route, since):
             return
         wanted = schedule.run(event, Demand(force=True))
-        if wanted is None or not wanted.block or wanted.cut <= (event.cut if event else 0):
+        if wanted is None or not wanted.text or wanted.cut <= (event.cut if event else 0):
             # What does without a fold needs no summary; nor will it with the next few messages.
             self._spared[name] = weight + figures.lasting // ASKED_AGAIN
             return
@@ -230,6 +230,7 @@ class Events:
             subject.factor,
             links,
             subject.root(links),
+            bool(subject.recall),
         )
         record = self._records.get((route.name, links[event.place - 1])) if event else None
         share = self._policy.rules.shares.summary

@@ -23,7 +23,6 @@ from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.conversation.scan import scan
 from proxy.core.errors import ContextTooLong, InvalidRequest
 from proxy.core.overflow.policy import Extent, Lower
-from proxy.core.recall.tool import added
 from proxy.core.report import Report
 from proxy.events import Events
 from proxy.lessons import Lessons, Sent
@@ -320,7 +319,7 @@ class Fitter:
         if tools is not None:
             edits[next(key for key in TOOLS if key in reading.sizes)] = tools
         if recall:
-            edits["tools"] = added(subject.request.api, edits.get("tools") or outline.value("tools"))
+            edits |= offering.tools(subject.request.api, outline, tools)
         if output is not None:
             figure = max(int(output * subject.factor), outline.least)
             names = raw.dialect.OUTPUT_FIGURES

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.budget.tools import PARALLEL, reads_declarations
+from proxy.core.budget.tools import FRAME, PARALLEL, reads_declarations
 from proxy.core.conversation.outline import Outline
-from proxy.core.recall.tool import MENTION, declaration, may_offer
+from proxy.core.recall.tool import MENTION, added, declaration, may_offer
 from proxy.reading import Reader
 
 PART = 16
@@ -18,11 +18,16 @@ def tokens(reader: Reader, api: str, outline: Outline, route: Route, window: int
     """Tokens that the tool adds to a request with this *outline*; zero where it may not be offered."""
     if not may_offer(api, outline):
         return 0
-    own = reader.count_tools(route.encoding, route.model)(f"[{declaration(api)}]")
-    given = msgspec.json.decode(outline.value("tools"), type=list[msgspec.Raw])
-    sole = reads_declarations(route.model) and len(given) == 1
-    own += PARALLEL if sole else 0
+    own = reader.tokens_of_tools(f"[{declaration(api)}]", route.encoding, route.model)
+    if reads_declarations(route.model):
+        given = msgspec.json.decode(outline.value("tools"), type=list[msgspec.Raw])
+        own += (PARALLEL if len(given) == 1 else 0) - FRAME
     return own if own * PART <= window else 0
+
+
+def tools(api: str, outline: Outline, smaller: str | None = None) -> dict[str, str]:
+    """The member that holds the tools, with the tool behind the client's own, or behind those made *smaller*."""
+    return {"tools": added(api, outline.value("tools") if smaller is None else smaller)}
 
 
 def told(block: str, *, recall: bool) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
-from proxy.app import open_engine
+from proxy.building import open_engine
 from proxy.conversations import Conversations
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Report
@@ -24,6 +25,7 @@ from proxy.tasks import Tasks
 from tests.fits import tokenizers
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session
+from tests.streams import Heard, heard
 from tests.stub import Answer, Call, Seen, Stub
 
 WINDOW = 8192
@@ -33,6 +35,11 @@ PATHS = {"chat": "/chat/completions", "messages": "/messages", "responses": "/re
 KEYS = {"authorization": "Bearer sk-test-0123456789abcdef", "anthropic-version": "2023-06-01"}
 LOOK = Call(NAME, json.dumps({"query": "vault code word"}))
 READ = Call("read_file", json.dumps({"path": "src/next.py"}))
+
+WORDING = {"chat": "openai", "messages": "anthropic", "responses": "openai"}
+
+both = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+every = pytest.mark.parametrize("api", APIS)
 
 Message = dict[str, Any]
 
@@ -83,14 +90,14 @@ class Front:
 
 
 @contextlib.asynccontextmanager
-async def front(stub: Stub, folder: Path, *, enabled: bool = True, **compression: Any) -> AsyncIterator[Front]:
-    """A proxy in front of *stub*."""
+async def front(stub: Stub, folder: Path, *, enabled: bool = True, usage: bool = False) -> AsyncIterator[Front]:
+    """A proxy in front of *stub*; with *usage* it asks for that of streams by itself."""
     settings = Settings.model_validate(
         {
             "upstreams": [{"name": "stub", "base_url": stub.url, "probe": False}],
             "models": [{"name": "*", "context_window": WINDOW}],
             "summaries": {"mode": "off"},
-            "compression": {"recall": {"enabled": enabled}, **compression},
+            "compression": {"recall": {"enabled": enabled}},
         }
     )
     failures: list[BaseException] = []
@@ -100,7 +107,7 @@ async def front(stub: Stub, folder: Path, *, enabled: bool = True, **compression
     engine = open_engine(settings, open_catalogue(settings), tokenizers(), store)
     reports: list[Report] = []
     server = Server(
-        ServerConfig(default_upstream="stub"),
+        ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ())),
         engine,
         upstream,
         route=engine.upstream_of,
@@ -121,3 +128,20 @@ async def front(stub: Stub, folder: Path, *, enabled: bool = True, **compression
         await tasks.finish(5)
         await store.close()
     assert failures == []
+
+
+House = Callable[..., Awaitable[tuple[Stub, Front]]]
+"""Starts an upstream whose model gives the answers, and a proxy in front of it."""
+
+
+def request(api: str, stream: bool, **members: Any) -> dict[str, Any]:
+    more: dict[str, Any] = {"stream": True} if stream else {}
+    more |= {"stream_options": {"include_usage": True}} if stream and api == "chat" else {}
+    return asked(api, **more, **members)
+
+
+def said(api: str, answer: httpx.Response, stream: bool) -> Heard:
+    """The answer as the client has it: a valid one in which nothing tells of the tool."""
+    assert answer.status_code == 200, answer.text
+    assert NAME not in answer.text
+    return heard(api, answer.content, stream=stream)

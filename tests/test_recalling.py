@@ -3,58 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
-
-import httpx
-import pytest
 
 from proxy.core.recall.search import LAST
 from proxy.core.recall.tool import NAME
-from tests.conftest import StartStub
-from tests.harness import until
-from tests.recalls import APIS, KEYS, LOOK, PATHS, READ, SAID, WINDOW, Front, asked, front, recalling
-from tests.streams import Heard, heard
-from tests.stub import Answer, Call, Fault, Rules, Seen, Stub, chat, messages, responses
-from tests.stub.faults import NO_FAULT, rate_limited
+from tests.recalls import KEYS, LOOK, READ, SAID, WINDOW, WORDING, House, both, every, recalling, request, said
+from tests.streams import heard
+from tests.stub import Answer, Call, Rules, Seen, Stub, chat, messages, responses
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
-WORDING = {"chat": "openai", "messages": "anthropic", "responses": "openai"}
-
-House = Callable[..., Awaitable[tuple[Stub, Front]]]
-
-both = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-every = pytest.mark.parametrize("api", APIS)
-
-
-@pytest.fixture
-async def house(stub: StartStub, tmp_path: Path) -> AsyncIterator[House]:
-    """Starts an upstream whose model gives the answers, and a proxy in front of it."""
-    opened: list[Any] = []
-
-    async def start(api: str, *answers: Answer, **options: Any) -> tuple[Stub, Front]:
-        server = await stub(window=WINDOW, wording=WORDING[api])
-        server.script = recalling(*answers)
-        opened.append(front(server, tmp_path, **options))
-        return server, await opened[-1].__aenter__()
-
-    yield start
-    for each in opened:
-        await each.__aexit__(None, None, None)
-
-
-def request(api: str, stream: bool, **members: Any) -> dict[str, Any]:
-    more: dict[str, Any] = {"stream": True} if stream else {}
-    more |= {"stream_options": {"include_usage": True}} if stream and api == "chat" else {}
-    return asked(api, **more, **members)
-
-
-def said(api: str, answer: httpx.Response, stream: bool) -> Heard:
-    """The answer as the client has it: a valid one in which nothing tells of the tool."""
-    assert answer.status_code == 200, answer.text
-    assert NAME not in answer.text
-    return heard(api, answer.content, stream=stream)
 
 
 def shown(server: Stub) -> str:
@@ -120,21 +77,6 @@ async def test_three_generations_and_no_more(house: House, api: str, stream: boo
 
 
 @every
-@both
-async def test_an_answer_without_a_recall_is_the_upstreams_own(house: House, api: str, stream: bool) -> None:
-    """Where the tool is offered and not called, every byte of the answer is the upstream's."""
-    server, door = await house(api, Answer("I read on.", (READ,), reasoning="Hm."))
-    answer = await door.ask(api, request(api, stream))
-    async with Stub(server.rules) as other:
-        other.script = server.script
-        direct = await door.client.post(f"{other.url}{PATHS[api]}", content=server.seen[0].body)
-    assert answer.content == direct.content
-    assert NAME in server.seen[0].tools
-    assert (door.reports[0].recalls, door.reports[0].recall_tokens) == (0, 0)
-    assert "x-ullage-recall-tokens" not in answer.headers
-
-
-@every
 async def test_the_tool_is_not_there_where_it_may_not_be(house: House, api: str) -> None:
     """Switched off, with a tool of the same name or with a choice that is made, a request never hears of it."""
     server, door = await house(api, Answer("Yes."))
@@ -170,53 +112,6 @@ async def test_switched_off_nothing_is_added(house: House, api: str, stream: boo
 
 @every
 @both
-async def test_an_error_of_a_later_generation_is_told(house: House, api: str, stream: bool) -> None:
-    """A whole answer is the provider's error as it came; a stream that began ends with an error event."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)))
-    server.fail(NO_FAULT)
-    server.fail(rate_limited("7"))
-    body = request(api, stream)
-    if not stream:
-        answer = await door.ask(api, body)
-        assert answer.status_code == 429
-        assert answer.headers["retry-after"] == "7"
-        assert answer.json()["error"]["message"] == "Rate limit reached for requests"
-        return
-    text = await broken(door, api, body)
-    assert "Let me look." in text
-    assert NAME not in text
-    last = [line for line in text.splitlines() if line.startswith("data: ")][-1]
-    assert "Rate limit reached" in last
-    assert ("rate_limit_error" in last) is (api == "messages")
-    await until(lambda: len(door.reports) == 1)
-    assert door.reports[0].reason == "recall_failed"
-
-
-async def broken(door: Front, api: str, body: dict[str, Any]) -> str:
-    """What comes of a stream that is broken off."""
-    text = ""
-    async with door.client.stream("POST", PATHS[api], json=body) as answer:
-        try:
-            async for piece in answer.aiter_text():
-                text += piece
-        except httpx.RemoteProtocolError:
-            return text
-    raise AssertionError("the stream came to a regular end")
-
-
-@every
-async def test_a_connection_that_breaks_later_ends_the_stream(house: House, api: str) -> None:
-    """An upstream that goes away in the second generation is told as in the first."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)))
-    server.fail(NO_FAULT)
-    server.fail(Fault(cut="mid_body", after=2))
-    text = await broken(door, api, request(api, True))
-    assert "upstream" in text.splitlines()[-2]
-    assert NAME not in text
-
-
-@every
-@both
 async def test_an_overflow_of_a_later_generation_is_recovered(house: House, api: str, stream: bool) -> None:
     """A provider that finds the second prompt too long gets a smaller one; the client sees only the answer."""
     server, door = await house(api, Answer())
@@ -239,41 +134,6 @@ async def test_an_overflow_of_a_later_generation_is_recovered(house: House, api:
 
 
 @every
-async def test_a_client_that_leaves_ends_what_is_under_way(house: House, api: str) -> None:
-    """Whoever leaves while the model is asked again leaves no call behind."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)))
-    server.fail(NO_FAULT)
-    server.fail(Fault(hang=True))
-    async with door.client.stream("POST", PATHS[api], json=request(api, True)) as answer:
-        async for piece in answer.aiter_text():
-            if "Let me look." in piece:
-                break
-        await until(lambda: len(server.seen) == 2)
-    await until(lambda: server.seen[1].aborted_at is not None)
-    await until(lambda: len(door.reports) == 1)
-    assert door.reports[0].reason == "client_left"
-
-
-@every
-@both
-async def test_compressed_answers_are_read(house: House, api: str, stream: bool) -> None:
-    """An upstream that compresses its answers is understood all the same."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
-    server.fail(Fault(gzip=True), 2)
-    told = said(api, await door.ask(api, request(api, stream)), stream)
-    assert told.text.endswith("It is kingfisher.")
-
-
-@both
-async def test_a_stream_without_its_last_event_is_an_end_too(house: House, stream: bool) -> None:
-    """A server that ends a stream by closing it has its calls answered as well."""
-    server, door = await house("chat", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
-    server.fail(Fault(no_done=True))
-    told = said("chat", await door.ask("chat", request("chat", stream)), stream)
-    assert told.text.endswith("It is kingfisher.")
-
-
-@every
 async def test_every_prompt_fits_however_often_it_is_asked(house: House, api: str) -> None:
     """Whatever the model asks for, nothing that goes upstream is larger than the window allows."""
     calls = (
@@ -288,6 +148,18 @@ async def test_every_prompt_fits_however_often_it_is_asked(house: House, api: st
         said(api, await door.ask(api, request(api, False, **{name: maximum})), False)
     assert len(server.seen) == 9
     assert all(seen.verdict == "ok" for seen in server.seen)
+
+
+@every
+@both
+async def test_a_request_that_is_only_observed_is_left_alone(house: House, api: str, stream: bool) -> None:
+    """Where nothing is changed there is no tool, and a call of that name is the client's own affair."""
+    server, door = await house(api, Answer("I read on.", (READ,)))
+    server.rules = Rules(window=4 * WINDOW, wording=WORDING[api])
+    answer = await door.ask(api, request(api, stream), **{"x-ullage-mode": "observe"})
+    said(api, answer, stream)
+    assert NAME.encode() not in server.seen[0].body
+    assert answer.headers["x-ullage-outcome"] == "verbatim;would_compact"
 
 
 async def test_the_next_turn_knows_nothing_of_it(house: House) -> None:

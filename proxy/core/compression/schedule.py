@@ -228,6 +228,8 @@ class Schedule:
         # Nothing is cut short for the sake of a fold that saves nothing, while all of it fits.
         if target < (folded.after if folded else present) and (present > levels.budget or _helps(folded, present)):
             folded = self._truncate(place, folded or event, levels.budget, target) or folded
+        if not self._rungs.fold and mild is None and (folded.after if folded else present) > levels.high:
+            folded = self._fold(place, event, budget, levels, bare=True) or folded
         if folded is not None and "fold" in folded.stages and folded.after > levels.high and self._rungs.drop:
             folded = self._smaller_block(place, folded, target)
         if not _helps(folded, present):
@@ -292,15 +294,27 @@ class Schedule:
         event = replace(base, place=place, trims=tuple(sorted(trims.items())), stages=stages)
         return replace(event, after=self._kept(place, event))
 
-    def _fold(self, place: int, before: Event | None, budget: int, levels: _Levels) -> Event | None:
-        """A fold at the oldest cut that reaches the low mark, else at the newest one that keeps the newest round."""
-        if not self._rungs.fold:
+    def _fold(
+        self, place: int, before: Event | None, budget: int, levels: _Levels, *, bare: bool = False
+    ) -> Event | None:
+        """A fold at the oldest cut that reaches the low mark, else at the newest one that keeps the newest round.
+
+        A *bare* one drops what it folds: a note stands for it.
+        """
+        if not (self._rungs.drop if bare else self._rungs.fold):
             return None
         cuts = self._layout.cuts
         first, end = bisect_right(cuts, before.cut if before else 0), bisect_left(cuts, place)
 
+        def made(at: int) -> Event:
+            event = self._event(place, cuts[at], budget, before)
+            if not bare:
+                return event
+            noted = replace(event, block=NOTE, text=0, stages=("drop",))
+            return replace(noted, after=self._kept(place, noted))
+
         def size(at: int) -> int:
-            return self._event(place, cuts[at], budget, before).after
+            return made(at).after
 
         floor = end - 1
         while floor > first and self._items[cuts[floor]].role == "user" and end - floor <= _TRAILING_USERS:
@@ -312,7 +326,7 @@ class Schedule:
         at = floor
         if size(floor) <= levels.goal:
             at = bisect_left(range(first, floor + 1), True, key=lambda i: size(i) <= levels.goal) + first
-        return self._event(place, cuts[at], budget, before)
+        return made(at)
 
     def _clip(self, place: int, event: Event | None, target: int) -> Event | None:
         """*event* with the largest kept items cut to one level, so that the view reaches *target*."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from proxy.core.conversation.outline import Outline
@@ -38,8 +39,7 @@ _EMPTY: Final = re.compile(r"\[\s*\]")
 _AUTO: Final = (None, "auto")
 
 
-def declaration(api: str) -> str:
-    """The tool as an element of the tools array of *api*, as JSON."""
+def _declared(api: str) -> str:
     named = {"name": NAME, "description": DESCRIPTION}
     if api == "messages":
         made: dict[str, Any] = {**named, "input_schema": PARAMETERS}
@@ -48,6 +48,14 @@ def declaration(api: str) -> str:
     else:
         made = {"type": "function", "function": {**named, "parameters": PARAMETERS}}
     return json.dumps(made, separators=(",", ":"))
+
+
+_DECLARED: Final = MappingProxyType({api: _declared(api) for api in ("chat", "messages", "responses")})
+
+
+def declaration(api: str) -> str:
+    """The tool as an element of the tools array of *api*, as JSON."""
+    return _DECLARED[api]
 
 
 def added(api: str, tools: str) -> str:
