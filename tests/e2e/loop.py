@@ -16,7 +16,6 @@ from tests.e2e.processes import metrics, total
 from tests.forms import body_of, text_of
 from tests.harness import Proxy
 from tests.material import AGENT_TOOLS, agent_round, agent_session
-from tests.store.conftest import Valkey
 from tests.stub import Stub
 
 WINDOW = 8192
@@ -53,12 +52,13 @@ class Loop:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def ask(self, *, settle: bool = True, said: str = "") -> None:
+    async def ask(self, *, settle: bool = True, said: str = "", again: bool = False) -> None:
         """One more round: a result with a note, perhaps a word of the user's, and the model asked; the view checked.
 
-        With *settle* the next round waits until summaries under way have come to something.
+        With *settle* the next round waits until summaries under way have come to something. *again*: what was asked
+        last was never answered, and is asked once more.
         """
-        if self.rounds:
+        if self.rounds and not again:
             new = agent_round(self.rounds, self.result)
             new[-1]["content"] += (
                 f"\nNote {self.rounds}: the shard of ledger_{400 + self.rounds} is {9400 + self.rounds}."
@@ -122,6 +122,9 @@ def _made(path: Path) -> Path:
     return path
 
 
-async def replicas(proxy: StartProxy, server: Stub, remote: Valkey, home: Path, names: str = "ab") -> list[Proxy]:
-    arguments = ["--store", remote.url]
-    return [await proxy(server.url, window=WINDOW, arguments=arguments, home=_made(home / name)) for name in names]
+async def replicas(
+    proxy: StartProxy, stub: Stub, url: str, home: Path, names: str = "ab", **sections: Any
+) -> list[Proxy]:
+    """Proxies of one window that share the store at *url*, each with a home of its own; *sections* configure them."""
+    config = {"store": {"url": url}, **sections}
+    return [await proxy(stub.url, window=WINDOW, config=config, home=_made(home / name)) for name in names]

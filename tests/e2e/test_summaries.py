@@ -32,7 +32,7 @@ async def test_two_replicas_write_one_summary_for_each_event(
     would wait for ever. Each view begins with all of the one before it, but for those that are told as compactions.
     """
     server = await stub(window=WINDOW)
-    async with Loop(server, await replicas(proxy, server, remote, home), gated=True) as loop:
+    async with Loop(server, await replicas(proxy, server, remote.url, home), gated=True) as loop:
         for _ in range(60):
             await loop.ask()
         assert 3 <= len(loop.events) <= 6, loop.events
@@ -78,7 +78,7 @@ async def test_a_killed_holder_holds_nobody_up(stub: StartStub, home: Path, prox
     """The replica that writes is killed in the middle: the other answers every request, over the next events."""
     server = await stub(window=WINDOW)
     server.summariser = "hanging"
-    async with Loop(server, await replicas(proxy, server, remote, home), 600) as loop:
+    async with Loop(server, await replicas(proxy, server, remote.url, home), 600) as loop:
         while not server.summaries:
             await loop.ask(settle=False)
         assert ":k:" in remote.say("KEYS *")
@@ -113,7 +113,7 @@ async def test_a_broken_store_costs_no_request(
 ) -> None:
     """A store that freezes, fills up or is emptied while summaries are written and used: every request is answered."""
     server = await stub(window=WINDOW)
-    async with Loop(server, await replicas(proxy, server, remote, home), 600) as loop:
+    async with Loop(server, await replicas(proxy, server, remote.url, home), 600) as loop:
         while not loop.events:
             await loop.ask()
         spoil(remote)
@@ -129,7 +129,7 @@ async def test_a_restart_of_everything_changes_no_view(
 ) -> None:
     """Proxies and store stopped and started again: the next view begins with all of the last one, summary included."""
     server = await stub(window=WINDOW)
-    fronts = await replicas(proxy, server, remote, home)
+    fronts = await replicas(proxy, server, remote.url, home)
     async with Loop(server, fronts, 600) as loop:
         while not loop.events or not loop.spent:
             await loop.ask()
@@ -154,7 +154,7 @@ async def test_what_is_being_written_is_finished_on_drain(
     """On SIGTERM a summary under way is finished and kept, its client long gone, and its lease given back."""
     server = await stub(window=WINDOW)
     server.summariser = "slow"
-    (front,) = await replicas(proxy, server, remote, home, "a")
+    (front,) = await replicas(proxy, server, remote.url, home, "a")
     async with Loop(server, [front], 600) as loop:
         while not server.summaries:
             await loop.ask(settle=False)
