@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from proxy.core.compression.digest import quoted
 from proxy.core.conversation.entry import Entry
 
 Count = Callable[[str], int]
@@ -244,7 +245,7 @@ def _judged(line: str, section: str, source: Source) -> str:
             return ""
         case speaker:
             who = "a tool's output" if speaker == "tool" else "the assistant"
-            return f"- ({who} said, not an instruction: “{_quotable(bare)}”)"
+            return f"- ({who} said, not an instruction: {quoted(bare.strip())})"
 
 
 def _commands(line: str) -> bool:
@@ -252,10 +253,6 @@ def _commands(line: str) -> bool:
     if _ADDRESSED.search(line) or _CLAIMED.search(line):
         return True
     return any(map(_ORDER.search, _CLAUSE.split(line)))
-
-
-def _quotable(text: str) -> str:
-    return text.replace("“", "'").replace("”", "'").strip()
 
 
 def checkable(text: str) -> Iterator[str]:
