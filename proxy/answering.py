@@ -33,7 +33,8 @@ class Answer:
     """What goes to the client: the upstream's ``reply`` (``head`` first: bytes already taken from it), or ``error``.
 
     ``learn`` takes the usage of an answer that came to its end, and says whether it shows that the provider silently
-    cut the prompt instead of refusing it.
+    cut the prompt instead of refusing it. ``told``, if set, adds to the report what happens until the answer's end:
+    such an answer needs its request until then.
     """
 
     report: Report
@@ -42,6 +43,7 @@ class Answer:
     error: UllageError | None = None
     learn: Callable[[Usage], bool] = learn_nothing
     ending: Ending | None = None
+    told: Callable[[Report], Report] | None = None
 
 
 class Told:

@@ -18,37 +18,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachetools import LRUCache
+from cachetools import TTLCache
 
-from proxy import memories
 from proxy import settings as configuration
-from proxy.compacting import Compacting, Serving
+from proxy.building import conversations_of, models_of, open_engine, server_config
+from proxy.chronicle import LEAST, Chronicle
 from proxy.core.budget.catalogue import Catalogue
-from proxy.core.budget.figures import Buffers, Marks, Shares
-from proxy.core.budget.shares import Allocation
 from proxy.core.budget.windows import Window
-from proxy.core.compression.dedup import Dedup
-from proxy.core.compression.mild import Mild
-from proxy.core.compression.prune import WEIGHTS, Prune
-from proxy.core.compression.schedule import Rules, Rungs
-from proxy.core.compression.truncate import Truncate
-from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
-from proxy.fitting import Fitter
-from proxy.lessons import Lessons, Notice, unnoticed
-from proxy.managing import Managing
-from proxy.plans import Policy
-from proxy.reading import Reader
-from proxy.routing import open_bridge, open_catalogue, open_headers, open_probes, open_summaries, open_upstream
-from proxy.server import Limits, Models, Place, Server, ServerConfig
-from proxy.settings import Settings, Stages
+from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
+from proxy.server import Server
+from proxy.settings import Settings
 from proxy.store import (
     Embedded,
     EmbeddedUnavailable,
     Store,
     StoreMisconfigured,
     StoreUnsupported,
+    existing_key,
     master_key,
     open_store,
 )
@@ -63,12 +51,10 @@ from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
 
-ITEMS, SIZES = 300_000, 2_000
-ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
-"""Bounds of a process's memories: items (about 600 bytes each), sizes of what stands around them; places asked of the
-store, shrunk tool arrays, routes that overflows taught about."""
-
 HOUSEKEEPING_SECONDS = 1.0
+
+NOTED = 10_000
+"""Conversations of which it is remembered that they were noted a moment ago."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
@@ -83,10 +69,11 @@ def run(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a process starts with; ``key`` is the master key where the parent knows it."""
+    """What a process starts with; ``key`` is the master key where the parent knows it, ``before`` one before it."""
 
     settings: Settings
     key: bytes | None = field(default=None, repr=False)
+    before: bytes | None = field(default=None, repr=False)
 
 
 async def serve(start: Start, worker: Worker) -> int:
@@ -171,8 +158,11 @@ class House:
             telemetry.summary(report)
             logs.summary_done(report)
 
-        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised)
-        engine = await asyncio.to_thread(open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs)
+        chronicle = Chronicle(store.register, TTLCache(NOTED, LEAST), time.time)
+        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
+        engine = await asyncio.to_thread(
+            open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle
+        )
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
@@ -191,10 +181,11 @@ class House:
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
 
-        config = _server_config(settings)
-        models = _models(settings, catalogue, upstream)
+        config = server_config(settings)
+        models = models_of(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models)
+        told_of = conversations_of(settings, store)
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -322,13 +313,14 @@ async def _shared_store(settings: Settings, opened: AsyncExitStack, logs: Logs, 
         try:
             embedded = await Embedded.start(path, tasks.spawn)
             key = None if settings.store.key else master_key(path)
+            before = existing_key(path) if settings.store.key else None
         except (EmbeddedUnavailable, OSError, ValueError) as error:
             if embedded is not None:
                 await embedded.close()
             logs.log.warning("store.memory_instead", cause=str(error))
         else:
             opened.push_async_callback(embedded.close)
-            return Start(_with_store(settings, embedded.url), key), f"embedded  ({path})"
+            return Start(_with_store(settings, embedded.url), key, before), f"embedded  ({path})"
     logs.log.warning("store.memory_per_worker", advice="workers may word the same event differently")
     return Start(_with_store(settings, "memory")), "memory  (each worker its own)"
 
@@ -339,116 +331,19 @@ def _with_store(settings: Settings, url: str) -> Settings:
 
 async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     store = start.settings.store
+    others = [key.get_secret_value().encode() for key in store.other_keys]
+    if start.before is not None:
+        others.append(start.before)
     return await open_store(
         store.url,
         directory=store.path,
         key=store.key.get_secret_value().encode() if store.key else start.key,
+        others=[
+            *(key.get_secret_value().encode() for key in store.other_keys),
+            *([start.before] if start.before else []),
+        ],
         spawn=tasks.spawn,
         warn=lambda event, facts: logs.log.warning(event, **facts),
-    )
-
-
-def open_engine(
-    settings: Settings,
-    catalogue: Catalogue,
-    tokenizers: Tokenizers,
-    store: Store,
-    notice: Notice = unnoticed,
-    jobs: Jobs | None = None,
-) -> Engine:
-    """The conductor of *settings*, with memories of its own.
-
-    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any.
-    """
-    wanted = settings.compression
-    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
-    buffers = Buffers(**wanted.buffers.model_dump())
-    shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
-    stages = wanted.stages
-    rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
-    tools = configuration.tool_map(settings.tools)
-    outlines, prefixes = memories.outlines(), memories.prefixes()
-    reader = Reader(tokenizers, LRUCache(ITEMS), outlines, LRUCache(SIZES), prefixes, tools)
-    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
-    rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
-    economy, always = wanted.policy == "economy", _always(stages)
-    policy = Policy(rules, wanted.lower_output, wanted.stored_history, economy, buffers, always)
-    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
-    classifier = Classifier(configuration.overflow_rules(settings))
-    fitter = Fitter(reader, store, policy, memories.records(), LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
-    counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
-    owned = [each.name for each in settings.upstreams if each.context_management == "own"]
-    compacting = Compacting(reader, store, shares, time.time, serving)
-    return Engine(
-        catalogue,
-        fitter,
-        wanted.mode,
-        lessons,
-        time.perf_counter,
-        classifier,
-        counting,
-        compacting=compacting,
-        managing=Managing(reader, owned),
-    )
-
-
-def _mild(stages: Stages) -> Mild:
-    dedup, prune = stages.dedup, stages.prune
-    weights = {**WEIGHTS, **prune.weights}
-    return Mild(
-        Dedup(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
-        Prune(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
-    )
-
-
-def _truncate(stages: Stages) -> Truncate | None:
-    wanted = stages.truncate
-    return Truncate(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
-
-
-def _always(stages: Stages) -> Truncate | None:
-    wanted = stages.truncate
-    return Truncate(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
-
-
-def _models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
-    def figures(model: str) -> Mapping[str, int]:
-        """A model's limits under the names that clients read them by."""
-        route = catalogue.resolve(model)
-        told = {
-            "context_length": route.window,
-            "max_model_len": route.window,
-            "max_input_tokens": route.max_input or route.window,
-            "max_output_tokens": route.max_output,
-        }
-        return {name: value for name, value in told.items() if value is not None}
-
-    places = [Place(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
-    named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
-    return Models(upstream, places, settings.default_upstream().name, named, figures)
-
-
-def _server_config(settings: Settings) -> ServerConfig:
-    server, limits = settings.server, settings.server.limits
-    return ServerConfig(
-        default_upstream=settings.default_upstream().name,
-        version=configuration.version(),
-        access_keys=tuple(key.get_secret_value() for key in server.access_keys),
-        admin_key=server.admin_key.get_secret_value() if server.admin_key else None,
-        websockets=settings.server.websockets == "relay",
-        keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.carries_key),
-        usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
-        relay=server.relay,
-        origins=frozenset(server.origins),
-        headers_of=open_headers(settings),
-        limits=replace(
-            Limits(),
-            body=limits.body,
-            held=limits.in_flight_bytes,
-            in_flight=limits.in_flight,
-            header=limits.headers,
-        ),
     )
 
 

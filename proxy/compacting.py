@@ -20,6 +20,7 @@ from proxy.core.compression.schedule import NOTE
 from proxy.core.conversation import responses
 from proxy.core.conversation.compaction import TRIGGER
 from proxy.core.conversation.opaque import PREFIX, opened, pack
+from proxy.core.conversation.plain import response_head
 from proxy.core.conversation.scan import decode
 from proxy.events import RENDER_INLINE
 from proxy.plans import Subject
@@ -198,7 +199,7 @@ def ends_with_trigger(located: Located) -> bool:
 def _usage(made: Made) -> dict[str, Any]:
     return {
         "input_tokens": made.taken,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": made.given,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": made.taken + made.given,
@@ -206,24 +207,7 @@ def _usage(made: Made) -> dict[str, Any]:
 
 
 def _response(item: Mapping[str, str], made: Made, model: str, created: int) -> dict[str, Any]:
-    return {
-        "id": "resp_" + item["id"][4:],
-        "object": "response",
-        "created_at": created,
-        "status": "completed",
-        "model": model,
-        "output": [item],
-        "error": None,
-        "incomplete_details": None,
-        "instructions": None,
-        "metadata": {},
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "temperature": None,
-        "top_p": None,
-        "usage": _usage(made),
-    }
+    return {**response_head(item["id"][4:], model, created), "output": [item], "usage": _usage(made)}
 
 
 def _events(done: Mapping[str, Any], item: Mapping[str, str]) -> Iterator[bytes]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
 from proxy.answering import Answer, Looker, Told, Written, learn_nothing
 from proxy.bodies import renamed
+from proxy.chronicle import Chronicle
+from proxy.clientcompaction import ClientCompaction
 from proxy.compacting import ASSUMED, Compacting, Kind, ends_with_trigger
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.conversation.compaction import OTHER, TRIGGER
@@ -21,12 +24,14 @@ from proxy.core.overflow.policy import is_news
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import SERVED, Report, Usage
 from proxy.fitting import Fitter
+from proxy.generations import recalled
 from proxy.lessons import Lessons, Sent
 from proxy.managing import Managing
 from proxy.planning import Planner, as_fallback
 from proxy.plans import Plan
 from proxy.ports import Clock, Mode, Reply, Request, Send
 from proxy.reading import Located
+from proxy.recalling import Asked, Grow, Recalling
 from proxy.recovery import Course, Recovery
 
 RETRIES = 2
@@ -63,7 +68,13 @@ class Engine:
         *,
         compacting: Compacting,
         managing: Managing,
+        own: ClientCompaction | None = None,
+        recalling: Recalling | None = None,
+        chronicle: Chronicle | None = None,
     ) -> None:
+        self._own = own
+        self._recalling = recalling
+        self._chronicle = chronicle
         self._managing = managing
         self._compacting = compacting
         self._classifier = classifier
@@ -107,7 +118,7 @@ class Engine:
         return self._lessons.learned()
 
     async def exchange(self, request: Request, send: Send) -> Answer:
-        """The answer to *request*: at most one generation is ever paid for.
+        """The answer to *request*: one generation is paid for, more only where the model recalls what left its view.
 
         Raises ``InvalidRequest`` for a body that cannot be read, and what *send* raises.
         """
@@ -184,6 +195,9 @@ class Engine:
         """The answer to a request that goes on with its conversation."""
         started = self._clock()
         plan = await self.planner.fit(request)
+        if self._own and (served := await self._own.answer(request, plan)):
+            report, body, content = served
+            return Answer(report.but(overhead_seconds=self._clock() - started), Written(body, content))
         spent = self._clock() - started
         first: Answer | None = None
         course = Course(plan)
@@ -194,13 +208,18 @@ class Engine:
             reply, head, overflow = await self._send(request, plan, send, course)
             if reply is not None and overflow is None:
                 # Beside the answer, not before it: whatever goes wrong there is reported, and costs no request.
-                asyncio.get_running_loop().call_soon(
-                    self._fitter.events.answered, plan.request or request, plan, reply.status
-                )
+                soon = asyncio.get_running_loop().call_soon
+                soon(self._fitter.events.answered, plan.request or request, plan, reply.status)
+                if self._chronicle is not None:
+                    soon(self._chronicle.answered, plan.request or request, plan)
                 ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
                 late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
                 learn = self._learner(reply, plan.sent, ending, late)
-                return Answer(report, reply, head, learn=learn, ending=ending)
+                answer = Answer(report, reply, head, learn=learn, ending=ending)
+                if not plan.recall or self._recalling is None:
+                    return answer
+                again = partial(self._again, request, send)
+                return await recalled(self._recalling.turn(request, plan, again), answer)
             if reply is not None and first is None:
                 first = Answer(report, Told(reply), head)
             assert first is not None
@@ -211,6 +230,25 @@ class Engine:
                 facts = {"retries": course.sent - 1, "overflows": course.overflows, "overhead_seconds": spent}
                 return replace(first, report=first.report.but(outcome="degraded", reason="overflow", **facts))
             plan = following
+
+    async def _again(self, request: Request, send: Send, plan: Plan, grow: Grow) -> Asked:
+        """*plan* sent once more as *grow* has it; after an overflow a smaller one, while that is smaller at all."""
+        course = Course(plan)
+        course.left = []  # the same model goes on: another one did not begin this answer
+        first: Asked | None = None
+        sent = await grow(plan)
+        while True:
+            reply, head, overflow = await self._send(request, sent, send, course)
+            if reply is not None and overflow is None:
+                return Asked(plan, reply, head, course.sent - 1, course.overflows)
+            if reply is not None and first is None:
+                first = Asked(plan, Told(reply), head)
+            assert first is not None
+            smaller = await self._following(request, sent, overflow, course)
+            grown = await grow(smaller) if smaller is not None and smaller.error is None else None
+            if smaller is None or grown is None or (grown.tokens or 0) >= (sent.tokens or 0):
+                return replace(first, retries=course.sent - 1, overflows=course.overflows)
+            plan, sent = smaller, grown
 
     def _is_foreign(self, plan: Plan) -> bool:
         """Whether *plan* goes to a fallback's upstream that the caller did not choose, and so has no key for."""
@@ -281,7 +319,9 @@ class Engine:
         if smaller is None:
             return None
         course.retries += 1
-        return replace(smaller, request=plan.request, report=as_fallback(smaller.report, plan.report.fallback))
+        return replace(
+            smaller, request=plan.request, report=as_fallback(smaller.report, plan.report.fallback), before=plan.before
+        )
 
     async def count(self, request: Request, send: Send) -> Answer:
         """The answer to a request that asks what a conversation weighs: that of the view that would be sent.
@@ -302,7 +342,8 @@ class Engine:
             reply.close()
         tokens = report.tokens_after
         if tokens is None or report.bounded or plan.error is not None:
-            counted = await self._fitter.weigh(request, self._fitter.locate(request), plan.route)
+            asked = replace(plan.request or request, body=body)
+            counted = await self._fitter.weigh(asked, self._fitter.locate(asked), plan.route)
             factor = self._lessons.now(plan.route, request.tenant).lesson.calibration.factor
             tokens = int(counted * factor)
         return Answer(report, Written(b'{"input_tokens":%d}' % tokens))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, MutableMapping
+from dataclasses import replace
 
 from cachetools import LRUCache
 
@@ -11,7 +12,7 @@ from proxy import passages
 from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event
 from proxy.core.compression.truncate import Truncate
-from proxy.core.compression.view import Pen, same_block, write
+from proxy.core.compression.view import Pen, Raw, same_block, write
 from proxy.plans import Plan, Policy, Subject
 from proxy.ports import Passage, Recorder, Request, Summaries, Summary
 from proxy.reading import Reader
@@ -57,6 +58,10 @@ class Events:
         request = subject.request
         return subject.reading.links(self._recorder.chain_key(request.tenant), request.options.conversation)
 
+    async def is_wished(self, subject: Subject, links: tuple[bytes, ...]) -> bool:
+        """Whether somebody wished that this conversation be compacted now, as ``newest`` saw; told once."""
+        return await self._recorder.take(subject.request.tenant, subject.root(links))
+
     async def newest(self, subject: Subject, links: tuple[bytes, ...]) -> Record | None:
         """The newest event record on this chain: from memory, unless the store has a newer one.
 
@@ -93,29 +98,40 @@ class Events:
         links: tuple[bytes, ...],
         event: Event,
         before: Record | None,
+        demand: Demand,
         *,
         supersede: bool,
-        keep: bool,
     ) -> Record:
         """The record of *event*: written here, unless another replica was first; then theirs, if it fits too.
 
-        Without *keep* it is only told what the record would be.
+        Where *demand* only peeks it is only told what the record would be.
         """
         figures, raw = subject.figures, subject.raw
         count = self._reader.count(subject.route.encoding, subject.route.model)
         if before is not None and same_block(event, before.event):
-            text, spent = "", before.spent  # its block stays, and with it the summary that is in it
+            # Its block stays, and with it the summary that is in it.
+            summary = Summary("", before.upto, before.spent, before.by)
         else:
-            summary = await self._summary(subject, links, event, count, wait=keep)
-            text, spent = (summary.text, summary.spent) if summary else ("", 0)
+            summary = await self._summary(subject, links, event, count, before, demand) or Summary("", 0, 0)
         pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
         touched = max([event.cut, *(swap.index + 1 for swap in event.swaps), *(index + 1 for index, _ in event.trims)])
         if touched == 0 or raw.spans[touched - 1][1] <= RENDER_INLINE:
-            block, edits = write(raw, event, pen, before, text)
+            block, edits = write(raw, event, pen, before, summary.text)
         else:
-            block, edits = await asyncio.to_thread(write, raw, event, pen, before, text)
-        record = Record(VERSION, event, block, edits, figures.window, figures.reserve, figures.fixed, spent)
-        if not keep:
+            block, edits = await asyncio.to_thread(write, raw, event, pen, before, summary.text)
+        record = Record(
+            VERSION,
+            event,
+            block,
+            edits,
+            figures.window,
+            figures.reserve,
+            figures.fixed,
+            summary.spent,
+            by=summary.by,
+            upto=summary.cut,
+        )
+        if demand.peek:
             return record
         route, link, root = subject.route.name, links[event.place - 1], subject.root(links)
         tenant = subject.request.tenant
@@ -131,7 +147,13 @@ class Events:
         return record
 
     async def _summary(
-        self, subject: Subject, links: tuple[bytes, ...], event: Event, count: Callable[[str], int], *, wait: bool
+        self,
+        subject: Subject,
+        links: tuple[bytes, ...],
+        event: Event,
+        count: Callable[[str], int],
+        before: Record | None,
+        demand: Demand,
     ) -> Summary | None:
         """What a model wrote of what *event* folds, or of a part of it, if that is there and has its place in it.
 
@@ -139,18 +161,28 @@ class Events:
         """
         if self._summaries is None or not event.block or not self._recorder.reachable():
             return None
-        passage = self._passage(subject, links, event.cut, None)
+        passage = self._passage(subject, links, event.cut, before.event if before else None)
         if passage is None:
             return None
         waits = (
-            wait
-            and self._summaries.inline
+            not demand.peek
+            and (demand.wait or self._summaries.inline)
             and not subject.report.client_compaction
             and subject.request.options.mode == "on"
         )
-        found = await (self._summaries.write(passage) if waits else self._summaries.ready(passage))
+        asked = replace(passage, asked=demand.wait)
+        found = await (self._summaries.write(asked) if waits else self._summaries.ready(passage))
         most = min(event.text // 2, passage.cap + passage.cap // 4)
         return found if found is not None and count(found.text) <= most else None
+
+    async def summed_up(self, subject: Subject, links: tuple[bytes, ...]) -> tuple[Summary, Raw] | None:
+        """What a model wrote of the longest prefix of a measured conversation, if it is there, and its items."""
+        if self._summaries is None or not self._recorder.reachable():
+            return None
+        subject = replace(subject, layout=subject.reading.layout())
+        passage = self._passage(subject, links, subject.layout.count, None)
+        found = await self._summaries.ready(passage) if passage else None
+        return (found, subject.raw) if found else None
 
     def answered(self, request: Request, plan: Plan, status: int) -> None:
         """Note that *plan* was answered with *status*; past the soft mark a summary is begun for the next event."""
@@ -179,7 +211,7 @@ class Events:
         if weight < self._spared.get(name, 0) or not summaries.is_due(request, subject.route, since):
             return
         wanted = schedule.run(event, Demand(force=True))
-        if wanted is None or not wanted.block or wanted.cut <= (event.cut if event else 0):
+        if wanted is None or not wanted.text or wanted.cut <= (event.cut if event else 0):
             # What does without a fold needs no summary; nor will it with the next few messages.
             self._spared[name] = weight + figures.lasting // ASKED_AGAIN
             return
@@ -198,6 +230,7 @@ class Events:
             subject.factor,
             links,
             subject.root(links),
+            bool(subject.recall),
         )
         record = self._records.get((route.name, links[event.place - 1])) if event else None
         share = self._policy.rules.shares.summary

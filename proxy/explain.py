@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from proxy.app import open_engine
+from proxy.building import open_engine
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.figures import Marks
 from proxy.core.budget.regions import REGIONS, regions, scaled_up
@@ -261,8 +261,9 @@ def _steps(found: Fitted) -> Iterator[Step]:
     if found.plan.report.outcome == "verbatim":
         return
     before = reading.fixed + reading.history
-    saved = {"tools": reading.fixed - found.subject.figures.fixed, "output": 0}
-    touched = {"tools": _tools_in(reading), "output": 1}
+    added = found.subject.recall
+    saved = {"tools": reading.fixed + added - found.subject.figures.fixed, "recall": -added if plan.recall else 0}
+    touched = {"tools": _tools_in(reading), "output": 1, "recall": 1}
     record = plan.record
     if record is not None:
         count = functools.partial(found.tokenizers.count, found.subject.route.encoding)

@@ -6,8 +6,9 @@ import base64
 from collections.abc import MutableMapping
 from dataclasses import replace
 
+from proxy import offering
 from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import input_room, scaled
+from proxy.core.budget.figures import input_room, scaled, summary_room
 from proxy.core.budget.regions import regions, scaled_up
 from proxy.core.budget.shares import borrowed
 from proxy.core.compression.fresh import capped
@@ -87,9 +88,12 @@ class Fitter:
         dialect = DIALECTS[request.api]
         reading = await self._reader.read(dialect, route.encoding, request.tenant, located, route.model)
         requested = reading.outline.requested
-        figures = self._policy.figures(route, window, requested, reading.fixed, factor)
         report = report.but(window=window, client_compaction=request.compacting or _compacting(reading))
-        return Subject(request, route, reading, EMPTY, figures, factor, requested, report)
+        recall = 0
+        if self._policy.recall and not report.client_compaction:
+            recall = offering.tokens(self._reader, request.api, reading.outline, route, window)
+        figures = self._policy.figures(route, window, requested, reading.fixed + recall, factor)
+        return Subject(request, route, reading, EMPTY, figures, factor, requested, report, recall=recall)
 
     async def weigh(self, request: Request, located: Located, route: Route) -> int:
         """Tokens of the request as the client sent it, by our own count."""
@@ -126,6 +130,8 @@ class Fitter:
         if quiet and record is None and subject.is_managed:
             return self._anchored(subject, self._verbatim(subject, subject.root(links)), links, -1)
         since = record.event if record else None
+        if not demand.peek and await self.events.is_wished(subject, links):
+            demand, extent = replace(demand, force=True, wait=True), "any"
         if demand.force and demand.limit is None and since is not None and since.place == subject.layout.count:
             # It was compacted at this very place: asked again, nothing more happens.
             demand = replace(demand, force=False)
@@ -136,14 +142,14 @@ class Fitter:
             record = None
         elif record is None or event != since:
             supersede = supersede or demand.force or (since is not None and since.place == event.place)
-            keep = not demand.peek
-            record = await self.events.settle(subject, links, event, record, supersede=supersede, keep=keep)
+            record = await self.events.settle(subject, links, event, record, demand, supersede=supersede)
         root = subject.root(links)
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
         else:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
         plan = self._anchored(subject, plan, links, record.event.place if record else -1)
+        plan = replace(plan, before=since)
         return await self._verified(whole, subject, plan, record, demand, tries=tries, extent=extent)
 
     async def _verified(
@@ -167,12 +173,15 @@ class Fitter:
             limit = min(subject.figures.budget, demand.limit or subject.figures.window) - excess
             tighter = Demand(True, max(0, limit), demand.peek)
             again = await self.decide(whole, tighter, supersede=True, tries=tries - 1, extent=extent)
-            return _with_event(again, plan.report.event)
+            return _following(again, plan)
         if excess > 0 and subject.requested is None and subject.figures.reserve > subject.figures.window // 32:
             # The client asked for no room at all: better a short answer than none.
             tight = replace(whole.figures, reserve=whole.figures.window // 32)
             again = await self.decide(replace(whole, figures=tight), demand, supersede=True, extent=extent)
-            return _with_event(again, plan.report.event)
+            return _following(again, plan)
+        if excess > 0 and whole.recall:  # no request is refused for want of the tool's room
+            again = await self.decide(whole.without_recall(), demand, supersede=True, extent=extent)
+            return _following(again, plan)
         if excess > _guess(subject, record) and self._is_certain(subject, plan, held):
             return replace(plan, error=self._refusal(subject, plan.tokens or 0))
         return plan
@@ -185,24 +194,62 @@ class Fitter:
     async def _for_client(self, subject: Subject, demand: Demand) -> Plan | None:
         """The plan for a client that compacts its conversation itself; ``None`` where that is too big.
 
-        What it reads now is all that will be left, so nothing changes, whatever happened to the conversation before;
-        above the budget its oldest tool results give way, as many as have to. No event is made of it.
+        What it reads now is all that will be left, so nothing changes, whatever happened to the conversation before.
+        Above the budget its answer gets the room a summary needs instead of what it asked for; after that its oldest
+        tool results give way, as many as have to. No event is made of it.
         """
         if demand.force or demand.limit is not None or subject.reading.outline.stored:
             return None
         subject, links = replace(subject, layout=subject.reading.layout()), self.events.links(subject)
-        root, count = subject.root(links), subject.layout.count
-        plan = self._anchored(subject, self._verbatim(subject, root), links, -1)
-        over = scaled(plan.report.tokens_after or 0, subject.factor) - subject.figures.budget
-        if over <= 0:
+        plan = self._anchored(subject, self._verbatim(subject, subject.root(links)), links, -1)
+        held = subject.figures.reserve
+        if self._excess(subject, plan, held) <= 0:
             return plan
-        items, rungs = subject.reading.items, self._policy.rules.mild
-        swaps = oldest(list(pairs_of(items, 0, count)), items, over) if rungs.prune else None
-        if swaps is None:
-            return None
-        event = Event(count, 0, 0, swaps=swaps, stages=("prune",))
-        record = await self.events.settle(subject, links, event, None, supersede=False, keep=False)
-        return self._anchored(subject, self._compacted(subject, root, record, None, None, False), links, count)
+        if self._policy.lower_output != "never":
+            held = min(
+                held, summary_room(subject.figures.window, scaled(subject.reading.outline.least, subject.factor))
+            )
+        if self._excess(subject, plan, held) <= 0:
+            return self._with_held(subject, links, plan, None, held)
+        return await self._pruned(subject, links, plan, held)
+
+    async def _pruned(self, subject: Subject, links: tuple[bytes, ...], plan: Plan, held: int) -> Plan | None:
+        """*plan* without as many of its oldest tool results as it takes beside an answer of *held* tokens, verified."""
+        items, count = subject.reading.items, subject.layout.count
+        pairs = list(pairs_of(items, 0, count)) if self._policy.rules.mild.prune else []
+        over = self._excess(subject, plan, held)
+        for _ in range(3):
+            swaps = oldest(pairs, items, over)
+            if swaps is None:
+                return None
+            event = Event(count, 0, 0, swaps=swaps, stages=("prune",))
+            record = await self.events.settle(subject, links, event, None, Demand(peek=True), supersede=False)
+            made = self._with_held(subject, links, plan, record, held)
+            excess = self._excess(subject, made, held)
+            if excess <= 0:
+                return made
+            over += excess
+        return None
+
+    def _with_held(
+        self, subject: Subject, links: tuple[bytes, ...], plan: Plan, record: Record | None, held: int
+    ) -> Plan:
+        """The view of *record* with an output figure of at least *held* tokens, where that is less than was asked."""
+        figures, output = subject.figures, None
+        root = subject.root(links)
+        if subject.requested is not None and held < figures.reserve:
+            made = self._compacted(subject, root, record, None, held, False) if record else plan
+            used = scaled(made.report.tokens_after or 0, subject.factor)
+            output = min(figures.reserve, max(held, figures.window - used - figures.window // 64))
+        if record is None and output is None:
+            return plan
+        made = self._compacted(subject, root, record, None, output, False)
+        return self._anchored(subject, made, links, subject.layout.count if record else -1)
+
+    @staticmethod
+    def _excess(subject: Subject, plan: Plan, held: int) -> int:
+        """Tokens by which *plan* is too big beside an answer of *held*."""
+        return scaled(plan.report.tokens_after or 0, subject.factor) - subject.figures.inside(held)
 
     def _is_certain(self, subject: Subject, plan: Plan, held: int) -> bool:
         """Whether the plan is too big by our own count too, for a window that somebody stated."""
@@ -261,15 +308,18 @@ class Fitter:
         self, subject: Subject, root: bytes, record: Record | None, tools: str | None, output: int | None, fresh: bool
     ) -> Plan:
         reading, count = subject.reading, self._reader.count(subject.route.encoding, subject.route.model)
-        raw = subject.raw
+        raw, recall = subject.raw, bool(subject.recall) and record is not None
         if record is None:
+            subject = subject.without_recall()
             whole = reading.body[reading.scan.start : reading.scan.end]
             view = View(whole, reading.totals.system + reading.totals.history, reading.totals)
         else:
-            view = assemble(raw, record.event, record.block, record.edits, count)
+            view = assemble(raw, record.event, offering.told(record.block, recall=recall), record.edits, count)
         outline, edits = reading.outline, {}
         if tools is not None:
             edits[next(key for key in TOOLS if key in reading.sizes)] = tools
+        if recall:
+            edits |= offering.tools(subject.request.api, outline, tools)
         if output is not None:
             figure = max(int(output * subject.factor), outline.least)
             names = raw.dialect.OUTPUT_FIGURES
@@ -278,17 +328,16 @@ class Fitter:
         body = splice(outline, at, view.content, edits)
         system = sum(reading.items[i].tokens for i in subject.layout.systems)
         tokens = subject.figures.fixed - system + view.tokens
-        stages = (
-            (record.event.stages if record else ()) + (("tools",) if tools else ()) + (("output",) if output else ())
-        )
+        used = {"tools": tools, "output": output, "recall": recall}
+        stages = (record.event.stages if record else ()) + tuple(name for name, value in used.items() if value)
         report = self._report(subject, tokens, root, view, output)
         spent = record.spent if record else 0
         report = report.but(outcome="compacted", stages=stages, event=fresh, summary_tokens=spent)
-        return Plan(body, report, subject.route, tokens, subject, output, record=record)
+        return Plan(body, report, subject.route, tokens, subject, output, record=record, recall=recall)
 
     def _verbatim(self, subject: Subject, root: bytes) -> Plan:
         tokens = subject.total
-        report = self._report(subject, tokens, root, View(b"", tokens, subject.reading.totals))
+        report = self._report(subject.without_recall(), tokens, root, View(b"", tokens, subject.reading.totals))
         return Plan(subject.request.body, report, subject.route, tokens, subject)
 
     def _report(self, subject: Subject, tokens: int, root: bytes, view: View, output: int | None = None) -> Report:
@@ -337,9 +386,9 @@ def _compacting(reading: Reading) -> str:
     return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])])
 
 
-def _with_event(plan: Plan, event: bool) -> Plan:
-    """*plan*, also counted as an event where an attempt before it was one: it goes on from that one's record."""
-    return replace(plan, report=plan.report.but(event=plan.report.event or event))
+def _following(plan: Plan, tried: Plan) -> Plan:
+    """*plan*, also counted as an event where *tried* before it was one: it goes on from that one's record."""
+    return replace(plan, report=plan.report.but(event=plan.report.event or tried.report.event), before=tried.before)
 
 
 def _guess(subject: Subject, record: Record | None) -> int:

@@ -38,7 +38,8 @@ async def learned(settings: Settings, routes: Iterable[Route], key: str = "") ->
     tasks = Tasks(lambda _, error: troubles.append(error))
     secret = settings.store.key.get_secret_value().encode() if settings.store.key else None
     try:
-        store = await open_store(url, directory=path, key=secret, spawn=tasks.spawn, warn=_unsaid)
+        others = [key.get_secret_value().encode() for key in settings.store.other_keys]
+        store = await open_store(url, directory=path, key=secret, others=others, spawn=tasks.spawn, warn=_unsaid)
     except (StoreMisconfigured, StoreUnsupported):
         return {}
     try:

@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from proxy import offering
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Figures
 from proxy.core.compression.record import Record
 from proxy.core.compression.view import Raw, View, assemble
 from proxy.core.conversation.items import lay_out
+from proxy.core.conversation.outline import splice
 from proxy.ports import Cut, Passage, Request, Warm
 from proxy.reading import Reading
 
@@ -23,7 +25,10 @@ MOST_SUMMARY = 8_192
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One request's conversation, measured: its items in *raw*, its links, and the name of the conversation."""
+    """One request's conversation, measured: its items in *raw*, its links, and the name of the conversation.
+
+    ``recall``: once something left its view, it is offered the tool that shows that.
+    """
 
     request: Request
     route: Route
@@ -33,6 +38,7 @@ class Subject:
     factor: float
     links: tuple[bytes, ...]
     root: bytes
+    recall: bool = False
 
 
 def passage_of(
@@ -82,11 +88,12 @@ def _head(subject: Subject) -> bytes:
 def _warm(subject: Subject, record: Record | None, length: int, count: Callable[[str], int]) -> Warm:
     """The prompt of the first *length* items as they last went upstream, which the provider's cache may have."""
     whole, spans = subject.raw, subject.raw.spans[:length]
-    items = whole.items[:length]
-    raw = Raw(whole.body, spans, items, lay_out(items), whole.dialect)
+    items, outline = whole.items[:length], subject.reading.outline
+    raw, recall = Raw(whole.body, spans, items, lay_out(items), whole.dialect), subject.recall and record is not None
     if record is None:
         view = View(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
     else:
         edits = {i: value for i, value in record.edits.items() if i < length}
-        view = assemble(raw, record.event, record.block, edits, count)
-    return Warm(subject.reading.outline.text, view.content, subject.figures.fixed + view.tokens)
+        view = assemble(raw, record.event, offering.told(record.block, recall=recall), edits, count)
+    text = splice(outline, 0, b"", offering.tools(subject.request.api, outline)).decode() if recall else outline.text
+    return Warm(text, view.content, subject.figures.fixed + view.tokens)

@@ -130,7 +130,8 @@ class Planner:
         subject = await self._fitter.measure(request, located, route, report, window, factor)
         if extent is None:
             extent = "any" if mode == "observe" or request.options.compact_now else first_extent(route.steps)
-        plan = await self._fitter.decide(subject, Demand(force=request.options.compact_now, peek=peek), extent=extent)
+        now = request.options.compact_now
+        plan = await self._fitter.decide(subject, Demand(force=now, peek=peek, wait=now), extent=extent)
         return (_observed(request, plan, route) if mode == "observe" else plan), session
 
     def _upstream_of(self, model: str) -> str:

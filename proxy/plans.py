@@ -10,7 +10,7 @@ from typing import Literal
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, reserve, scaled
 from proxy.core.compression.record import Record
-from proxy.core.compression.schedule import Rules, Schedule
+from proxy.core.compression.schedule import Event, Rules, Schedule
 from proxy.core.compression.truncate import Truncate
 from proxy.core.compression.view import Raw
 from proxy.core.conversation import chat, messages, responses
@@ -32,6 +32,7 @@ class Policy:
 
     ``stored``: whether a provider may cut a history that only it has, or its error is the answer. ``economy`` compacts
     where it gets dear and not only where it gets full. ``always`` caps every tool result before it is first sent.
+    ``recall`` offers a tool that shows what left a view.
     """
 
     rules: Rules
@@ -40,6 +41,7 @@ class Policy:
     economy: bool = False
     buffers: Buffers = NO_BUFFERS
     always: Truncate | None = None
+    recall: bool = False
 
     def figures(self, route: Route, window: int, requested: int | None, fixed: int, factor: float) -> Figures:
         """What a request may use; *window* and *requested* are in the provider's tokens, the rest in ours."""
@@ -64,7 +66,8 @@ class Policy:
 class Subject:
     """One request under consideration, measured. ``factor``: provider tokens per token of our count.
 
-    ``lower`` says when its output figure may give way, where not the policy does.
+    ``lower`` says when its output figure may give way, where not the policy does. ``recall`` are the tokens of the tool
+    that shows what left the view, where that may be offered: room is kept for it from the start.
     """
 
     request: Request
@@ -76,6 +79,13 @@ class Subject:
     requested: int | None
     report: Report
     lower: Lower | None = None
+    recall: int = 0
+
+    def without_recall(self) -> Subject:
+        """The same with no room kept for the tool."""
+        if not self.recall:
+            return self
+        return replace(self, figures=replace(self.figures, fixed=self.figures.fixed - self.recall), recall=0)
 
     @property
     def total(self) -> int:
@@ -106,7 +116,8 @@ class Plan:
 
     ``record`` is the event that the view comes from, ``subject`` what was measured; ``links`` name the conversation
     after each item. ``request`` is what it is a view of, where that is not the client's own request. ``withheld``: it
-    would have gone further than was allowed; nothing was decided, and this is no view to send.
+    would have gone further than was allowed; nothing was decided, and this is no view to send. ``recall``: it offers
+    the tool that shows what left it. ``before`` is the event that the conversation's last view came from.
     """
 
     body: bytes
@@ -120,4 +131,6 @@ class Plan:
     record: Record | None = None
     request: Request | None = None
     withheld: bool = False
+    recall: bool = False
     links: tuple[bytes, ...] = field(default=(), repr=False)
+    before: Event | None = None

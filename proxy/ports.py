@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -10,6 +10,8 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.conversation.entry import Entry
 
 Mode = Literal["on", "observe", "off"]
+Kind = Literal["event", "summary", "lease", "refused", "mark"]
+"""What the store may have of a place in a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,9 @@ class Recorder(Protocol):
         With *supersede* the record replaces what is there: a provider's overflow proved the earlier view too large.
         """
 
+    async def take(self, tenant: bytes, root: bytes) -> bool:
+        """Whether somebody wished that conversation *root* be compacted, as ``newest`` saw; told to one caller only."""
+
     async def recall(self, tenant: bytes, route: str) -> bytes | None:
         """What was last remembered about *route* for *tenant*; ``None`` where there is nothing or nobody to ask."""
 
@@ -172,6 +177,7 @@ class Passage:
     in tokens of our count; ``step`` is the cap in steps that no learned factor moves. ``head`` is a digest of system
     text and tools. ``factor``: provider tokens per token of our count.
     ``read`` gives the items between two indexes, ``warm`` the prompt of a prefix; both may be called in a thread.
+    ``asked``: the caller asked for it, so that it may cost more than what nobody asked for.
     """
 
     request: Request
@@ -187,6 +193,7 @@ class Passage:
     factor: float
     read: Callable[[int, int], Sequence[Entry]] = field(repr=False)
     warm: Callable[[int], Warm | None] = field(repr=False)
+    asked: bool = False
 
     @property
     def wanted(self) -> Cut:
@@ -201,11 +208,12 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a model wrote of the first ``cut`` items, verified; ``spent`` tokens went into it and those before it."""
+    """What the model ``by`` wrote of the first ``cut`` items, verified; ``spent`` tokens went into it and its bases."""
 
     text: str = field(repr=False)
     cut: int
     spent: int
+    by: str = ""
 
 
 class Summaries(Protocol):
@@ -232,6 +240,34 @@ class Summaries(Protocol):
 
     def limited(self, tenant: bytes) -> None:
         """Note that *tenant* was told to slow down: nothing is asked on its behalf for a while."""
+
+
+class Register(Protocol):
+    """What is told of conversations, each tenant its own. Writing never raises or waits.
+
+    Reading raises ``StoreUnavailable`` where the store cannot say. *lasting*: as long as records live.
+    """
+
+    def seen(self, tenant: bytes, conversation: str, root: bytes, now: float, *, lasting: bool) -> None:
+        """Note that a request of the conversation called *conversation* began at *root*; *now* is Unix time."""
+
+    def note(self, tenant: bytes, root: bytes, field: str, value: bytes, *, lasting: bool) -> None:
+        """Keep *value* as the note called *field*; of too many the one whose name sorts first goes."""
+
+    async def conversations(self, tenant: bytes) -> Sequence[tuple[str, float]]:
+        """The names of the tenant's newest conversations and when each was last heard of (Unix time), newest first."""
+
+    async def roots(self, tenant: bytes, conversation: str) -> Sequence[bytes]:
+        """The roots of the conversation called *conversation*, the one heard of last first."""
+
+    async def notes(self, tenant: bytes, root: bytes) -> Mapping[str, bytes]:
+        """The notes on *root* by their names."""
+
+    async def there(self, root: bytes, wanted: Sequence[tuple[Kind, str | bytes, bytes]]) -> Sequence[bool]:
+        """Which of *wanted* are there: an event by route and place, the others by text policy and place."""
+
+    async def mark(self, tenant: bytes, root: bytes, seconds: float) -> None:
+        """Wish that *root* be compacted at its next request, if that comes within *seconds*."""
 
 
 class Clock(Protocol):

@@ -177,6 +177,14 @@ class Reader:
         count = self.count(encoding, model)
         return (lambda text: tools_tokens(text, count)) if reads_declarations(model) else count
 
+    def tokens_of_tools(self, text: str, encoding: str, model: str) -> int:
+        """Tokens of a tools array of ours, the same for every caller, as *model* reads it; counted once."""
+        name = hashlib.sha256(f"{_measure(encoding, model)}\0{text}".encode()).digest()
+        size = self._sizes.get(name)
+        if size is None:
+            size = self._sizes[name] = self.count_tools(encoding, model)(text)
+        return size
+
     async def _read_items(
         self, dialect: Dialect, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy import settings as configuration
-from proxy.app import open_engine
+from proxy.building import open_engine
 from proxy.core.conversation.sessions import Message, Session, read_sessions
 from proxy.core.errors import UllageError
 from proxy.engine import Engine

@@ -19,7 +19,19 @@ from proxy.ports import Recorder
 from proxy.server import HeadersOf, no_headers, tenants_of
 from proxy.settings import Settings
 from proxy.store import Breaker, Patience, Store
-from proxy.summaries import Jobs, Ledger, Memory, Observe, Terms, Writer, credentials, is_subscription, load_prompts
+from proxy.summaries import (
+    Jobs,
+    Ledger,
+    Memory,
+    Observe,
+    Tell,
+    Terms,
+    Writer,
+    credentials,
+    is_subscription,
+    load_prompts,
+    untold,
+)
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Bridge, Bridged, DirectUpstream, OnTold, Probes, Target, Timeouts, Upstreams
@@ -182,6 +194,7 @@ def open_summaries(
     upstream: DirectUpstream | Upstreams,
     tasks: Tasks,
     observe: Observe,
+    tell: Tell = untold,
 ) -> Jobs | None:
     """What writes summaries as *settings* have it; ``None`` where no model is to be asked."""
     wanted = settings.summaries
@@ -220,4 +233,5 @@ def open_summaries(
         spawn=tasks.spawn,
         observe=observe,
         clock=time.monotonic,
+        tell=tell,
     )

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.harness import Proxy
-from tests.stub import Rules, Stub
+from tests.recalls import WINDOW, WORDING, Front, House, front, recalling
+from tests.stub import Answer, Rules, Stub
 
 # The same examples on every run: a suite that is green once stays so. HYPOTHESIS_PROFILE=search looks for new ones.
 settings.register_profile("same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -89,3 +90,16 @@ async def proxy(request: pytest.FixtureRequest) -> AsyncIterator[StartProxy]:
             for made in started:
                 print(f"--- log of the proxy on {made.url} ---")
                 print(made.log.read_text(errors="replace")[-LOG_TAIL:])
+
+
+@pytest.fixture
+async def house(stub: StartStub, tmp_path: Path) -> AsyncIterator[House]:
+    """Starts an upstream whose model gives the answers, and a proxy in this process, with recall on, in front of it."""
+    async with AsyncExitStack() as stack:
+
+        async def start(api: str, *answers: Answer, **options: Any) -> tuple[Stub, Front]:
+            server = await stub(window=WINDOW, wording=WORDING[api])
+            server.script = recalling(*answers)
+            return server, await stack.enter_async_context(front(server, tmp_path, **options))
+
+        yield start

@@ -81,6 +81,7 @@ class Book:
     def __init__(self) -> None:
         self.values: dict[tuple[bytes, bytes, str, bytes], bytes] = {}
         self.lessons: dict[tuple[bytes, str], bytes] = {}
+        self.wishes: set[tuple[bytes, bytes]] = set()
 
     def chain_key(self, tenant: bytes) -> bytes:
         return hashlib.sha256(b"key of " + tenant).digest()
@@ -102,6 +103,11 @@ class Book:
 
     def reachable(self) -> bool:
         return True
+
+    async def take(self, tenant: bytes, root: bytes) -> bool:
+        wished = (tenant, root) in self.wishes
+        self.wishes.discard((tenant, root))
+        return wished
 
     async def recall(self, tenant: bytes, route: str) -> bytes | None:
         return self.lessons.get((tenant, route))

@@ -10,9 +10,10 @@ from typing import Any
 from proxy.answering import Answer
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
 from proxy.engine import Counting, Engine
+from proxy.plans import Policy
 from proxy.ports import Mode, Options, Reply, Request, Send
 from tests import forms
-from tests.fits import TENANT, Book, Desk, body_of, classifier
+from tests.fits import POLICY, TENANT, Book, Desk, body_of, classifier
 from tests.material import AGENT_TOOLS, agent_session
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
@@ -106,9 +107,10 @@ class Room:
         counting: Counting = "auto",
         rules: Sequence[Rule] = (),
         owned: Sequence[str] = (),
+        policy: Policy = POLICY,
     ) -> None:
         self.book = Book()
-        self.desk = Desk(self.book, owned=owned)
+        self.desk = Desk(self.book, policy, owned=owned)
         self.time = 0.0
         catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
         counted = {"stub": counting}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from proxy.core.budget.catalogue import Rule
+from proxy.core.compression.truncate import Truncate
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
 from proxy.core.report import Usage
 from proxy.engine import Counting
 from proxy.ports import Reply
-from tests.fits import TENANT, body_of, message_problems, outline_problems, slices
+from tests.fits import POLICY, TENANT, body_of, message_problems, outline_problems, slices
 from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.rooms import (
     DONE,
@@ -280,6 +282,16 @@ async def test_a_count_is_ours_where_the_upstream_has_none(counting: Counting, s
             assert 100 * rounds < tokens or tokens < WINDOW
         assert len(upstream.bodies) == 3 * sent
         assert all(reply.closed for reply in upstream.replies)
+
+
+@pytest.mark.parametrize("window", [None, 200_000])
+async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None:
+    """Results that are capped before they are first sent are counted as capped, known window or not."""
+    policy, told = replace(POLICY, always=Truncate(5, 50_000)), []
+    for room in (Room(window, counting="own"), Room(window, counting="own", policy=policy)):
+        answer = await room.count(asked("messages", 6), always(Given(500, [])).send)
+        told.append(json.loads(await whole(answer))["input_tokens"])
+    assert told[1] < 0.7 * told[0]
 
 
 @pytest.mark.parametrize(("counting", "status"), [("relay", 404), ("auto", 401), ("auto", 500)])

@@ -318,3 +318,14 @@ async def test_a_known_beginning_excuses_nothing() -> None:
         with pytest.raises(InvalidRequest):
             await house.read(good[:-2] + rest)
     assert facts(await house.read(good)) == facts(await House().read(good))
+
+
+async def test_tools_of_ours_are_counted_once_for_each_way_to_read_them() -> None:
+    """What is the same for every caller is counted again only for another encoding or another way to read tools."""
+    house, text = House(), json.dumps(AGENT_TOOLS)
+    plain = house.reader.tokens_of_tools(text, "wide", "house-model")
+    assert plain == 2 * len(text)
+    assert house.reader.tokens_of_tools(text, "wide", "other-model") == plain
+    assert house.counter.asked[text] == 1
+    assert house.reader.tokens_of_tools(text, "narrow", "house-model") == len(text)
+    assert house.reader.tokens_of_tools(text, "wide", "gpt-5") < plain

@@ -50,6 +50,14 @@ class NotFound(UllageError):
     kind = "invalid_request_error"
 
 
+class Conflict(UllageError):
+    """What is asked for cannot be done as this proxy is configured."""
+
+    status = 409
+    code = "conflict"
+    kind = "invalid_request_error"
+
+
 class RequestTimeout(UllageError):
     """The client did not deliver its request in time."""
 
@@ -77,6 +85,27 @@ class Overloaded(UllageError):
     code = "overloaded"
     kind = "server_error"
     retry_after = 1
+
+
+class TooManyRequests(UllageError):
+    """The caller asks the proxy itself more often than it may; it should come back in ``retry_after`` seconds."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+    kind = "rate_limit_error"
+    retry_after = 1
+
+
+class StoreUnavailable(UllageError):
+    """What was asked for is in the store, and that does not answer."""
+
+    status = 503
+    code = "store_unavailable"
+
+    @property
+    def message(self) -> str:
+        """What does not work and what does."""
+        return "The store does not answer, so nothing can be told of conversations now. Model calls go on without it."
 
 
 class UpstreamUnreachable(UllageError):

@@ -34,7 +34,9 @@ class Report(msgspec.Struct, frozen=True):
     an allocation. ``project`` and ``task_size`` are the client's labels, ``fallback`` the model that
     was asked instead of ``model``. ``client_compaction`` says whose own compaction the request is, if it is one.
     ``large_result`` is the share of the room left that one fresh tool result takes, where that is worth a warning.
-    ``summary_tokens`` are those that went into the summaries by a model that stand in the view.
+    ``summary_tokens`` are those that went into the summaries by a model that stand in the view. ``recalls`` says how
+    often the model was asked again because it looked up what left its view, ``recall_tokens`` what all of its
+    generations took then.
     """
 
     request_id: str
@@ -68,6 +70,8 @@ class Report(msgspec.Struct, frozen=True):
     status: int = 0
     usage: Usage = NO_USAGE
     summary_tokens: int = 0
+    recalls: int = 0
+    recall_tokens: int = 0
 
     def but(self, **changes: Any) -> Report:
         """The same report with some facts *changed*."""
@@ -127,10 +131,10 @@ def response_headers(report: Report) -> list[tuple[str, str]]:
         headers.append(("x-ullage-tokens-removed", str(report.tokens_removed)))
     if report.summary_tokens:
         headers.append(("x-ullage-summary-tokens", str(report.summary_tokens)))
-    if report.retries:
-        headers.append(("x-ullage-retries", str(report.retries)))
-    if report.fallback:
-        headers.append(("x-ullage-fallback", report.fallback))
-    if report.conversation:
-        headers.append(("x-ullage-conversation", report.conversation))
-    return headers
+    more = {
+        "x-ullage-recall-tokens": report.recall_tokens,
+        "x-ullage-retries": report.retries,
+        "x-ullage-fallback": report.fallback,
+        "x-ullage-conversation": report.conversation,
+    }
+    return headers + [(name, str(value)) for name, value in more.items() if value]

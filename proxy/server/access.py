@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Final
@@ -11,6 +12,7 @@ from proxy.core.errors import Forbidden, Unauthorized
 from proxy.server.config import ServerConfig
 from proxy.server.intake import CREDENTIALS, Intake
 
+_TELLING: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
@@ -53,6 +55,29 @@ class Access:
         if not loopback or forwarded:
             raise Forbidden("The admin API is closed: set server.admin_key to use it from another machine.")
 
+    def owner(self, intake: Intake, names: Iterable[str], *, loopback: bool) -> bytes:
+        """The tenant whose conversations the caller may ask about: its own, by the credential of its model calls.
+
+        Whoever holds the admin key names another's access key in ``x-ullage-key``. Callers without any credential are
+        one tenant, whose conversations are anybody's: of those only the admin key, or this machine, is told.
+        Raises ``Unauthorized`` and ``Forbidden``.
+        """
+        seen = dict(intake.seen)
+        admin = self._admin is not None and hmac.compare_digest(
+            _digest(_bearer(seen.get("authorization", ""))), self._admin
+        )
+        if admin:
+            seen.pop("authorization")
+        if self._keys:
+            if admin and "key" not in intake.own:
+                raise Forbidden("Say whose conversations: send the client's access key in x-ullage-key.")
+            return self._by_proxy_key(intake)
+        if not admin and not any(seen.get(name) for name in _TELLING):
+            self.check_admin(intake, names, loopback=loopback)
+            if not _is_of_this_machine(seen.get("host", "")):
+                raise Forbidden("Ask under an address of this machine, such as 127.0.0.1 or localhost.")
+        return client_tenant(seen)
+
     def _by_proxy_key(self, intake: Intake) -> bytes:
         own = intake.own.get("key")
         if own is not None:
@@ -88,13 +113,24 @@ def tenants_of(keys: Iterable[str]) -> frozenset[bytes]:
 
 def client_tenant(seen: Mapping[str, str]) -> bytes:
     """The tenant of a caller who sends its own credentials, by the headers that carry them (lower case)."""
-    parts = [f"{name}\0{seen[name]}" for name in ("authorization", "x-api-key", "api-key") if seen.get(name)]
+    # In this order for ever: a tenant under another name would have lost its conversations.
+    parts = [f"{name}\0{seen[name]}" for name in _TELLING if seen.get(name)]
     return sha256(("ullage tenant\0client\0" + "\0".join(parts)).encode("utf-8", "surrogateescape")).digest()
 
 
 def proxy_tenant(key: str) -> bytes:
     """The tenant of whoever holds the access *key*."""
     return sha256(b"ullage tenant\0proxy\0" + key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _is_of_this_machine(host: str) -> bool:
+    """Whether a ``Host`` is an address or ``localhost``: another site's name may have been pointed at this machine."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return name.lower() == "localhost" or name.lower().endswith(".localhost")
+    return True
 
 
 def _digest(key: str) -> bytes:

@@ -38,6 +38,10 @@ class Answer(Protocol):
     def ending(self) -> Ending | None:
         """Watches what of the answer passes, where something is to be learned from it."""
 
+    @property
+    def told(self) -> Callable[[Report], Report] | None:
+        """Adds to the report what happens until the answer's end, where the answer needs its request so long."""
+
 
 class Engine(Protocol):
     """Handles managed requests."""
@@ -88,6 +92,19 @@ class Upstream(Protocol):
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> Upgradable:
         """The answer to a request to leave HTTP. Raises ``UllageError``."""
+
+
+class Conversations(Protocol):
+    """What is told of conversations, of one tenant's at a time. Raises ``StoreUnavailable``."""
+
+    async def list(self, tenant: bytes) -> Mapping[str, object]:
+        """The tenant's newest conversations."""
+
+    async def show(self, tenant: bytes, conversation: str) -> Mapping[str, object] | None:
+        """What became of one conversation; ``None`` where the tenant has none of that name."""
+
+    async def compact(self, tenant: bytes, conversation: str) -> Mapping[str, object] | None:
+        """Have its next request compact it; ``None`` where the tenant has none of that name. Raises ``Conflict``."""
 
 
 Route = Callable[[str], str]

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -26,7 +26,7 @@ from proxy.server.access import Access
 from proxy.server.asked import UsageHider, ask
 from proxy.server.body import BodyReader, Upload, inflated
 from proxy.server.config import ServerConfig
-from proxy.server.contracts import Engine, Observe, Route, Upstream
+from proxy.server.contracts import Answer, Engine, Observe, Route, Upstream
 from proxy.server.gate import Gate
 from proxy.server.intake import Intake, options, read_headers, window_variant, without_secrets
 from proxy.server.local import Local
@@ -53,7 +53,7 @@ _NAMED: Final = msgspec.json.Decoder(_Named)
 class Call:
     """One request while it is under way."""
 
-    __slots__ = ("cors", "hider", "out", "report", "tap", "wire")
+    __slots__ = ("cors", "hider", "out", "report", "tap", "told", "wire")
 
     def __init__(self, out: Outgoing, report: Report, api: str) -> None:
         self.out = out
@@ -61,7 +61,14 @@ class Call:
         self.wire = api
         self.tap: UsageTap | None = None
         self.hider: UsageHider | None = None
+        self.told: Callable[[Report], Report] | None = None
         self.cors: list[tuple[str, str]] = []
+
+    def take(self, answer: Answer, reader: BodyReader) -> None:
+        """Go on with what is known of *answer*; what was held for its request is let go unless it needs that."""
+        self.report, self.told = answer.report, answer.told
+        if answer.told is None:
+            reader.release()
 
     def note(self, reason: str, status: int = 0) -> None:
         """Remember why the request did not end as it should have; the first reason stands."""
@@ -71,7 +78,8 @@ class Call:
     def final(self) -> Report:
         """The report with the status and usage that were seen."""
         usage = self.tap.usage if self.tap is not None else NO_USAGE
-        return self.report.but(status=self.out.status or self.report.status, usage=usage)
+        report = self.report if self.told is None else self.told(self.report)
+        return report.but(status=self.out.status or report.status, usage=usage)
 
 
 class Handler:
@@ -227,9 +235,8 @@ class Handler:
             call.report = call.report.but(model=model, upstream=error.upstream)
             raise
         # A stream may last for minutes and needs nothing of its request any more.
-        del body
-        reader.release()
-        call.report = answer.report
+        del body, asking
+        call.take(answer, reader)
         if answer.reply is None:
             raise answer.error or UllageError()
         await self._pass(call, answer.reply, answer.head, answer.ending)

@@ -27,8 +27,8 @@ STAYS: Final = frozenset(
         "upgrade",
     }
 )
-CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key"})
-SECRETS: Final = CREDENTIALS | {"cookie", "openai-organization", "openai-project", "x-goog-api-key"}
+CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
+SECRETS: Final = CREDENTIALS | {"cookie", "openai-organization", "openai-project"}
 _SINGLE: Final = CREDENTIALS | {
     "anthropic-beta",
     "connection",

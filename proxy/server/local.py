@@ -8,8 +8,9 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy.core.errors import NotFound, UllageError, error_body
+from proxy.core.errors import NotFound, Overloaded, TooManyRequests, UllageError, error_body
 from proxy.server.access import Access
+from proxy.server.api import Api, as_json
 from proxy.server.contracts import Metrics, Status
 from proxy.server.gate import Gate
 from proxy.server.intake import read_headers
@@ -22,26 +23,37 @@ _STATUS: Final = "/ullage/api/status"
 class Local:
     """Answers what ``routes.is_local`` names."""
 
-    def __init__(self, version: str, access: Access, gate: Gate, metrics: Metrics | None, status: Status) -> None:
+    def __init__(
+        self, version: str, access: Access, gate: Gate, metrics: Metrics | None, status: Status, api: Api
+    ) -> None:
         self._version = version
         self._access = access
         self._gate = gate
         self._metrics = metrics
         self._status = status
+        self._api = api
         self.loopback = False
 
     async def answer(self, request: web.BaseRequest, path: str, out: Outgoing) -> None:
         """Write the whole answer."""
+        more: list[tuple[str, str]] = []
         try:
             status, body, kind = await self._respond(request, path)
         except UllageError as error:
             status, body, kind = error.status, error_body(error, "chat"), "application/json"
-        headers = [("content-type", kind), ("content-length", str(len(body))), ("cache-control", "no-store")]
+            if isinstance(error, Overloaded | TooManyRequests):
+                more = [("retry-after", str(error.retry_after))]
+            if not request.content.is_eof():
+                out.keep_alive = False
+        headers = [("content-type", kind), ("content-length", str(len(body))), ("cache-control", "no-store"), *more]
         out.start(status, headers, sized=True)
         out.write(body)
         out.finish()
 
     async def _respond(self, request: web.BaseRequest, path: str) -> tuple[int, bytes, str]:
+        if self._api.serves(path):
+            status, value = await self._api.respond(request, path)
+            return status, as_json(value), "application/json"
         if request.method not in ("GET", "HEAD"):
             raise NotFound(f"There is no such route: {request.method} on this path.")
         if path in LIVE:

@@ -6,9 +6,10 @@ import asyncio
 import ipaddress
 
 from proxy.server.access import Access
+from proxy.server.api import Api
 from proxy.server.config import ServerConfig
 from proxy.server.connection import Listener
-from proxy.server.contracts import Engine, Metrics, Observe, Route, Status, Upstream
+from proxy.server.contracts import Conversations, Engine, Metrics, Observe, Route, Status, Upstream
 from proxy.server.gate import Gate
 from proxy.server.handler import Handler
 from proxy.server.local import Local
@@ -19,8 +20,8 @@ class Server:
     """Serves the API. ``route`` names a model's upstream; ``observe`` gets each request's report and seconds once.
 
     ``metrics`` gives the exposition and its content type (called in a thread; ``None``: there are none to see),
-    ``status`` what the admin API shows, ``models`` answers for all
-    upstreams' models.
+    ``status`` what the admin API shows, ``models`` answers for all upstreams' models, ``conversations`` for what
+    became of a caller's own.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class Server:
         metrics: Metrics | None,
         status: Status,
         models: Models,
+        conversations: Conversations,
     ) -> None:
         access = Access(config)
         self._gate = Gate(config.limits)
-        self._local = Local(config.version, access, self._gate, metrics, status)
+        self._api = Api(access, conversations, config.limits)
+        self._local = Local(config.version, access, self._gate, metrics, status, self._api)
         self._limits = config.limits
         self._handler = Handler(config, engine, upstream, route, observe, access, self._gate, self._local, models)
         self._listener: Listener | None = None
@@ -54,7 +57,7 @@ class Server:
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """The port that is listened on; *port* 0 takes a free one. Raises ``OSError`` when it is taken."""
         self._listener = Listener(self._handler, self._limits)
-        self._local.loopback = _is_loopback(host)
+        self._local.loopback = self._api.loopback = _is_loopback(host)
         self._sockets = await asyncio.get_running_loop().create_server(
             self._listener, host, port, reuse_port=reuse_port, backlog=1024
         )

@@ -133,6 +133,14 @@ class Allocation(Section):
         return self
 
 
+class Recall(Section):
+    """A tool, offered by Ullage and answered by it, with which a model reads what left its view."""
+
+    enabled: bool = Field(default=False, description="Offer it where a view leaves something out; edits such answers.")
+    results: int = Field(default=3, ge=1, le=10, description="Results of one call, unless it asks for up to 10.")
+    max_tokens: int = Field(default=4_000, ge=100, le=32_000, description="Tokens one call's results take at most.")
+
+
 class Compression(Section):
     """When a view is made smaller, and how."""
 
@@ -154,9 +162,14 @@ class Compression(Section):
         default="truncate",
         description="When a history that only the provider keeps is too long: let it cut that, or pass its error on.",
     )
+    client_compaction: Literal["relay", "answer"] = Field(
+        default="relay",
+        description="A client's own compaction: asked of its model; answer: from the summary that is ready, if one is.",
+    )
     stages: Stages = Stages()
     shares: Shares = Shares()
     allocation: Allocation = Allocation()
+    recall: Recall = Recall()
 
     @property
     def lowest(self) -> float:

@@ -86,6 +86,12 @@ def _master_key(value: Any) -> Any:
     return value
 
 
+def _other_key(value: Any) -> Any:
+    if value in ("", None):
+        raise _fault("is an empty key", "Give the key, or take the entry out.")
+    return _master_key(value)
+
+
 def _url(value: Any) -> Any:
     if not isinstance(value, str):
         return value
@@ -143,6 +149,7 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 HeaderValue = Annotated[SecretStr, BeforeValidator(_header)]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_secret)]
 MasterKey = Annotated[SecretStr | None, BeforeValidator(_master_key)]
+OtherKey = Annotated[SecretStr, BeforeValidator(_other_key)]
 AccessKey = Annotated[SecretStr, BeforeValidator(_access_key)]
 FilePath = Annotated[Path, BeforeValidator(_path)]
 UnknownWindow = Annotated[

@@ -17,7 +17,7 @@ from proxy.settings.source import LISTS, Origin, Source, lay_over, parse_inline,
 from proxy.settings.tools import with_file
 
 PREFIX = "ULLAGE_"
-SECRETS = ("api_key", "key", "admin_key", "access_keys", "allow")
+SECRETS = ("api_key", "key", "other_keys", "admin_key", "access_keys", "allow")
 
 Overrides = Mapping[tuple[str, ...], object]
 """Values from the command line by path; a list's entry is addressed by name or number: ``("models", "*", ...)``."""

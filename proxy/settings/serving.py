@@ -15,6 +15,7 @@ from proxy.settings.fields import (
     FilePath,
     MasterKey,
     OptionalSecret,
+    OtherKey,
     Section,
     StoreUrl,
     Trouble,
@@ -87,3 +88,13 @@ class Store(Section):
     )
     key: MasterKey = Field(default=None, description="Master key that seals records; none: made once and kept.")
     key_file: FilePath | None = Field(default=None, description="File that holds key.")
+    other_keys: Annotated[tuple[OtherKey, ...], Words] = Field(
+        default=(), description="Master keys that open what is stored as well: former ones, and the next one."
+    )
+    other_keys_file: FilePath | None = Field(default=None, description="File with one such key per line.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.other_keys and self.key is None:
+            refuse([(("other_keys",), "stand beside no key", "Set key to the master key that seals from now on.")])
+        return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from proxy.store.breaker import State
@@ -26,11 +26,29 @@ class Backend(Protocol):
     async def extend(self, key: str, value: bytes, seconds: float) -> bool:
         """Let *key* live *seconds* from now if it holds *value*; whether it does."""
 
-    async def release(self, key: str, value: bytes) -> None:
-        """Forget *key* if it holds *value*."""
+    async def release(self, key: str, value: bytes) -> bool:
+        """Forget *key* if it holds *value*; whether it did."""
+
+    async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        """Keep *new* for *seconds* under *key* if it holds *old*; whether it did."""
 
     async def add(self, key: str, amount: int, seconds: float) -> None:
         """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
+
+    async def note(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
+        """Set *field* of the table under *key*, which lives *seconds* from now at least.
+
+        Of more than *most* fields the one whose name sorts first goes.
+        """
+
+    async def table(self, key: str) -> Mapping[bytes, bytes]:
+        """All fields of the table under *key*; empty where there is none."""
+
+    async def rank(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
+        """Set the score of *member* under *key*, which lives *seconds* from now, and keep the *most* highest."""
+
+    async def ranked(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
+        """The *most* members under *key* with the highest scores, the highest first."""
 
     @property
     def breaker(self) -> State:

@@ -8,6 +8,11 @@ from hashlib import sha256
 MASTER = "ullage1:master"
 
 
+def names(fingerprint: bytes) -> str:
+    """Where the secret that names come from is kept for those who have the master key with this *fingerprint*."""
+    return f"ullage1:{{names}}:{_text(fingerprint)}"
+
+
 def event(root: bytes, route: str, chain: bytes) -> str:
     """The name of the event record at *chain* of conversation *root* on *route* (``upstream,model``)."""
     return _of_conversation(root, "e", sha256(route.encode()).digest()[:8], chain)
@@ -26,6 +31,31 @@ def lease(root: bytes, policy: bytes, chain: bytes) -> str:
 def refused(root: bytes, policy: bytes, chain: bytes) -> str:
     """The name of the mark that no summary could be written of what came after the event at *chain*."""
     return _of_conversation(root, "x", policy, chain)
+
+
+def mark(root: bytes) -> str:
+    """The name of the wish that conversation *root* is compacted at its next request."""
+    return _of_conversation(root, "m")
+
+
+def notes(root: bytes) -> str:
+    """The name of what is told of conversation *root*: a hash of notes."""
+    return _of_conversation(root, "n")
+
+
+def original(root: bytes, digest: bytes) -> str:
+    """The name of an archived original of conversation *root*; *digest* is keyed and of its content."""
+    return _of_conversation(root, "a", digest)
+
+
+def known(name: bytes) -> str:
+    """The name of the roots that belong to one conversation; *name* is a keyed digest of what it is called."""
+    return f"ullage1:{{{_text(name)}}}:c"
+
+
+def listed(tenant: bytes) -> str:
+    """The name of the list of a tenant's (a keyed digest) newest conversations."""
+    return f"ullage1:{{{_text(tenant)}}}:l"
 
 
 def bucket(tenant: bytes, kind: str, slot: int) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from proxy.store.breaker import State
 
@@ -54,16 +56,53 @@ class Memory:
         self._entries[key] = (value, self._clock() + seconds)
         return True
 
-    async def release(self, key: str, value: bytes) -> None:
-        """Forget *key* if it holds *value*."""
-        if self._get(key) == value:
-            self._drop(key)
+    async def release(self, key: str, value: bytes) -> bool:
+        """Forget *key* if it holds *value*; whether it did."""
+        if self._get(key) != value:
+            return False
+        self._drop(key)
+        return True
+
+    async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        """Keep *new* for *seconds* under *key* if it holds *old*; whether it did."""
+        if not await self.release(key, old):
+            return False
+        await self.claim(key, new, seconds)
+        return True
 
     async def add(self, key: str, amount: int, seconds: float) -> None:
         """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
         total = int(self._get(key) or 0) + amount
         await self.remove(key)
         await self.claim(key, b"%d" % total, seconds)
+
+    async def note(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
+        """Set *field* of the table under *key*, which lives *seconds* from now at least."""
+        fields = {**await self.table(key), field.encode(): value}
+        if len(fields) > most:
+            del fields[min(fields)]
+        _, until = self._entries.get(key, (b"", 0.0))
+        await self._put(key, fields, max(seconds, (until or 0.0) - self._clock()))
+
+    async def table(self, key: str) -> Mapping[bytes, bytes]:
+        """All fields of the table under *key*; empty where there is none."""
+        held = self._get(key)
+        return {} if held is None else msgspec.msgpack.decode(held, type=dict[bytes, bytes])
+
+    async def rank(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
+        """Set the score of *member* under *key*, which lives *seconds* from now, and keep the *most* highest."""
+        scores = {**dict(await self.ranked(key, most)), member: score}
+        kept = sorted(scores.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)[:most]
+        await self._put(key, dict(kept), seconds)
+
+    async def ranked(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
+        """The *most* members under *key* with the highest scores, the highest first."""
+        held = self._get(key)
+        return [] if held is None else list(msgspec.msgpack.decode(held, type=dict[bytes, float]).items())[:most]
+
+    async def _put(self, key: str, value: object, seconds: float) -> None:
+        await self.remove(key)
+        await self.claim(key, msgspec.msgpack.encode(value), seconds)
 
     async def close(self) -> None:
         """Forget everything."""

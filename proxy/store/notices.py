@@ -20,11 +20,11 @@ class Notices:
         self._standing: dict[str, object] = {"store": True}
         self.counts: Counter[str] = Counter()
 
-    def say(self, event: str, **facts: object) -> None:
+    def say(self, event: str, /, **facts: object) -> None:
         """Pass *event* on, now."""
         self._warn(event, facts)
 
-    def change(self, subject: str, state: object, event: str, **facts: object) -> None:
+    def change(self, subject: str, state: object, event: str, /, **facts: object) -> None:
         """Pass *event* on if *subject* was in another state before."""
         if self._standing.get(subject) != state:
             self._standing[subject] = state

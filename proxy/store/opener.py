@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from proxy.store import keys, master
+from proxy.store import master
 from proxy.store.backend import Backend
 from proxy.store.embedded import Embedded
 from proxy.store.errors import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable
@@ -17,6 +17,7 @@ from proxy.store.memory import Memory
 from proxy.store.notices import Notices, Warn
 from proxy.store.records import Records, StoreState
 from proxy.store.redis import Servers
+from proxy.store.register import Register
 from proxy.store.sealed import Sealer
 from proxy.store.shelf import Shelf
 
@@ -29,7 +30,7 @@ _LOOK, _REREAD = 1.0, 60.0
 class Store:
     """An open store: the ``Recorder`` of the engine, its state for operators, and its end. Made by ``open_store``.
 
-    ``shelf`` is what summaries need of it.
+    ``shelf`` is what summaries need of it, ``register`` what is told of conversations.
     """
 
     def __init__(self, kind: str, url: str, backend: Backend, sealer: Sealer, spawn: Spawn, notices: Notices) -> None:
@@ -40,6 +41,7 @@ class Store:
         self._notices = notices
         self._records = Records(backend, sealer, spawn=spawn, notices=notices)
         self.shelf = Shelf(backend, self._records)
+        self.register = Register(backend, self._records)
         self._embedded: Embedded | None = None
         self._watch: asyncio.Task[Any] | None = None
 
@@ -64,6 +66,10 @@ class Store:
     ) -> bytes:
         """Store *record* unless the place has one already, or *supersede*; returns the one that holds; never raises."""
         return await self._records.fix(tenant, root, route, chain, record, supersede=supersede)
+
+    async def take(self, tenant: bytes, root: bytes) -> bool:
+        """Whether somebody wished that conversation *root* be compacted, as ``newest`` saw; told once; never raises."""
+        return await self._records.take(tenant, root)
 
     async def recall(self, tenant: bytes, route: str) -> bytes | None:
         """What was last remembered about *route* for *tenant*, if anything; never raises."""
@@ -114,12 +120,12 @@ class Store:
 class Keeper:
     """Brings a server that was down at start into use when it comes, and keeps replicas on one master key."""
 
-    def __init__(self, servers: Servers, records: Records, notices: Notices, key: bytes | None) -> None:
+    def __init__(self, servers: Servers, records: Records, notices: Notices, given: Sequence[bytes]) -> None:
         self._servers = servers
         self._records = records
         self._notices = notices
-        self._given = key is not None
-        self._master = key or master.fresh()
+        self._given = tuple(given)
+        self._master = given[0] if given else master.fresh()
         self._agreed = False
         records.ready = False
 
@@ -167,7 +173,12 @@ class Keeper:
 
     async def _share_key(self) -> None:
         if self._given:
-            await self._servers.read([keys.MASTER])  # tells whether the server answers within our deadline
+            names = await master.naming(self._servers, self._given)
+            if names != self._records.sealer.names:
+                if self._agreed:
+                    self._notices.say("store.names_changed", advice="somebody replaced or emptied the store's secrets")
+                self._records.sealer = Sealer(self._given[0], self._given[1:], names)
+            self._agreed = True
             return
         held, put = await master.agree(self._servers, self._master)
         if put and self._agreed:
@@ -191,23 +202,28 @@ async def open_store(
     key: bytes | None,
     spawn: Spawn,
     warn: Warn,
+    others: Sequence[bytes] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Store:
     """The store at *url* (``embedded``, ``memory``, or a server's URL), open; one that is down is used when it comes.
 
     *key* is the master key, at least 16 bytes; without one it is kept in *directory* (``embedded``) or in the store.
+    What was sealed with *others* opens too, and so does what the key in *directory* sealed before there was another.
     *spawn* starts named background tasks, *warn* takes ``(event, facts)`` for the log: never a key, value or password.
     Raises ``StoreMisconfigured`` and ``StoreUnsupported``, both worded for the operator.
     """
     notices = Notices(warn, clock)
-    if key is not None and len(key) < SHORTEST_KEY:
-        raise StoreMisconfigured(f"store.key is {len(key)} bytes long; it must be at least {SHORTEST_KEY}.")
+    for name, each in (("key", key), *(("other_keys", other) for other in others)):
+        if each is not None and len(each) < SHORTEST_KEY:
+            raise StoreMisconfigured(f"store.{name} is {len(each)} bytes long; it must be at least {SHORTEST_KEY}.")
     embedded: Embedded | None = None
     if url == "embedded":
         try:
             embedded = await Embedded.start(directory, spawn)
             if key is None:
                 key = master.from_directory(directory)
+            elif (before := master.existing(directory)) is not None:
+                others = (*others, before)
         except (EmbeddedUnavailable, OSError, ValueError) as error:
             if embedded is not None:
                 await embedded.close()
@@ -215,11 +231,12 @@ async def open_store(
             url = "memory"
     if url == "memory":
         return Store("memory", url, Memory(), Sealer(key or master.fresh()), spawn, notices)
-    return await _open_servers(url, embedded, key, spawn, notices)
+    ring = tuple(dict.fromkeys((key, *others))) if key is not None else ()
+    return await _open_servers(url, embedded, ring, spawn, notices)
 
 
 async def _open_servers(
-    url: str, embedded: Embedded | None, key: bytes | None, spawn: Spawn, notices: Notices
+    url: str, embedded: Embedded | None, ring: Sequence[bytes], spawn: Spawn, notices: Notices
 ) -> Store:
     kind = "embedded" if embedded is not None else url.partition("://")[0]
     async with AsyncExitStack() as opened:
@@ -227,8 +244,9 @@ async def _open_servers(
             opened.push_async_callback(embedded.close)
         servers = Servers(embedded.url if embedded is not None else url, spawn=spawn)
         opened.push_async_callback(servers.close)
-        store = Store(kind, url, servers, Sealer(key or master.fresh()), spawn, notices)
-        keeper = Keeper(servers, store.records, notices, key)
+        sealer = Sealer(ring[0], ring[1:]) if ring else Sealer(master.fresh())
+        store = Store(kind, url, servers, sealer, spawn, notices)
+        keeper = Keeper(servers, store.records, notices, ring)
         await keeper.first()
         store.keep(keeper, embedded)
         opened.pop_all()  # from here on the store closes them

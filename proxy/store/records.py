@@ -27,6 +27,7 @@ REQUEST = 0.150  # seconds one call of the engine may take, however many operati
 MAX_PLACES = 512
 _RENEW = 3600.0
 _RENEWED = 8192
+_MARKS, _MARK = 4096, 5.0
 T = TypeVar("T")
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
@@ -70,6 +71,7 @@ class Records:
         self._notices = notices
         self._clock = clock
         self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW, timer=clock)
+        self._marks: TTLCache[str, bytes] = TTLCache(_MARKS, _MARK, timer=clock)
         self.hits = self.misses = self.operations = 0
         self.seconds = self.latency = 0.0
 
@@ -83,24 +85,42 @@ class Records:
 
     async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
         """The record under the first of *chains* (the first 512 are looked at) that has one, with its index."""
-        return await self.find(tenant, [keys.event(root, route, chain) for chain in chains[:MAX_PLACES]])
+        names = [keys.event(root, route, chain) for chain in chains[:MAX_PLACES]]
+        return await self.find(tenant, names, keys.mark(root))
 
-    async def find(self, tenant: bytes, names: Sequence[str]) -> tuple[int, bytes] | None:
-        """The record under the first of *names* (of one conversation) that has one, with its index."""
+    async def take(self, tenant: bytes, root: bytes) -> bool:
+        """Whether somebody wished that conversation *root* be compacted, as ``newest`` saw; told to one caller only."""
+        name = keys.mark(root)
+        value = self._marks.pop(name, None)
+        if value is None or self.sealer.open(tenant, name, value) is None:
+            return False
+        try:
+            return await self.timed(self._backend.release(name, value))
+        except Unavailable as error:
+            self.failed(error)
+            return False
+
+    async def find(self, tenant: bytes, names: Sequence[str], mark: str = "") -> tuple[int, bytes] | None:
+        """The record under the first of *names* (of one conversation) that has one, with its index.
+
+        Where there is something under *mark*, which costs no operation of its own, ``take`` will find it.
+        """
         if not names:
             return None
         try:
-            values = await self.timed(self._backend.read(names))
+            values = await self.timed(self._backend.read([*names, mark] if mark else names))
         except Unavailable as error:
             self.misses += 1
             self.failed(error)
             return None
-        found = self._first(tenant, names, values)
+        if mark and values[-1] is not None:
+            self._marks[mark] = values[-1]
+        found = self._first(tenant, names, values[: len(names)])
         if found is None:
             self.misses += 1
         else:
             self.hits += 1
-            self._renew(names[found[0]])
+            self._keep_up(tenant, names[found[0]], values[found[0]] or b"", found[1])
         return found
 
     async def fix(
@@ -125,7 +145,7 @@ class Records:
                     return record
                 winner = sealer.open(tenant, name, held)
                 if winner is None:
-                    self._spoiled()
+                    self._spoiled(held)
                     await self.timed(self._backend.remove(name))
                     held = await self._claim(name, sealed)
                     winner = None if held is None else sealer.open(tenant, name, held)
@@ -182,20 +202,29 @@ class Records:
             plain = self.sealer.open(tenant, names[index], value)
             if plain is not None:
                 return index, plain
-            self._spoiled()
+            self._spoiled(value)
             self.behind(self._backend.remove(names[index]), "store removal")
         return None
+
+    def _keep_up(self, tenant: bytes, name: str, value: bytes, plain: bytes) -> None:
+        """Let a record that is in use live on, sealed with the present key: a former one may be gone some day."""
+        if not self.sealer.is_former(value):
+            self._renew(name)
+        elif name not in self._renewed:  # once in a while: a replica that still seals with the former key does the same
+            self._renewed[name] = True
+            sealed = self.sealer.seal(tenant, name, plain)
+            self.behind(self.timed(self._backend.swap(name, value, sealed, LIFETIME)), "store rotation")
 
     def _renew(self, name: str) -> None:
         if name not in self._renewed:
             self._renewed[name] = True
             self.behind(self._backend.refresh(name, LIFETIME), "store renewal")
 
-    def behind(self, operation: Coroutine[Any, Any, None], name: str) -> None:
+    def behind(self, operation: Coroutine[Any, Any, object], name: str) -> None:
         """Do *operation* in the background; that it failed is counted."""
         self._spawn(self._quietly(operation), name)
 
-    async def _quietly(self, operation: Coroutine[Any, Any, None]) -> None:
+    async def _quietly(self, operation: Coroutine[Any, Any, object]) -> None:
         try:
             await operation
         except Unavailable as error:
@@ -221,11 +250,14 @@ class Records:
         state = self._backend.breaker
         up = self.ready and state == "closed"
         if up or state == "open" or not self.ready:
-            self._notices.change("store", up, "store.up" if up else "store.down", breaker=state)
+            self._notices.change("store", up, "store.up" if up else "store.down", state=state)
 
     def failed(self, error: Unavailable) -> None:
         """Count what an operation failed of."""
         self._notices.count(error.kind, "store.full" if error.kind == "oom" else "")
 
-    def _spoiled(self) -> None:
-        self._notices.count("integrity", "store.integrity")
+    def _spoiled(self, value: bytes) -> None:
+        if self.sealer.is_foreign(value):
+            self._notices.count("unknown_key", "store.unknown_key", advice="see store.other_keys")
+        else:
+            self._notices.count("integrity", "store.integrity")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from cachetools import LRUCache
@@ -22,6 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
+from proxy.store import scripts
 from proxy.store.breaker import Breaker, State
 from proxy.store.errors import StoreMisconfigured, StoreUnsupported, Unavailable
 
@@ -33,10 +34,6 @@ OPERATION = 0.060  # seconds a caller waits for one operation, and at most as lo
 # and 26 ms with 32, because one event loop feeds them all.
 POOL = 32
 OLDEST = (7, 0)  # the first with SET … NX GET
-# Only who took a lease may renew or give it back: looking and acting have to be one step.
-_EXTEND = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
-_RELEASE = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('unlink', KEYS[1]) or 0"
-_ADD = "redis.call('incrby', KEYS[1], ARGV[1]) return redis.call('pexpire', KEYS[1], ARGV[2])"
 _BACKSTOP = 1.0  # socket timeouts: end what nobody waits for any more
 _INTRODUCTION = 2.0
 _FORCED: dict[str, Any] = {
@@ -166,16 +163,45 @@ class Servers:
     async def extend(self, key: str, value: bytes, seconds: float) -> bool:
         """Let *key* live *seconds* from now if it holds *value*; whether it does."""
         lifetime = str(int(seconds * 1000))
-        return bool(await self._ask(key, lambda: self._script(_EXTEND, key, value, lifetime)))
+        return bool(await self._ask(key, lambda: self._script(scripts.EXTEND, key, value, lifetime)))
 
-    async def release(self, key: str, value: bytes) -> None:
-        """Forget *key* if it holds *value*."""
-        await self._ask(key, lambda: self._script(_RELEASE, key, value))
+    async def release(self, key: str, value: bytes) -> bool:
+        """Forget *key* if it holds *value*; whether it did."""
+        return bool(await self._ask(key, lambda: self._script(scripts.RELEASE, key, value)))
+
+    async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        """Keep *new* for *seconds* under *key* if it holds *old*; whether it did."""
+        lifetime = str(int(seconds * 1000))
+        return bool(await self._ask(key, lambda: self._script(scripts.SWAP, key, old, new, lifetime)))
 
     async def add(self, key: str, amount: int, seconds: float) -> None:
         """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
         lifetime = str(int(seconds * 1000))
-        await self._ask(key, lambda: self._script(_ADD, key, str(amount), lifetime))
+        await self._ask(key, lambda: self._script(scripts.ADD, key, str(amount), lifetime))
+
+    async def note(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
+        """Set *field* of the table under *key*, which lives *seconds* from now at least."""
+        lifetime = str(int(seconds * 1000))
+        await self._ask(key, lambda: self._script(scripts.NOTE, key, field, value, str(most), lifetime))
+
+    async def table(self, key: str) -> Mapping[bytes, bytes]:
+        """All fields of the table under *key*; empty where there is none."""
+        found: object = await self._ask(key, lambda: cast("Awaitable[object]", self._client.hgetall(key)))
+        if not isinstance(found, dict):
+            raise Unavailable("protocol")
+        return found
+
+    async def rank(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
+        """Set the score of *member* under *key*, which lives *seconds* from now, and keep the *most* highest."""
+        lifetime = str(int(seconds * 1000))
+        await self._ask(key, lambda: self._script(scripts.RANK, key, member, repr(score), str(most), lifetime))
+
+    async def ranked(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
+        """The *most* members under *key* with the highest scores, the highest first."""
+        found: Any = await self._ask(key, lambda: self._client.zrange(key, 0, most - 1, desc=True, withscores=True))
+        if not isinstance(found, list):
+            raise Unavailable("protocol")
+        return [(bytes(member), float(score)) for member, score in found]
 
     async def _script(self, script: str, key: str, *arguments: str | bytes) -> object:
         found: object = await self._client.eval(script, 1, key, *arguments)

@@ -16,6 +16,9 @@ from proxy.summaries.wires import WIRES, Written, read
 LARGEST = 4 * 2**20
 """Bytes of an answer that are read at most."""
 
+CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
+"""Headers that carry a caller's key."""
+
 _OWN = frozenset(
     {
         "accept",
@@ -84,7 +87,7 @@ class Summariser:
 def credentials(headers: Mapping[str, str] | tuple[tuple[str, str], ...]) -> list[str]:
     """The keys among *headers*."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return [value for name, value in pairs if name.lower() in ("authorization", "x-api-key", "api-key")]
+    return [value for name, value in pairs if name.lower() in CREDENTIALS]
 
 
 def is_subscription(key: str) -> bool:

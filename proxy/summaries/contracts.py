@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from proxy import ports
+from proxy.core.conversation.notes import JobNote
 from proxy.core.report import SummaryReport
 
 
@@ -80,3 +81,9 @@ class Breaker(Protocol):
 
 
 Observe = Callable[[SummaryReport], None]
+Tell = Callable[[bytes, bytes, JobNote], None]
+"""Takes a tenant, the root of a conversation and a note on one of its summaries."""
+
+
+def untold(tenant: bytes, root: bytes, note: JobNote) -> None:
+    """Nobody wants to know."""

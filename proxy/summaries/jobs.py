@@ -13,13 +13,13 @@ from collections.abc import Callable, Coroutine, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from proxy.core.budget.catalogue import Route
+from proxy.core.conversation.notes import JobState
 from proxy.core.report import SummaryOutcome, SummaryReport
 from proxy.ports import Clock, Passage, Request, Summary
 from proxy.summaries.calling import Summariser
-from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf
+from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf, Tell, untold
+from proxy.summaries.kept import dump, load, note_on
 from proxy.summaries.spend import Ledger
 from proxy.summaries.terms import Terms
 from proxy.summaries.writing import Draft, Unwritten, Writer
@@ -39,21 +39,8 @@ WAIT_ELSEWHERE = 8.0
 SHOWN = 100
 """Tenants, and breakers, that are shown to people at once."""
 
-VERSION = 1
-
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 Key = tuple[str, bytes]
-
-
-class Kept(msgspec.Struct, frozen=True, array_like=True):
-    """A summary as the store has it: the text of ``cut`` items, what it took, who wrote it and when (Unix time)."""
-
-    version: int
-    text: str
-    cut: int
-    spent: int
-    model: str
-    made: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +75,7 @@ class Jobs:
         spawn: Spawn,
         observe: Observe,
         clock: Clock,
+        tell: Tell = untold,
     ) -> None:
         self._shelf = shelf
         self._writer = writer
@@ -100,6 +88,7 @@ class Jobs:
         self._spawn = spawn
         self._observe = observe
         self._clock = clock
+        self._tell = tell
         self._running: dict[Key, asyncio.Task[Summary | None]] = {}
         self._closing = False
 
@@ -274,8 +263,15 @@ class Jobs:
             # What was too dear before is tried as it was then: a longer prefix would only cost more.
             length, _ = (0, 0) if wait else self._memory.dear.get(self._key(passage), (0, 0))
             passage = passage.until(length) if length > passage.covered else passage
-            draft = await self._draft(passage, summariser, base)
-            return await self._keep(passage, summariser, policy, base, draft), draft
+            self._note(passage, summariser, "pending")
+            try:
+                draft = await self._draft(passage, summariser, base)
+            except Unwritten as error:
+                self._note(passage, summariser, "failed" if error.tried else "skipped", error.reason)
+                raise
+            kept = await self._keep(passage, summariser, policy, base, draft)
+            self._note(passage, summariser, "ready", left=draft.output_tokens)
+            return kept, draft
         finally:
             renewal.cancel()
             await lease.release()
@@ -288,7 +284,8 @@ class Jobs:
 
         async def allow(tokens: int) -> str:
             nonlocal reserved
-            if reason := await self._ledger.why_not(tenant, tokens):
+            reason = await self._ledger.why_not(tenant, tokens)
+            if reason and not (passage.asked and reason == "budget"):
                 return reason
             if not breaker.admit():
                 return "breaker"
@@ -319,10 +316,9 @@ class Jobs:
         """What holds from now on: *draft*, or what another replica kept before."""
         cut, chain = passage.wanted.length, passage.wanted.chain
         spent = draft.input_tokens + draft.output_tokens + (base.spent if base else 0)
-        kept = Kept(VERSION, draft.text, cut, spent, summariser.model, int(time.time()))
-        value = msgspec.msgpack.encode(kept)
+        value = dump(draft.text, cut, spent, summariser.model, int(time.time()))
         held = await self._shelf.keep(passage.request.tenant, passage.root, policy, chain, value)
-        summary = _load(held, cut) or Summary(draft.text, cut, spent)
+        summary = load(held, cut) or Summary(draft.text, cut, spent, summariser.model)
         self._memory.summaries[policy, chain] = summary
         return summary
 
@@ -335,7 +331,7 @@ class Jobs:
             found = await self._shelf.newest(passage.request.tenant, passage.root, policy, asked)
             if found is not None:
                 cut = cuts[found[0]]
-                summary = _load(found[1], cut.length)
+                summary = load(found[1], cut.length)
                 if summary is not None:
                     self._memory.summaries[policy, cut.chain] = summary
                     return summary
@@ -366,11 +362,24 @@ class Jobs:
 
     def _refuse(self, passage: Passage, summariser: Summariser) -> float:
         """Let nobody try this stretch again for a while; the seconds."""
-        key = self._key(passage)
-        failures = self._memory.failures[key] = self._memory.failures.get(key, 0) + 1
-        seconds = min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures - 1, 10))
+        key, seconds = self._key(passage), self._patience(passage)
+        self._memory.failures[key] = self._memory.failures.get(key, 0) + 1
         self._shelf.refuse(passage.root, self._policy(passage, summariser), passage.since, seconds)
         return seconds
+
+    def _patience(self, passage: Passage) -> float:
+        """For how many seconds nobody tries again where one more has failed."""
+        failures = self._memory.failures.get(self._key(passage), 0)
+        return min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures, 10))
+
+    def _note(
+        self, passage: Passage, summariser: Summariser, state: JobState, reason: str = "", *, left: int = 0
+    ) -> None:
+        """Tell what has become of the summary of *passage*, for people."""
+        now, patience = int(time.time()), int(self._patience(passage))
+        policy = self._policy(passage, summariser)
+        note = note_on(passage, summariser, policy, state, now, reason=reason, left=left, patience=patience)
+        self._tell(passage.request.tenant, passage.root, note)
 
     def _breaker_of(self, summariser: Summariser, tenant: bytes) -> Breaker:
         breaker = self._memory.breakers.get((summariser.name, tenant))
@@ -388,11 +397,3 @@ class Jobs:
     @staticmethod
     def _key(passage: Passage) -> Key:
         return passage.route.name, passage.since
-
-
-def _load(value: bytes, cut: int) -> Summary | None:
-    try:
-        kept = msgspec.msgpack.decode(value, type=Kept)
-    except (msgspec.DecodeError, UnicodeError):
-        return None
-    return Summary(kept.text, kept.cut, kept.spent) if kept.version == VERSION and kept.cut == cut else None

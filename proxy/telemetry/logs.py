@@ -37,7 +37,7 @@ FIELDS = frozenset(
         "tokens_after", "tokens_removed", "bounded", "window", "budget", "pressure", "retries", "overflows", "outcome",
         "reason", "compaction", "client_compaction", "epoch", "observed", "fallback", "input_tokens", "output_tokens",
         "cached_tokens", "overhead_ms", "duration_ms", "window_source", "regions", "borrowed", "project", "task_size",
-        "summary_tokens",
+        "summary_tokens", "recalls", "recall_tokens",
         # one summary job
         "tenant", "calls",
         # the process
@@ -133,6 +133,8 @@ class Logs:
             overhead_ms=round(report.overhead_seconds * 1000, 3),
             duration_ms=round(duration * 1000, 1),
             summary_tokens=report.summary_tokens,
+            recalls=report.recalls,
+            recall_tokens=report.recall_tokens,
         )
 
     def summary_done(self, report: SummaryReport) -> None:

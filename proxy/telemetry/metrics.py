@@ -125,6 +125,9 @@ class Telemetry:
             if report.event:
                 families.compactions.labels(route.model).inc()
         self._observe_overflows(report)
+        if report.recalls:
+            families.recalls.labels(route.model).inc(report.recalls)
+            families.recall_tokens.labels(route.model).inc(report.recall_tokens)
         if report.fallback:
             families.fallbacks.labels(route.model, report.fallback).inc()
         if report.reason == "silently_truncated":
@@ -240,6 +243,12 @@ class _Families:
         self.overflows = counter("ullage_overflow_errors_total", "Overflows that upstreams reported.", ("stage",))
         self.fallbacks = counter(
             "ullage_fallbacks_total", "Requests that went to a fallback model.", ("model", "fallback")
+        )
+        self.recalls = counter(
+            "ullage_recalls_total", "Generations that followed a look at what had left the view.", model
+        )
+        self.recall_tokens = counter(
+            "ullage_recall_tokens_total", "Tokens of all generations of answers with recalls.", model
         )
         self.cuts = counter("ullage_silent_truncations_total", "Prompts that a server cut without a word.", model)
         self.windows = gauge(

@@ -18,7 +18,7 @@ from proxy.pipe import Pipe
 from proxy.upstream.paths import Base
 from proxy.upstream.wire import AbortingResponse, BytesBody, Connector, VerbatimRequest
 
-CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key"})
+CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
 
 HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}

@@ -54,11 +54,13 @@ class Loop:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def ask(self, *, settle: bool = True, said: str = "", again: bool = False) -> None:
+    async def ask(
+        self, *, settle: bool = True, said: str = "", more: Mapping[str, str] | None = None, again: bool = False
+    ) -> None:
         """One more round: a result with a note, perhaps a word of the user's, and the model asked; the view checked.
 
-        With *settle* the next round waits until summaries under way have come to something. *again*: what was asked
-        last was never answered, and is asked once more.
+        With *settle* the next round waits until summaries under way have come to something. *more* are header fields.
+        *again*: what was asked last was never answered, and is asked once more.
         """
         if self.rounds and not again:
             new = agent_round(self.rounds, self.result)
@@ -75,7 +77,9 @@ class Loop:
         before = len(self.stub.chats())
         if self.gated:
             self.stub.gate.clear()
-        answer = await self._client.post(self.address(front), content=body, headers=self._credentials())
+        answer = await self._client.post(
+            self.address(front), content=body, headers={**self._credentials(), **(more or {})}
+        )
         self.stub.gate.set()
         assert answer.status_code == 200, answer.text
         (seen,) = self.stub.chats()[before:]

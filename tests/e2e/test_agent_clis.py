@@ -27,7 +27,6 @@ from proxy.clients import Facts, clients
 from proxy.connect import connect
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_clients import crossings
-from tests.harness import Proxy
 from tests.stub import Answer, Call, Seen, Stub
 
 KEY = "sk-test-0123456789abcdef"
@@ -146,7 +145,7 @@ async def test_an_agent_works_through_windows(stub: StartStub, proxy: StartProxy
     server = await stub(window=agent.window, wording="anthropic" if agent.program == "claude" else "openai")
     server.script = working(agent)
     front = await proxy(server.url, window=agent.window)
-    done = await asyncio.to_thread(_run, name, agent, front, tmp_path)
+    done = await asyncio.to_thread(run, name, agent, front.root, tmp_path)
     print(f"\n{name}: exit code {done.returncode}, {_seen(server)}")
     assert DONE in done.stdout, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     assert [seen.why for seen in server.chats("invalid")] == []
@@ -157,10 +156,12 @@ def _seen(server: Stub) -> str:
     paths = sorted({seen.path for seen in server.chats()})
     counts = {verdict: len(server.chats(verdict)) for verdict in ("ok", "overflow", "invalid")}
     sizes = [seen.tokens for seen in server.chats("ok")]
-    return f"{paths}, {counts}, crossings {crossings(server)}, sizes {sizes}"
+    told = f"{paths}, {counts}, crossings {crossings(server)}, summaries {len(server.summaries)}"
+    return f"{told}, sizes {sizes}"
 
 
-def _run(name: str, agent: Agent, front: Proxy, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(name: str, agent: Agent, root: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """One session of an agent with the server at *root*, in a home below *folder*."""
     home, work = folder / "home", folder / "work"
     for each in (home, work):
         each.mkdir()
@@ -169,7 +170,7 @@ def _run(name: str, agent: Agent, front: Proxy, folder: Path) -> subprocess.Comp
     known = clients()[name]
     surroundings = {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "127.0.0.1", "TERM": "dumb"}
     surroundings |= {"HTTPS_PROXY": NOWHERE, "HTTP_PROXY": NOWHERE}
-    facts = Facts(front.root, known.key, agent.model, 10 * agent.window, 4_096)  # roomy: its own compaction rests
+    facts = Facts(root, known.key, agent.model, 10 * agent.window, 4_096)  # roomy: its own compaction rests
     own = os.environ.get("HOME")
     os.environ["HOME"] = str(home)
     try:

@@ -93,6 +93,36 @@ async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None
     assert again.record.block == ordinary.record.block, "who goes on with the old chain has its view"
 
 
+@pytest.mark.parametrize("api", WIRES)
+async def test_a_large_output_figure_costs_a_summary_nothing_of_what_it_is_of(api: str) -> None:
+    """Before any result goes, the answer has the room of a summary; and what goes then is verified by its count."""
+    figure = "max_output_tokens" if api == "responses" else "max_tokens"
+    body = {**compacting(api, rounds_up_to(api, WINDOW - 2000)), figure: 6000}
+    plan = await Desk().plan(raw(body), WINDOW, api=api)
+    sent = json.loads(plan.body)
+    assert {**sent, figure: 6000} == body, "only the output figure was lowered"
+    assert (plan.report.stages, 1024 <= sent[figure] < 6000) == (("output",), True)
+    assert WIRES[api].judge(sent, Rules(window=WINDOW)).kind == "ok"
+    body = {**compacting(api, rounds_up_to(api, WINDOW - 400) + 4), figure: 6000}
+    plan = await Desk().plan(raw(body), WINDOW, api=api)
+    assert plan.report.stages == ("prune", "output")
+    sent = json.loads(plan.body)
+    assert sent[figure] >= 1024
+    verdict = WIRES[api].judge(sent, Rules(window=WINDOW))
+    assert (verdict.kind, verdict.tokens > 0.8 * (WINDOW - 1024)) == ("ok", True)
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.45])
+async def test_a_pruned_compaction_fits_by_what_the_provider_counts(factor: float) -> None:
+    """With every tokenizer and any number of rounds too many, what is sent fits as the server counts."""
+    for more in range(1, 14, 3):
+        body = compacting("chat", int(rounds_up_to("chat", WINDOW - 400) / factor) + more)
+        plan = await Desk().plan(raw(body), WINDOW, factor=factor)
+        assert plan.error is None
+        verdict = chat.judge(json.loads(plan.body), Rules(window=WINDOW, factor=factor * 0.995))
+        assert verdict.kind == "ok", (more, verdict, plan.report.stages)
+
+
 async def test_reports_and_branches_of_a_running_proxy(stub: StartStub, proxy: StartProxy) -> None:
     """Metrics and the log say whose compaction it was and in which epoch; a title call is another branch."""
     server = await stub(window=WINDOW)

@@ -62,27 +62,30 @@ async function responses() {
 """
 
 
+def run(api: str, url: str, folder: Path, count: int) -> subprocess.CompletedProcess[str]:
+    """A session of so many rounds over *api* with the server at *url*."""
+    script = folder / "session.cjs"
+    script.write_text(SCRIPT)
+    results = [log(at, 400) for at in range(2 * count)]
+    session = {"system": AGENT_SYSTEM, "task": AGENT_TASK, "tools": AGENT_TOOLS, "results": results}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "FOLDER": FOLDER,
+        "SESSION": json.dumps(session),
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_KEY": "sk-test-0123456789abcdef",
+    }
+    command = ["node", str(script), api]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
 @pytest.mark.parametrize("api", ["chat", "responses"])
 async def test_openais_client_for_node(stub: StartStub, proxy: StartProxy, tmp_path: Path, api: str) -> None:
     """Every streamed answer arrives, every tool call is served once, and the upstream never has to refuse."""
     server = await stub(window=WINDOW)
     server.script = rounds(ROUNDS, "read_file", lambda path: {"path": path})
     front = await proxy(server.url, window=WINDOW)
-    script = tmp_path / "session.cjs"
-    script.write_text(SCRIPT)
-    results = [log(at, 400) for at in range(2 * ROUNDS)]
-    session = {"system": AGENT_SYSTEM, "task": AGENT_TASK, "tools": AGENT_TOOLS, "results": results}
-    environment = {
-        "PATH": os.environ["PATH"],
-        "FOLDER": FOLDER,
-        "SESSION": json.dumps(session),
-        "OPENAI_BASE_URL": front.url,
-        "OPENAI_API_KEY": "sk-test-0123456789abcdef",
-    }
-    command = ["node", str(script), api]
-    done = await asyncio.to_thread(
-        subprocess.run, command, env=environment, capture_output=True, text=True, timeout=100
-    )
+    done = await asyncio.to_thread(run, api, front.url, tmp_path, ROUNDS)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["read"] == 2 * ROUNDS
     assert len(server.chats()) == len(server.chats("ok")) == ROUNDS + 1

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy import ports
+from proxy.conversations import Conversations
 from proxy.core.errors import UllageError
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import Report, Usage
 from proxy.server import Models, Place, Server, ServerConfig
+from proxy.store.memory import Memory
+from proxy.store.notices import Notices
+from proxy.store.records import Records
+from proxy.store.register import Register
+from proxy.store.sealed import Sealer
+from proxy.tasks import Tasks
 from proxy.upstream import DirectUpstream, Target, Timeouts
 
 
@@ -24,6 +32,7 @@ class PassedThrough:
     error: UllageError | None = None
     learn: Callable[[Usage], bool] = lambda usage: False
     ending: Ending | None = None
+    told: Callable[[Report], Report] | None = None
 
 
 class PassThrough:
@@ -122,6 +131,8 @@ class House:
     port: int
     reports: list[Report]
     models: Models
+    register: Register
+    conversations: Conversations
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -140,7 +151,8 @@ class House:
 
     async def ask(self, method: str, path: str, body: bytes = b"", *headers: str) -> Heard:
         """The answer to one request; ``line`` is its status line."""
-        lines = [f"{method} {path} HTTP/1.1", "Host: proxy.test", *headers]
+        named = any(header.lower().startswith("host:") for header in headers)
+        lines = [f"{method} {path} HTTP/1.1", *([] if named else ["Host: proxy.test"]), *headers]
         if body:
             lines.append(f"Content-Length: {len(body)}")
         return await self.raw("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
@@ -199,6 +211,8 @@ async def house(
         engine = PassThrough("up")
         reports: list[Report] = []
         models = Models(upstream, [Place("up")], "up", [], lambda model: {"context_length": 4096})
+        register = a_register()
+        conversations = Conversations(register, time.time, compacts=True, summaries="background")
         server = Server(
             config,
             engine,
@@ -208,16 +222,24 @@ async def house(
             metrics=lambda: (b"ullage_up 1\n", "text/plain; version=0.0.4"),
             status=lambda: {"version": "test"},
             models=models,
+            conversations=conversations,
         )
         at = await server.start(host, 0)
         try:
-            built = House(server, stage, engine, upstream, at, reports, models)
+            built = House(server, stage, engine, upstream, at, reports, models, register, conversations)
             yield built
         finally:
             for writer in built.writers:
                 writer.transport.abort()
             await server.close()
             await upstream.close()
+
+
+def a_register() -> Register:
+    """A register over a store of this process."""
+    tasks, memory = Tasks(lambda name, error: None), Memory()
+    notices = Notices(lambda event, facts: None)
+    return Register(memory, Records(memory, Sealer(b"m" * 32), spawn=tasks.spawn, notices=notices))
 
 
 def chunk(data: bytes) -> bytes:

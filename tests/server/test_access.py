@@ -1,5 +1,6 @@
 import pytest
 
+from proxy.core.errors import Forbidden, Unauthorized
 from proxy.server import ServerConfig
 from proxy.server.access import Access, tenants_of
 from proxy.server.intake import read_headers
@@ -18,6 +19,9 @@ SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
         (("authorization: bearer pk-2",), 200, []),
         (("X-Api-Key: pk-1",), 200, []),
         (("Api-Key: pk-1",), 200, []),
+        (("X-Goog-Api-Key: pk-1",), 200, []),
+        (("X-Goog-Api-Key: wrong",), 401, None),
+        (("X-Goog-Api-Key: own", "X-Goog-Api-Key: other", "X-Api-Key: pk-1"), 400, None),
         (("X-Ullage-Key: pk-1", "Authorization: Bearer own"), 200, ["Bearer own"]),
         (("X-Ullage-Key: pk-1",), 200, []),
         (("X-Ullage-Key: wrong", "Authorization: Bearer pk-1"), 401, None),
@@ -44,9 +48,10 @@ async def test_who_is_let_in_and_what_goes_on(headers, status, upstream):
 async def test_the_upstreams_own_key_replaces_every_credential(key_header, expected):
     """With a key configured, none of the client's credentials arrives and exactly that key does."""
     async with house(api_key="uk", api_key_header=key_header) as at:
-        await at.chat(b"{}", "Authorization: Bearer c", "X-Api-Key: c", "Api-Key: c")
+        await at.chat(b"{}", "Authorization: Bearer c", "X-Api-Key: c", "Api-Key: c", "X-Goog-Api-Key: c")
         heard = at.stage.heard[0]
-        found = [(name, value) for name in ("Authorization", "X-Api-Key", "Api-Key") for value in heard.all(name)]
+        names = ("Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key")
+        found = [(name, value) for name in names for value in heard.all(name)]
         assert found == [expected]
 
 
@@ -96,10 +101,12 @@ def test_tenants_follow_the_credential_and_nothing_else():
         tenant(open_, "Authorization: Bearer b"),
         tenant(open_, "X-Api-Key: Bearer a"),
         tenant(open_, "Authorization: Bearer a", "X-Api-Key: b"),
+        tenant(open_, "X-Goog-Api-Key: Bearer a"),
+        tenant(open_, "X-Goog-Api-Key: b"),
         tenant(SHARED, "Authorization: Bearer pk-1"),
         tenant(SHARED, "X-Ullage-Key: pk-2"),
     ]
-    assert len({one, *others}) == 7
+    assert len({one, *others}) == 9
     assert tenant(SHARED, "X-Ullage-Key: pk-1", "Authorization: Bearer a") == tenant(SHARED, "X-Api-Key: pk-1")
 
 
@@ -110,8 +117,69 @@ def test_a_listed_key_is_found_in_whatever_header_it_comes():
         (ServerConfig("up"), "Authorization: Bearer pk-1"),
         (ServerConfig("up"), "X-Api-Key: pk-1"),
         (ServerConfig("up"), "Api-Key: pk-1"),
+        (ServerConfig("up"), "X-Goog-Api-Key: pk-1"),
         (SHARED, "Authorization: Bearer pk-1"),
         (SHARED, "X-Ullage-Key: pk-1"),
     ):
         assert tenant(config, header) in listed
         assert tenant(config, header.replace("pk-1", "pk-2")) not in listed
+
+
+def test_a_tenant_is_the_same_for_ever():
+    """A credential's digest never changes, or everybody's conversations would be forgotten."""
+    both = tenant(ServerConfig("up"), "Authorization: Bearer a", "X-Api-Key: b", "Api-Key: c")
+    assert both.hex() == "0547f332771a860f99df68ae47526676a677e58052c20d02905d5f3edf3206c1"
+    assert tenant(ServerConfig("up")).hex() == "a66e3d5097d85e173b3523d150d80c7416fb8050700f35e7ad906572853cc94f"
+
+
+def owner(config, *headers, loopback=True, host="127.0.0.1:8484"):
+    raw = [tuple(part.encode() for part in header.split(": ", 1)) for header in (*headers, f"Host: {host}")]
+    return Access(config).owner(read_headers(raw), [name.decode() for name, _ in raw], loopback=loopback)
+
+
+OPEN, ADMIN = ServerConfig("up"), ServerConfig("up", admin_key="boss")
+KEYED = ServerConfig("up", access_keys=("pk-1", "pk-2"), admin_key="boss")
+
+
+@pytest.mark.parametrize(
+    ("config", "headers", "same"),
+    [
+        (OPEN, ["Authorization: Bearer a"], ["Authorization: Bearer a"]),
+        (OPEN, ["X-Goog-Api-Key: a"], ["X-Goog-Api-Key: a"]),
+        (OPEN, [], []),
+        (ADMIN, ["Authorization: Bearer a"], ["Authorization: Bearer a"]),
+        (ADMIN, ["Authorization: Bearer boss"], []),
+        (ADMIN, ["Authorization: Bearer boss", "X-Api-Key: a"], ["X-Api-Key: a"]),
+        (KEYED, ["Authorization: Bearer pk-1"], ["Authorization: Bearer pk-1"]),
+        (KEYED, ["Authorization: Bearer boss", "X-Ullage-Key: pk-2"], ["X-Api-Key: pk-2"]),
+    ],
+)
+def test_a_caller_owns_the_conversations_of_its_model_calls(config, headers, same):
+    """The credential of its model calls tells whose conversations a caller asks about; the admin names another's."""
+    assert owner(config, *headers) == tenant(config, *same)
+
+
+@pytest.mark.parametrize(
+    ("config", "headers", "options", "error"),
+    [
+        (OPEN, [], {"loopback": False}, Forbidden),
+        (OPEN, ["X-Forwarded-For: 1.1.1.1"], {}, Forbidden),
+        (OPEN, [], {"host": "evil.example.com"}, Forbidden),
+        (ADMIN, [], {}, Unauthorized),
+        (ADMIN, ["X-Ullage-Key: pk-1"], {}, Unauthorized),
+        (KEYED, [], {}, Unauthorized),
+        (KEYED, ["Authorization: Bearer a"], {}, Unauthorized),
+        (KEYED, ["Authorization: Bearer boss"], {}, Forbidden),
+        (KEYED, ["Authorization: Bearer boss", "X-Ullage-Key: a"], {}, Unauthorized),
+    ],
+)
+def test_nobody_else_is_told(config, headers, options, error):
+    """Conversations of callers without a credential are told on this machine alone, or to the admin."""
+    with pytest.raises(error):
+        owner(config, *headers, **options)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]:8484", "localhost:8484", "LOCALHOST", "10.0.0.1:80"])
+def test_an_address_cannot_be_another_sites_name(host):
+    """Addresses and localhost are this machine; only names can be pointed at it by somebody else."""
+    assert owner(OPEN, host=host) == tenant(OPEN)

@@ -69,7 +69,15 @@ async def test_without_metrics_there_is_no_such_page():
         reports: list[Report] = []
         config = ServerConfig("up")
         server = Server(
-            config, at.engine, at.upstream, lambda model: "up", lambda r, s: reports.append(r), None, dict, at.models
+            config,
+            at.engine,
+            at.upstream,
+            lambda model: "up",
+            lambda r, s: reports.append(r),
+            None,
+            dict,
+            at.models,
+            at.conversations,
         )
         at.port = await server.start("127.0.0.1", 0)
         try:

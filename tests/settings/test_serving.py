@@ -2,8 +2,9 @@
 
 import pytest
 
+from proxy.settings import load
 from proxy.settings.serving import Server
-from tests.settings.files import problems
+from tests.settings.files import problems, written
 
 
 @pytest.mark.parametrize("origin", ["chat.example.org", "https://chat.example.org/", "ftp://chat.example.org"])
@@ -19,3 +20,19 @@ def test_one_body_has_room_among_all(tmp_path):
     (problem,) = problems(tmp_path, "server: {limits: {body: 8MiB, in_flight_bytes: 4MiB}}")
     assert problem.key == "server.limits.in_flight_bytes"
     assert Server().limits.body <= Server().limits.in_flight_bytes
+
+
+def test_other_keys_stand_beside_a_key(tmp_path):
+    """Former keys without a present one are refused, and so are short and empty ones."""
+    key = "k" * 20
+    (problem,) = problems(tmp_path, f"store: {{other_keys: [{key}]}}")
+    assert (problem.key, problem.message) == ("store.other_keys", "stand beside no key")
+    (problem,) = problems(tmp_path, f"store: {{key: {key}, other_keys: [short]}}")
+    assert problem.key == "store.other_keys[0]"
+    assert "short" not in problem.message
+    (problem,) = problems(tmp_path, f"store: {{key: {key}, other_keys: ['']}}")
+    assert problem.key == "store.other_keys[0]"
+    (tmp_path / "others").write_text(f"{key}2\n{key}3\n")
+    text = f"store: {{key: {key}, other_keys_file: others}}\nupstreams: [{{name: a, base_url: 'http://127.0.0.1:1'}}]"
+    found = load(written(tmp_path, text), {}, {}).store.other_keys
+    assert [each.get_secret_value() for each in found] == [f"{key}2", f"{key}3"]

@@ -9,6 +9,7 @@ import pytest
 from proxy.store import keys, master
 from proxy.store.errors import Unavailable
 from proxy.store.memory import Memory
+from proxy.store.sealed import derive, naming_secret
 
 
 def test_everybody_who_starts_at_once_gets_one_key(tmp_path: Path) -> None:
@@ -39,3 +40,41 @@ async def test_what_cannot_be_a_key_is_not_agreed_on() -> None:
     await store.claim(keys.MASTER, b"x", None)
     with pytest.raises(Unavailable, match="master_key"):
         await master.agree(store, b"1" * 32)
+
+
+async def test_names_outlive_a_master_key() -> None:
+    """Whoever has the new key and the old one finds the old one's names; later the new one alone does."""
+    store = Memory()
+    first = await master.naming(store, [b"1" * 32])
+    assert first == naming_secret(b"1" * 32)
+    assert await master.naming(store, [b"1" * 32, b"2" * 32]) == first, "the next key may be known ahead"
+    assert await master.naming(store, [b"2" * 32, b"1" * 32]) == first
+    assert await master.naming(store, [b"2" * 32]) == first
+    assert await master.naming(store, [b"3" * 32, b"2" * 32]) == first
+    assert await master.naming(store, [b"3" * 32]) == first
+
+
+async def test_a_key_that_replaces_a_lost_one_names_anew() -> None:
+    """Without the old key its names cannot be found; everybody with the new one agrees on others all the same."""
+    store = Memory()
+    first = await master.naming(store, [b"1" * 32])
+    second = await master.naming(store, [b"2" * 32])
+    assert second == naming_secret(b"2" * 32) != first
+    assert await master.naming(store, [b"1" * 32]) == first
+
+
+async def test_names_that_somebody_wrote_are_not_believed() -> None:
+    """What does not open with the key is passed over, and left where it is."""
+    store = Memory()
+    (place,) = [keys.names(derive(b"1" * 32, b"fingerprint", b"")[:8])]
+    await store.claim(place, b"forged", None)
+    assert await master.naming(store, [b"1" * 32]) == naming_secret(b"1" * 32)
+
+
+def test_looking_for_a_key_makes_none(tmp_path: Path) -> None:
+    """Whether there is a key in a directory is told without creating one."""
+    assert master.existing(tmp_path) is None
+    assert os.listdir(tmp_path) == []
+
+    made = master.from_directory(tmp_path)
+    assert master.existing(tmp_path) == made

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from proxy.store import StoreMisconfigured, StoreUnsupported, keys
 from proxy.store.locks import FileLock
 from proxy.store.opener import redacted
+from proxy.store.sealed import Sealer
 from tests.store.conftest import Opener, Valkey, eventually
 
-TENANT, ROOT, ROUTE, A = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16
+TENANT, ROOT, ROUTE, A, B = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, b"b" * 16
 
 
 @pytest.fixture
@@ -145,3 +146,62 @@ def test_a_url_without_secrets_stays_readable() -> None:
     assert redacted("redis://127.0.0.1:6379/0") == "redis://127.0.0.1:6379/0"
     assert redacted("redis://u:p@h1:1,h2:2/main?ssl=1") == "redis://***@h1:1,h2:2/main"
     assert [redacted(url) for url in ("memory", "embedded", "unix:///a/b")] == ["memory", "embedded", "unix:///a/b"]
+
+
+def raw(valkey: Valkey, place: bytes) -> bytes:
+    """The value of a record, by its hexadecimal form: no byte of it may be lost on the way."""
+    each = "function(c) return string.format('%02x', string.byte(c)) end"
+    answer = valkey.say(
+        f"EVAL \"return (redis.call('get', KEYS[1]):gsub('.', {each}))\" 1 {keys.event(ROOT, ROUTE, place)}"
+    )
+    return bytes.fromhex(answer.split()[1])
+
+
+OLD, NEW = b"the old master key, long enough!", b"the new master key, long enough!"
+
+
+async def test_a_new_master_key_finds_and_opens_what_the_old_one_sealed(valkey: Valkey, opener: Opener) -> None:
+    """Through a rotation, replica by replica, each finds what any other wrote; then the old key can go."""
+    before = await opener(valkey.url, key=OLD)
+    await before.fix(TENANT, ROOT, ROUTE, A, b"old")
+    ready = await opener(valkey.url, key=OLD, others=[NEW])
+    after = await opener(valkey.url, key=NEW, others=[OLD])
+    assert after.chain_key(TENANT) == ready.chain_key(TENANT) == before.chain_key(TENANT)
+    assert await after.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"old")
+    await after.fix(TENANT, ROOT, ROUTE, B, b"new")
+    assert await ready.newest(TENANT, ROOT, ROUTE, [B]) == (0, b"new")
+    # The rotation is over: what is in use is sealed anew when it is found.
+    last = await opener(valkey.url, key=NEW, others=[OLD])
+    for place in (A, B):
+        assert await last.newest(TENANT, ROOT, ROUTE, [place])
+        await eventually(lambda at=place: Sealer(NEW).open(TENANT, keys.event(ROOT, ROUTE, at), raw(valkey, at)))
+    alone = await opener(valkey.url, key=NEW)
+    assert await alone.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"old")
+    assert alone.chain_key(TENANT) == before.chain_key(TENANT)
+    assert await alone.newest(TENANT, ROOT, ROUTE, [B]) == (0, b"new")
+    assert "store.integrity" not in opener.events
+
+
+async def test_a_key_that_nobody_told_us_of_is_no_alarm_of_a_change(valkey: Valkey, opener: Opener) -> None:
+    """A record under an unknown key is a miss with advice, told apart from one that was changed."""
+    late = await opener(valkey.url, key=OLD)
+    early = await opener(valkey.url, key=NEW, others=[OLD])
+    await early.fix(TENANT, ROOT, ROUTE, A, b"new")
+    assert await late.newest(TENANT, ROOT, ROUTE, [A]) is None
+    assert "store.unknown_key" in opener.events
+    assert "store.integrity" not in opener.events
+
+
+async def test_a_configured_key_opens_what_the_directorys_own_sealed(opener: Opener) -> None:
+    """Setting store.key later loses nothing that the embedded store's own key sealed."""
+    first = await opener("embedded")
+    await first.fix(TENANT, ROOT, ROUTE, A, b"kept")
+    await first.close()
+    second = await opener("embedded", key=NEW)
+    assert await second.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"kept")
+
+
+async def test_every_key_is_long_enough(opener: Opener) -> None:
+    """A short key is refused with the name of its setting."""
+    with pytest.raises(StoreMisconfigured, match=r"store\.other_keys"):
+        await opener("memory", key=NEW, others=[b"short"])

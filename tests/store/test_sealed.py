@@ -7,8 +7,9 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zstandard import ZstdCompressor
 
-from proxy.store.sealed import MAX_PLAIN, Sealer
+from proxy.store.sealed import MAX_PLAIN, Sealer, derive, pack
 
 MASTER, TENANT, NAME = b"m" * 32, b"t" * 32, "ullage1:{r}:e:x:y"
 
@@ -53,14 +54,14 @@ def test_a_value_belongs_to_its_name_tenant_and_master() -> None:
     assert sealer.open(b"u" * 32, NAME, value) is None
     assert Sealer(b"n" * 32).open(TENANT, NAME, value) is None
     # Also when the key ids of the two masters happen to be the same.
-    twin = next(other for n in range(100_000) if (other := Sealer(n.to_bytes(32, "big")))._head == value[:2])
+    twin = next(other for n in range(100_000) if not (other := Sealer(n.to_bytes(32, "big"))).is_foreign(value))
     assert twin.open(TENANT, NAME, value) is None
 
 
 def _sealed_by_hand(packed: bytes) -> bytes:
     sealer, nonce = Sealer(MASTER), os.urandom(12)
     head = sealer.seal(TENANT, NAME, b"")[:2]
-    key = sealer._derive(b"seal", TENANT)
+    key = derive(MASTER, b"seal", TENANT)
     return head + nonce + AESGCM(key).encrypt(nonce, packed, head + NAME.encode())
 
 
@@ -94,3 +95,46 @@ def test_chain_keys_differ_by_tenant_and_agree_between_replicas(tenants: list[by
     assert len(set(found)) == len(tenants)
     assert {len(key) for key in found} == {32}
     assert set(found).isdisjoint(Sealer(b"n" * 32).chain_key(tenant) for tenant in tenants)
+
+
+def test_a_former_key_opens_and_the_present_one_seals() -> None:
+    """With the old key beside the new one both open; what is sealed from then on needs the new one."""
+    old, new = Sealer(b"o" * 32), Sealer(b"n" * 32, [b"o" * 32])
+    kept = old.seal(TENANT, NAME, b"kept")
+    assert new.open(TENANT, NAME, kept) == b"kept"
+    assert new.open(b"u" * 32, NAME, kept) is None
+    fresh = new.seal(TENANT, NAME, b"fresh")
+    assert Sealer(b"n" * 32).open(TENANT, NAME, fresh) == b"fresh"
+    assert old.open(TENANT, NAME, fresh) is None
+    assert not new.is_foreign(kept)
+    assert old.is_foreign(fresh)
+    assert not old.is_foreign(b"noise")
+
+
+def test_names_need_not_change_with_the_key() -> None:
+    """Chains and marks come from the naming secret alone; without one, from the master key."""
+    old = Sealer(b"o" * 32)
+    new = Sealer(b"n" * 32, [b"o" * 32], old.names)
+    assert (new.chain_key(TENANT), new.item_key()) == (old.chain_key(TENANT), old.item_key())
+    assert Sealer(b"n" * 32).chain_key(TENANT) != old.chain_key(TENANT)
+    assert old.names != b"o" * 32
+
+
+@given(st.binary(max_size=4000))
+def test_originals_open_to_themselves(plain: bytes) -> None:
+    """What was packed elsewhere and sealed here opens like a record, and is bound to its name like one."""
+    sealer = Sealer(MASTER)
+    value = sealer.seal_packed(TENANT, NAME, pack(plain))
+    assert sealer.open(TENANT, NAME, value) == plain
+    assert sealer.open(TENANT, NAME + "z", value) is None
+    # The version is authenticated too: one kind is never read as the other.
+    assert sealer.open(TENANT, NAME, b"\1" + value[1:]) is None
+
+
+def test_an_original_that_unpacks_to_too_much_is_a_miss() -> None:
+    """Whoever holds the key cannot make us unpack more than the limit, nor anything of unknown size."""
+    sealer = Sealer(MASTER)
+    bomb = ZstdCompressor().compress(bytes(MAX_PLAIN + 1))
+    unsized = ZstdCompressor(write_content_size=False).compress(b"x" * 1000)
+    for packed in (bomb, unsized, b"", b"noise", pack(b"x" * 5000)[:-3]):
+        assert sealer.open(TENANT, NAME, sealer.seal_packed(TENANT, NAME, packed)) is None

@@ -61,6 +61,12 @@ class Seen:
         return str(self.parsed.get("model", ""))
 
     @property
+    def tools(self) -> list[str]:
+        """The names of the tools that the request declares."""
+        declared = self.parsed.get("tools") or []
+        return [str((tool.get("function") or tool).get("name")) for tool in declared]
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
         """The parsed messages or input items."""
         return list(self.parsed.get("messages") or self.parsed.get("input") or [])

@@ -1,15 +1,19 @@
 """Logs: facts only, one line per request, and never a wait for whoever reads them."""
 
+import ast
 import asyncio
 import json
 import logging
 import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, web
 
 from proxy.core.report import Report, Usage
-from proxy.telemetry.logs import LONGEST_TEXT, Logs
+from proxy.telemetry.logs import FIELDS, LONGEST_TEXT, Logs
 
 REPORT = Report(
     "req_1",
@@ -76,7 +80,7 @@ def test_a_request_is_one_line_of_facts(logged):
         "window": 8192, "pressure": 0.5, "compaction": True, "observed": False, "retries": 1, "overflows": 1,
         "fallback": "", "client_compaction": "", "epoch": 0,
         "input_tokens": 3400, "output_tokens": 50, "cached_tokens": 3000, "overhead_ms": 1.5, "duration_ms": 1500.0,
-            "summary_tokens": 0,
+            "summary_tokens": 0, "recalls": 0, "recall_tokens": 0,
     }  # fmt: skip
 
 
@@ -187,3 +191,25 @@ def test_the_level_holds(logged):
     logs.request_done(REPORT, 1.0)
     logs.log.warning("y")
     assert [json.loads(line)["event"] for line in lines()] == ["y"]
+
+
+EVENT = re.compile(r"[a-z]+\.[a-z_]+")
+
+
+def events_in(module: Path) -> Iterator[tuple[int, set[str]]]:
+    """Where *module* writes an event: the line, and the names of its facts as far as they stand there."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Call):
+            given = [each for arg in node.args for each in ast.walk(arg) if isinstance(each, ast.Constant)]
+            if any(isinstance(each.value, str) and EVENT.fullmatch(each.value) for each in given):
+                tables = [arg for arg in node.args if isinstance(arg, ast.Dict)]
+                said = {str(key.value) for table in tables for key in table.keys if isinstance(key, ast.Constant)}
+                yield node.lineno, said | {keyword.arg for keyword in node.keywords if keyword.arg}
+
+
+def test_no_event_carries_a_fact_that_is_dropped() -> None:
+    """What a module says of an event is in the list of fields, else nobody would ever read it."""
+    modules = sorted((Path(__file__).parents[2] / "proxy").rglob("*.py"))
+    found = [(module, line, names) for module in modules for line, names in events_in(module)]
+    assert sum(bool(names) for _, _, names in found) > 15
+    assert [(module.name, line, names) for module, line, names in found if names - FIELDS - {"exc_info"}] == []

@@ -99,6 +99,19 @@ def test_fallbacks_and_silent_cuts_are_counted():
     assert value(found, "ullage_learned_windows") == 3
 
 
+def test_recalls_are_counted_with_what_they_took():
+    """Generations beyond the first and the tokens of all of them are counted; without a recall there is nothing."""
+    telemetry = Telemetry("1")
+    report = Report("r", "chat", model="m", outcome="compacted", stages=("fold", "recall"))
+    telemetry.observe(report, 1.0)
+    assert not any(name.startswith("ullage_recall") for name, _ in shown(telemetry))
+    telemetry.observe(report.but(recalls=2, recall_tokens=900), 1.0)
+    found = shown(telemetry)
+    assert value(found, "ullage_recalls_total", model="m") == 2
+    assert value(found, "ullage_recall_tokens_total", model="m") == 900
+    assert value(found, "ullage_stages_total", stage="recall") == 2
+
+
 def test_nothing_of_a_refused_request_went_upstream():
     """A refused request counts as a request and by what the client sent, and adds nothing to what went upstream."""
     telemetry = Telemetry("0")

@@ -8,6 +8,10 @@ DEFAULT_RESERVE = 16_384
 """Room kept for an answer when neither the request nor the model's own output limit says less."""
 
 
+MOST_SUMMED = 8_192
+"""Tokens of output in which any conversation can be summed up; a summary of our own has no more either."""
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     """Shares of the room: a compaction starts above ``high``, goes down to ``low``; ``soft`` only starts a summary."""
@@ -160,6 +164,11 @@ def reserve(requested: int | None, max_output: int | None, window: int) -> int:
     if requested is not None and requested > 0:
         return requested
     return min(max_output or DEFAULT_RESERVE, window // 8, DEFAULT_RESERVE)
+
+
+def summary_room(window: int, least: int = 0) -> int:
+    """Tokens of output in which a conversation can be summed up, however many were asked for; at least *least*."""
+    return max(least, min(MOST_SUMMED, window // 8))
 
 
 def input_room(window: int, reserve: int, max_input: int | None) -> int:

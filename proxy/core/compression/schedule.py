@@ -63,12 +63,13 @@ class Demand:
     """What the present request asks of the schedule beside its figures.
 
     ``force`` compacts now whatever the pressure; ``limit`` replaces the budget by something smaller (an overflow told).
-    ``peek`` asks what would be sent, and makes it no fact.
+    ``peek`` asks what would be sent, and makes it no fact. ``wait``: the caller asked for it and waits for a summary.
     """
 
     force: bool = False
     limit: int | None = None
     peek: bool = False
+    wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,8 @@ class Schedule:
         lasting = self._compact(count, event, figures.lasting) if self._over(count, event) else None
         if self.fits(lasting or event, budget) and not force:
             return lasting or event
-        return self._compact(count, event, budget, forced=force) or lasting or event
+        asked = demand is not None and demand.wait
+        return self._compact(count, event, budget, forced=force, asked=asked) or lasting or event
 
     def fits(self, event: Event | None, budget: int) -> bool:
         """Whether the present view after *event* takes at most *budget*."""
@@ -201,9 +203,12 @@ class Schedule:
         text = min(int((shares.digest + shares.steps) * budget), self._sum[cut] // 2, most)
         return min(pins + text, most) + NOTE, text
 
-    def _compact(self, place: int, event: Event | None, budget: int, *, forced: bool = False) -> Event | None:
+    def _compact(
+        self, place: int, event: Event | None, budget: int, *, forced: bool = False, asked: bool = False
+    ) -> Event | None:
         """The event at *place*: the first rung of the ladder that gets low enough, or the last one that helps.
 
+        Who *asked* for it wants a summary, so that a fold is tried before what does without.
         Nothing is clipped while what the client sent fits the budget: above the high mark only folding pays.
         """
         fixed, ceiling = self._fixed, min(budget, self._figures.ceiling)
@@ -216,13 +221,15 @@ class Schedule:
         )
         present = self.weight(place, event)
         mild = self._mild(place, event, present - levels.goal)
-        if mild is not None:
+        folded = self._fold(place, event, budget, levels) if mild is None or asked else None
+        if mild is not None and not _helps(folded, present):
             return mild
-        folded = self._fold(place, event, budget, levels)
         target = self._clip_target(levels)
         # Nothing is cut short for the sake of a fold that saves nothing, while all of it fits.
         if target < (folded.after if folded else present) and (present > levels.budget or _helps(folded, present)):
             folded = self._truncate(place, folded or event, levels.budget, target) or folded
+        if not self._rungs.fold and mild is None and (folded.after if folded else present) > levels.high:
+            folded = self._fold(place, event, budget, levels, bare=True) or folded
         if folded is not None and "fold" in folded.stages and folded.after > levels.high and self._rungs.drop:
             folded = self._smaller_block(place, folded, target)
         if not _helps(folded, present):
@@ -287,15 +294,27 @@ class Schedule:
         event = replace(base, place=place, trims=tuple(sorted(trims.items())), stages=stages)
         return replace(event, after=self._kept(place, event))
 
-    def _fold(self, place: int, before: Event | None, budget: int, levels: _Levels) -> Event | None:
-        """A fold at the oldest cut that reaches the low mark, else at the newest one that keeps the newest round."""
-        if not self._rungs.fold:
+    def _fold(
+        self, place: int, before: Event | None, budget: int, levels: _Levels, *, bare: bool = False
+    ) -> Event | None:
+        """A fold at the oldest cut that reaches the low mark, else at the newest one that keeps the newest round.
+
+        A *bare* one drops what it folds: a note stands for it.
+        """
+        if not (self._rungs.drop if bare else self._rungs.fold):
             return None
         cuts = self._layout.cuts
         first, end = bisect_right(cuts, before.cut if before else 0), bisect_left(cuts, place)
 
+        def made(at: int) -> Event:
+            event = self._event(place, cuts[at], budget, before)
+            if not bare:
+                return event
+            noted = replace(event, block=NOTE, text=0, stages=("drop",))
+            return replace(noted, after=self._kept(place, noted))
+
         def size(at: int) -> int:
-            return self._event(place, cuts[at], budget, before).after
+            return made(at).after
 
         floor = end - 1
         while floor > first and self._items[cuts[floor]].role == "user" and end - floor <= _TRAILING_USERS:
@@ -307,7 +326,7 @@ class Schedule:
         at = floor
         if size(floor) <= levels.goal:
             at = bisect_left(range(first, floor + 1), True, key=lambda i: size(i) <= levels.goal) + first
-        return self._event(place, cuts[at], budget, before)
+        return made(at)
 
     def _clip(self, place: int, event: Event | None, target: int) -> Event | None:
         """*event* with the largest kept items cut to one level, so that the view reaches *target*."""

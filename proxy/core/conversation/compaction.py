@@ -47,7 +47,8 @@ RULES: Final = (
     Rule("opencode", "system", "You are a context summarization agent"),
     Rule("pi", "system", "You are a context summarization assistant"),
     Rule("qwen-code", "user", "First, reason in your scratchpad. Then, generate the <state_snapshot>"),
-    Rule("qwen-code", "system", "You are the component that summarizes internal chat history"),
+    Rule("qwen-code", "user", "First, reason in your <analysis> block. Then, produce the <state_snapshot>"),
+    Rule("qwen-code", "system", "You are the component that summarizes"),
     Rule("cline", "user", '<explicit_instructions type="summarize_task"'),
     Rule("crush", "system", "You are summarizing a conversation to preserve context for continuing work later"),
 )
@@ -115,6 +116,31 @@ def client_of(outline: Outline, first: bytes, last: bytes) -> str:
     if not isinstance(value, dict):
         return ""
     return _marked(value) if marked else _asking(value, said or _system(first))
+
+
+def without_prompt(raw: bytes) -> bytes:
+    """The last item of a client's compaction without the words that ask for it; empty where it says nothing else."""
+    try:
+        value = decode(raw)
+    except InvalidRequest:
+        return b""
+    if not isinstance(value, dict) or value.get("role") != "user":
+        return raw
+    content = value.get("content")
+    if not isinstance(content, list):
+        return b""
+    kept = [part for part in content if not _is_prompt(part)]
+    if len(kept) == len(content):  # it asks in its own words, and last
+        texts = [at for at, part in enumerate(content) if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        kept = [part for at, part in enumerate(content) if at not in texts[-1:]]
+    return json.dumps({**value, "content": kept}).encode() if kept else b""
+
+
+def _is_prompt(part: Any) -> bool:
+    text = part.get("text") if isinstance(part, dict) else None
+    return isinstance(text, str) and any(
+        rule.where == "user" and text.lstrip().startswith(rule.begins) for rule in RULES
+    )
 
 
 def _occurs(where: str, text: bytes) -> bool:

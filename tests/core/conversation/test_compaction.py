@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.conversation.compaction import CLIENTS, METADATA_HEADER, announced, client_of
+from proxy.core.conversation.compaction import CLIENTS, METADATA_HEADER, announced, client_of, without_prompt
 from proxy.core.conversation.outline import read_outline
 
 CLAUDE = (
@@ -44,6 +44,11 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": CLAUDE}
         ([user("Hm.")], {"instructions": "You are a context summarization assistant. Your task is"}, "pi"),
         (
             [user("First, reason in your scratchpad. Then, generate the <state_snapshot>.")],
+            {"tools": TOOLS},
+            "qwen-code",
+        ),
+        (
+            [user("First, reason in your <analysis> block. Then, produce the <state_snapshot> XML.")],
             {"tools": TOOLS},
             "qwen-code",
         ),
@@ -108,3 +113,29 @@ def test_nothing_that_cannot_be_read_is_a_compaction() -> None:
 def test_headers_announce_a_compaction(said: str, client: str) -> None:
     """Codex says in a header what a request is for."""
     assert announced({METADATA_HEADER: said} if said else {}) == client
+
+
+@pytest.mark.parametrize(
+    ("item", "left"),
+    [
+        ({"role": "user", "content": CODEX}, None),
+        (user(CLAUDE), None),
+        (user("A question?", CLAUDE), user("A question?")),
+        (
+            {"role": "user", "content": [RESULT, {"type": "text", "text": CLAUDE}]},
+            {"role": "user", "content": [RESULT]},
+        ),
+        (user("A question?", "Now summarize our conversation."), user("A question?")),
+        ({"type": "compaction_trigger"}, {"type": "compaction_trigger"}),
+        ({"role": "user"}, None),
+    ],
+)
+def test_the_words_that_ask_are_taken_out(item: dict[str, Any], left: dict[str, Any] | None) -> None:
+    """What the user said, and what tools returned, beside the client's prompt stays."""
+    found = without_prompt(json.dumps(item).encode())
+    assert (json.loads(found) if found else None) == left
+
+
+def test_what_cannot_be_read_asks_nothing() -> None:
+    """A broken item is left out."""
+    assert without_prompt(b"{") == b""

@@ -1,0 +1,171 @@
+"""From settings to what works by them: the engine, the listings, and the plain values that the shells get."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cachetools import LRUCache
+
+from proxy import memories
+from proxy import settings as configuration
+from proxy.chronicle import Chronicle
+from proxy.clientcompaction import ClientCompaction
+from proxy.compacting import Compacting, Serving
+from proxy.conversations import Conversations
+from proxy.core.budget.catalogue import Catalogue
+from proxy.core.budget.figures import Buffers, Marks, Shares
+from proxy.core.budget.shares import Allocation
+from proxy.core.compression.dedup import Dedup
+from proxy.core.compression.mild import Mild
+from proxy.core.compression.prune import WEIGHTS, Prune
+from proxy.core.compression.schedule import Rules, Rungs
+from proxy.core.compression.truncate import Truncate
+from proxy.core.overflow.classify import Classifier
+from proxy.engine import Engine
+from proxy.fitting import Fitter
+from proxy.lessons import Lessons, Notice, unnoticed
+from proxy.managing import Managing
+from proxy.plans import Policy
+from proxy.reading import Reader
+from proxy.recalling import Limits as RecallLimits
+from proxy.recalling import Recalling
+from proxy.routing import open_headers
+from proxy.server import Limits, Models, Place, ServerConfig
+from proxy.settings import Settings, Stages
+from proxy.store import (
+    Store,
+)
+from proxy.summaries import Jobs
+from proxy.tokenizers import Tokenizers
+from proxy.upstream import Upstreams
+
+if TYPE_CHECKING:
+    pass
+
+ITEMS, SIZES = 300_000, 2_000
+ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
+"""Bounds of a process's memories: items (about 600 bytes each), sizes of what stands around them; places asked of the
+store, shrunk tool arrays, routes that overflows taught about."""
+
+
+def open_engine(
+    settings: Settings,
+    catalogue: Catalogue,
+    tokenizers: Tokenizers,
+    store: Store,
+    notice: Notice = unnoticed,
+    jobs: Jobs | None = None,
+    chronicle: Chronicle | None = None,
+) -> Engine:
+    """The conductor of *settings*, with memories of its own.
+
+    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any; *chronicle* notes
+    what becomes of conversations.
+    """
+    wanted = settings.compression
+    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
+    buffers = Buffers(**wanted.buffers.model_dump())
+    shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
+    stages = wanted.stages
+    rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
+    tools = configuration.tool_map(settings.tools)
+    outlines, prefixes = memories.outlines(), memories.prefixes()
+    reader = Reader(tokenizers, LRUCache(ITEMS), outlines, LRUCache(SIZES), prefixes, tools)
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
+    economy, always = wanted.policy == "economy", _always(stages)
+    recall = wanted.recall
+    policy = Policy(rules, wanted.lower_output, wanted.stored_history, economy, buffers, always, recall.enabled)
+    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
+    classifier = Classifier(configuration.overflow_rules(settings))
+    fitter = Fitter(reader, store, policy, memories.records(), LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
+    counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
+    serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
+    owned = [each.name for each in settings.upstreams if each.context_management == "own"]
+    compacting = Compacting(reader, store, shares, time.time, serving)
+    own = ClientCompaction(fitter.events, reader, shares, time.time)
+    return Engine(
+        catalogue,
+        fitter,
+        wanted.mode,
+        lessons,
+        time.perf_counter,
+        classifier,
+        counting,
+        compacting=compacting,
+        managing=Managing(reader, owned),
+        own=own if wanted.client_compaction == "answer" else None,
+        recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
+        chronicle=chronicle,
+    )
+
+
+def _mild(stages: Stages) -> Mild:
+    dedup, prune = stages.dedup, stages.prune
+    weights = {**WEIGHTS, **prune.weights}
+    return Mild(
+        Dedup(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
+        Prune(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
+    )
+
+
+def _truncate(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
+
+
+def _always(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
+
+
+def models_of(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
+    """The merged lists of models, with windows by *catalogue*."""
+
+    def figures(model: str) -> Mapping[str, int]:
+        """A model's limits under the names that clients read them by."""
+        route = catalogue.resolve(model)
+        told = {
+            "context_length": route.window,
+            "max_model_len": route.window,
+            "max_input_tokens": route.max_input or route.window,
+            "max_output_tokens": route.max_output,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    places = [Place(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
+    named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
+    return Models(upstream, places, settings.default_upstream().name, named, figures)
+
+
+def conversations_of(settings: Settings, store: Store) -> Conversations:
+    """What callers are told of their conversations."""
+    compacts = settings.compression.mode == "on"
+    return Conversations(store.register, time.time, compacts=compacts, summaries=settings.summaries.mode)
+
+
+def server_config(settings: Settings) -> ServerConfig:
+    """What the server needs to know, as plain values."""
+    server, limits = settings.server, settings.server.limits
+    return ServerConfig(
+        default_upstream=settings.default_upstream().name,
+        version=configuration.version(),
+        access_keys=tuple(key.get_secret_value() for key in server.access_keys),
+        admin_key=server.admin_key.get_secret_value() if server.admin_key else None,
+        websockets=settings.server.websockets == "relay",
+        keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.carries_key),
+        usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
+        relay=server.relay,
+        origins=frozenset(server.origins),
+        headers_of=open_headers(settings),
+        limits=replace(
+            Limits(),
+            body=limits.body,
+            held=limits.in_flight_bytes,
+            in_flight=limits.in_flight,
+            header=limits.headers,
+        ),
+    )

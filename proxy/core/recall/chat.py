@@ -1,0 +1,224 @@
+"""Recall over ``/v1/chat/completions``: a generation is one assistant message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from proxy.core.recall.events import dumped, written
+from proxy.core.recall.splice import Call, Splice
+from proxy.core.recall.tool import NAME
+
+_OWN: Final = ("role", "content", "tool_calls")
+_NAMES: Final = frozenset({"id", "type", "name", "role", "index", "format"})
+"""Members of a delta that are told once and not in pieces."""
+
+
+def said(answer: Mapping[str, Any]) -> Any:
+    """The message of a whole answer; ``None`` where it has not exactly one."""
+    choices = answer.get("choices")
+    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    message = first.get("message") if isinstance(first, dict) else None
+    return message if isinstance(message, dict) else None
+
+
+def is_cut(answer: Mapping[str, Any]) -> bool:
+    """Whether the output figure was used up."""
+    return bool(answer["choices"][0].get("finish_reason") == "length")
+
+
+def calls(said: Mapping[str, Any]) -> list[Call]:
+    """The calls of the tool in a message."""
+    return [Call(str(call.get("id") or ""), _arguments(call)) for call in _listed(said) if _is_ours(call)]
+
+
+def asked(said: Mapping[str, Any], body: bytes) -> list[Any]:
+    """The message to go on from. What only some servers know in it goes back where the client sends it back too."""
+    more = {key: value for key, value in said.items() if key not in _OWN and value and dumped(key) in body}
+    ours = [call for call in _listed(said) if _is_ours(call)]
+    return [{"role": "assistant", "content": said.get("content") or None, **more, "tool_calls": ours}]
+
+
+def answered(calls: Sequence[Call], texts: Sequence[str]) -> list[Any]:
+    """A tool message for each call."""
+    pairs = zip(calls, texts, strict=True)
+    return [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in pairs]
+
+
+def whole(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last answer, its text behind that of the *earlier* messages."""
+    choice = answer["choices"][0]
+    message = dict(choice["message"])
+    texts = [text for one in (*earlier, message) if isinstance(text := one.get("content"), str) and text]
+    if len(texts) > 1 or (texts and not message.get("content")):
+        message["content"] = "".join(_apart(texts))
+    finish = choice.get("finish_reason")
+    if calls(message):
+        left = [call for call in _listed(message) if not _is_ours(call)]
+        message.pop("tool_calls")
+        if left:
+            message["tool_calls"] = left
+        else:
+            message["content"] = message.get("content") or ""
+            finish = "stop" if finish == "tool_calls" else finish
+    return {**answer, "choices": [{**choice, "message": message, "finish_reason": finish}]}
+
+
+def spent(usage: Any) -> int | None:
+    """Tokens of prompt and completion."""
+    given = usage if isinstance(usage, dict) else {}
+    figures = [given.get(key) for key in ("prompt_tokens", "completion_tokens")]
+    told = [figure for figure in figures if isinstance(figure, int)]
+    return sum(told) if told else None
+
+
+def stream() -> Splice:
+    """The stream of a new answer."""
+    return Stream()
+
+
+class Stream(Splice):
+    """Chunks of one assistant message. The ids of the first generation stand for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._message: dict[str, Any] = {}
+        self._slots: list[dict[str, Any]] = []
+        self._head: dict[str, Any] = {}
+        self._places: dict[int, list[int]] = {}
+        self._role_told = False
+        self._before = ""
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The message as it was put together."""
+        return {**self._message, "tool_calls": self._slots} if self._slots else self._message
+
+    def calls(self) -> list[Call]:
+        """See ``Splice``."""
+        return calls(self.said)
+
+    def _note(self, value: dict[str, Any]) -> None:
+        self.failed = self.failed or bool(value.get("error"))
+        choice = _choice(value)
+        if choice and not self._head:
+            self._head = {key: value[key] for key in ("id", "created") if key in value}
+        if isinstance(value.get("usage"), dict):
+            self.usage = value["usage"]
+        self.cut = self.cut or choice.get("finish_reason") == "length"
+        delta = choice.get("delta")
+        for key, member in delta.items() if isinstance(delta, dict) else ():
+            if key == "tool_calls":
+                self._places[id(value)] = [self._noted(piece) for piece in member or () if isinstance(piece, dict)]
+            elif member is not None:
+                self._message[key] = _grown(key, self._message.get(key), member)
+
+    def _noted(self, piece: dict[str, Any]) -> int:
+        """The place of the call that *piece* is of; some servers give every call the same index."""
+        index, name = piece.get("index"), piece.get("id")
+        at = next((at for at in range(len(self._slots) - 1, -1, -1) if self._slots[at]["index"] == index), -1)
+        if at < 0 or (name and self._slots[at].get("id") not in (None, "", name)):
+            at = len(self._slots)
+            self._slots.append({"index": index})
+        for key, member in piece.items():
+            if member is not None and key != "index":
+                self._slots[at][key] = _grown(key, self._slots[at].get(key), member)
+        return at
+
+    def _begins_hold(self, value: dict[str, Any]) -> bool:
+        return bool(_delta(value).get("tool_calls"))
+
+    def _seen(self, value: dict[str, Any]) -> None:
+        self._role_told = self._role_told or "role" in _delta(value)
+        self._places.pop(id(value), None)
+
+    def _rewritten(self, value: dict[str, Any]) -> bytes:
+        choice, delta = _choice(value), dict(_delta(value))
+        places = self._places.pop(id(value), [])
+        if self._role_told:
+            delta.pop("role", None)
+        self._role_told = self._role_told or "role" in delta
+        if isinstance(delta.get("content"), str) and delta["content"]:
+            delta["content"] = _gap(self._before) + delta["content"]
+            self._before = ""
+        finish = choice.get("finish_reason")
+        if self._strip:
+            left = [at for at, slot in enumerate(self._slots) if not _is_ours(slot)]
+            if "tool_calls" in delta:
+                pieces = zip(delta.pop("tool_calls"), places, strict=True)
+                kept = [{**piece, "index": left.index(at)} for piece, at in pieces if at in left]
+                delta |= {"tool_calls": kept} if kept else {}
+            finish = "stop" if finish == "tool_calls" and not left else finish
+        if choice and finish is None and not any(delta.values()) and not value.get("usage"):
+            return b""
+        made = {**value, **{key: held for key, held in self._head.items() if key in value}}
+        if choice:
+            made["choices"] = [{**choice, "delta": delta, "finish_reason": finish}]
+        return written(made)
+
+    def _begin(self) -> None:
+        text = self._message.get("content")
+        self._before = text if isinstance(text, str) and text else self._before
+        self._message, self._slots, self._places = {}, [], {}
+
+
+def _choice(value: Mapping[str, Any]) -> dict[str, Any]:
+    choices = value.get("choices")
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+
+
+def _delta(value: Mapping[str, Any]) -> dict[str, Any]:
+    delta = _choice(value).get("delta")
+    return delta if isinstance(delta, dict) else {}
+
+
+def _listed(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The calls of a message, as they go back: without their index in a stream."""
+    found = said.get("tool_calls")
+    listed = [call for call in found if isinstance(call, dict)] if isinstance(found, list) else []
+    return [{"type": "function", **{key: held for key, held in call.items() if key != "index"}} for call in listed]
+
+
+def _is_ours(call: Mapping[str, Any]) -> bool:
+    function = call.get("function")
+    return isinstance(function, dict) and function.get("name") == NAME
+
+
+def _arguments(call: Mapping[str, Any]) -> str:
+    given = call["function"].get("arguments")
+    return given if isinstance(given, str) else dumped(given).decode() if given else ""
+
+
+def _grown(key: str, before: Any, piece: Any) -> Any:
+    """A member of a message after one more piece of it."""
+    if isinstance(before, str) and isinstance(piece, str):
+        return (piece or before) if key in _NAMES else before + piece
+    if isinstance(before, dict) and isinstance(piece, dict):
+        return before | {name: _grown(name, before.get(name), member) for name, member in piece.items()}
+    if isinstance(before, list) and isinstance(piece, list):
+        return _lengthened(before, piece)
+    return before if piece is None else piece
+
+
+def _lengthened(before: list[Any], pieces: list[Any]) -> list[Any]:
+    """A list after more of it: pieces of one element carry its index and its type."""
+    found = list(before)
+    for piece in pieces:
+        mark = (piece.get("index"), piece.get("type")) if isinstance(piece, dict) else (None, None)
+        known = [
+            at for at, old in enumerate(found) if isinstance(old, dict) and (old.get("index"), old.get("type")) == mark
+        ]
+        if mark[0] is not None and known:
+            found[known[-1]] = _grown("", found[known[-1]], piece)
+        else:
+            found.append(piece)
+    return found
+
+
+def _gap(before: str) -> str:
+    """What stands between the texts of two generations: the second begins a paragraph of its own."""
+    return "\n\n" if before and not before[-1].isspace() else ""
+
+
+def _apart(texts: Sequence[str]) -> list[str]:
+    return [_gap(before) + text for before, text in zip(("", *texts), texts, strict=False)]

@@ -1,0 +1,164 @@
+"""Recall over ``/v1/messages``: a generation is the blocks of one assistant message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from proxy.core.recall.events import dumped, written
+from proxy.core.recall.splice import Call, Splice
+from proxy.core.recall.tool import NAME
+
+_INPUT: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+_DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+
+
+def said(answer: Mapping[str, Any]) -> Any:
+    """The blocks of a whole answer; ``None`` where it has none."""
+    content = answer.get("content")
+    return content if isinstance(content, list) and all(isinstance(block, dict) for block in content) else None
+
+
+def is_cut(answer: Mapping[str, Any]) -> bool:
+    """Whether the output figure was used up."""
+    return answer.get("stop_reason") == "max_tokens"
+
+
+def calls(said: Sequence[Mapping[str, Any]]) -> list[Call]:
+    """The calls of the tool among blocks."""
+    return [Call(str(block.get("id")), dumped(block.get("input")).decode()) for block in said if _is_ours(block)]
+
+
+def asked(said: Sequence[Mapping[str, Any]], body: bytes) -> list[Any]:
+    """The message to go on from, thoughts and their seals as they were."""
+    del body
+    kept = [block for block in said if (not _is_call(block) or _is_ours(block)) and not _is_empty(block)]
+    return [{"role": "assistant", "content": [{k: v for k, v in block.items() if v is not None} for block in kept]}]
+
+
+def answered(calls: Sequence[Call], texts: Sequence[str]) -> list[Any]:
+    """One user message with every result."""
+    pairs = zip(calls, texts, strict=True)
+    blocks = [{"type": "tool_result", "tool_use_id": call.id, "content": text} for call, text in pairs]
+    return [{"role": "user", "content": blocks}]
+
+
+def whole(answer: Mapping[str, Any], earlier: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """The last answer, its blocks behind those of the *earlier* ones that were no calls."""
+    content = [block for one in earlier for block in one if not _is_call(block)]
+    content += [block for block in answer["content"] if not _is_ours(block)]
+    return {**answer, "content": content, "stop_reason": _stop(answer.get("stop_reason"), content)}
+
+
+def spent(usage: Any) -> int | None:
+    """Tokens of input, cached or not, and output."""
+    given = usage if isinstance(usage, dict) else {}
+    told = [given[key] for key in (*_INPUT, "output_tokens") if isinstance(given.get(key), int)]
+    return sum(told) if told else None
+
+
+def stream() -> Splice:
+    """The stream of a new answer."""
+    return Stream()
+
+
+class Stream(Splice):
+    """Events of one message: it starts and stops once, and the indexes of its blocks run on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, str] = {}
+        self._base = 0
+        self._shown = 0
+
+    @property
+    def said(self) -> list[dict[str, Any]]:
+        """The blocks as they were put together."""
+        return [self._block(index) for index in sorted(self._blocks)]
+
+    def calls(self) -> list[Call]:
+        """See ``Splice``."""
+        return calls(self.said)
+
+    def _block(self, index: int) -> dict[str, Any]:
+        block, written_input = self._blocks[index], self._inputs.get(index)
+        if written_input is None:
+            return block
+        try:
+            return {**block, "input": json.loads(written_input)}
+        except (ValueError, RecursionError):
+            return {**block, "input": {}}
+
+    def _note(self, value: dict[str, Any]) -> None:
+        kind, index = value.get("type"), value.get("index")
+        if kind == "message_start" and isinstance(value.get("message"), dict):
+            self.usage = dict(value["message"].get("usage") or {})
+        elif kind == "content_block_start" and isinstance(value.get("content_block"), dict):
+            self._blocks[int(index or 0)] = dict(value["content_block"])
+        elif kind == "content_block_delta" and index in self._blocks:
+            self._grow(int(index or 0), value.get("delta") or {})
+        elif kind == "message_delta":
+            self.usage |= {key: held for key, held in (value.get("usage") or {}).items() if held is not None}
+            self.cut = (value.get("delta") or {}).get("stop_reason") == "max_tokens"
+        self.over = self.over or kind == "message_stop"
+        self.failed = self.failed or kind == "error"
+
+    def _grow(self, index: int, delta: Mapping[str, Any]) -> None:
+        block, kind = self._blocks[index], str(delta.get("type"))
+        if kind == "input_json_delta":
+            self._inputs[index] = self._inputs.get(index, "") + str(delta.get("partial_json") or "")
+            if not self._inputs[index]:
+                del self._inputs[index]
+        elif kind == "citations_delta":
+            block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
+        elif (key := _DELTAS.get(kind)) is not None:
+            block[key] = str(block.get(key) or "") + str(delta.get(key) or "")
+
+    def _begins_hold(self, value: dict[str, Any]) -> bool:
+        return value.get("type") == "content_block_start" and _is_call(value.get("content_block") or {})
+
+    def _seen(self, value: dict[str, Any]) -> None:
+        self._shown += value.get("type") == "content_block_start"
+
+    def _rewritten(self, value: dict[str, Any]) -> bytes:
+        kind, index = str(value.get("type")), value.get("index")
+        if kind == "message_start" and not self.first:
+            return b""
+        made = dict(value)
+        if isinstance(index, int):
+            if self._strip and _is_ours(self._blocks.get(index, {})):
+                return b""
+            gone = sum(1 for at in self._blocks if at < index and _is_ours(self._blocks[at])) if self._strip else 0
+            made["index"] = self._base + index - gone
+            self._seen(value)
+        if kind == "message_delta":
+            told = {key: self.usage[key] for key in _INPUT if isinstance(self.usage.get(key), int)}
+            made["usage"] = {**told, **(value.get("usage") or {})} if not self.first else value.get("usage")
+            if self._strip and isinstance(made.get("delta"), dict):
+                stop = _stop(made["delta"].get("stop_reason"), [b for b in self.said if not _is_ours(b)])
+                made["delta"] = {**made["delta"], "stop_reason": stop}
+        return written(made, kind)
+
+    def _begin(self) -> None:
+        self._base += self._shown
+        self._shown, self._blocks, self._inputs = 0, {}, {}
+
+
+def _stop(reason: Any, content: Sequence[Mapping[str, Any]]) -> Any:
+    """Why it stopped, once calls of the tool are gone."""
+    return "end_turn" if reason == "tool_use" and not any(map(_is_call, content)) else reason
+
+
+def _is_call(block: Mapping[str, Any]) -> bool:
+    """Whether the client would have to answer a block."""
+    return block.get("type") == "tool_use"
+
+
+def _is_ours(block: Mapping[str, Any]) -> bool:
+    return _is_call(block) and block.get("name") == NAME
+
+
+def _is_empty(block: Mapping[str, Any]) -> bool:
+    return block.get("type") == "text" and not block.get("text")

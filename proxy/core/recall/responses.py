@@ -1,0 +1,206 @@
+"""Recall over ``/v1/responses``: a generation is a list of output items.
+
+A reasoning item may not come back without the item it led to. So it is held until that begins, and goes with the calls
+that it led to where those go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from proxy.core.recall.events import written
+from proxy.core.recall.splice import Call, Splice
+from proxy.core.recall.tool import NAME
+
+Item = Mapping[str, Any]
+
+_CLIENT_CALLS: Final = frozenset(
+    {
+        *("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"),
+        "mcp_approval_request",
+    }
+)
+_OPENING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
+_ENDING: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_UNSTORED: Final = re.compile(rb'"store"\s*:\s*false')
+_ADDED, _DONE = "response.output_item.added", "response.output_item.done"
+
+
+def said(answer: Item) -> Any:
+    """The output items of a whole answer; ``None`` where it has none."""
+    output = answer.get("output")
+    return output if isinstance(output, list) and all(isinstance(item, dict) for item in output) else None
+
+
+def is_cut(answer: Item) -> bool:
+    """Whether the output figure was used up."""
+    return answer.get("status") == "incomplete"
+
+
+def calls(said: Sequence[Item]) -> list[Call]:
+    """The calls of the tool among items."""
+    return [Call(str(item.get("call_id")), str(item.get("arguments") or "")) for item in said if _is_ours(item)]
+
+
+def asked(said: Sequence[Item], body: bytes) -> list[Any]:
+    """The items to go on from: without what only a server that keeps answers could make something of."""
+    kept = [{k: v for k, v in item.items() if v is not None} for item in without(said, _is_other)]
+    if not _UNSTORED.search(body):
+        return kept
+    if all(item.get("encrypted_content") for item in kept if item["type"] == "reasoning"):
+        return kept
+    spoken = [item for item in kept if item["type"] != "reasoning"]
+    return [{key: held for key, held in item.items() if key != "id"} for item in spoken]
+
+
+def answered(calls: Sequence[Call], texts: Sequence[str]) -> list[Any]:
+    """An output item for each call."""
+    pairs = zip(calls, texts, strict=True)
+    return [{"type": "function_call_output", "call_id": call.id, "output": text} for call, text in pairs]
+
+
+def whole(answer: Item, earlier: Sequence[Sequence[Item]]) -> dict[str, Any]:
+    """The last answer, its items behind those of the *earlier* ones that stand."""
+    output = [item for one in earlier for item in without(one, _is_call)]
+    return {**answer, "output": [*output, *without(answer["output"], _is_ours)]}
+
+
+def spent(usage: Any) -> int | None:
+    """Tokens of input and output."""
+    given = usage if isinstance(usage, dict) else {}
+    told = [given[key] for key in ("input_tokens", "output_tokens") if isinstance(given.get(key), int)]
+    return sum(told) if told else None
+
+
+def without(items: Sequence[Item], gone: Callable[[Item], bool]) -> list[Item]:
+    """*items* without the calls that are *gone*, and without the reasoning that led to nothing but those."""
+    kept: list[Item] = []
+    thoughts: list[Item] = []
+    made: list[Item] = []
+    for item in items:
+        if made and not _is_call(item):
+            kept += _standing(thoughts, made, gone)
+            thoughts, made = [], []
+        if _is_call(item):
+            made.append(item)
+        elif item.get("type") == "reasoning":
+            thoughts.append(item)
+        else:
+            kept += [*thoughts, item]
+            thoughts = []
+    return kept + _standing(thoughts, made, gone)
+
+
+def _standing(thoughts: Sequence[Item], made: Sequence[Item], gone: Callable[[Item], bool]) -> list[Item]:
+    left = [item for item in made if not gone(item)]
+    return [*thoughts, *left] if left or not made else []
+
+
+def stream() -> Splice:
+    """The stream of a new answer."""
+    return Stream()
+
+
+class Stream(Splice):
+    """Events of one response. What the last generation's own end says of it holds, its id too: that is what is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._items: dict[int, dict[str, Any]] = {}
+        self._passed_items: list[dict[str, Any]] = []
+        self._number = 0
+        self._base = 0
+        self._shown = 0
+        self._led: dict[int, int] | None = None
+
+    @property
+    def said(self) -> list[dict[str, Any]]:
+        """The items as they were told to be done."""
+        return [self._items[index] for index in sorted(self._items)]
+
+    def calls(self) -> list[Call]:
+        """See ``Splice``."""
+        return calls(self.said)
+
+    def _note(self, value: dict[str, Any]) -> None:
+        kind, item = value.get("type"), value.get("item")
+        if kind in (_ADDED, _DONE) and isinstance(item, dict):
+            self._items[int(value.get("output_index") or 0)] = item
+        if kind in _ENDING and isinstance(value.get("response"), dict):
+            self.over = True
+            self.usage = dict(value["response"].get("usage") or {})
+            self.cut = kind == "response.incomplete"
+        self.failed = self.failed or kind in ("error", "response.failed")
+
+    def _begins_hold(self, value: dict[str, Any]) -> bool:
+        item = value.get("item")
+        if value.get("type") != _ADDED or not isinstance(item, dict):
+            return False
+        return _is_call(item) or item.get("type") == "reasoning"
+
+    def _release(self, value: dict[str, Any]) -> bool:
+        """Thoughts stand once something other than a call follows, or nothing."""
+        if any(map(_is_call, self._items.values())):
+            return False
+        item = value.get("item")
+        follows = value.get("type") == _ADDED and isinstance(item, dict) and item.get("type") != "reasoning"
+        return follows or value.get("type") in _ENDING
+
+    def _seen(self, value: dict[str, Any]) -> None:
+        self._number = _number(value.get("sequence_number"), self._number - 1) + 1
+        self._shown += value.get("type") == _ADDED
+        if value.get("type") == _DONE and isinstance(value.get("item"), dict):
+            self._passed_items.append(value["item"])
+
+    def _rewritten(self, value: dict[str, Any]) -> bytes:
+        kind, made = str(value.get("type")), dict(value)
+        if kind in _OPENING and not self.first:
+            return b""
+        index = value.get("output_index")
+        if isinstance(index, int):
+            place = self._place(index)
+            if place is None:
+                return b""
+            made["output_index"] = self._base + place
+        if kind in _ENDING and isinstance(value.get("response"), dict):
+            response, before = value["response"], self._passed_items[: self._base]
+            output = response.get("output") or self.said
+            made["response"] = {**response, "output": [*before, *self._left(output)]}
+        if "sequence_number" in value:
+            made["sequence_number"] = self._number
+        self._seen(made)
+        return written(made, kind)
+
+    def _left(self, items: Sequence[Item]) -> list[Item]:
+        return without(items, _is_ours) if self._strip else list(items)
+
+    def _place(self, index: int) -> int | None:
+        """Where an item stands in the client's view of this generation; ``None`` where it is not in there."""
+        if not self._strip:
+            return index
+        left = [id(item) for item in self._left(self.said)]
+        item = self._items.get(index)
+        return left.index(id(item)) if item is not None and id(item) in left else None
+
+    def _begin(self) -> None:
+        self._base += self._shown
+        self._shown, self._items = 0, {}
+
+
+def _number(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _is_call(item: Item) -> bool:
+    """Whether the client would have to answer an item."""
+    return item.get("type") in _CLIENT_CALLS
+
+
+def _is_ours(item: Item) -> bool:
+    return item.get("type") == "function_call" and item.get("name") == NAME
+
+
+def _is_other(item: Item) -> bool:
+    return _is_call(item) and not _is_ours(item)

@@ -1,0 +1,170 @@
+"""What every API's side of recall offers, and what their streams have in common.
+
+A *generation* is what the model wrote in answer to one request. A generation that calls the tool is followed by
+another; what the client sees is one answer, without the tool's calls.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from proxy.core.recall.events import Events, data_of, value_of
+
+HELD = 2**25
+"""Bytes of one generation that are held at most; a call of a tool is never near that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the tool: its id and its arguments, as the model wrote them."""
+
+    id: str
+    arguments: str
+
+
+class Wire(Protocol):
+    """One API's side of recall: a module with these names.
+
+    *said* is what one generation says, as plain JSON: a message, its blocks, or items.
+    """
+
+    def stream(self) -> Splice:
+        """The stream of a new answer."""
+
+    def said(self, answer: Mapping[str, Any]) -> Any:
+        """What a whole answer says; ``None`` where it is no answer of this API."""
+
+    def is_cut(self, answer: Mapping[str, Any]) -> bool:
+        """Whether a whole answer ends because its output figure was used up: its last call may be half."""
+
+    def calls(self, said: Any) -> list[Call]:
+        """The calls of the tool in it."""
+
+    def asked(self, said: Any, body: bytes) -> list[Any]:
+        """The elements with which it goes back to the model of the request *body*: without calls of other tools."""
+
+    def answered(self, calls: Sequence[Call], texts: Sequence[str]) -> list[Any]:
+        """The elements that answer *calls*."""
+
+    def whole(self, answer: Mapping[str, Any], earlier: Sequence[Any]) -> dict[str, Any]:
+        """The last generation as the client gets it: behind what *earlier* ones said, without calls of the tool."""
+
+    def spent(self, usage: Any) -> int | None:
+        """Tokens of input and output in an answer's usage; ``None`` where it tells none."""
+
+
+class TooMuchHeld(Exception):
+    """A generation's calls are larger than what may be held."""
+
+
+class Splice(ABC):
+    """One stream for the client, out of one or more generations. Feed it bytes as they arrive, in any chunking.
+
+    From the first call of any tool on, a generation's events are held: only its end tells whether they stand. All
+    others pass at once, the first generation's as they came. ``over``: the generation's last event was seen.
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+        self.failed = False
+        self.cut = False
+        self.first = True
+        self.usage: dict[str, Any] = {}
+        self._events = Events()
+        self._held: list[tuple[bytes, dict[str, Any] | None]] = []
+        self._size = 0
+        self._open = False
+        self._strip = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What of the stream may go to the client after *chunk*. Raises ``TooMuchHeld``."""
+        found: list[bytes] = []
+        for event in self._events.feed(chunk):
+            data = data_of(event)
+            value = value_of(data) if data else None
+            if not data:
+                found.append(event)  # a comment keeps the connection alive, and says nothing
+                continue
+            if value is not None:
+                self._note(value)
+            elif data.strip() == b"[DONE]":
+                self.over = True
+            found += self._passed(event, value)
+        return b"".join(found)
+
+    def rest(self) -> bytes:
+        """What is left of the stream behind its last event."""
+        return self._events.rest()
+
+    def flush(self) -> bytes:
+        """What was held, now that it stands: without calls of the tool, if there are any. All that follows passes."""
+        self._open, self._strip = True, bool(self.calls())
+        held, self._held, self._size = self._held, [], 0
+        return b"".join(written for event, value in held for written in self._written(event, value))
+
+    def go_on(self) -> None:
+        """Another generation follows: what was held of this one is void."""
+        self._begin()
+        self._events.rest()
+        self._held, self._size = [], 0
+        self.over, self.cut, self.first, self.usage = False, False, False, {}
+
+    @abstractmethod
+    def calls(self) -> list[Call]:
+        """The calls of the tool in this generation so far."""
+
+    @property
+    @abstractmethod
+    def said(self) -> Any:
+        """What this generation says."""
+
+    @abstractmethod
+    def _note(self, value: dict[str, Any]) -> None:
+        """Take notice of an event."""
+
+    @abstractmethod
+    def _begins_hold(self, value: dict[str, Any]) -> bool:
+        """Whether nothing from this event on may pass before the generation's end."""
+
+    @abstractmethod
+    def _rewritten(self, value: dict[str, Any]) -> bytes:
+        """The event as it stands in the client's stream; empty where it has no place there."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Forget this generation, and keep what the next one has to go on from."""
+
+    def _release(self, value: dict[str, Any]) -> bool:
+        """Whether *value* tells that what was held stands, before the generation's end."""
+        del value
+        return False
+
+    def _passed(self, event: bytes, value: dict[str, Any] | None) -> list[bytes]:
+        if self.failed and not self._open:
+            return [self.flush(), *self._written(event, value)]
+        released: list[bytes] = []
+        if value is not None and self._held and self._release(value):
+            released = [out for held, known in self._held for out in self._written(held, known)]
+            self._held, self._size = [], 0
+        if not self._open and (self._held or (value is not None and self._begins_hold(value))):
+            self._held.append((event, value))
+            self._size += len(event)
+            if self._size > HELD:
+                raise TooMuchHeld
+            return released
+        return [*released, *self._written(event, value)]
+
+    def _written(self, event: bytes, value: dict[str, Any] | None) -> list[bytes]:
+        if value is None or (self.first and not self._strip):
+            if value is not None:
+                self._seen(value)
+            return [event]
+        made = self._rewritten(value)
+        return [made] if made else []
+
+    @abstractmethod
+    def _seen(self, value: dict[str, Any]) -> None:
+        """Take notice of an event that passes as it came."""

@@ -1,0 +1,130 @@
+"""What a caller may ask about its own conversations: routes below ``/ullage/api/`` that take its own credential."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import msgspec
+from aiohttp import web
+from cachetools import LRUCache
+
+from proxy.core.errors import InvalidRequest, NotFound, TooManyRequests
+from proxy.server.access import Access
+from proxy.server.body import BodyReader, Held
+from proxy.server.config import Limits
+from proxy.server.contracts import Conversations
+from proxy.server.intake import Intake, read_headers
+
+ROOT: Final = "/ullage/api/"
+BODY: Final = 16 * 2**10
+"""Bytes of a request's body at most."""
+RATE: Final = 5.0
+BURST: Final = 30.0
+"""Requests that one caller may make: a second in the long run, and at once."""
+CALLERS: Final = 10_000
+"""Callers that are remembered."""
+_NAME: Final = re.compile(r"[\w-]{16}", re.ASCII)
+_NOBODYS: Final = "There is no such conversation of yours. One is known from its first request above the low mark on."
+
+
+class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    conversation: str
+
+
+_WANTED: Final = msgspec.json.Decoder(_Wanted)
+
+
+class Pace:
+    """Bounds how often each caller asks: a bucket of ``BURST`` requests that fills again at ``RATE`` a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left: MutableMapping[bytes, tuple[float, float]] = LRUCache(CALLERS)
+
+    def admit(self, caller: bytes) -> None:
+        """Count one request of *caller*. Raises ``TooManyRequests``."""
+        now = self._clock()
+        left, at = self._left.get(caller, (BURST, now))
+        left = min(BURST, left + (now - at) * RATE)
+        if left < 1.0:
+            raise TooManyRequests(f"At most {RATE:.0f} requests a second about conversations, please.")
+        self._left[caller] = (left - 1.0, now)
+
+
+class Api:
+    """Answers for conversations. ``loopback`` says whether only this machine can reach the listener."""
+
+    def __init__(self, access: Access, conversations: Conversations, limits: Limits) -> None:
+        self._access = access
+        self._conversations = conversations
+        self._limits = replace(limits, body=BODY)
+        self._held = Held(BODY * 64)
+        self._pace = Pace()
+        self.loopback = False
+
+    @staticmethod
+    def serves(path: str) -> bool:
+        """Whether *path* is one of these routes."""
+        return path.startswith(ROOT) and path.removeprefix(ROOT).partition("/")[0] in ("conversations", "compact")
+
+    async def respond(self, request: web.BaseRequest, path: str) -> tuple[int, Mapping[str, object]]:
+        """The status and the body, to be written as JSON. Raises ``UllageError``."""
+        intake = read_headers(request.raw_headers)
+        self._access.check_origin(intake)
+        tenant = self._access.owner(intake, request.headers.keys(), loopback=self.loopback)
+        self._pace.admit(tenant)
+        kind, _, name = path.removeprefix(ROOT).partition("/")
+        if kind == "compact":
+            if request.method != "POST" or name:
+                raise NotFound("Wishes are sent with POST to /ullage/api/compact.")
+            return 202, await self._compact(request, intake, tenant)
+        if request.method not in ("GET", "HEAD"):
+            raise NotFound("Conversations are read with GET.")
+        if not name:
+            return 200, await self._conversations.list(tenant)
+        return 200, _found(await self._conversations.show(tenant, _named(name)))
+
+    async def _compact(self, request: web.BaseRequest, intake: Intake, tenant: bytes) -> Mapping[str, object]:
+        # A page of another site can send no JSON without being asked first.
+        if not intake.seen.get("content-type", "").lower().startswith("application/json"):
+            raise InvalidRequest("Send the body as application/json.")
+        reader = BodyReader(request.content, request.content_length, self._limits, self._held)
+        try:
+            reader.reserve()
+            body = await reader.whole()
+        finally:
+            reader.release()
+        try:
+            wanted = _WANTED.decode(body)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            text = 'Send {"conversation": ID}, with the ID that answers carry in x-ullage-conversation.'
+            raise InvalidRequest(text) from None
+        return _found(await self._conversations.compact(tenant, _named(wanted.conversation)))
+
+
+def query(path_qs: str) -> dict[str, str]:
+    """The parameters of a request's target, each one's last value."""
+    return {name: values[-1] for name, values in parse_qs(path_qs.partition("?")[2]).items()}
+
+
+def as_json(value: Mapping[str, Any]) -> bytes:
+    """*value* as people and programs read it."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _named(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise NotFound(_NOBODYS)
+    return name
+
+
+def _found(value: Mapping[str, object] | None) -> Mapping[str, object]:
+    if value is None:
+        raise NotFound(_NOBODYS)
+    return value

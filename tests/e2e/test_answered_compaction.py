@@ -1,0 +1,125 @@
+"""A client's own compaction, answered from the summary that is ready, where the operator wants that."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import httpx
+
+from tests import forms
+from tests.conftest import StartProxy, StartStub
+from tests.e2e.processes import lines
+from tests.e2e.test_client_compaction import PROMPTS
+from tests.e2e.voices import KEY, VOICES, Voice
+from tests.harness import Proxy, until
+from tests.material import AGENT_TOOLS, agent_round, agent_session
+from tests.stub import Stub
+
+WINDOW = 8192
+ROUNDS = 66
+NEWEST = "And write down which zone is slowest."
+
+
+def session(rounds: int) -> list[dict[str, Any]]:
+    """An agent's session with a fact in each result, as chat messages."""
+    talk = agent_session(0, 0)
+    for at in range(1, rounds + 1):
+        talk += agent_round(at, 300)
+        talk[-1]["content"] += f"\nNote {at}: the shard of ledger_{400 + at} is {9400 + at}."
+    return [*talk, {"role": "user", "content": NEWEST}] if rounds == ROUNDS else talk
+
+
+def asked(api: str, talk: list[dict[str, Any]], *, compacting: bool) -> list[dict[str, Any]]:
+    """The items of a request of *api*; Claude Code puts its prompt into the last of them."""
+    items = forms.to_messages(talk) if api == "messages" else forms.to_responses(talk) if api == "responses" else talk
+    if not compacting:
+        return items
+    if api == "messages":
+        last = items[-1]
+        parts = last["content"] if isinstance(last["content"], list) else [{"type": "text", "text": last["content"]}]
+        return [*items[:-1], {**last, "content": [*parts, {"type": "text", "text": PROMPTS[api]}]}]
+    return [*items, {"role": "user", "content": PROMPTS[api]}]
+
+
+async def settled(server: Stub, front: Proxy) -> None:
+    """Wait until the summaries that were asked for have come to something."""
+
+    def called() -> int:
+        return sum(int(line.get("calls", 0)) for line in lines(front) if line["event"] == "summary.done")
+
+    await until(lambda: called() >= len(server.summaries), 30)
+
+
+async def grown(voice: Voice, server: Stub, front: Proxy, api: str, options: dict[str, Any]) -> None:
+    """The session up to where a summary of nearly all of it is ready."""
+    async with asyncio.timeout(60):
+        for rounds in itertools.chain(range(6, ROUNDS, 4), itertools.repeat(ROUNDS - 1)):
+            await voice.ask(options, asked(api, session(rounds), compacting=False), stream=False)
+            await settled(server, front)
+            if rounds == ROUNDS - 1:
+                before = len(server.chats())
+                await voice.ask(options, asked(api, session(ROUNDS), compacting=True), stream=False)
+                if len(server.chats()) == before:
+                    return
+
+
+async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, proxy: StartProxy) -> None:
+    """In each API, streamed or not: no model is asked, facts and the user's words are in it, a new chain goes on."""
+    server = await stub(window=WINDOW, wording="anthropic")
+    settings = {"compression": {"client_compaction": "answer"}, "summaries": {"spend": 1.0}}
+    front = await proxy(server.url, config={"models": [{"name": "*", "context_window": WINDOW}], **settings})
+    for api in VOICES:
+        async with VOICES[api](front.url) as voice:
+            _, more = voice.opening(agent_session(0, 0))
+            wanted = {"model": "gpt-4o-mini", **more}
+            options = {**wanted, **voice.options({"max_tokens": 2048, "tools": AGENT_TOOLS})}
+            await grown(voice, server, front, api, options)
+            assert server.summaries, "nothing was summed up, so nothing can be ready"
+            before, texts = len(server.chats()), []
+            for stream in (False, True):
+                answer = await voice.ask(options, asked(api, session(ROUNDS), compacting=True), stream=stream)
+                assert voice.calls(answer) == []
+                texts.append(forms.text_of(answer[0]))
+            assert len(server.chats()) == before, "the model was asked all the same"
+            assert texts[0] == texts[1]
+            assert sum(f"ledger_{400 + at} is {9400 + at}" in texts[0] for at in range(1, ROUNDS)) >= 5
+            assert agent_session(0, 0)[1]["content"] in texts[0]
+            assert NEWEST in texts[0]
+            assert PROMPTS[api][:30] not in texts[0]
+            fresh = [{"role": "user", "content": f"{texts[0]}\n\nGo on from there."}]
+            await voice.ask({**wanted, **voice.options({"max_tokens": 64})}, fresh, stream=False)
+            assert server.chats()[-1].body == voice.bodies[-1], "what follows is another chain"
+            other = [agent_session(0, 0)[0], {"role": "user", "content": "Look at src."}, *session(12)[2:]]
+            await voice.ask(options, asked(api, other, compacting=True), stream=False)
+            assert server.chats()[-1].body == voice.bodies[-1], "what nobody summed up is the model's to read"
+            if api == "chat":
+                await _more_than_a_text(server, front, options)
+    await until(lambda: front.log.read_text().count('"served"') == 3 * len(VOICES) + 2)
+
+
+async def _more_than_a_text(server: Stub, front: Proxy, options: dict[str, Any]) -> None:
+    """A second choice, a form, a forced call or too small an output figure go to the model that was asked."""
+    body = {**options, "messages": asked("chat", session(ROUNDS), compacting=True)}
+    key = {"authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=30) as web:
+        served = await web.post("/chat/completions", headers=key, json=body)
+        assert served.headers["x-ullage-outcome"] == "compacted;served"
+        assert int(served.headers["x-ullage-summary-tokens"]) > 0
+        usage = served.json()["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (0, usage["total_tokens"])
+        assert 100 < usage["total_tokens"] < 2048
+        stream = await web.post("/chat/completions", headers=key, json={**body, "stream": True})
+        assert stream.text.endswith("data: [DONE]\n\n")
+        assert '"usage"' not in stream.text, "usage that nobody asked for"
+        form = {"type": "json_object"}
+        for more in ({"n": 2}, {"response_format": form}, {"tool_choice": "required"}, {"max_tokens": 60}):
+            before = len(server.chats())
+            relayed = await web.post("/chat/completions", headers=key, json={**body, **more})
+            assert relayed.status_code == 200, relayed.text
+            assert len(server.chats()) == before + 1
+        stranger = await web.post("/chat/completions", headers={"authorization": "Bearer sk-other"}, json=body)
+        assert "served" not in stranger.headers["x-ullage-outcome"]
+        off = await web.post("/chat/completions", headers={**key, "x-ullage-mode": "observe"}, json=body)
+        assert "served" not in off.headers.get("x-ullage-outcome", "")

@@ -1,0 +1,171 @@
+"""Compactions that are asked for, and what a caller is told of its conversations, on running proxies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import StartProxy, StartStub
+from tests.e2e.loop import KEY, WINDOW, Loop, replicas
+from tests.harness import Proxy
+from tests.store.conftest import Valkey
+from tests.stub.summariser import Behaviour
+
+NOW = {"x-ullage-compact": "now"}
+OTHER = "sk-test-of-somebody-else-000"
+
+
+async def get(front: Proxy, path: str, key: str = KEY) -> httpx.Response:
+    async with httpx.AsyncClient(trust_env=False, base_url=f"{front.root}/ullage/api") as client:
+        return await client.get(path, headers={"authorization": f"Bearer {key}"})
+
+
+async def wish(front: Proxy, conversation: str, key: str = KEY) -> httpx.Response:
+    async with httpx.AsyncClient(trust_env=False, base_url=f"{front.root}/ullage/api") as client:
+        return await client.post(
+            "/compact", json={"conversation": conversation}, headers={"authorization": f"Bearer {key}"}
+        )
+
+
+async def thread(front: Proxy, conversation: str) -> dict[str, Any]:
+    """What is told of a conversation that has one thread; empty while nothing is told."""
+    got = await get(front, f"/conversations/{conversation}")
+    if got.status_code == 404:
+        return {}
+    assert got.status_code == 200, got.text
+    (found,) = got.json()["threads"]
+    return dict(found)
+
+
+def ageless(told: Mapping[str, Any]) -> dict[str, Any]:
+    """*told* without what differs from one second to the next."""
+    found = dict(told)
+    for name in ("last", "folds", "summaries"):
+        found[name] = [{key: value for key, value in each.items() if "seconds" not in key} for each in told[name]]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["background", "inline"])
+@pytest.mark.parametrize("behaviour", ["honest", "failing"])
+async def test_a_compaction_asked_for_waits_for_its_summary(
+    stub: StartStub, home: Path, proxy: StartProxy, mode: str, behaviour: Behaviour
+) -> None:
+    """With the header the very answer is of a view with a model's summary; by rule alone where the model fails."""
+    server = await stub(window=WINDOW)
+    server.summariser = behaviour
+    front = await proxy(server.url, window=WINDOW, home=home, config={"summaries": {"mode": mode}})
+    async with Loop(server, [front]) as loop:
+        for _ in range(10):
+            await loop.ask()
+        assert not server.summaries
+        assert not loop.events
+        await loop.ask(more=NOW)
+        assert len(loop.events) == 1
+        assert loop.headers[-1]["x-ullage-stages"] == "fold"
+        assert len(server.summaries) == 1
+        assert ("as a model summed it up" in loop.shown()) is (behaviour == "honest")
+        assert (loop.spent > 0) is (behaviour == "honest")
+
+
+async def test_no_model_is_asked_where_none_may_be(stub: StartStub, home: Path, proxy: StartProxy) -> None:
+    """With summaries off a compaction asked for is written by rule, without a call."""
+    server = await stub(window=WINDOW)
+    config = {"summaries": {"mode": "off"}}
+    front = await proxy(server.url, window=WINDOW, home=home, config=config)
+    async with Loop(server, [front]) as loop:
+        for _ in range(10):
+            await loop.ask()
+        await loop.ask(more=NOW)
+        assert len(loop.events) == 1
+        assert not server.summaries
+        assert loop.spent == 0
+
+
+async def test_a_wish_is_known_to_every_replica_and_granted_once(
+    stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
+) -> None:
+    """Told one replica, the next request compacts on the other, with a summary; the one after it goes on as usual."""
+    server = await stub(window=WINDOW)
+    async with Loop(server, await replicas(proxy, server, remote.url, home)) as loop:
+        for _ in range(10):
+            await loop.ask()
+        name = loop.headers[-1]["x-ullage-conversation"]
+        one, two = loop.fronts
+        asked = loop.fronts[(loop.rounds + 1) % 2]
+        got = await wish(asked, name)
+        assert got.status_code == 202, got.text
+        assert got.json()["threads"] == 1
+        assert (await thread(one, name))["compaction_wished"]
+        assert (await thread(two, name))["compaction_wished"]
+        await loop.ask()
+        assert loop.events == [loop.rounds - 1]
+        assert "as a model summed it up" in loop.shown()
+        for _ in range(3):
+            await loop.ask()
+        assert len(loop.events) == 1
+        assert not (await thread(one, name))["compaction_wished"]
+
+
+async def test_what_became_of_a_conversation_is_told_alike_everywhere(
+    stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
+) -> None:
+    """Every replica tells the same folds and summaries, to the conversation's own tenant alone, by its name."""
+    server = await stub(window=WINDOW)
+    async with Loop(server, await replicas(proxy, server, remote.url, home)) as loop:
+        while len(loop.events) < 2:
+            await loop.ask()
+        one, two = loop.fronts
+        name = loop.headers[-1]["x-ullage-conversation"]
+        told: dict[str, Any] = {}
+        while len(told.get("folds", [])) < 2:  # written behind the answer
+            told = await thread(one, name)
+        assert ageless(told) == ageless(await thread(two, name))
+        first, second = told["folds"]
+        assert (first["state"], second["state"]) == ("past", "active")
+        assert (second["from"], second["new_from"]) == (0, first["to"])
+        assert 0 < first["to"] < second["to"] <= second["at"] <= told["last"][0]["items"]
+        assert second["tokens_in"] > second["tokens_out"] > 0
+        assert {first["by"], second["by"]} <= {"heuristic", "gpt-4o-mini"}
+        assert "gpt-4o-mini" in (first["by"], second["by"])
+        (last,) = told["last"]
+        assert last["window"] == WINDOW
+        assert last["outcome"] == "compacted"
+        assert {each["state"] for each in told["summaries"]} <= {"used", "unused", "ready", "pending"}
+        assert "used" in {each["state"] for each in told["summaries"]}
+        (listed,) = (await get(two, "/conversations")).json()["conversations"]
+        assert listed["conversation"] == name
+        for key in (OTHER,):
+            assert (await get(one, f"/conversations/{name}", key)).status_code == 404
+            assert (await wish(one, name, key)).status_code == 404
+            assert (await get(one, "/conversations", key)).json() == {"conversations": []}
+        said = str(told)
+        assert "shard" not in said
+        assert "ledger_" not in said
+        remote.kill()
+        assert (await get(one, f"/conversations/{name}")).status_code == 503
+
+
+async def test_a_failed_summary_and_a_lost_record_are_told(
+    stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
+) -> None:
+    """A model that fails shows as failed with the time of the next try; records that are gone show as lost."""
+    server = await stub(window=WINDOW)
+    server.summariser = "failing"
+    async with Loop(server, await replicas(proxy, server, remote.url, home, "a"), 600) as loop:
+        while not loop.events:
+            await loop.ask()
+        name = loop.headers[-1]["x-ullage-conversation"]
+        told: dict[str, Any] = {}
+        while not told.get("folds") or "failed" not in {each["state"] for each in told["summaries"]}:
+            told = await thread(loop.fronts[0], name)
+        failed = next(each for each in told["summaries"] if each["state"] == "failed")
+        assert failed["retry_in_seconds"] > 0
+        assert failed["reason"]
+        assert told["folds"][0]["by"] == "heuristic"
+        (event,) = [key for key in remote.say("KEYS *:e:*").split() if ":e:" in key]
+        remote.say(f"DEL {event}")
+        assert (await thread(loop.fronts[0], name))["folds"][0]["state"] == "lost"

@@ -1,0 +1,62 @@
+"""Recall as its users meet it: real clients of each API, a real proxy, a model that looks things up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.core.recall.tool import MENTION, NAME
+from tests.conftest import StartProxy, StartStub
+from tests.e2e.checks import view_problems
+from tests.e2e.processes import done, metrics, total
+from tests.e2e.voices import VOICES
+from tests.forms import text_of
+from tests.harness import until
+from tests.material import AGENT_TOOLS
+from tests.recalls import LOOK, READ, SAID, WINDOW, history, recalling
+from tests.stub import Answer
+
+MODEL = "gpt-4o-mini"
+ON: dict[str, Any] = {"recall": {"enabled": True}}
+
+
+@pytest.mark.parametrize("api", VOICES)
+async def test_a_clients_session_goes_on_over_recalls(stub: StartStub, proxy: StartProxy, api: str) -> None:
+    """An SDK gets whole and streamed answers without a trace of the tool, and its next turns are valid and found."""
+    server = await stub(window=WINDOW, wording="anthropic" if api == "messages" else "openai", alternation=False)
+    rules = [{"name": "*", "context_window": WINDOW}]
+    front = await proxy(server.url, config={"models": rules, "compression": ON, "summaries": {"mode": "off"}})
+    thought, words = "What was it again?", "It is kingfisher 4711."
+    async with VOICES[api](front.url) as voice:
+        items, more = voice.opening(history())
+        asked = {"model": MODEL, **voice.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
+        recalls = 0
+        for at in range(6):
+            stream = at % 2 == 1
+            looks = [Answer("I look.", (LOOK,), reasoning=thought), Answer("", (LOOK, READ))][: 1 + (at > 3)]
+            last = Answer(words, (READ,), reasoning=thought) if at % 3 else Answer(words)
+            server.script = recalling(*looks, last)
+            before = len(server.seen)
+            answer = await voice.ask(asked, items, stream=stream)
+            assert NAME not in json.dumps(answer)
+            assert words in "".join(map(text_of, answer))
+            assert [seen.verdict for seen in server.seen[before:]] == ["ok"] * (1 + len(looks)), server.seen[-1].why
+            assert view_problems(voice.bodies[-1], server.seen[before]) == []
+            assert SAID in server.seen[before + 1].body.decode()
+            recalls += len(looks)
+            items += answer
+            calls = voice.calls(answer)
+            following = [{"role": "user", "content": f"Go on with step {at}."}]
+            items += voice.results(calls, ["Nothing new here."] * len(calls)) if calls else following
+        views = [seen for seen in server.seen if seen.body.count(MENTION.encode())]
+        assert len(views) == len(server.seen)
+        assert all(seen.tools[-1] == NAME for seen in server.seen)
+    await until(lambda: len(done(front)) == 6)
+    figures = await metrics(front)
+    assert total(figures, "ullage_recalls_total", model=MODEL) == recalls
+    assert total(figures, "ullage_recall_tokens_total") >= sum(seen.tokens for seen in server.seen)
+    assert total(figures, "ullage_stages_total", stage="recall") == 6
+    assert sum(line["recalls"] for line in done(front)) == recalls
+    assert "kingfisher" not in front.log.read_text()

@@ -1,0 +1,35 @@
+"""Summaries as the store has them, and the notes on them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from proxy.summaries.calling import Summariser
+from proxy.summaries.kept import VERSION, Kept, dump, load, note_on
+from tests.summaries.desk import entries_of, passage_of
+
+SUMMARISER = Summariser("stub", "small", "chat", 8192, True, True, "o200k_base")
+
+
+def test_a_summary_comes_back_with_its_author() -> None:
+    """What was kept for so many items is read back for just as many."""
+    found = load(dump("text", 7, 900, "small", 1), 7)
+    assert found is not None
+    assert (found.text, found.cut, found.spent, found.by) == ("text", 7, 900, "small")
+    assert load(dump("text", 7, 900, "small", 1), 8) is None
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", msgspec.msgpack.encode(Kept(VERSION + 1, "t", 7, 1, "m", 1))])
+def test_what_is_no_summary_of_this_version_is_none(value: bytes) -> None:
+    """Noise and other versions are not taken for a summary."""
+    assert load(value, 7) is None
+
+
+def test_a_note_tells_when_a_failure_is_tried_again() -> None:
+    """A failed summary has a time; it names the prefix and who was asked, and holds no text."""
+    passage = passage_of(entries_of(3))
+    failed = note_on(passage, SUMMARISER, b"p" * 8, "failed", 1000, reason="empty", patience=60)
+    assert (failed.until, failed.cut, failed.by, failed.reason) == (1060, 8, "small", "empty")
+    assert note_on(passage, SUMMARISER, b"p" * 8, "ready", 1000, left=90, patience=60).until == 0
+    assert b"ledger" not in msgspec.msgpack.encode(failed)

@@ -1,0 +1,136 @@
+"""One answer out of several generations, over real HTTP: bytes, errors, broken connections, clients that leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from proxy.core.recall.tool import NAME
+from proxy.tasks import Tasks
+from tests.harness import until
+from tests.recalls import LOOK, PATHS, READ, Front, House, both, every, request, said
+from tests.stub import Answer, Fault, Stub
+from tests.stub.faults import NO_FAULT, rate_limited
+
+
+@every
+@both
+async def test_an_answer_without_a_recall_is_the_upstreams_own(house: House, api: str, stream: bool) -> None:
+    """Where the tool is offered and not called, every byte of the answer is the upstream's."""
+    server, door = await house(api, Answer("I read on.", (READ,), reasoning="Hm."))
+    answer = await door.ask(api, request(api, stream))
+    async with Stub(server.rules) as other:
+        other.script = server.script
+        direct = await door.client.post(f"{other.url}{PATHS[api]}", content=server.seen[0].body)
+    assert answer.content == direct.content
+    assert NAME in server.seen[0].tools
+    assert (door.reports[0].recalls, door.reports[0].recall_tokens) == (0, 0)
+    assert "x-ullage-recall-tokens" not in answer.headers
+
+
+@every
+@both
+async def test_an_error_of_a_later_generation_is_told(house: House, api: str, stream: bool) -> None:
+    """A whole answer is the provider's error as it came; a stream that began ends with an error event."""
+    server, door = await house(api, Answer("Let me look.", (LOOK,)))
+    server.fail(NO_FAULT)
+    server.fail(rate_limited("7"))
+    body = request(api, stream)
+    if not stream:
+        answer = await door.ask(api, body)
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "7"
+        assert answer.json()["error"]["message"] == "Rate limit reached for requests"
+        return
+    text = await broken(door, api, body)
+    assert "Let me look." in text
+    assert NAME not in text
+    last = [line for line in text.splitlines() if line.startswith("data: ")][-1]
+    assert "Rate limit reached" in last
+    assert ("rate_limit_error" in last) is (api == "messages")
+    await until(lambda: len(door.reports) == 1)
+    assert door.reports[0].reason == "recall_failed"
+
+
+async def broken(door: Front, api: str, body: dict[str, Any]) -> str:
+    """What comes of a stream that is broken off."""
+    text = ""
+    async with door.client.stream("POST", PATHS[api], json=body) as answer:
+        try:
+            async for piece in answer.aiter_text():
+                text += piece
+        except httpx.RemoteProtocolError:
+            return text
+    raise AssertionError("the stream came to a regular end")
+
+
+@every
+async def test_a_connection_that_breaks_later_ends_the_stream(house: House, api: str) -> None:
+    """An upstream that goes away in the second generation is told as in the first."""
+    server, door = await house(api, Answer("Let me look.", (LOOK,)))
+    server.fail(NO_FAULT)
+    server.fail(Fault(cut="mid_body", after=2))
+    text = await broken(door, api, request(api, True))
+    assert "upstream" in text.splitlines()[-2]
+    assert NAME not in text
+
+
+@every
+async def test_a_client_that_leaves_ends_what_is_under_way(house: House, api: str) -> None:
+    """Whoever leaves while the model is asked again leaves no call behind."""
+    server, door = await house(api, Answer("Let me look.", (LOOK,)))
+    server.fail(NO_FAULT)
+    server.fail(Fault(hang=True))
+    async with door.client.stream("POST", PATHS[api], json=request(api, True)) as answer:
+        async for piece in answer.aiter_text():
+            if "Let me look." in piece:
+                break
+        await until(lambda: len(server.seen) == 2)
+    await until(lambda: server.seen[1].aborted_at is not None)
+    await until(lambda: len(door.reports) == 1)
+    assert door.reports[0].reason == "client_left"
+
+
+@every
+@both
+async def test_compressed_answers_are_read(house: House, api: str, stream: bool) -> None:
+    """An upstream that compresses its answers is understood all the same."""
+    server, door = await house(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server.fail(Fault(gzip=True), 2)
+    told = said(api, await door.ask(api, request(api, stream)), stream)
+    assert told.text.endswith("It is kingfisher.")
+
+
+@both
+async def test_a_stream_without_its_last_event_is_an_end_too(house: House, stream: bool) -> None:
+    """A server that ends a stream by closing it has its calls answered as well."""
+    server, door = await house("chat", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server.fail(Fault(no_done=True))
+    told = said("chat", await door.ask("chat", request("chat", stream)), stream)
+    assert told.text.endswith("It is kingfisher.")
+
+
+@every
+async def test_a_client_that_leaves_before_a_whole_answer_ends_the_call(house: House, api: str) -> None:
+    """Whoever does not wait for an answer that is no stream leaves no call behind either."""
+    server, door = await house(api, Answer("Let me look.", (LOOK,)))
+    server.fail(Fault(trickle=0.2))
+    tasks = Tasks(lambda name, error: None)
+    tasks.spawn(door.ask(api, request(api, False)), "a client without patience")
+    await until(lambda: len(server.seen) == 1)
+    await tasks.finish(0.3)  # some of the answer has come by then, and much of it has not
+    await until(lambda: server.seen[0].aborted_at is not None)
+    await until(lambda: len(door.reports) == 1)
+    assert door.reports[0].reason == "client_left"
+
+
+async def test_usage_that_nobody_asked_for_stays_hidden(house: House) -> None:
+    """Where the proxy asks for a stream's usage by itself, every generation's is counted and none is shown."""
+    server, door = await house("chat", Answer("Let me look.", (LOOK,)), Answer("It is so."), usage=True)
+    body = {key: value for key, value in request("chat", True).items() if key != "stream_options"}
+    told = said("chat", await door.ask("chat", body), True)
+    assert told.usage == {}
+    (report,) = door.reports
+    assert report.usage.input_tokens == server.seen[1].tokens
+    assert report.recall_tokens > server.seen[0].tokens + server.seen[1].tokens
