@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.recall.events import dumped, written
-from proxy.core.recall.splice import Call, Splice
+from proxy.core.recall.splice import Call, Splice, figure
 from proxy.core.recall.tool import NAME
+from proxy.core.report import Usage
 
 _OWN: Final = ("role", "content", "tool_calls")
 _NAMES: Final = frozenset({"id", "type", "name", "role", "index", "format"})
@@ -64,12 +65,9 @@ def whole(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> di
     return {**answer, "choices": [{**choice, "message": message, "finish_reason": finish}]}
 
 
-def spent(usage: Any) -> int | None:
+def used(usage: Any) -> Usage:
     """Tokens of prompt and completion."""
-    given = usage if isinstance(usage, dict) else {}
-    figures = [given.get(key) for key in ("prompt_tokens", "completion_tokens")]
-    told = [figure for figure in figures if isinstance(figure, int)]
-    return sum(told) if told else None
+    return Usage(figure(usage, "prompt_tokens"), figure(usage, "completion_tokens"))
 
 
 def stream() -> Splice:

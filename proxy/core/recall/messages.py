@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.recall.events import dumped, written
-from proxy.core.recall.splice import Call, Splice
+from proxy.core.recall.splice import Call, Splice, figure
 from proxy.core.recall.tool import NAME
+from proxy.core.report import Usage
 
 _INPUT: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
@@ -51,11 +52,9 @@ def whole(answer: Mapping[str, Any], earlier: Sequence[Sequence[Mapping[str, Any
     return {**answer, "content": content, "stop_reason": _stop(answer.get("stop_reason"), content)}
 
 
-def spent(usage: Any) -> int | None:
+def used(usage: Any) -> Usage:
     """Tokens of input, cached or not, and output."""
-    given = usage if isinstance(usage, dict) else {}
-    told = [given[key] for key in (*_INPUT, "output_tokens") if isinstance(given.get(key), int)]
-    return sum(told) if told else None
+    return Usage(figure(usage, *_INPUT), figure(usage, "output_tokens"))
 
 
 def stream() -> Splice:

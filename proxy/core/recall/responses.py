@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.recall.events import written
-from proxy.core.recall.splice import Call, Splice
+from proxy.core.recall.splice import Call, Splice, figure
 from proxy.core.recall.tool import NAME
+from proxy.core.report import Usage
 
 Item = Mapping[str, Any]
 
@@ -67,11 +68,9 @@ def whole(answer: Item, earlier: Sequence[Sequence[Item]]) -> dict[str, Any]:
     return {**answer, "output": [*output, *without(answer["output"], _is_ours)]}
 
 
-def spent(usage: Any) -> int | None:
+def used(usage: Any) -> Usage:
     """Tokens of input and output."""
-    given = usage if isinstance(usage, dict) else {}
-    told = [given[key] for key in ("input_tokens", "output_tokens") if isinstance(given.get(key), int)]
-    return sum(told) if told else None
+    return Usage(figure(usage, "input_tokens"), figure(usage, "output_tokens"))
 
 
 def without(items: Sequence[Item], gone: Callable[[Item], bool]) -> list[Item]:

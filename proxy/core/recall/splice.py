@@ -12,9 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.core.recall.events import Events, data_of, value_of
+from proxy.core.report import Usage
 
 HELD = 2**25
 """Bytes of one generation that are held at most; a call of a tool is never near that."""
+
+
+def figure(usage: Any, *names: str) -> int | None:
+    """The sum of the figures of these *names* in a usage; ``None`` where it has none of them."""
+    given = usage if isinstance(usage, dict) else {}
+    found = [given[name] for name in names if isinstance(given.get(name), int)]
+    return sum(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +60,8 @@ class Wire(Protocol):
     def whole(self, answer: Mapping[str, Any], earlier: Sequence[Any]) -> dict[str, Any]:
         """The last generation as the client gets it: behind what *earlier* ones said, without calls of the tool."""
 
-    def spent(self, usage: Any) -> int | None:
-        """Tokens of input and output in an answer's usage; ``None`` where it tells none."""
+    def used(self, usage: Any) -> Usage:
+        """The tokens in an answer's usage: all of its input, cached or not, and its output."""
 
 
 class TooMuchHeld(Exception):

@@ -7,6 +7,7 @@ from typing import Any
 from proxy.core.recall import messages
 from proxy.core.recall.events import written
 from proxy.core.recall.tool import NAME
+from proxy.core.report import NO_USAGE, Usage
 from tests.streams import events
 
 RECALL = {"type": "tool_use", "id": "t1", "name": NAME, "input": {}}
@@ -66,7 +67,7 @@ def test_the_last_generation_tells_its_own_input() -> None:
     told = events(out)
     assert [value["type"] for value in told].count("message_start") == 1
     assert told[-2]["usage"] == {"input_tokens": 7, "cache_read_input_tokens": 200, "output_tokens": 9}
-    assert messages.spent(splice.usage) == 216
+    assert messages.used(splice.usage) == Usage(207, 9)
 
 
 def test_empty_texts_do_not_go_back() -> None:
@@ -95,4 +96,4 @@ def test_an_answer_cut_short_is_told_apart() -> None:
 def test_what_is_no_answer_says_nothing() -> None:
     """An error has no blocks, and no usage."""
     assert messages.said({"type": "error", "error": {}}) is None
-    assert messages.spent(None) is None
+    assert messages.used(None) == NO_USAGE

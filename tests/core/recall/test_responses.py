@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from proxy.core.recall import responses
 from proxy.core.recall.events import written
 from proxy.core.recall.tool import NAME
+from proxy.core.report import NO_USAGE, Usage
 
 Item = dict[str, Any]
 
@@ -108,7 +109,7 @@ def test_the_end_of_a_response_may_leave_its_output_out() -> None:
     assert b"response.created" not in out
     assert out.count(b'"text":"So."') == 3
     assert b'"id":"second"' in out
-    assert responses.spent(splice.usage) == 3
+    assert responses.used(splice.usage) == Usage(3)
 
 
 def test_an_answer_cut_short_is_told_apart() -> None:
@@ -123,4 +124,4 @@ def test_an_answer_cut_short_is_told_apart() -> None:
 def test_what_is_no_answer_says_nothing() -> None:
     """An error has no items, and no usage."""
     assert responses.said({"error": {}}) is None
-    assert responses.spent({}) is None
+    assert responses.used({}) == NO_USAGE
