@@ -30,8 +30,8 @@ GENERATIONS: Final = 3
 INLINE: Final = 65_536
 """Bytes of a history that is searched on the event loop; more goes to a thread."""
 
-RESULT: Final = 16
-"""Tokens around one answer of the tool."""
+SEAM: Final = 4
+"""Tokens that a text may take more inside an element than it does alone."""
 
 LABEL: Final = 120
 """Characters of a call that are shown as the heading of its result."""
@@ -134,7 +134,7 @@ class Turn:
         made: list[bytes] = []
 
         async def grown(plan: Plan) -> Plan:
-            made[:] = await self._off(lambda: [*asked, *self._answered(plan, asked, calls, pieces)])
+            made[:] = await self._off(lambda: [*asked, *self._answered(plan, said, asked, calls, pieces)])
             return self._grown(plan, made)
 
         found = await self._again(self._plan, grown)
@@ -160,19 +160,20 @@ class Turn:
         return sum(self._dialect.read_item(raw, self._count).tokens for raw in elements)
 
     def _answered(
-        self, plan: Plan, asked: Sequence[bytes], calls: Sequence[Call], pieces: Sequence[Piece]
+        self, plan: Plan, said: Any, asked: Sequence[bytes], calls: Sequence[Call], pieces: Sequence[Piece]
     ) -> Iterator[bytes]:
-        """The elements that answer *calls* in what *plan* leaves free."""
+        """The elements that answer what was *said*, its *calls* in what *plan* leaves free."""
         assert plan.subject is not None
         figures = plan.subject.figures
         last = "\n" + LAST if self.recalls + 2 == GENERATIONS else ""
-        taken = (plan.tokens or 0) + self._weight([*self._behind, *asked])
+        bare = map(dumped, self.wire.answered(said, [""] * len(calls)))
+        taken = (plan.tokens or 0) + self._weight([*self._behind, *asked, *bare])
         room = figures.inside(plan.output or figures.reserve) - taken
         usual, count = self._limits.results, self._count
-        share = min(self._limits.tokens, (room - count(last)) // len(calls)) - RESULT
+        share = min(self._limits.tokens, (room - count(last)) // len(calls) - SEAM)
         texts = [answer(call.arguments, pieces, usual, share, count) for call in calls]
         texts[-1] += last
-        return map(dumped, self.wire.answered(calls, texts))
+        return map(dumped, self.wire.answered(said, texts))
 
     def _pieces(self) -> list[Piece]:
         """Every item of the client's history as it is shown."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.recall.events import dumped, written
-from proxy.core.recall.splice import Call, Splice, figure
+from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Usage
 
@@ -36,14 +36,14 @@ def calls(said: Mapping[str, Any]) -> list[Call]:
 def asked(said: Mapping[str, Any], body: bytes) -> list[Any]:
     """The message to go on from. What only some servers know in it goes back where the client sends it back too."""
     more = {key: value for key, value in said.items() if key not in _OWN and value and dumped(key) in body}
-    ours = [call for call in _listed(said) if _is_ours(call)]
-    return [{"role": "assistant", "content": said.get("content") or None, **more, "tool_calls": ours}]
+    return [{"role": "assistant", "content": said.get("content") or None, **more, "tool_calls": _listed(said)}]
 
 
-def answered(calls: Sequence[Call], texts: Sequence[str]) -> list[Any]:
+def answered(said: Mapping[str, Any], texts: Sequence[str]) -> list[Any]:
     """A tool message for each call."""
-    pairs = zip(calls, texts, strict=True)
-    return [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in pairs]
+    left = iter(texts)
+    pairs = [(call.get("id"), next(left) if _is_ours(call) else NOT_RUN) for call in _listed(said)]
+    return [{"role": "tool", "tool_call_id": str(name or ""), "content": text} for name, text in pairs]
 
 
 def whole(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
