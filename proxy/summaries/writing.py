@@ -100,11 +100,12 @@ class Writer:
 
     async def write(self, passage: Passage, summariser: Summariser, base: Summary | None, allow: Allow) -> Draft:
         """The text of *passage*, on top of *base* where there is one. Raises ``Unwritten``."""
-        source, fresh = await asyncio.to_thread(_read, passage, base)
+        entries = await asyncio.to_thread(passage.read, 0, passage.wanted.length)
+        fresh = entries[base.cut if base else 0 :]
         warm = self._warm(passage, summariser)
         if warm is not None:
             await self._allowed(passage, warm[1], allow)
-            return await self._ask(_Run(passage, summariser), source, [warm[0]])
+            return await self._ask(_Run(passage, summariser), entries, [warm[0]])
         for detail in DETAILS:
             chunks, tokens = await asyncio.to_thread(self._plan, passage, summariser, base, fresh, detail)
             if not chunks:
@@ -115,7 +116,7 @@ class Writer:
                 if error.reason != "budget" or detail == DETAILS[-1]:
                     raise
                 continue
-            return await self._ask(_Run(passage, summariser, base.text if base else ""), source, chunks)
+            return await self._ask(_Run(passage, summariser, base.text if base else ""), entries, chunks)
         raise AssertionError("the last attempt returns or raises")
 
     async def _allowed(self, passage: Passage, tokens: int, allow: Allow) -> None:
@@ -151,9 +152,10 @@ class Writer:
         body = warm_body(WIRES[summariser.api], summariser.model, warm.outline, warm.items, text, output)
         return body, warm.tokens + FRAME + output
 
-    async def _ask(self, run: _Run, source: Source, chunks: Sequence[str | bytes]) -> Draft:
-        """The text after the last of *chunks*, each folded into what the ones before gave."""
+    async def _ask(self, run: _Run, entries: Sequence[Entry], chunks: Sequence[str | bytes]) -> Draft:
+        """The text after the last of *chunks*, each folded into what the ones before gave; *entries* bear it out."""
         summariser, passage = run.summariser, run.passage
+        source = await asyncio.to_thread(Source, entries, passage.wanted.tokens)
         count, origin = self._count(summariser), passage.request.origin
         assert origin is not None
         for chunk in chunks:
@@ -183,12 +185,6 @@ class Writer:
         system = self._prompts.system(nonce, cap)
         text = self._prompts.request(nonce, chunk, run.text)
         return dump(WIRES[summariser.api].ask(summariser.model, system, text, allowance(summariser.model, cap)))
-
-
-def _read(passage: Passage, base: Summary | None) -> tuple[Source, Sequence[Entry]]:
-    """What is summed up, for verification, and the part of it that *base* does not cover."""
-    entries = passage.read(0, passage.wanted.length)
-    return Source(entries, passage.wanted.tokens), entries[base.cut if base else 0 :]
 
 
 @dataclass(slots=True)

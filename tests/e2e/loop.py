@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,9 @@ import httpx
 from tests.conftest import StartProxy
 from tests.e2e.checks import view_problems
 from tests.e2e.processes import metrics, total
-from tests.forms import body_of, text_of
+from tests.forms import body_of, kind_of, text_of
 from tests.harness import Proxy
 from tests.material import AGENT_TOOLS, agent_round, agent_session
-from tests.store.conftest import Valkey
 from tests.stub import Stub
 
 WINDOW = 8192
@@ -29,7 +29,7 @@ class Loop:
     """An agent at work: its history, what the upstream saw, and which answers were of a view with a summary.
 
     It speaks *api*, on *path* below the proxy's root where one is given. While it waits for an answer no summary is
-    answered if it is *gated*: a request that waited for one would never end.
+    answered if it is *gated*: a request that waited for one would never end. Every third result has what is *planted*.
     """
 
     stub: Stub
@@ -40,6 +40,7 @@ class Loop:
     path: str = ""
     model: str = "gpt-4o-mini"
     gated: bool = False
+    planted: Sequence[str] = ()
     messages: list[dict[str, Any]] = field(default_factory=lambda: agent_session(0, 0))
     headers: list[Mapping[str, str]] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
@@ -53,16 +54,21 @@ class Loop:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def ask(self, *, settle: bool = True, said: str = "", more: Mapping[str, str] | None = None) -> None:
+    async def ask(
+        self, *, settle: bool = True, said: str = "", more: Mapping[str, str] | None = None, again: bool = False
+    ) -> None:
         """One more round: a result with a note, perhaps a word of the user's, and the model asked; the view checked.
 
         With *settle* the next round waits until summaries under way have come to something. *more* are header fields.
+        *again*: what was asked last was never answered, and is asked once more.
         """
-        if self.rounds:
+        if self.rounds and not again:
             new = agent_round(self.rounds, self.result)
             new[-1]["content"] += (
                 f"\nNote {self.rounds}: the shard of ledger_{400 + self.rounds} is {9400 + self.rounds}."
             )
+            if self.rounds % 3 == 1:
+                new[-1]["content"] += "".join(f"\n{order}" for order in self.planted)
             self.messages += new
         if said:
             self.messages.append({"role": "user", "content": said})
@@ -113,6 +119,11 @@ class Loop:
         """Everything the newest view says."""
         return "\n".join(map(text_of, self.stub.chats()[-1].messages))
 
+    def outside_quotes(self) -> str:
+        """What the newest view says in the user's or the operator's name, less what stands there as a quote."""
+        items = [item for item in self.stub.chats()[-1].messages if kind_of(item) in ("user", "system")]
+        return re.sub(r"“[^”]*”", "", "\n".join(map(text_of, items)))
+
     @property
     def spent(self) -> int:
         """What the last answer says that the summaries in its view cost."""
@@ -124,6 +135,9 @@ def _made(path: Path) -> Path:
     return path
 
 
-async def replicas(proxy: StartProxy, server: Stub, remote: Valkey, home: Path, names: str = "ab") -> list[Proxy]:
-    arguments = ["--store", remote.url]
-    return [await proxy(server.url, window=WINDOW, arguments=arguments, home=_made(home / name)) for name in names]
+async def replicas(
+    proxy: StartProxy, stub: Stub, url: str, home: Path, names: str = "ab", **sections: Any
+) -> list[Proxy]:
+    """Proxies of one window that share the store at *url*, each with a home of its own; *sections* configure them."""
+    config = {"store": {"url": url}, **sections}
+    return [await proxy(stub.url, window=WINDOW, config=config, home=_made(home / name)) for name in names]

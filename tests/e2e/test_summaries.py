@@ -16,7 +16,7 @@ from tests.e2e.processes import lines, metrics, status, total
 from tests.e2e.test_store import frozen, full, lost
 from tests.harness import Proxy
 from tests.store.conftest import Valkey, eventually
-from tests.stub.summariser import INJECTED, Behaviour
+from tests.stub.summariser import INJECTED, PLANTED, Behaviour
 
 CONSTRAINTS = tuple(
     f"Constraint {n}: never touch shard_{500 + n} without a backup of zone_{700 + n}." for n in range(15)
@@ -32,7 +32,7 @@ async def test_two_replicas_write_one_summary_for_each_event(
     would wait for ever. Each view begins with all of the one before it, but for those that are told as compactions.
     """
     server = await stub(window=WINDOW)
-    async with Loop(server, await replicas(proxy, server, remote, home), gated=True) as loop:
+    async with Loop(server, await replicas(proxy, server, remote.url, home), gated=True) as loop:
         for _ in range(60):
             await loop.ask()
         assert 3 <= len(loop.events) <= 6, loop.events
@@ -78,7 +78,7 @@ async def test_a_killed_holder_holds_nobody_up(stub: StartStub, home: Path, prox
     """The replica that writes is killed in the middle: the other answers every request, over the next events."""
     server = await stub(window=WINDOW)
     server.summariser = "hanging"
-    async with Loop(server, await replicas(proxy, server, remote, home), 600) as loop:
+    async with Loop(server, await replicas(proxy, server, remote.url, home), 600) as loop:
         while not server.summaries:
             await loop.ask(settle=False)
         assert ":k:" in remote.say("KEYS *")
@@ -113,7 +113,7 @@ async def test_a_broken_store_costs_no_request(
 ) -> None:
     """A store that freezes, fills up or is emptied while summaries are written and used: every request is answered."""
     server = await stub(window=WINDOW)
-    async with Loop(server, await replicas(proxy, server, remote, home), 600) as loop:
+    async with Loop(server, await replicas(proxy, server, remote.url, home), 600) as loop:
         while not loop.events:
             await loop.ask()
         spoil(remote)
@@ -129,7 +129,7 @@ async def test_a_restart_of_everything_changes_no_view(
 ) -> None:
     """Proxies and store stopped and started again: the next view begins with all of the last one, summary included."""
     server = await stub(window=WINDOW)
-    fronts = await replicas(proxy, server, remote, home)
+    fronts = await replicas(proxy, server, remote.url, home)
     async with Loop(server, fronts, 600) as loop:
         while not loop.events or not loop.spent:
             await loop.ask()
@@ -154,7 +154,7 @@ async def test_what_is_being_written_is_finished_on_drain(
     """On SIGTERM a summary under way is finished and kept, its client long gone, and its lease given back."""
     server = await stub(window=WINDOW)
     server.summariser = "slow"
-    (front,) = await replicas(proxy, server, remote, home, "a")
+    (front,) = await replicas(proxy, server, remote.url, home, "a")
     async with Loop(server, [front], 600) as loop:
         while not server.summaries:
             await loop.ask(settle=False)
@@ -168,15 +168,15 @@ async def test_what_is_being_written_is_finished_on_drain(
 async def test_constraints_survive_and_nobody_is_commanded(
     stub: StartStub, home: Path, proxy: StartProxy, behaviour: Behaviour, record_property: Any
 ) -> None:
-    """Over six events, whatever the summariser does, all 15 constraints stand in every view and no planted order does.
+    """Over six events, whatever the summariser does, all 15 constraints stand in every view and no invented order does.
 
-    How many of 40 facts are left at the end is reported.
+    Orders that tools gave stand in nobody's name: only as quotes. How many of 40 facts are left at the end is reported.
     """
     server = await stub(window=WINDOW)
     server.summariser = behaviour
     front = await proxy(server.url, window=WINDOW, home=home)
-    async with Loop(server, [front], 500) as loop:
-        told = 0
+    async with Loop(server, [front], 500, planted=PLANTED) as loop:
+        told, quoted = 0, 0
         while len(loop.events) < 6 or loop.rounds <= 41:
             said = CONSTRAINTS[told] if loop.rounds % 2 and told < len(CONSTRAINTS) else ""
             told += bool(said)
@@ -184,9 +184,14 @@ async def test_constraints_survive_and_nobody_is_commanded(
             shown = loop.shown()
             assert [rule for rule in CONSTRAINTS[:told] if rule not in shown] == []
             assert [order for order in INJECTED if order in shown] == []
+            unquoted = loop.outside_quotes()
+            assert [order for order in PLANTED if order in unquoted] == []
+            quoted += f"“{PLANTED[1]}”" in shown
         facts = [f"Note {n}: the shard of ledger_{400 + n} is {9400 + n}." for n in range(1, 41)]
-        record_property("facts", f"{behaviour}: {sum(fact in shown for fact in facts)} of {len(facts)}")
+        whole, named = sum(fact in shown for fact in facts), sum(str(9400 + n) in shown for n in range(1, 41))
+        record_property("facts", f"{behaviour}: of {len(facts)}, {whole} whole and {named} figures")
         assert (loop.spent > 0) is (behaviour in ("honest", "lossy", "hostile"))
+        assert bool(quoted) is (behaviour == "hostile"), "the summariser's orders were not put to the test"
     assert server.summaries
     if behaviour == "hanging":
         _end_at_once([front])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from proxy.store import Store, keys
 from proxy.store.shelf import SLOT, SLOTS
 from tests.store.conftest import Opener, Valkey, eventually
+from tests.store.constellations import keys_of, six_nodes, whole
 
 TENANT, OTHER, ROOT, POLICY = b"t" * 32, b"o" * 32, b"r" * 16, b"p" * 8
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -117,18 +116,8 @@ async def test_a_hung_store_gives_nothing_and_takes_no_harm(valkey: Valkey, open
 
 async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Path, opener: Opener) -> None:
     """Three masters and three replicas: everything of a conversation is in one slot, and a lost master is replaced."""
-    servers = []
-    ports = _free_ports(12)
-    for at in range(6):
-        home = short_path / str(at)
-        home.mkdir()
-        bus, port = ports[at], ports[at + 6]
-        settings = ("--cluster-enabled", "yes", "--cluster-port", str(bus), "--cluster-node-timeout", "1000")
-        servers.append((Valkey(home, *settings, "--cluster-replica-validity-factor", "0", port=port), bus))
-    try:
-        await asyncio.to_thread(lambda: [server.start() for server, _ in servers])
-        await _joined(servers)
-        hosts = ",".join(f"127.0.0.1:{server.port}" for server, _ in servers)
+    async with six_nodes(short_path) as servers:
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
         store = await opener(f"redis+cluster://{hosts}")
         assert store.state().up
         shelf, roots = store.shelf, [bytes([at]) * 16 for at in range(12)]
@@ -140,50 +129,16 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
             assert await lease.renew(60)
             assert await shelf.lease(root, POLICY, A, 60) is None
         shelf.count(TENANT, "in", 7, NOW)
-        held = [_keys(server) for server, _ in servers[:3]]
+        held = [keys_of(server) for server in servers[:3]]
         assert all(held), "the conversations are not spread over the masters"
         for root in roots:
             names = {keys.event(root, "r", A), keys.summary(root, POLICY, B), keys.lease(root, POLICY, A)}
             assert sum(names <= found for found in held) == 1
-        await eventually(lambda: sum(_keys(server) == held[0] for server, _ in servers) == 2)
-        servers[0][0].kill()
-        await eventually(lambda: all("cluster_state:ok" in server.say("CLUSTER INFO") for server, _ in servers[1:]), 30)
+        await eventually(lambda: sum(keys_of(server) == held[0] for server in servers) == 2)
+        servers[0].kill()
+        await whole(servers[1:])
         async with asyncio.timeout(30):
             for root in roots:
                 while await shelf.newest(TENANT, root, POLICY, [B]) != (0, b"text"):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         assert await shelf.lease(roots[0], POLICY, A, 60) is None, "a lease was lost with its master"
-    finally:
-        for server, _ in servers:
-            server.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Different loopback ports that nobody listens on now."""
-    with ExitStack() as opened:
-        probes = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
-async def _joined(servers: list[tuple[Valkey, int]]) -> None:
-    """Make the first three of *servers* masters and each of the others a replica of one."""
-    first = servers[0][0]
-    for server, bus in servers[1:]:
-        assert first.say(f"CLUSTER MEET 127.0.0.1 {server.port} {bus}").startswith("+OK")
-    for at, slots in enumerate(("0 5460", "5461 10922", "10923 16383")):
-        servers[at][0].say(f"CLUSTER ADDSLOTSRANGE {slots}")
-    names = [server.say("CLUSTER MYID").splitlines()[1] for server, _ in servers[:3]]
-    for (server, _), name in zip(servers[3:], names, strict=True):
-        await eventually(lambda server=server, name=name: server.say(f"CLUSTER REPLICATE {name}").startswith("+OK"))  # type: ignore[misc]
-    known = [f"{kind}={count}" for kind, count in (("cluster_known_nodes", 6), ("cluster_size", 3))]
-    wanted = [text.replace("=", ":") for text in known] + ["cluster_state:ok"]
-    await eventually(lambda: all(all(w in server.say("CLUSTER INFO") for w in wanted) for server, _ in servers), 20)
-    await eventually(
-        lambda: all("master_link_status:up" in server.say("INFO replication") for server, _ in servers[3:]), 20
-    )
-
-
-def _keys(server: Valkey) -> set[str]:
-    return {line for line in server.say("KEYS *").splitlines() if line.startswith("ullage1:")}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from proxy.ports import Summary
+from proxy.summaries import writing
 from proxy.summaries.calling import Summariser
 from proxy.summaries.writing import Unwritten
 from tests.conftest import StartStub
@@ -30,6 +33,37 @@ async def test_a_history_far_larger_than_the_window_is_folded_in_chunks(stub: St
     assert {seen.verdict for seen in server.summaries} == {"ok"}
     assert "Note 120: " in draft.text
     assert all("summary so far" in seen.messages[1]["content"] for seen in server.summaries[1:])
+    await bench.close()
+
+
+async def test_one_and_a_half_million_tokens_are_folded_through_a_hundred_thousand(
+    stub: StartStub, record_property: Any
+) -> None:
+    """A history of 1.5M tokens goes through a window of 100K: no call is too big, none is wasted, the end is there."""
+    server = await stub(window=100_000)
+    bench = Bench(server, Dictionary(), seconds=60.0)
+    passage = passage_of(entries_of(1370, 1090), window=100_000, cap=4096)
+    assert passage.wanted.tokens > 1_500_000
+    draft = await bench.writer.write(passage, own(100_000), None, allow)
+    assert {seen.verdict for seen in server.summaries} == {"ok"}
+    sizes = [seen.tokens for seen in server.summaries]
+    record_property("calls", f"{draft.calls} of {max(sizes)} tokens at most")
+    assert draft.calls == len(sizes) < 20
+    assert min(sizes[:-1]) > 60_000, "calls that could have been fewer"
+    assert "Note 1370: " in draft.text
+    await bench.close()
+
+
+async def test_a_budget_is_asked_before_work_is_done(stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may not be paid for costs no reading of what a summary would be held against."""
+    bench = Bench(await stub(), Dictionary())
+
+    async def never(tokens: int) -> str:
+        return "budget"
+
+    monkeypatch.setattr(writing, "Source", None)
+    with pytest.raises(Unwritten, match="budget"):
+        await bench.writer.write(passage_of(entries_of(10)), own(8192), None, never)
     await bench.close()
 
 

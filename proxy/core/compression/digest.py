@@ -34,6 +34,9 @@ OLDEST = 0.6
 ROUGH, SMOOTH = 3.0, 2.0
 """What a name takes beside its own size, so that the shortest do not always win: in guessed and in counted tokens."""
 
+LABEL = 6
+"""Tokens of what stands around an error line or a command."""
+
 LONGEST = 160
 """Characters of a token, an error line or a command; what is longer is data, not a name."""
 
@@ -79,7 +82,7 @@ class Digest:
             found.append("Names and places mentioned: " + ", ".join(self.names))
         if self.numbers:
             found.append("Figures mentioned: " + ", ".join(self.numbers))
-        found += [f"Trouble seen: {line}" for line in self.errors]
+        found += [f"A tool said: {quoted(line)}" for line in self.errors]
         found += [f"Command run: {line}" for line in self.commands]
         return found
 
@@ -104,7 +107,7 @@ def digest_of(entries: Sequence[Entry], tokens: int, count: Count, known: str = 
     sized = _Sized(count)
     errors = sized.fill(_error_lines(entries), int(tokens * ERROR_SHARE))
     commands = sized.fill(_commands(entries), int(tokens * COMMAND_SHARE))
-    room = tokens - sum(sized(line) + 4 for line in (*errors, *commands))
+    room = tokens - sum(sized(line) + LABEL for line in (*errors, *commands))
     said = _Said(known)
     files = sized.fill(filter(said.is_new, _files(entries)), int(room * FILE_SHARE))
     room -= sum(map(sized, files))
@@ -121,7 +124,7 @@ def _mentions(entries: Sequence[Entry]) -> dict[str, _Name]:
     total = max(1, len(entries))
     for index, entry in enumerate(entries):
         for text, weight in _texts(entry):
-            for name, figure in dict(_tokens(text)).items():
+            for name, figure in dict(_tokens(text, phrases=weight > WRITTEN["tool"])).items():
                 known = names.get(name)
                 if known is None:
                     known = names[name] = _Name(figure, Counter())
@@ -187,8 +190,14 @@ def _texts(entry: Entry) -> Iterator[tuple[str, float]]:
         yield plain_arguments(arguments), CALLED
 
 
-def _tokens(text: str) -> Iterator[tuple[str, bool]]:
-    """Every token of *text* worth naming, and whether it is a figure."""
+def quoted(text: str) -> str:
+    """*text* as somebody else's words: nothing in it ends the quote."""
+    inside = text.replace("“", "'").replace("”", "'")
+    return f"“{inside}”"
+
+
+def _tokens(text: str, *, phrases: bool) -> Iterator[tuple[str, bool]]:
+    """Every token of *text* worth naming, and whether it is a figure; *phrases*: also titles of several words."""
     for start in range(0, len(text), _WINDOW):
         window = text[start : start + _WINDOW]
         for match in _SPLIT.finditer(window):
@@ -196,7 +205,8 @@ def _tokens(text: str) -> Iterator[tuple[str, bool]]:
             if 2 < len(token) <= LONGEST:
                 yield from _named(token)
         for match in _QUOTED.finditer(window):
-            yield match.group(1), False
+            if phrases or not any(map(str.isspace, match.group(1))):
+                yield match.group(1), False
 
 
 def _named(token: str) -> Iterator[tuple[str, bool]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from proxy.core.compression.digest import quoted
 from proxy.core.conversation.entry import Entry
 
 Count = Callable[[str], int]
@@ -38,6 +39,11 @@ MOST_INVENTED = 0.5
 
 OVERLAP = 0.7
 """Share of a line's word pairs that must stand in one sentence of a speaker to count as theirs."""
+
+HEARD = 2**20
+"""Characters of each speaker's newest words in which a line is looked for: about 50 bytes of memory each. What was said
+before that is nobody's, and an order that nobody gave goes.
+"""
 
 _WINDOW = 65_536
 _LONGEST_LINE = 4_000
@@ -114,19 +120,22 @@ class Source:
     def __init__(self, entries: Sequence[Entry], tokens: int) -> None:
         texts: list[str] = []
         self.tokens = tokens
+        self._left = {"user": HEARD, "tool": HEARD, "assistant": HEARD}
         self._said: dict[str, list[_Sentence]] = {"user": [], "tool": [], "assistant": []}
         self._index: dict[str, dict[str, set[int]]] = {"user": {}, "tool": {}, "assistant": {}}
-        for entry in entries:
-            texts.append(entry.text)
+        for entry in reversed(entries):
             speaker = "user" if entry.role in ("user", "system") else entry.role
             self._hear(speaker, entry.text)
             if entry.said:
                 self._hear("user", entry.said)
+            for _, arguments in entry.calls:
+                self._hear("assistant", arguments)
+        for entry in entries:
+            texts.append(entry.text)
             for name, arguments in entry.calls:
                 texts += [name, arguments]
                 if "\\" in arguments:
                     texts.append(arguments.replace("\\\\", "\\").replace('\\"', '"').replace("\\/", "/"))
-                self._hear("assistant", arguments)
         self._text = "\n".join(texts)
         self._lowered = self._text.lower()
 
@@ -141,6 +150,8 @@ class Source:
 
     def _hear(self, speaker: str, text: str) -> None:
         said, index = self._said[speaker], self._index[speaker]
+        text = text[: self._left[speaker]]
+        self._left[speaker] -= len(text)
         for start in range(0, len(text), _WINDOW):
             for piece in _SENTENCE.split(text[start : start + _WINDOW]):
                 sentence = _Sentence(piece[:_LONGEST_LINE])
@@ -244,7 +255,7 @@ def _judged(line: str, section: str, source: Source) -> str:
             return ""
         case speaker:
             who = "a tool's output" if speaker == "tool" else "the assistant"
-            return f"- ({who} said, not an instruction: “{_quotable(bare)}”)"
+            return f"- ({who} said, not an instruction: {quoted(bare.strip())})"
 
 
 def _commands(line: str) -> bool:
@@ -252,10 +263,6 @@ def _commands(line: str) -> bool:
     if _ADDRESSED.search(line) or _CLAIMED.search(line):
         return True
     return any(map(_ORDER.search, _CLAUSE.split(line)))
-
-
-def _quotable(text: str) -> str:
-    return text.replace("“", "'").replace("”", "'").strip()
 
 
 def checkable(text: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.compression.verify import SECTIONS, Source, Verdict, checkable, verify
+from proxy.core.compression.verify import HEARD, SECTIONS, Source, Verdict, checkable, verify
 from proxy.core.conversation.entry import Entry
 from tests.fits import count
 from tests.stub.summariser import INJECTED
@@ -147,3 +147,16 @@ def test_plain_words_need_no_proof() -> None:
     """Only names, paths, URLs, identifiers and figures are looked for."""
     said = "It failed, e.g. with `E404` in src/a.py and/or runTests (see https://a.example/x?y=1) 3 times."
     assert set(checkable(said)) == {"E404", "src/a.py", "runTests", "https://a.example/x?y=1", "3"}
+
+
+def test_of_very_long_conversations_the_newest_words_are_heard() -> None:
+    """An order beyond what is looked at is nobody's and goes; names are found wherever they stand."""
+    old = Entry("user", "Never push ledger_7 to main.")
+    filler = Entry("user", "It is fine. " * (HEARD // 12 + 1))
+    draft = (
+        "## Instructions from the user\n- Never push ledger_7 to main.\n## Accomplished\n- ledger_7 was looked at.\n"
+    )
+    far, near = Source((old, filler), 10**6), Source((filler, old), 10**6)
+    assert "- Never push" not in judged(draft, source=far).text
+    assert "- ledger_7 was looked at." in judged(draft, source=far).text
+    assert "- Never push" in judged(draft, source=near).text
