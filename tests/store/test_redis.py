@@ -233,7 +233,8 @@ async def test_a_crowd_on_a_hung_server_leaves_together(valkey: Valkey, opener: 
         valkey.signal(signal.SIGCONT)
 
 
-async def _old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Says that it is Redis 6.2."""
     info = b"# Server\r\nredis_version:6.2.14\r\n"
     try:
         while line := await reader.readline():
@@ -250,7 +251,7 @@ async def _old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 async def test_a_server_that_is_too_old_is_refused_with_its_version(opener: Opener) -> None:
     """Opening a store on Redis 6.2 fails and says which version it found and which it needs."""
-    server = await asyncio.start_server(_old_server, "127.0.0.1", 0)
+    server = await asyncio.start_server(old_server, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(StoreUnsupported, match=r"6\.2\.14.*7\.0"):
         await opener(f"redis://:hush@127.0.0.1:{port}/0")
