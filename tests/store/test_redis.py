@@ -40,8 +40,8 @@ async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey
     try:
         began = time.monotonic()
         assert await _slowest(store, 50) < 10 * OPERATION
-        assert time.monotonic() - began < 3, "after five failures nothing waits any more"
-        assert store.state().breaker == "open"
+        assert time.monotonic() - began < 3, "one caller does not wait for each of its operations"
+        await eventually(lambda: store.state().breaker == "open")
         assert not store.state().up
         assert await store.fix(TENANT, ROOT, ROUTE, A, b"mine meanwhile") == b"mine meanwhile"
         assert opener.events.count("store.down") == 1
@@ -319,7 +319,7 @@ async def test_a_cluster_keeps_conversations_and_its_breaker_is_per_node(short_p
         assert await store.newest(TENANT, ROOT, ROUTE, [_place(1), A]) == (1, b"x")
         server.signal(signal.SIGSTOP)
         assert await _slowest(store, 20) < 10 * OPERATION
-        assert store.state().breaker == "open"
+        await eventually(lambda: store.state().breaker == "open")
         server.signal(signal.SIGCONT)
         await eventually(lambda: store.state().up, 20)
         assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
