@@ -18,15 +18,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachetools import TTLCache
-
 from proxy import settings as configuration
-from proxy.building import conversations_of, models_of, open_engine, server_config
-from proxy.chronicle import LEAST, Chronicle
+from proxy.archive import Archive
+from proxy.building import models_of, open_engine, server_config
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
+from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Server
 from proxy.settings import Settings
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
 
 HOUSEKEEPING_SECONDS = 1.0
 
-NOTED = 10_000
-"""Conversations of which it is remembered that they were noted a moment ago."""
+ARCHIVE_SECONDS = 2.0
+"""What a process that ends gives originals to reach the store."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
@@ -112,7 +111,9 @@ class House:
         logs: Logs,
         engine: Engine,
         jobs: Jobs | None,
+        archive: Archive | None,
     ) -> None:
+        self._archive = archive
         self.server = server
         self._engine = engine
         self._probes = probes
@@ -158,7 +159,8 @@ class House:
             telemetry.summary(report)
             logs.summary_done(report)
 
-        chronicle = Chronicle(store.register, TTLCache(NOTED, LEAST), time.time)
+        archive = open_archive(settings, store, tasks, telemetry.archived)
+        chronicle = open_chronicle(store, archive)
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
         engine = await asyncio.to_thread(
             open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle
@@ -184,7 +186,7 @@ class House:
         config = server_config(settings)
         models = models_of(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        told_of = conversations_of(settings, store)
+        told_of = open_conversations(settings, store)
         server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of)
         host, many = settings.server.host, worker.count > 1
         try:
@@ -195,7 +197,7 @@ class House:
             _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
-        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs)
+        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, archive)
 
     async def keep(self) -> None:
         """Tell the metrics, every second, what no request tells them."""
@@ -225,6 +227,8 @@ class House:
         await self.server.close()
         if self._jobs is not None:
             await self._jobs.finish(0.0)
+        if self._archive is not None:
+            await self._archive.finish(ARCHIVE_SECONDS)
         await self._probes.close()
         await self._upstream.close()
         await self._store.close()
@@ -338,10 +342,7 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
         store.url,
         directory=store.path,
         key=store.key.get_secret_value().encode() if store.key else start.key,
-        others=[
-            *(key.get_secret_value().encode() for key in store.other_keys),
-            *([start.before] if start.before else []),
-        ],
+        others=others,
         spawn=tasks.spawn,
         warn=lambda event, facts: logs.log.warning(event, **facts),
     )

@@ -14,7 +14,6 @@ from proxy import settings as configuration
 from proxy.chronicle import Chronicle
 from proxy.clientcompaction import ClientCompaction
 from proxy.compacting import Compacting, Serving
-from proxy.conversations import Conversations
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
@@ -139,12 +138,6 @@ def models_of(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> 
     places = [Place(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
     named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
     return Models(upstream, places, settings.default_upstream().name, named, figures)
-
-
-def conversations_of(settings: Settings, store: Store) -> Conversations:
-    """What callers are told of their conversations."""
-    compacts = settings.compression.mode == "on"
-    return Conversations(store.register, time.time, compacts=compacts, summaries=settings.summaries.mode)
 
 
 def server_config(settings: Settings) -> ServerConfig:

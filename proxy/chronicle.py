@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 
+from proxy.archive import Archive
 from proxy.core.compression.schedule import Event
 from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
 from proxy.plans import Plan, Subject
@@ -16,12 +17,18 @@ LEAST = 60.0
 class Chronicle:
     """Notes what was answered.
 
-    *recent* remembers for ``LEAST`` seconds which conversations were noted; *now* gives Unix time.
+    *recent* remembers for ``LEAST`` seconds which conversations were noted; *now* gives Unix time. *archive* keeps what
+    left the view, where that is wanted.
     """
 
     def __init__(
-        self, register: Register, recent: MutableMapping[tuple[str, bytes], bool], now: Callable[[], float]
+        self,
+        register: Register,
+        recent: MutableMapping[tuple[str, bytes], bool],
+        now: Callable[[], float],
+        archive: Archive | None = None,
     ) -> None:
+        self._archive = archive
         self._register = register
         self._recent = recent
         self._now = now
@@ -44,8 +51,13 @@ class Chronicle:
         last = _last(plan, subject, int(now))
         self._register.note(request.tenant, root, name_of(last), dump(last), lasting=lasting)
         if fresh:
-            event = _event(plan, subject, int(now))
+            event = _event(plan, subject, int(now), self._kept(plan, subject, root))
             self._register.note(request.tenant, root, name_of(event), dump(event), lasting=True)
+
+    def _kept(self, plan: Plan, subject: Subject, root: bytes) -> str:
+        if self._archive is None or plan.record is None:
+            return ""
+        return self._archive.keep(subject, root, plan.record.event, plan.before)
 
     def job(self, tenant: bytes, root: bytes, note: JobNote) -> None:
         """Note what has become of a summary; that it was passed over again, only now and then."""
@@ -79,7 +91,7 @@ def _last(plan: Plan, subject: Subject, now: int) -> LastNote:
     )
 
 
-def _event(plan: Plan, subject: Subject, now: int) -> EventNote:
+def _event(plan: Plan, subject: Subject, now: int, archive: str) -> EventNote:
     assert plan.record is not None
     record, event, factor = plan.record, plan.record.event, subject.factor
     kept = sum(subject.reading.items[i].tokens for i in event.anchors)
@@ -100,6 +112,7 @@ def _event(plan: Plan, subject: Subject, now: int) -> EventNote:
         window=int(record.window * factor),
         reserve=int(record.reserve * factor),
         fixed=int(record.fixed * factor),
+        archive=archive,
     )
 
 

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from proxy.core.conversation.notes import EventNote, JobNote, LastNote, load, shown_event, shown_job, shown_last
+from proxy.core.conversation.pages import ITEM, ITEMS, MOST_ITEMS, Page, parts_of, shown_item, shown_list
+from proxy.core.conversation.pages import load as load_list
 from proxy.core.errors import Conflict
-from proxy.ports import Kind, Register
+from proxy.ports import Kind, Originals, Register
 
 WISHED = 3600.0
 """Seconds for which a wish for a compaction waits for the conversation's next request."""
@@ -20,8 +22,11 @@ class Conversations:
     ``inline`` or ``off``.
     """
 
-    def __init__(self, register: Register, now: Callable[[], float], *, compacts: bool, summaries: str) -> None:
+    def __init__(
+        self, register: Register, originals: Originals, now: Callable[[], float], *, compacts: bool, summaries: str
+    ) -> None:
         self._register = register
+        self._originals = originals
         self._now = now
         self._compacts = compacts
         self._summaries = summaries
@@ -64,6 +69,29 @@ class Conversations:
             "expires_in_seconds": int(WISHED),
             "message": f"The next request of this conversation is compacted, {writes}.",
         }
+
+    async def original(self, tenant: bytes, ref: str, page: Page) -> Mapping[str, object] | None:
+        """One page of what was archived as *ref*, a list or an item; ``None`` where the tenant has no such thing.
+
+        Raises ``StoreUnavailable``.
+        """
+        parts = parts_of(ref)
+        if parts is None:
+            return None
+        root, name = parts
+        (value,) = await self._originals.read(tenant, root, [name])
+        if value is None:
+            return None
+        if value[:1] == ITEM:
+            return shown_item(ref, value, page)
+        entries = load_list(value)
+        if entries is None:
+            return None
+        start, stop, _ = page.span(len(entries), ITEMS, MOST_ITEMS)
+        shown = entries[start:stop]
+        found = iter(await self._originals.read(tenant, root, [each.name for each in shown if each.name]))
+        values = [next(found) if each.name else None for each in shown]
+        return shown_list(ref, root, entries, values, page)
 
     async def _thread(self, tenant: bytes, root: bytes) -> dict[str, object] | None:
         notes = await self._register.notes(tenant, root)

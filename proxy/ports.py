@@ -270,6 +270,19 @@ class Register(Protocol):
         """Wish that *root* be compacted at its next request, if that comes within *seconds*."""
 
 
+class Originals(Protocol):
+    """Archived originals, under names that only their tenant can form."""
+
+    def name(self, tenant: bytes, content: bytes) -> bytes:
+        """What an original with this *content*, or a digest of it, is called (16 bytes): equal content, equal name."""
+
+    async def keep(self, tenant: bytes, root: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
+        """Keep *plain* for *seconds* from now; whether the store took it. Never raises."""
+
+    async def read(self, tenant: bytes, root: bytes, names: Sequence[bytes]) -> Sequence[bytes | None]:
+        """The originals called *names*; ``None`` for what is not there. Raises ``StoreUnavailable``."""
+
+
 class Clock(Protocol):
     """Monotonic seconds."""
 

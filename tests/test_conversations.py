@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from proxy.conversations import WISHED, Conversations
 from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
+from proxy.core.conversation.pages import ITEM, Entry, Page, ref_of
+from proxy.core.conversation.pages import dump as dump_list
 from proxy.core.errors import Conflict
+from proxy.store.originals import Originals
 from proxy.store.register import Register
 from tests.server.house import a_register
 
@@ -17,7 +21,8 @@ CHAIN = b"c" * 16
 
 
 def told_of(register: Register, *, compacts: bool = True, summaries: str = "background") -> Conversations:
-    return Conversations(register, lambda: 1_000_100.0, compacts=compacts, summaries=summaries)
+    originals = Originals(register._backend, register._records)
+    return Conversations(register, originals, lambda: 1_000_100.0, compacts=compacts, summaries=summaries)
 
 
 async def fill(register: Register, *roots: bytes) -> None:
@@ -81,3 +86,31 @@ async def test_where_nothing_is_compacted_a_wish_is_refused() -> None:
     await fill(register, b"r" * 16)
     with pytest.raises(Conflict, match=r"compression\.mode"):
         await told_of(register, compacts=False).compact(TENANT, NAME)
+
+
+async def test_originals_are_told_a_page_at_a_time() -> None:
+    """A list shows how its items begin, an item its text; another tenant is told of neither."""
+    register = a_register()
+    originals = Originals(register._backend, register._records)
+    told, root = told_of(register), b"r" * 16
+    entries = []
+    for index in range(5):
+        content = b'{"role":"tool","content":"%d"}' % index
+        name = originals.name(TENANT, content)
+        await originals.keep(TENANT, root, name, ITEM + content, 60)
+        entries.append(Entry(index, "tool", name, len(content)))
+    await originals.keep(TENANT, root, b"n" * 16, dump_list([*entries, Entry(9, "tool", b"", 10**6)]), 60)
+    first = await told.original(TENANT, ref_of(root, b"n" * 16), Page())
+    assert first is not None
+    assert (first["total"], first["next_offset"]) == (6, 3)
+    items = first["items"]
+    assert isinstance(items, list)
+    assert [json.loads(each["content"])["content"] for each in items] == ["0", "1", "2"]
+    item = await told.original(TENANT, items[1]["ref"], Page(0, 7))
+    assert item is not None
+    assert (item["content"], item["next_offset"]) == ('{"role"', 7)
+    last = await told.original(TENANT, ref_of(root, b"n" * 16), Page(4))
+    assert last is not None
+    assert [each["state"] for each in last["items"]] == ["kept", "too_big"]  # type: ignore[union-attr]
+    for tenant, ref in ((OTHER, items[1]["ref"]), (OTHER, ref_of(root, b"n" * 16)), (TENANT, "x"), (TENANT, "A" * 43)):
+        assert await told.original(tenant, ref, Page()) is None

@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 from cachetools import LRUCache
 
+from proxy.core.conversation.pages import page_of
 from proxy.core.errors import InvalidRequest, NotFound, TooManyRequests
 from proxy.server.access import Access
 from proxy.server.body import BodyReader, Held
@@ -29,8 +30,11 @@ BURST: Final = 30.0
 """Requests that one caller may make: a second in the long run, and at once."""
 CALLERS: Final = 10_000
 """Callers that are remembered."""
+_KINDS: Final = ("conversations", "compact", "archive")
 _NAME: Final = re.compile(r"[\w-]{16}", re.ASCII)
 _NOBODYS: Final = "There is no such conversation of yours. One is known from its first request above the low mark on."
+
+_GONE: Final = "Nothing of yours is archived under this reference, or not any more."
 
 
 class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,7 +75,7 @@ class Api:
     @staticmethod
     def serves(path: str) -> bool:
         """Whether *path* is one of these routes."""
-        return path.startswith(ROOT) and path.removeprefix(ROOT).partition("/")[0] in ("conversations", "compact")
+        return path.startswith(ROOT) and path.removeprefix(ROOT).partition("/")[0] in _KINDS
 
     async def respond(self, request: web.BaseRequest, path: str) -> tuple[int, Mapping[str, object]]:
         """The status and the body, to be written as JSON. Raises ``UllageError``."""
@@ -86,6 +90,10 @@ class Api:
             return 202, await self._compact(request, intake, tenant)
         if request.method not in ("GET", "HEAD"):
             raise NotFound("Conversations are read with GET.")
+        if kind == "archive":
+            asked = query(request.raw_path)
+            page = page_of(asked.get("offset"), asked.get("limit"))
+            return 200, _found(await self._conversations.original(tenant, name, page), _GONE)
         if not name:
             return 200, await self._conversations.list(tenant)
         return 200, _found(await self._conversations.show(tenant, _named(name)))
@@ -124,7 +132,7 @@ def _named(name: str) -> str:
     return name
 
 
-def _found(value: Mapping[str, object] | None) -> Mapping[str, object]:
+def _found(value: Mapping[str, object] | None, text: str = _NOBODYS) -> Mapping[str, object]:
     if value is None:
-        raise NotFound(_NOBODYS)
+        raise NotFound(text)
     return value

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from proxy import ports
+from proxy.core.conversation.pages import Page
 from proxy.core.errors import UllageError
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import Report, Usage
@@ -105,6 +106,9 @@ class Conversations(Protocol):
 
     async def compact(self, tenant: bytes, conversation: str) -> Mapping[str, object] | None:
         """Have its next request compact it; ``None`` where the tenant has none of that name. Raises ``Conflict``."""
+
+    async def original(self, tenant: bytes, ref: str, page: Page) -> Mapping[str, object] | None:
+        """One page of what was archived as *ref*; ``None`` where the tenant has no such thing."""
 
 
 Route = Callable[[str], str]

@@ -16,7 +16,7 @@ from proxy.settings.fields import (
     refuse,
 )
 from proxy.settings.servers import Fallback, Model, OverflowRule, Upstream
-from proxy.settings.serving import Server, Store
+from proxy.settings.serving import Archive, Server, Store
 from proxy.settings.tooltable import Tools
 
 
@@ -49,6 +49,7 @@ class Settings(Section):
     compression: Compression = Compression()
     tools: Tools = Tools()
     summaries: Summaries = Summaries()
+    archive: Archive = Archive()
     telemetry: Telemetry = Telemetry()
     overflow_rules: tuple[OverflowRule, ...] = Field(
         default=(), description="More ways of saying that a request is too long; tried before the packaged ones."

@@ -15,6 +15,7 @@ from proxy.store.embedded import Embedded
 from proxy.store.errors import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable
 from proxy.store.memory import Memory
 from proxy.store.notices import Notices, Warn
+from proxy.store.originals import Originals
 from proxy.store.records import Records, StoreState
 from proxy.store.redis import Servers
 from proxy.store.register import Register
@@ -30,7 +31,8 @@ _LOOK, _REREAD = 1.0, 60.0
 class Store:
     """An open store: the ``Recorder`` of the engine, its state for operators, and its end. Made by ``open_store``.
 
-    ``shelf`` is what summaries need of it, ``register`` what is told of conversations.
+    ``shelf`` is what summaries need of it, ``register`` what is told of conversations, ``originals``
+    the archive.
     """
 
     def __init__(self, kind: str, url: str, backend: Backend, sealer: Sealer, spawn: Spawn, notices: Notices) -> None:
@@ -42,6 +44,7 @@ class Store:
         self._records = Records(backend, sealer, spawn=spawn, notices=notices)
         self.shelf = Shelf(backend, self._records)
         self.register = Register(backend, self._records)
+        self.originals = Originals(backend, self._records)
         self._embedded: Embedded | None = None
         self._watch: asyncio.Task[Any] | None = None
 

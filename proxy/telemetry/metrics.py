@@ -102,6 +102,10 @@ class Telemetry:
         """Count a store error; *kind* is a fixed word such as ``timeout``."""
         self._families.store_errors.labels(kind).inc()
 
+    def archived(self, outcome: str, count: int) -> None:
+        """Count *count* originals with which something happened."""
+        self._families.archived.labels(outcome).inc(count)
+
     def lines_dropped(self, count: int) -> None:
         """Say how many log lines this process has dropped so far."""
         self._families.lines_dropped.set(count)
@@ -284,6 +288,9 @@ class _Families:
             "ullage_summary_breakers_open",
             "Summarisers, each for one client, that are not asked because they failed.",
             multiprocess_mode="livesum",
+        )
+        self.archived = counter(
+            "ullage_archive_items_total", "Originals of what left views, by what became of them.", ("outcome",)
         )
         self.build_info = gauge("ullage_build_info", "The version.", ("version",), multiprocess_mode="livemax")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,16 @@ async def thread(front: Proxy, conversation: str) -> dict[str, Any]:
     assert got.status_code == 200, got.text
     (found,) = got.json()["threads"]
     return dict(found)
+
+
+async def told_when(front: Proxy, conversation: str, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """What is told of a conversation once *ready* says so: it is written behind the answers."""
+    told = await thread(front, conversation)
+    async with asyncio.timeout(20):
+        while not told or not ready(told):
+            await asyncio.sleep(0.25)  # no more often than one may ask
+            told = await thread(front, conversation)
+    return told
 
 
 def ageless(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,9 +131,7 @@ async def test_what_became_of_a_conversation_is_told_alike_everywhere(
             await loop.ask()
         one, two = loop.fronts
         name = loop.headers[-1]["x-ullage-conversation"]
-        told: dict[str, Any] = {}
-        while len(told.get("folds", [])) < 2:  # written behind the answer
-            told = await thread(one, name)
+        told = await told_when(one, name, lambda told: len(told["folds"]) == 2)
         assert ageless(told) == ageless(await thread(two, name))
         first, second = told["folds"]
         assert (first["state"], second["state"]) == ("past", "active")
@@ -159,9 +168,11 @@ async def test_a_failed_summary_and_a_lost_record_are_told(
         while not loop.events:
             await loop.ask()
         name = loop.headers[-1]["x-ullage-conversation"]
-        told: dict[str, Any] = {}
-        while not told.get("folds") or "failed" not in {each["state"] for each in told["summaries"]}:
-            told = await thread(loop.fronts[0], name)
+        told = await told_when(
+            loop.fronts[0],
+            name,
+            lambda told: bool(told["folds"]) and "failed" in {each["state"] for each in told["summaries"]},
+        )
         failed = next(each for each in told["summaries"] if each["state"] == "failed")
         assert failed["retry_in_seconds"] > 0
         assert failed["reason"]

@@ -17,6 +17,7 @@ from proxy.core.report import Report, Usage
 from proxy.server import Models, Place, Server, ServerConfig
 from proxy.store.memory import Memory
 from proxy.store.notices import Notices
+from proxy.store.originals import Originals
 from proxy.store.records import Records
 from proxy.store.register import Register
 from proxy.store.sealed import Sealer
@@ -212,7 +213,8 @@ async def house(
         reports: list[Report] = []
         models = Models(upstream, [Place("up")], "up", [], lambda model: {"context_length": 4096})
         register = a_register()
-        conversations = Conversations(register, time.time, compacts=True, summaries="background")
+        originals = Originals(register._backend, register._records)
+        conversations = Conversations(register, originals, time.time, compacts=True, summaries="background")
         server = Server(
             config,
             engine,

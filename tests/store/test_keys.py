@@ -46,3 +46,12 @@ def test_names_around_summaries_share_the_conversations_slot() -> None:
     figures = [keys.pause(b"t" * 16), keys.bucket(b"t" * 16, "in", 1), keys.bucket(b"t" * 16, "out", 2)]
     assert len({name.partition("}")[0] for name in figures}) == 1
     assert len({*names, *figures}) == 6
+
+
+def test_what_is_told_of_a_conversation_shares_its_slot() -> None:
+    """A wish comes along with the look for records, and a page of the archive is one question."""
+    root = b"r" * 16
+    names = [keys.mark(root), keys.notes(root), keys.original(root, b"d" * 16), keys.event(root, "r", b"c" * 16)]
+    assert len({name.partition("}")[0] for name in names}) == len({*names}) - 3 == 1
+    assert keys.names(b"a" * 8).partition("}")[0] == keys.names(b"b" * 8).partition("}")[0]
+    assert len({keys.known(b"n" * 16), keys.listed(b"n" * 16)}) == 2
