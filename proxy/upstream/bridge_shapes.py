@@ -7,6 +7,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+KINDS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+"""What OpenAI calls a refusal of this status, where the provider does not name its kind."""
+
 _PREFIX: Final = re.compile(r"^(?:litellm\.\w+: |\w+(?:Error|Exception) - )+")
 
 
@@ -72,7 +80,7 @@ def failed(error: Exception, *, overflow: bool) -> tuple[int, dict[str, Any]]:
 
 
 def _error_document(status: int, message: str, kind: str, code: str | None) -> dict[str, Any]:
-    kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+    kind = kind or KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from proxy.core.budget.figures import reserve
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
+from proxy.upstream import bridge_members as members
 from proxy.upstream import bridge_shapes as shapes
 from proxy.upstream.direct import NOTHING, Timeouts
 
@@ -31,20 +32,8 @@ OFFLINE: Final = {
 }
 """Environment that keeps LiteLLM from fetching anything by itself; set before it is imported."""
 
-FIELDS: Final = frozenset(
-    {
-        "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens",
-        "max_tokens", "modalities", "n", "parallel_tool_calls", "prediction", "presence_penalty", "prompt_cache_key",
-        "reasoning_effort", "response_format", "safety_identifier", "seed", "service_tier", "stop", "store",
-        "temperature", "thinking", "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity",
-        "web_search_options",
-    }
-)  # fmt: skip
-"""Members of a request that may be passed on. LiteLLM takes addresses and keys by keyword: those are not a client's."""
-
 _ALWAYS: Final = frozenset({"model", "messages", "stream", "stream_options"})
 _PASSED_BACK: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
-_CLAUDE: Final = re.compile("anthropic|claude")
 _MISSING: Final = re.compile(r"No module named '([\w.]+)'")
 _KEYS: Final = ("x-api-key", "api-key", "x-goog-api-key")
 _HELD: Final = 64
@@ -267,10 +256,12 @@ def _check(litellm: Any, place: Bridged, wanted: Mapping[str, Any]) -> None:
         raise InvalidRequest(
             f"The upstream {place.name!r} names a provider that LiteLLM does not know: {place.provider}."
         )
-    refused = sorted(wanted.keys() - _ALWAYS - (FIELDS & set(supported)))
+    refused = sorted(wanted.keys() - _ALWAYS - (members.FIELDS & set(supported)))
     if refused:
         names = ", ".join(refused)
         raise InvalidRequest(f"{place.provider} does not take {names} for {wanted['model']}. Leave {names} out.")
+    if lost := members.lost(place.provider, wanted):
+        raise InvalidRequest(f"{place.provider} does not take, for {wanted['model']}, {lost}.")
 
 
 def _key(place: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
@@ -327,7 +318,7 @@ def _output(litellm: Any, place: Bridged, asked: Mapping[str, Any]) -> dict[str,
     LiteLLM would reserve all that the model can answer with, a third of some windows; here it is what was kept free.
     """
     model = asked["model"]
-    if asked.keys() & {"max_tokens", "max_completion_tokens"} or not _CLAUDE.search(f"{place.provider}/{model}"):
+    if asked.keys() & {"max_tokens", "max_completion_tokens"} or not members.CLAUDE.search(f"{place.provider}/{model}"):
         return {}
     try:
         limits = litellm.get_model_info(model, place.provider)
