@@ -245,7 +245,11 @@ class Engine:
                 first = Asked(plan, Told(reply), head)
             assert first is not None
             smaller = await self._following(request, sent, overflow, course)
-            grown = await grow(smaller) if smaller is not None and smaller.error is None else None
+            grown = await grow(smaller) if smaller else None
+            if overflow is not None and grown is not None and (grown.tokens or 0) >= (sent.tokens or 0):
+                # What is behind the view is as large as before: then the view itself has to be smaller.
+                smaller = await self._smaller(request, plan, overflow, course)
+                grown = await grow(smaller) if smaller else None
             if smaller is None or grown is None or (grown.tokens or 0) >= (sent.tokens or 0):
                 return replace(first, retries=course.sent - 1, overflows=course.overflows)
             plan, sent = smaller, grown

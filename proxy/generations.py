@@ -45,10 +45,13 @@ async def recalled(turn: Turn, answer: Answer) -> Answer:
         return answer
 
     def learn(usage: Usage) -> bool:
-        # The last generation's usage says nothing of what was counted for the first.
-        return answer.learn(usage) if not turn.recalls else False
+        if not turn.recalls:
+            return answer.learn(usage)
+        # Of the later generations' prompts only the first one's was measured; where a window ended they tell nothing.
+        ended = answer.ending is not None and answer.ending.overflow is not None
+        return not ended and answer.learn(turn.first)
 
-    if reply.header("content-type").startswith("text/event-stream"):
+    if turn.is_stream(reply.header("content-type")):
         return replace(answer, reply=Streamed(turn, reply, answer.head), head=b"", learn=learn, told=turn.told)
     reply, head = await settled(turn, reply, answer.head)
     return replace(answer, reply=reply, head=head, learn=learn, report=turn.told(report))
@@ -74,7 +77,6 @@ async def settled(turn: Turn, reply: Reply, head: bytes) -> tuple[Reply, bytes]:
             turn.note(value.get("usage"))
         if not calls or not turn.may_go_on() or turn.wire.is_cut(value):
             if not earlier and not calls:
-                turn.tokens = 0
                 return reply, taken
             return Settled(reply, dumped(turn.wire.whole(value, earlier))), b""
         reply.close()
@@ -185,7 +187,7 @@ class Streamed:
             return splice.flush()
         await self._finish()
         reply, head = await turn.go_on(splice.said, calls)
-        if reply.status != 200 or not reply.header("content-type").startswith("text/event-stream"):
+        if reply.status != 200 or not turn.is_stream(reply.header("content-type")):
             self._reply = reply
             raise await _failure(reply, head)
         self._take(reply, head)

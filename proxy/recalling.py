@@ -17,7 +17,7 @@ from proxy.core.recall import chat, messages, responses
 from proxy.core.recall.events import dumped
 from proxy.core.recall.search import LAST, Piece, answer
 from proxy.core.recall.splice import Call, Wire
-from proxy.core.report import Report
+from proxy.core.report import NO_USAGE, Report
 from proxy.plans import DIALECTS, Plan
 from proxy.ports import Reply, Request
 from proxy.reading import Reader
@@ -30,8 +30,8 @@ GENERATIONS: Final = 3
 INLINE: Final = 65_536
 """Bytes of a history that is searched on the event loop; more goes to a thread."""
 
-RESULT: Final = 16
-"""Tokens around one answer of the tool."""
+SEAM: Final = 4
+"""Tokens that a text may take more inside an element than it does alone."""
 
 LABEL: Final = 120
 """Characters of a call that are shown as the heading of its result."""
@@ -77,7 +77,8 @@ class Recalling:
 class Turn:
     """One answer to a client, of one or more generations. Keeps the request while it is under way.
 
-    ``recalls`` are the generations but the first, ``tokens`` what all of them took, once there was more than one.
+    ``recalls`` are the generations but the first, ``tokens`` what all of them took, once there was more than one;
+    ``first`` is the first one's usage.
     """
 
     def __init__(self, reader: Reader, limits: Limits, request: Request, plan: Plan, again: Again) -> None:
@@ -85,6 +86,7 @@ class Turn:
         self.wire = WIRES[request.api]
         self.recalls = 0
         self.tokens = 0
+        self.first = NO_USAGE
         self._dialect = DIALECTS[request.api]
         self._count = reader.count(plan.subject.route.encoding, plan.subject.route.model)
         self._limits = limits
@@ -107,6 +109,10 @@ class Turn:
             overflows=report.overflows + self._overflows,
         )
 
+    def is_stream(self, content_type: str) -> bool:
+        """Whether a reply of this type is a stream: by its name, or because one was asked for and it is no JSON."""
+        return content_type.startswith("text/event-stream") or (self._plan.report.stream and "json" not in content_type)
+
     def may_go_on(self) -> bool:
         """Whether the model may be asked once more."""
         return self.recalls + 1 < GENERATIONS
@@ -115,8 +121,10 @@ class Turn:
         """Add up what a generation took: as its *usage* says, else our count of its prompt."""
         factor = self._plan.subject.factor if self._plan.subject else 1.0
         counted = int(((self._plan.tokens or 0) + self._added) * factor)
-        told = self.wire.spent(usage)
-        self.tokens += counted if told is None else told
+        told = self.wire.used(usage)
+        if not self.recalls:
+            self.first = told
+        self.tokens += (counted if told.input_tokens is None else told.input_tokens) + (told.output_tokens or 0)
 
     async def go_on(self, said: Any, calls: Sequence[Call]) -> tuple[Reply, bytes]:
         """The reply to the next generation's request, in which *calls* are answered, and the bytes taken from it."""
@@ -126,7 +134,7 @@ class Turn:
         made: list[bytes] = []
 
         async def grown(plan: Plan) -> Plan:
-            made[:] = await self._off(lambda: [*asked, *self._answered(plan, asked, calls, pieces)])
+            made[:] = await self._off(lambda: [*asked, *self._answered(plan, said, asked, calls, pieces)])
             return self._grown(plan, made)
 
         found = await self._again(self._plan, grown)
@@ -152,19 +160,20 @@ class Turn:
         return sum(self._dialect.read_item(raw, self._count).tokens for raw in elements)
 
     def _answered(
-        self, plan: Plan, asked: Sequence[bytes], calls: Sequence[Call], pieces: Sequence[Piece]
+        self, plan: Plan, said: Any, asked: Sequence[bytes], calls: Sequence[Call], pieces: Sequence[Piece]
     ) -> Iterator[bytes]:
-        """The elements that answer *calls* in what *plan* leaves free."""
+        """The elements that answer what was *said*, its *calls* in what *plan* leaves free."""
         assert plan.subject is not None
         figures = plan.subject.figures
         last = "\n" + LAST if self.recalls + 2 == GENERATIONS else ""
-        taken = (plan.tokens or 0) + self._weight([*self._behind, *asked])
+        bare = map(dumped, self.wire.answered(said, [""] * len(calls)))
+        taken = (plan.tokens or 0) + self._weight([*self._behind, *asked, *bare])
         room = figures.inside(plan.output or figures.reserve) - taken
         usual, count = self._limits.results, self._count
-        share = min(self._limits.tokens, (room - count(last)) // len(calls)) - RESULT
+        share = min(self._limits.tokens, (room - count(last)) // len(calls) - SEAM)
         texts = [answer(call.arguments, pieces, usual, share, count) for call in calls]
         texts[-1] += last
-        return map(dumped, self.wire.answered(calls, texts))
+        return map(dumped, self.wire.answered(said, texts))
 
     def _pieces(self) -> list[Piece]:
         """Every item of the client's history as it is shown."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +13,9 @@ import httpx
 import pytest
 
 from proxy.building import open_engine
-from proxy.conversations import Conversations
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Report
+from proxy.noting import open_conversations
 from proxy.routing import open_catalogue, open_upstream
 from proxy.server import Models, Place, Server, ServerConfig
 from proxy.settings import Settings
@@ -115,7 +114,7 @@ async def front(stub: Stub, folder: Path, *, enabled: bool = True, usage: bool =
         metrics=None,
         status=dict,
         models=Models(upstream, [Place("stub")], "stub", [], lambda model: {}),
-        conversations=Conversations(store, time.time, compacts=True, summaries="off"),
+        conversations=open_conversations(settings, store),
     )
     port = await server.start("127.0.0.1", 0)
     url = f"http://127.0.0.1:{port}/v1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -9,9 +10,9 @@ import httpx
 from proxy.core.recall.tool import NAME
 from proxy.tasks import Tasks
 from tests.harness import until
-from tests.recalls import LOOK, PATHS, READ, Front, House, both, every, request, said
+from tests.recalls import LOOK, PATHS, READ, Front, House, both, every, recalling, request, said
 from tests.stub import Answer, Fault, Stub
-from tests.stub.faults import NO_FAULT, rate_limited
+from tests.stub.faults import NO_FAULT, error, rate_limited
 
 
 @every
@@ -109,6 +110,51 @@ async def test_a_stream_without_its_last_event_is_an_end_too(house: House, strea
     server.fail(Fault(no_done=True))
     told = said("chat", await door.ask("chat", request("chat", stream)), stream)
     assert told.text.endswith("It is kingfisher.")
+
+
+@every
+@both
+async def test_an_overflow_that_states_nothing_makes_the_view_smaller(house: House, api: str, stream: bool) -> None:
+    """Where the provider says no more than that it is too long, less of the conversation is sent, and the same call."""
+    server, door = await house(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server.fail(NO_FAULT)
+    server.fail(error(400, "too long", "context_length_exceeded"))
+    told = said(api, await door.ask(api, request(api, stream)), stream)
+    assert told.text.endswith("It is kingfisher.")
+    first, second, third = server.seen
+    assert len(third.body) < len(first.body) < len(second.body)
+    assert third.verdict == "ok"
+    assert third.slices[-1].startswith(second.slices[-1][:30])
+    assert NAME.encode() in third.slices[-2]
+
+
+async def test_a_stream_is_known_without_its_name(house: House) -> None:
+    """A server that does not say that it streams is understood where a stream was asked for."""
+    server, door = await house("chat", Answer("Yes."))
+    stream = b"".join(
+        [
+            b'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":"I look."}}]}\n\n',
+            b'data: {"id":"x","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c","function":{"name":"',
+            NAME.encode(),
+            b'","arguments":"{}"}}]}}]}\n\n',
+            b"data: [DONE]\n\n",
+        ]
+    )
+    server.fail(Fault(body=stream, headers=(("content-type", "text/plain"),)))
+    answer = await door.ask("chat", request("chat", True))
+    assert NAME not in answer.text
+    assert "Yes." in answer.text
+
+
+@every
+async def test_the_first_prompts_usage_is_learned(house: House, api: str) -> None:
+    """What the provider counted for the measured prompt corrects the count; later generations' prompts do not."""
+    server, door = await house(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server.rules = replace(server.rules, factor=1.1)
+    await door.ask(api, request(api, False))
+    server.script = recalling(Answer("Fine."))
+    later = await door.ask(api, request(api, False))
+    assert abs(int(later.headers["x-ullage-tokens"]) - server.seen[-1].tokens) <= server.seen[-1].tokens // 16
 
 
 @every

@@ -37,6 +37,8 @@ def summary(settings: Settings, facts: Mapping[str, str]) -> str:
         lines.append(("compression", f"{marks.mode}: {compaction}"))
     if marks.mode == "on":
         lines.append(("summaries", _summaries(settings)))
+        if marks.recall.enabled:
+            lines.append(("recall", "on: compacted requests get one more tool, and answers that use it are edited"))
     if settings.archive.enabled:
         lines.append(("archive", f"originals of what leaves a view, sealed, for {settings.archive.days:g} days"))
     return "\n".join(f"  {name:<12} {text}" for name, text in lines)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.recall.events import dumped, written
-from proxy.core.recall.splice import Call, Splice
+from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure
 from proxy.core.recall.tool import NAME
+from proxy.core.report import Usage
 
 _OWN: Final = ("role", "content", "tool_calls")
 _NAMES: Final = frozenset({"id", "type", "name", "role", "index", "format"})
@@ -35,14 +36,14 @@ def calls(said: Mapping[str, Any]) -> list[Call]:
 def asked(said: Mapping[str, Any], body: bytes) -> list[Any]:
     """The message to go on from. What only some servers know in it goes back where the client sends it back too."""
     more = {key: value for key, value in said.items() if key not in _OWN and value and dumped(key) in body}
-    ours = [call for call in _listed(said) if _is_ours(call)]
-    return [{"role": "assistant", "content": said.get("content") or None, **more, "tool_calls": ours}]
+    return [{"role": "assistant", "content": said.get("content") or None, **more, "tool_calls": _listed(said)}]
 
 
-def answered(calls: Sequence[Call], texts: Sequence[str]) -> list[Any]:
+def answered(said: Mapping[str, Any], texts: Sequence[str]) -> list[Any]:
     """A tool message for each call."""
-    pairs = zip(calls, texts, strict=True)
-    return [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in pairs]
+    left = iter(texts)
+    pairs = [(call.get("id"), next(left) if _is_ours(call) else NOT_RUN) for call in _listed(said)]
+    return [{"role": "tool", "tool_call_id": str(name or ""), "content": text} for name, text in pairs]
 
 
 def whole(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -64,12 +65,9 @@ def whole(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> di
     return {**answer, "choices": [{**choice, "message": message, "finish_reason": finish}]}
 
 
-def spent(usage: Any) -> int | None:
+def used(usage: Any) -> Usage:
     """Tokens of prompt and completion."""
-    given = usage if isinstance(usage, dict) else {}
-    figures = [given.get(key) for key in ("prompt_tokens", "completion_tokens")]
-    told = [figure for figure in figures if isinstance(figure, int)]
-    return sum(told) if told else None
+    return Usage(figure(usage, "prompt_tokens"), figure(usage, "completion_tokens"))
 
 
 def stream() -> Splice:

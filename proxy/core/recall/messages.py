@@ -1,4 +1,8 @@
-"""Recall over ``/v1/messages``: a generation is the blocks of one assistant message."""
+"""Recall over ``/v1/messages``: a generation is the blocks of one assistant message.
+
+Consecutive thinking blocks have to come back as one response held them. So they are held until what they lead to
+begins, and go with the calls that they led to where those go.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.recall.events import dumped, written
-from proxy.core.recall.splice import Call, Splice
+from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure, without
 from proxy.core.recall.tool import NAME
+from proxy.core.report import Usage
 
 _INPUT: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
@@ -33,29 +38,28 @@ def calls(said: Sequence[Mapping[str, Any]]) -> list[Call]:
 def asked(said: Sequence[Mapping[str, Any]], body: bytes) -> list[Any]:
     """The message to go on from, thoughts and their seals as they were."""
     del body
-    kept = [block for block in said if (not _is_call(block) or _is_ours(block)) and not _is_empty(block)]
+    kept = [block for block in said if not _is_empty(block)]
     return [{"role": "assistant", "content": [{k: v for k, v in block.items() if v is not None} for block in kept]}]
 
 
-def answered(calls: Sequence[Call], texts: Sequence[str]) -> list[Any]:
+def answered(said: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[Any]:
     """One user message with every result."""
-    pairs = zip(calls, texts, strict=True)
-    blocks = [{"type": "tool_result", "tool_use_id": call.id, "content": text} for call, text in pairs]
+    left = iter(texts)
+    pairs = [(block.get("id"), next(left) if _is_ours(block) else NOT_RUN) for block in said if _is_call(block)]
+    blocks = [{"type": "tool_result", "tool_use_id": str(name), "content": text} for name, text in pairs]
     return [{"role": "user", "content": blocks}]
 
 
 def whole(answer: Mapping[str, Any], earlier: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """The last answer, its blocks behind those of the *earlier* ones that were no calls."""
-    content = [block for one in earlier for block in one if not _is_call(block)]
-    content += [block for block in answer["content"] if not _is_ours(block)]
+    content = [block for one in earlier for block in without(one, _is_call, _is_call, _thinks)]
+    content += without(answer["content"], _is_ours, _is_call, _thinks)
     return {**answer, "content": content, "stop_reason": _stop(answer.get("stop_reason"), content)}
 
 
-def spent(usage: Any) -> int | None:
+def used(usage: Any) -> Usage:
     """Tokens of input, cached or not, and output."""
-    given = usage if isinstance(usage, dict) else {}
-    told = [given[key] for key in (*_INPUT, "output_tokens") if isinstance(given.get(key), int)]
-    return sum(told) if told else None
+    return Usage(figure(usage, *_INPUT), figure(usage, "output_tokens"))
 
 
 def stream() -> Splice:
@@ -117,7 +121,15 @@ class Stream(Splice):
             block[key] = str(block.get(key) or "") + str(delta.get(key) or "")
 
     def _begins_hold(self, value: dict[str, Any]) -> bool:
-        return value.get("type") == "content_block_start" and _is_call(value.get("content_block") or {})
+        block = value.get("content_block") or {}
+        return value.get("type") == "content_block_start" and (_is_call(block) or _thinks(block))
+
+    def _release(self, value: dict[str, Any]) -> bool:
+        """Thoughts stand once something other than a call follows, or nothing."""
+        if any(map(_is_call, self._blocks.values())):
+            return False
+        follows = value.get("type") == "content_block_start" and not _thinks(value.get("content_block") or {})
+        return follows or value.get("type") == "message_delta"
 
     def _seen(self, value: dict[str, Any]) -> None:
         self._shown += value.get("type") == "content_block_start"
@@ -128,18 +140,30 @@ class Stream(Splice):
             return b""
         made = dict(value)
         if isinstance(index, int):
-            if self._strip and _is_ours(self._blocks.get(index, {})):
+            left = self._left()
+            if index not in left:
                 return b""
-            gone = sum(1 for at in self._blocks if at < index and _is_ours(self._blocks[at])) if self._strip else 0
-            made["index"] = self._base + index - gone
+            made["index"] = self._base + left.index(index)
             self._seen(value)
         if kind == "message_delta":
             told = {key: self.usage[key] for key in _INPUT if isinstance(self.usage.get(key), int)}
             made["usage"] = {**told, **(value.get("usage") or {})} if not self.first else value.get("usage")
             if self._strip and isinstance(made.get("delta"), dict):
-                stop = _stop(made["delta"].get("stop_reason"), [b for b in self.said if not _is_ours(b)])
+                stop = _stop(made["delta"].get("stop_reason"), [self._blocks[index] for index in self._left()])
                 made["delta"] = {**made["delta"], "stop_reason": stop}
         return written(made, kind)
+
+    def _left(self) -> list[int]:
+        """The indexes of the blocks that stand."""
+        blocks, every = self._blocks, sorted(self._blocks)
+        if not self._strip:
+            return every
+        return without(
+            every,
+            lambda index: _is_ours(blocks[index]),
+            lambda index: _is_call(blocks[index]),
+            lambda index: _thinks(blocks[index]),
+        )
 
     def _begin(self) -> None:
         self._base += self._shown
@@ -154,6 +178,10 @@ def _stop(reason: Any, content: Sequence[Mapping[str, Any]]) -> Any:
 def _is_call(block: Mapping[str, Any]) -> bool:
     """Whether the client would have to answer a block."""
     return block.get("type") == "tool_use"
+
+
+def _thinks(block: Mapping[str, Any]) -> bool:
+    return block.get("type") in ("thinking", "redacted_thinking")
 
 
 def _is_ours(block: Mapping[str, Any]) -> bool:

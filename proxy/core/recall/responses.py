@@ -7,12 +7,13 @@ that it led to where those go.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.recall.events import written
-from proxy.core.recall.splice import Call, Splice
+from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure, without
 from proxy.core.recall.tool import NAME
+from proxy.core.report import Usage
 
 Item = Mapping[str, Any]
 
@@ -22,6 +23,9 @@ _CLIENT_CALLS: Final = frozenset(
         "mcp_approval_request",
     }
 )
+_ANSWERABLE: Final = frozenset({"function_call", "custom_tool_call"})
+"""Calls that any text answers."""
+
 _OPENING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 _ENDING: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _UNSTORED: Final = re.compile(rb'"store"\s*:\s*false')
@@ -45,8 +49,9 @@ def calls(said: Sequence[Item]) -> list[Call]:
 
 
 def asked(said: Sequence[Item], body: bytes) -> list[Any]:
-    """The items to go on from: without what only a server that keeps answers could make something of."""
-    kept = [{k: v for k, v in item.items() if v is not None} for item in without(said, _is_other)]
+    """The items to go on from, but what only a server that keeps answers could make something of."""
+    answerable = without(said, _is_odd, _is_call, _thinks)
+    kept = [{k: v for k, v in item.items() if v is not None} for item in answerable]
     if not _UNSTORED.search(body):
         return kept
     if all(item.get("encrypted_content") for item in kept if item["type"] == "reasoning"):
@@ -55,47 +60,26 @@ def asked(said: Sequence[Item], body: bytes) -> list[Any]:
     return [{key: held for key, held in item.items() if key != "id"} for item in spoken]
 
 
-def answered(calls: Sequence[Call], texts: Sequence[str]) -> list[Any]:
+def answered(said: Sequence[Item], texts: Sequence[str]) -> list[Any]:
     """An output item for each call."""
-    pairs = zip(calls, texts, strict=True)
-    return [{"type": "function_call_output", "call_id": call.id, "output": text} for call, text in pairs]
+    left = iter(texts)
+    return [
+        {"type": f"{item['type']}_output", "call_id": str(item.get("call_id")), "output": text}
+        for item in said
+        if item.get("type") in _ANSWERABLE
+        for text in [next(left) if _is_ours(item) else NOT_RUN]
+    ]
 
 
 def whole(answer: Item, earlier: Sequence[Sequence[Item]]) -> dict[str, Any]:
     """The last answer, its items behind those of the *earlier* ones that stand."""
-    output = [item for one in earlier for item in without(one, _is_call)]
-    return {**answer, "output": [*output, *without(answer["output"], _is_ours)]}
+    output = [item for one in earlier for item in without(one, _is_call, _is_call, _thinks)]
+    return {**answer, "output": [*output, *without(answer["output"], _is_ours, _is_call, _thinks)]}
 
 
-def spent(usage: Any) -> int | None:
+def used(usage: Any) -> Usage:
     """Tokens of input and output."""
-    given = usage if isinstance(usage, dict) else {}
-    told = [given[key] for key in ("input_tokens", "output_tokens") if isinstance(given.get(key), int)]
-    return sum(told) if told else None
-
-
-def without(items: Sequence[Item], gone: Callable[[Item], bool]) -> list[Item]:
-    """*items* without the calls that are *gone*, and without the reasoning that led to nothing but those."""
-    kept: list[Item] = []
-    thoughts: list[Item] = []
-    made: list[Item] = []
-    for item in items:
-        if made and not _is_call(item):
-            kept += _standing(thoughts, made, gone)
-            thoughts, made = [], []
-        if _is_call(item):
-            made.append(item)
-        elif item.get("type") == "reasoning":
-            thoughts.append(item)
-        else:
-            kept += [*thoughts, item]
-            thoughts = []
-    return kept + _standing(thoughts, made, gone)
-
-
-def _standing(thoughts: Sequence[Item], made: Sequence[Item], gone: Callable[[Item], bool]) -> list[Item]:
-    left = [item for item in made if not gone(item)]
-    return [*thoughts, *left] if left or not made else []
+    return Usage(figure(usage, "input_tokens"), figure(usage, "output_tokens"))
 
 
 def stream() -> Splice:
@@ -174,7 +158,7 @@ class Stream(Splice):
         return written(made, kind)
 
     def _left(self, items: Sequence[Item]) -> list[Item]:
-        return without(items, _is_ours) if self._strip else list(items)
+        return without(items, _is_ours, _is_call, _thinks) if self._strip else list(items)
 
     def _place(self, index: int) -> int | None:
         """Where an item stands in the client's view of this generation; ``None`` where it is not in there."""
@@ -202,5 +186,10 @@ def _is_ours(item: Item) -> bool:
     return item.get("type") == "function_call" and item.get("name") == NAME
 
 
-def _is_other(item: Item) -> bool:
-    return _is_call(item) and not _is_ours(item)
+def _is_odd(item: Item) -> bool:
+    """Whether a call can only be answered with what its client found."""
+    return item.get("type") not in _ANSWERABLE
+
+
+def _thinks(item: Item) -> bool:
+    return item.get("type") == "reasoning"

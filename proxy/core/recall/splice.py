@@ -7,14 +7,58 @@ another; what the client sees is one answer, without the tool's calls.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from proxy.core.recall.events import Events, data_of, value_of
+from proxy.core.recall.tool import NAME
+from proxy.core.report import Usage
 
-HELD = 2**25
+HELD: Final = 2**25
 """Bytes of one generation that are held at most; a call of a tool is never near that."""
+
+NOT_RUN: Final = f"[Not run, because {NAME} was called beside it. Call it again if it is still needed.]"
+"""What answers a call of a client's tool that the client never sees: what the model said goes back unchanged."""
+
+
+Part = TypeVar("Part")
+
+
+def without(
+    parts: Sequence[Part], gone: Callable[[Part], bool], is_call: Callable[[Part], bool], thinks: Callable[[Part], bool]
+) -> list[Part]:
+    """*parts* of a generation without the calls that are *gone*, and without thoughts that led to nothing but those.
+
+    Thoughts may not come back to a provider without what they led to, nor beside thoughts of another generation.
+    """
+    kept: list[Part] = []
+    thoughts: list[Part] = []
+    calls: list[Part] = []
+
+    def settle() -> None:
+        left = [call for call in calls if not gone(call)]
+        kept.extend([*thoughts, *left] if left or not calls else [])
+        thoughts.clear()
+        calls.clear()
+
+    for part in parts:
+        if calls and not is_call(part):
+            settle()
+        if not is_call(part) and not thinks(part):
+            settle()
+            kept.append(part)
+        else:
+            (calls if is_call(part) else thoughts).append(part)
+    settle()
+    return kept
+
+
+def figure(usage: Any, *names: str) -> int | None:
+    """The sum of the figures of these *names* in a usage; ``None`` where it has none of them."""
+    given = usage if isinstance(usage, dict) else {}
+    found = [given[name] for name in names if isinstance(given.get(name), int)]
+    return sum(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +88,16 @@ class Wire(Protocol):
         """The calls of the tool in it."""
 
     def asked(self, said: Any, body: bytes) -> list[Any]:
-        """The elements with which it goes back to the model of the request *body*: without calls of other tools."""
+        """The elements with which it goes back to the model of the request *body*: as the model said it."""
 
-    def answered(self, calls: Sequence[Call], texts: Sequence[str]) -> list[Any]:
-        """The elements that answer *calls*."""
+    def answered(self, said: Any, texts: Sequence[str]) -> list[Any]:
+        """The elements that answer its calls: those of the tool with *texts*, others with ``NOT_RUN``."""
 
     def whole(self, answer: Mapping[str, Any], earlier: Sequence[Any]) -> dict[str, Any]:
         """The last generation as the client gets it: behind what *earlier* ones said, without calls of the tool."""
 
-    def spent(self, usage: Any) -> int | None:
-        """Tokens of input and output in an answer's usage; ``None`` where it tells none."""
+    def used(self, usage: Any) -> Usage:
+        """The tokens in an answer's usage: all of its input, cached or not, and its output."""
 
 
 class TooMuchHeld(Exception):
@@ -63,8 +107,9 @@ class TooMuchHeld(Exception):
 class Splice(ABC):
     """One stream for the client, out of one or more generations. Feed it bytes as they arrive, in any chunking.
 
-    From the first call of any tool on, a generation's events are held: only its end tells whether they stand. All
-    others pass at once, the first generation's as they came. ``over``: the generation's last event was seen.
+    From the first call of any tool on, a generation's events are held: only its end tells whether they stand. Where
+    thoughts may not be shown without what they lead to, they are held until that begins. All others pass at once, the
+    first generation's as they came. ``over``: the generation's last event was seen.
     """
 
     def __init__(self) -> None:
@@ -85,8 +130,8 @@ class Splice(ABC):
         for event in self._events.feed(chunk):
             data = data_of(event)
             value = value_of(data) if data else None
-            if not data:
-                found.append(event)  # a comment keeps the connection alive, and says nothing
+            if not data or (value is not None and value.get("type") == "ping"):
+                found.append(event)  # what keeps the connection alive says nothing, and waits for nothing
                 continue
             if value is not None:
                 self._note(value)

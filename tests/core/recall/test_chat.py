@@ -7,6 +7,7 @@ from typing import Any
 
 from proxy.core.recall import chat
 from proxy.core.recall.tool import NAME
+from proxy.core.report import NO_USAGE, Usage
 from tests.streams import events
 
 RECALL = {"index": 0, "id": "c1", "type": "function", "function": {"name": NAME, "arguments": '{"query":"x"}'}}
@@ -98,9 +99,8 @@ def test_an_answer_cut_short_may_hold_half_a_call() -> None:
 
 def test_usage_is_counted_where_it_is_told() -> None:
     """Prompt and completion together; nothing where there is no figure."""
-    assert chat.spent({"prompt_tokens": 10, "completion_tokens": 2}) == 12
-    assert chat.spent(None) is None
-    assert chat.spent({}) is None
+    assert chat.used({"prompt_tokens": 10, "completion_tokens": 2}) == Usage(10, 2)
+    assert chat.used(None) == chat.used({}) == NO_USAGE
 
 
 def test_what_is_no_answer_says_nothing() -> None:

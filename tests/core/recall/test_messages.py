@@ -6,7 +6,9 @@ from typing import Any
 
 from proxy.core.recall import messages
 from proxy.core.recall.events import written
+from proxy.core.recall.splice import NOT_RUN
 from proxy.core.recall.tool import NAME
+from proxy.core.report import NO_USAGE, Usage
 from tests.streams import events
 
 RECALL = {"type": "tool_use", "id": "t1", "name": NAME, "input": {}}
@@ -66,7 +68,7 @@ def test_the_last_generation_tells_its_own_input() -> None:
     told = events(out)
     assert [value["type"] for value in told].count("message_start") == 1
     assert told[-2]["usage"] == {"input_tokens": 7, "cache_read_input_tokens": 200, "output_tokens": 9}
-    assert messages.spent(splice.usage) == 216
+    assert messages.used(splice.usage) == Usage(207, 9)
 
 
 def test_empty_texts_do_not_go_back() -> None:
@@ -77,10 +79,25 @@ def test_empty_texts_do_not_go_back() -> None:
 
 def test_results_stand_in_one_message() -> None:
     """Two calls of one generation are answered by one user message."""
-    calls = messages.calls([RECALL, {**RECALL, "id": "t2"}])
-    (message,) = messages.answered(calls, ["a", "b"])
+    said = [RECALL, {**RECALL, "id": "t2", "name": "read_file"}, {**RECALL, "id": "t3"}]
+    (message,) = messages.answered(said, ["a", "b"])
     assert message["role"] == "user"
-    assert [(part["tool_use_id"], part["content"]) for part in message["content"]] == [("t1", "a"), ("t2", "b")]
+    told = [(part["tool_use_id"], part["content"]) for part in message["content"]]
+    assert told == [("t1", "a"), ("t2", NOT_RUN), ("t3", "b")]
+
+
+def test_thoughts_wait_for_what_they_lead_to() -> None:
+    """They pass once a text begins, and never where only a recall follows; what keeps the connection alive passes."""
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    for follower, passes in (({"type": "text", "text": "So"}, True), (RECALL, False)):
+        splice = messages.stream()
+        ping = event("ping")
+        assert splice.feed(start() + block(0, thought) + ping) == start() + ping
+        out = splice.feed(event("content_block_start", index=1, content_block=follower))
+        assert (b"Hm." in out) is passes
+    assert messages.whole({"content": [{"type": "text", "text": "So"}]}, [[thought, RECALL]])["content"] == [
+        {"type": "text", "text": "So"}
+    ]
 
 
 def test_an_answer_cut_short_is_told_apart() -> None:
@@ -95,4 +112,4 @@ def test_an_answer_cut_short_is_told_apart() -> None:
 def test_what_is_no_answer_says_nothing() -> None:
     """An error has no blocks, and no usage."""
     assert messages.said({"type": "error", "error": {}}) is None
-    assert messages.spent(None) is None
+    assert messages.used(None) == NO_USAGE

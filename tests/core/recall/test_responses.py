@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from proxy.core.recall import responses
 from proxy.core.recall.events import written
+from proxy.core.recall.splice import NOT_RUN, without
 from proxy.core.recall.tool import NAME
+from proxy.core.report import NO_USAGE, Usage
 
 Item = dict[str, Any]
 
@@ -29,8 +31,12 @@ def letters(found: list[Any]) -> str:
     return "".join(next(letter for letter, kind in KINDS.items() if kind is item) for item in found)
 
 
-def is_ours(item: Any) -> bool:
-    return item is RECALL
+def left(drawn: str) -> str:
+    """What stays of a generation without its recalls."""
+    kept = without(
+        items(drawn), lambda item: item is RECALL, lambda item: item in (RECALL, READ), lambda item: item is KINDS["r"]
+    )
+    return letters(kept)
 
 
 @pytest.mark.parametrize(
@@ -50,15 +56,15 @@ def is_ours(item: Any) -> bool:
 )
 def test_reasoning_goes_with_the_calls_it_led_to(before: str, after: str) -> None:
     """What led to nothing but calls that go is no use to anybody, and a provider refuses it alone."""
-    assert letters(responses.without(items(before), is_ours)) == after
+    assert left(before) == after
 
 
 @given(st.text("tochr", max_size=12))
 def test_nothing_else_is_lost(drawn: str) -> None:
     """All that is neither a call that goes nor reasoning stays, in its order; what stays once stays for good."""
-    kept = letters(responses.without(items(drawn), is_ours))
+    kept = left(drawn)
     assert kept.replace("r", "") == drawn.replace("r", "").replace("o", "")
-    assert letters(responses.without(items(kept), is_ours)) == kept
+    assert left(kept) == kept
 
 
 def test_items_go_back_as_they_are_where_the_provider_keeps_them() -> None:
@@ -67,9 +73,22 @@ def test_items_go_back_as_they_are_where_the_provider_keeps_them() -> None:
     sealed = {**thought, "encrypted_content": "z"}
     kept = responses.asked([thought, RECALL], b'{"model":"m"}')
     assert kept == [{"type": "reasoning", "id": "r1", "summary": []}, RECALL]
-    assert len(responses.asked([sealed, RECALL, READ], b'{"store": false}')) == 2
+    assert len(responses.asked([sealed, RECALL, READ], b'{"store": false}')) == 3
     (bare,) = responses.asked([thought, RECALL], b'{"store":false}')
     assert bare == {key: value for key, value in RECALL.items() if key != "id"}
+
+
+def test_every_call_that_a_text_can_answer_is_answered() -> None:
+    """Functions and custom tools get an output each; a call that only its client can answer does not go back."""
+    custom = {"type": "custom_tool_call", "call_id": "c3", "name": "patch", "input": "x"}
+    clicked = {"type": "computer_call", "call_id": "c4", "action": {}}
+    said = [READ, RECALL, custom, clicked]
+    assert [item["call_id"] for item in responses.asked(said, b"{}")] == ["c2", "c1", "c3"]
+    assert responses.answered(said, ["found"]) == [
+        {"type": "function_call_output", "call_id": "c2", "output": NOT_RUN},
+        {"type": "function_call_output", "call_id": "c1", "output": "found"},
+        {"type": "custom_tool_call_output", "call_id": "c3", "output": NOT_RUN},
+    ]
 
 
 def event(kind: str, number: int, **members: Any) -> bytes:
@@ -108,7 +127,7 @@ def test_the_end_of_a_response_may_leave_its_output_out() -> None:
     assert b"response.created" not in out
     assert out.count(b'"text":"So."') == 3
     assert b'"id":"second"' in out
-    assert responses.spent(splice.usage) == 3
+    assert responses.used(splice.usage) == Usage(3)
 
 
 def test_an_answer_cut_short_is_told_apart() -> None:
@@ -123,4 +142,4 @@ def test_an_answer_cut_short_is_told_apart() -> None:
 def test_what_is_no_answer_says_nothing() -> None:
     """An error has no items, and no usage."""
     assert responses.said({"error": {}}) is None
-    assert responses.spent({}) is None
+    assert responses.used({}) == NO_USAGE

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.core.recall import chat, messages, responses
 from proxy.core.recall.events import value_of
-from proxy.core.recall.splice import HELD, Splice, TooMuchHeld
+from proxy.core.recall.splice import HELD, NOT_RUN, Splice, TooMuchHeld
 from proxy.core.recall.tool import NAME
 from tests.recalls import APIS, LOOK, READ
 from tests.streams import Heard, heard
@@ -103,18 +103,19 @@ def test_text_passes_at_once_and_calls_wait(api: str) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_what_goes_back_to_the_model_is_what_it_said(api: str) -> None:
-    """Its words, thoughts and calls of the tool, without calls of other tools; each call is answered."""
+    """Its words, thoughts and calls, as they were; each call is answered, those of other tools with why not."""
     answer = Answer("Let me look.", (READ, LOOK), reasoning="Hm.")
     splice = OURS[api].stream()
     fed(splice, raw(api, answer), 50)
     calls = splice.calls()
     asked = OURS[api].asked(splice.said, b'{"messages":[{"reasoning_content":"x"}]}')
-    answered = OURS[api].answered(calls, ["found it"])
+    answered = OURS[api].answered(splice.said, ["found it"])
     text = str(asked)
     assert "Let me look." in text
     assert "Hm." in text
-    assert "read_file" not in text
+    assert "read_file" in text
     assert NAME in text
+    assert NOT_RUN in str(answered)
     assert calls[0].id in str(answered)
     assert "found it" in str(answered)
 
