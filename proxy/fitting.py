@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import MutableMapping
 from dataclasses import replace
 
 from proxy import offering
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import input_room, scaled, summary_room
-from proxy.core.budget.regions import regions, scaled_up
-from proxy.core.budget.shares import borrowed
 from proxy.core.compression.fresh import capped
 from proxy.core.compression.prune import oldest
 from proxy.core.compression.record import Record
@@ -21,7 +18,7 @@ from proxy.core.conversation.facts import pairs_of
 from proxy.core.conversation.items import EMPTY
 from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.conversation.scan import scan
-from proxy.core.errors import ContextTooLong, InvalidRequest
+from proxy.core.errors import InvalidRequest
 from proxy.core.overflow.policy import Extent, Lower
 from proxy.core.report import Report
 from proxy.events import Events
@@ -29,10 +26,8 @@ from proxy.lessons import Lessons, Sent
 from proxy.plans import DIALECTS, Plan, Policy, Subject
 from proxy.ports import Recorder, Request, Summaries
 from proxy.reading import Located, Reader, Reading
+from proxy.telling import refusal_of, report_of
 from proxy.toolroom import ToolRoom
-
-LARGE = 0.30
-"""A fresh tool result that takes more of the room left than this is worth a warning."""
 
 
 class Fitter:
@@ -183,7 +178,7 @@ class Fitter:
             again = await self.decide(whole.without_recall(), demand, supersede=True, extent=extent)
             return _following(again, plan)
         if excess > _guess(subject, record) and self._is_certain(subject, plan, held):
-            return replace(plan, error=self._refusal(subject, plan.tokens or 0))
+            return replace(plan, error=refusal_of(subject, plan.tokens or 0))
         return plan
 
     @staticmethod
@@ -330,52 +325,17 @@ class Fitter:
         tokens = subject.figures.fixed - system + view.tokens
         used = {"tools": tools, "output": output, "recall": recall}
         stages = (record.event.stages if record else ()) + tuple(name for name, value in used.items() if value)
-        report = self._report(subject, tokens, root, view, output)
+        report = report_of(self._policy, subject, tokens, root, view, output)
         spent = record.spent if record else 0
         report = report.but(outcome="compacted", stages=stages, event=fresh, summary_tokens=spent)
         return Plan(body, report, subject.route, tokens, subject, output, record=record, recall=recall)
 
     def _verbatim(self, subject: Subject, root: bytes) -> Plan:
         tokens = subject.total
-        report = self._report(subject.without_recall(), tokens, root, View(b"", tokens, subject.reading.totals))
+        report = report_of(
+            self._policy, subject.without_recall(), tokens, root, View(b"", tokens, subject.reading.totals)
+        )
         return Plan(subject.request.body, report, subject.route, tokens, subject)
-
-    def _report(self, subject: Subject, tokens: int, root: bytes, view: View, output: int | None = None) -> Report:
-        figures, factor, allocation = subject.figures, subject.factor, self._policy.rules.allocation
-        sizes, fixed = subject.reading.sizes, subject.reading.fixed
-        by_region = regions(
-            view.kept,
-            # As small as they were made: the rest of the fixed part stays as the client sent it.
-            tools=sum(sizes.get(key, 0) for key in TOOLS) - (fixed - figures.fixed),
-            fixed=figures.fixed - subject.reading.totals.system + view.kept.system,
-            summary=view.summary,
-            reserve=output or figures.reserve,
-        )
-        return subject.report.but(
-            regions=scaled_up(by_region, factor),
-            borrowed=scaled_up(borrowed(by_region, allocation, figures.window), factor) if allocation else {},
-            budget=int(figures.budget * factor),
-            tokens_before=int(subject.total * factor),
-            tokens_after=int(tokens * factor),
-            conversation=base64.urlsafe_b64encode(root[:12]).decode(),
-            large_result=_large_result(subject),
-        )
-
-    @staticmethod
-    def _refusal(subject: Subject, tokens: int) -> ContextTooLong:
-        figures, factor = subject.figures, subject.factor
-        tools = sum(subject.reading.sizes.get(key, 0) for key in TOOLS)
-        regions = {"tools": tools - (subject.reading.fixed - figures.fixed)}  # as small as they could be made
-        regions["system messages"] = sum(subject.reading.items[i].tokens for i in subject.layout.systems)
-        regions["newest messages"] = tokens - figures.fixed
-        largest = max(regions, key=lambda name: regions[name])
-        return ContextTooLong(
-            tokens=int(tokens * factor),
-            limit=subject.report.window or int(figures.window * factor),
-            reserve=int((figures.window - figures.inside(figures.reserve)) * factor),
-            largest=largest,
-            largest_tokens=int(regions[largest] * factor),
-        )
 
 
 def _compacting(reading: Reading) -> str:
@@ -396,21 +356,6 @@ def _guess(subject: Subject, record: Record | None) -> int:
     items = subject.reading.items
     kept = {*record.event.anchors, *range(record.event.cut, len(items))} if record else range(len(items))
     return sum(items[index].guess for index in kept)
-
-
-def _large_result(subject: Subject) -> float:
-    """The share of the room left that the largest of the newest tool results takes; zero where that needs no warning.
-
-    What no request has seen before can still be asked for in a narrower way.
-    """
-    newest, largest = 0, 0
-    for item in reversed(subject.reading.items):
-        if not item.answers:
-            break
-        newest, largest = newest + item.tokens, max(largest, item.tokens)
-    left = subject.figures.budget - subject.reading.fixed - subject.reading.history + newest
-    share = largest / left if left > 0 else 0.0
-    return round(share, 2) if share > LARGE else 0.0
 
 
 def _lossy(event: Event | None, since: Event | None) -> bool:

@@ -34,7 +34,7 @@ from tests.fits import (
     text_of,
 )
 from tests.material import AGENT_TASK, AGENT_TOOLS, agent_round, agent_session, chat_turn, log, prose, tool
-from tests.stub.tokens import count_json, fixed_tokens, message_tokens, request_tokens
+from tests.stub.tokens import fixed_tokens, message_tokens, request_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 
@@ -222,16 +222,6 @@ async def test_an_output_figure_is_lowered_before_anything_is_dropped() -> None:
     assert stubborn.error is not None or json.loads(stubborn.body)["max_tokens"] == 3900
 
 
-async def test_a_refusal_names_what_is_too_big() -> None:
-    """System text above the window is refused with the figures that show it."""
-    messages = [{"role": "system", "content": prose(1, 5000)}, {"role": "user", "content": "hi"}]
-    plan = await Desk().plan(body_of(messages), WINDOW)
-    assert plan.error is not None
-    assert plan.error.status == 400
-    assert "system messages" in plan.error.message
-    assert str(WINDOW) in plan.error.message
-
-
 async def test_only_guesses_in_the_view_excuse_it() -> None:
     """An image of unknown size that was folded away does not let a view that is too big go upstream."""
     image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
@@ -326,15 +316,6 @@ async def test_an_agents_view_only_grows_between_events(messages: list[Message],
     assert (await Desk().plan(body, window)).body == plan.body
 
 
-async def test_a_large_fresh_result_is_reported_once() -> None:
-    """A newest result of more than 30 % of the room left is reported; when it is no longer the newest it is not."""
-    messages = [*coding_session(3, 10), *coding_session(1, 300)[1:]]
-    plan = await Desk().plan(body_of(messages), 12_000)
-    assert 0.3 < plan.report.large_result < 1
-    later = await Desk().plan(body_of([*messages, *coding_session(1, 10)[1:]]), 12_000)
-    assert later.report.large_result == 0
-
-
 async def test_results_are_capped_before_they_are_first_sent() -> None:
     """With a cap for all, an oversize result is the same cut bytes in every request; others keep theirs."""
     desk = Desk(policy=replace(POLICY, always=Truncate(50, 50_000)))
@@ -394,21 +375,6 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
     assert slices(again.body)[: len(slices(after.body))] == slices(after.body), "a record like any other"
     other = await Desk().plan(body_of(grown), WINDOW)
     assert other.report.outcome == "verbatim", "our own count has no reason"
-
-
-@pytest.mark.parametrize("rounds", [6, 20])
-async def test_regions_add_up_to_what_goes_upstream(rounds: int) -> None:
-    """A report's regions without the reserve are the view's tokens, whether messages were folded or not."""
-    messages = agent_session(rounds, 300)
-    messages[0] = {"role": "system", "content": f"{messages[0]['content']}\n\n# Memories\n- likes tabs\n"}
-    plan = await Desk().plan(body_of(messages, tools=AGENT_TOOLS, max_tokens=300), WINDOW)
-    found = dict(plan.report.regions)
-    assert found.pop("reserve") == 300
-    assert sum(found.values()) == plan.tokens
-    assert ("summary" in found) == (rounds == 20)
-    assert {"system", "tools", "memory", "user", "assistant", "tool"} <= found.keys()
-    assert found["tools"] == count_json(AGENT_TOOLS)
-    assert plan.report.borrowed == {}
 
 
 @settings(max_examples=40, phases=UNSHRUNK)
