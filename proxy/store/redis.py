@@ -25,6 +25,8 @@ from redis.backoff import NoBackoff
 from proxy.store import scripts
 from proxy.store.breaker import Breaker, State
 from proxy.store.errors import StoreMisconfigured, StoreUnsupported, Unavailable
+from proxy.store.failures import BREAKING, FAULTS, kind_of
+from proxy.store.waits import Waits
 
 T = TypeVar("T")
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
@@ -44,30 +46,6 @@ _FORCED: dict[str, Any] = {
     "protocol": 2,  # the newer one adds a handshake and pushes that nothing here uses
     "driver_info": None,  # two more round trips on every new connection, to tell the server our name
 }
-# What the library stumbles over when a server does not speak the protocol.
-_NONSENSE = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, EOFError)
-# The first that matches names the failure.
-_KINDS: tuple[tuple[type[BaseException], str], ...] = (
-    (errors.MaxConnectionsError, "pool"),
-    (errors.OutOfMemoryError, "oom"),
-    (errors.AuthenticationError, "auth"),
-    (errors.AuthorizationError, "auth"),
-    (errors.NoPermissionError, "permission"),
-    (errors.BusyLoadingError, "loading"),
-    (errors.ReadOnlyError, "readonly"),
-    (errors.ClusterError, "cluster"),
-    (errors.RedisClusterException, "cluster"),
-    (errors.SlotNotCoveredError, "cluster"),
-    (errors.TimeoutError, "slow"),
-    (TimeoutError, "slow"),
-    (errors.ConnectionError, "down"),
-    (OSError, "down"),
-    (errors.InvalidResponse, "protocol"),
-    *((cause, "protocol") for cause in _NONSENSE),
-)
-# What says that the server cannot serve. A full memory, a missing permission or a busy pool of ours do not.
-_BREAKING = frozenset({"slow", "down", "auth", "loading", "cluster", "protocol"})
-_FAULTS = (errors.RedisError, OSError, TimeoutError, *_NONSENSE)
 
 
 class Servers:
@@ -95,6 +73,7 @@ class Servers:
         self._dice = dice
         self._breakers: LRUCache[str, Breaker] = LRUCache(256)
         self._slots = asyncio.Semaphore(POOL)
+        self._waits = Waits(clock)
         self._under_way: set[asyncio.Task[Any]] = set()
 
     @property
@@ -115,8 +94,8 @@ class Servers:
                 info = await self._about()
         except errors.NoPermissionError:
             return  # a server that forbids the question is taken at its word
-        except _FAULTS as error:
-            raise Unavailable(_kind(error)) from error
+        except FAULTS as error:
+            raise Unavailable(kind_of(error)) from error
         said = str(info.get("redis_version", ""))
         if said and _version(said) < OLDEST:
             oldest = ".".join(map(str, OLDEST))
@@ -216,13 +195,21 @@ class Servers:
                 try:
                     async with asyncio.timeout(_BACKSTOP):
                         await client.aclose()
-                except _FAULTS:
+                except FAULTS:
                     continue  # the server is gone; so are its connections
 
     async def _ask(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
-        breaker = self._breaker_of(key)
+        began, left = self._clock(), self._waits.left(OPERATION)
         try:
-            async with asyncio.timeout(OPERATION):
+            return await self._answer(self._breaker_of(key), call, left)
+        except Unavailable:
+            self._waits.note(self._clock() - began)
+            raise
+
+    async def _answer(self, breaker: Breaker, call: Callable[[], Awaitable[T]], left: float) -> T:
+        """What *call* gives, if that is there within *left* seconds."""
+        try:
+            async with asyncio.timeout(left):
                 await self._slots.acquire()
         except TimeoutError:
             raise Unavailable("pool") from None
@@ -234,9 +221,10 @@ class Servers:
         task = self._spawn(_perform(breaker, call), "store operation")
         self._under_way.add(task)
         task.add_done_callback(self._done)
-        done, _ = await asyncio.wait({task}, timeout=OPERATION)
+        done, _ = await asyncio.wait({task}, timeout=left)
         if not done:
-            task.cancel()
+            # A caller that has no time left leaves the operation the time it needs to show how the server is.
+            asyncio.get_running_loop().call_later(OPERATION - left, task.cancel)
             raise Unavailable("slow")
         result = task.result()
         if isinstance(result, Unavailable):
@@ -300,9 +288,9 @@ async def _perform(breaker: Breaker, call: Callable[[], Awaitable[T]]) -> T | Un
     except asyncio.CancelledError:
         breaker.failed()
         raise
-    except _FAULTS as error:
-        kind = _kind(error)
-        if kind in _BREAKING:
+    except FAULTS as error:
+        kind = kind_of(error)
+        if kind in BREAKING:
             breaker.failed()
         elif kind != "pool" or breaker.state == "half-open":
             breaker.succeeded()
@@ -315,12 +303,6 @@ def _value(answer: object) -> bytes | None:
     if answer is None or isinstance(answer, bytes):
         return answer
     raise Unavailable("protocol")
-
-
-def _kind(error: BaseException) -> str:
-    if isinstance(error, errors.ResponseError) and str(error).startswith("WRONGTYPE"):
-        return "wrongtype"
-    return next((kind for cause, kind in _KINDS if isinstance(error, cause)), "error")
 
 
 def _version(said: str) -> tuple[int, ...]:

@@ -28,6 +28,10 @@ _TAG = re.compile(
 )
 _BRACKETED = re.compile(r"\[(/?INST)\]|<<(/?SYS)>>")
 _NAMES = {"user": "user", "assistant": "assistant", "tool": "tool result"}
+_BREAK = re.compile(r"\s+")
+BROKEN = 120
+"""Characters within which the end of a word is looked for where a text is cut."""
+
 MIDDLE = "[... middle left out ...]"
 
 
@@ -60,9 +64,17 @@ def shown(text: str, characters: int) -> str:
     """The two ends of a slimmed *text*, at most so many *characters*, neutralised, each line behind a bar."""
     text = slim(text).encode("utf-8", "replace").decode()
     if len(text) > characters:
-        half = characters // 2
-        text = f"{text[:half]}\n{MIDDLE}\n{text[-half:]}"
+        head, tail = ends(text, characters // 2)
+        text = f"{head}\n{MIDDLE}\n{tail}"
     return "\n".join(f"| {line}" for line in neutral(text).splitlines())
+
+
+def ends(text: str, characters: int) -> tuple[str, str]:
+    """The first and the last at most so many *characters* of *text*, cut between words: half a name is none."""
+    head, tail = text[:characters], text[-characters:]
+    start = _BREAK.search(tail, 0, BROKEN)
+    stop = next((at for at in range(len(head), max(0, len(head) - BROKEN), -1) if head[at - 1].isspace()), len(head))
+    return head[:stop].rstrip(), tail[start.end() if start else 0 :]
 
 
 def pieces(entries: Sequence[Entry], detail: float = 1.0) -> Iterator[str]:
@@ -94,7 +106,8 @@ def segments(entries: Sequence[Entry], tokens: int, count: Count, detail: float 
         weight = count(piece) + 2
         while weight > tokens and len(piece) > 200:
             keep = max(90, int(len(piece) * tokens / weight * 0.45))
-            piece = f"{piece[:keep]}\n| {MIDDLE}\n| {piece[-keep:]}"
+            head, tail = ends(piece, keep)
+            piece = f"{head}\n| {MIDDLE}\n| {tail}"
             weight = count(piece) + 2
         if run and size + weight > tokens:
             found.append("\n".join(run))

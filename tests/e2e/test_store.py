@@ -20,6 +20,7 @@ from tests.e2e.talk import Talk
 from tests.harness import Proxy, until
 from tests.material import AGENT_SYSTEM, chat_turn, prose
 from tests.store.conftest import Valkey
+from tests.store.test_redis import old_server
 from tests.stub import Answer, Stub, slices
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
@@ -274,6 +275,18 @@ async def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(
         await until_up(front, True)
         await over_an_event(talk, front)
         assert "ullage1:" in remote.say("KEYS ullage1:*e:*")
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+async def test_a_store_that_is_too_old_is_refused_at_the_start(stub: StartStub, proxy: StartProxy, count: str) -> None:
+    """In front of Redis 6.2 the proxy does not start, and says which version it found and which it needs."""
+    server = await stub(window=WINDOW)
+    old = await asyncio.start_server(old_server, "127.0.0.1", 0)
+    url = f"redis://:hush@127.0.0.1:{old.sockets[0].getsockname()[1]}/0"
+    with pytest.raises(RuntimeError, match=r"cannot start: .*6\.2\.14.*7\.0") as refusal:
+        await proxy(server.url, window=WINDOW, arguments=["--store", url, "--workers", count])
+    assert "hush" not in str(refusal.value)
+    old.close()
 
 
 @pytest.mark.parametrize("count", [1, 2])

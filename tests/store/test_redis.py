@@ -40,8 +40,8 @@ async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey
     try:
         began = time.monotonic()
         assert await _slowest(store, 50) < 10 * OPERATION
-        assert time.monotonic() - began < 3, "after five failures nothing waits any more"
-        assert store.state().breaker == "open"
+        assert time.monotonic() - began < 3, "one caller does not wait for each of its operations"
+        await eventually(lambda: store.state().breaker == "open")
         assert not store.state().up
         assert await store.fix(TENANT, ROOT, ROUTE, A, b"mine meanwhile") == b"mine meanwhile"
         assert opener.events.count("store.down") == 1
@@ -233,7 +233,8 @@ async def test_a_crowd_on_a_hung_server_leaves_together(valkey: Valkey, opener: 
         valkey.signal(signal.SIGCONT)
 
 
-async def _old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Says that it is Redis 6.2."""
     info = b"# Server\r\nredis_version:6.2.14\r\n"
     try:
         while line := await reader.readline():
@@ -250,7 +251,7 @@ async def _old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 async def test_a_server_that_is_too_old_is_refused_with_its_version(opener: Opener) -> None:
     """Opening a store on Redis 6.2 fails and says which version it found and which it needs."""
-    server = await asyncio.start_server(_old_server, "127.0.0.1", 0)
+    server = await asyncio.start_server(old_server, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(StoreUnsupported, match=r"6\.2\.14.*7\.0"):
         await opener(f"redis://:hush@127.0.0.1:{port}/0")
@@ -318,7 +319,7 @@ async def test_a_cluster_keeps_conversations_and_its_breaker_is_per_node(short_p
         assert await store.newest(TENANT, ROOT, ROUTE, [_place(1), A]) == (1, b"x")
         server.signal(signal.SIGSTOP)
         assert await _slowest(store, 20) < 10 * OPERATION
-        assert store.state().breaker == "open"
+        await eventually(lambda: store.state().breaker == "open")
         server.signal(signal.SIGCONT)
         await eventually(lambda: store.state().up, 20)
         assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")

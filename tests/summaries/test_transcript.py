@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.conversation.entry import Entry
-from proxy.summaries.transcript import ARGUMENTS, MIDDLE, RESULT, neutral, pieces, segments, shown, slim
+from proxy.summaries.transcript import ARGUMENTS, MIDDLE, RESULT, ends, neutral, pieces, segments, shown, slim
 from tests.fits import count
 
 BLOB = base64.b64encode(random.Random(1).randbytes(3000)).decode()
@@ -75,6 +75,18 @@ def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None
     assert tool.endswith("end")
     assert MIDDLE in tool
     assert len(tool) < RESULT + 200
+
+
+def test_what_is_cut_is_cut_between_words() -> None:
+    """Where a middle is left out no half of a name or figure stands, unless it is longer than any name."""
+    names = [f"ledger_{at:05}" for at in range(2000)]
+    (piece,) = pieces([Entry("tool", " ".join(names))])
+    (segment,) = segments([Entry("user", "\n".join(names[:500]))], 300, count)
+    for text in (piece, segment):
+        assert MIDDLE in text
+        words = text.replace(MIDDLE, "").replace("|", "").split()
+        assert set(words) - {"tool", "result:", "user:"} <= set(names)
+    assert sum(map(len, ends("x" * 900, 300))) == 600
 
 
 @given(st.lists(st.builds(Entry, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3000)), max_size=12))
