@@ -60,8 +60,9 @@ def ageless(told: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["background", "inline"])
-@pytest.mark.parametrize("behaviour", ["honest", "failing"])
+@pytest.mark.parametrize(
+    ("mode", "behaviour"), [("background", "honest"), ("background", "failing"), ("inline", "honest")]
+)
 async def test_a_compaction_asked_for_waits_for_its_summary(
     stub: StartStub, home: Path, proxy: StartProxy, mode: str, behaviour: Behaviour
 ) -> None:
