@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import Item
-from proxy.memories import ByBytes, keep_large_blocks, outlines, prefixes
+from proxy.memories import ByBytes, outlines, prefixes
 from proxy.plans import DIALECTS
 from proxy.reading import Reader
 from tests.fits import tokenizers
@@ -64,10 +64,3 @@ async def test_a_prefix_takes_what_it_is_thought_to(api: str) -> None:
     tracemalloc.stop()
     assert len(known) == len(around) == 1
     assert taken < known.currsize + around.currsize < 4 * taken
-
-
-def test_large_blocks_may_be_kept_more_than_once() -> None:
-    """Telling the C library is harmless, wherever it is done and however often."""
-    keep_large_blocks()
-    keep_large_blocks()
-    assert len(bytes(2**25)) == 2**25
