@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import gc
 import os
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxy import memories
 from proxy import settings as configuration
 from proxy.archive import Archive
 from proxy.building import models_of, open_engine, server_config
@@ -55,8 +55,6 @@ HOUSEKEEPING_SECONDS = 1.0
 ARCHIVE_SECONDS = 2.0
 """What a process that ends gives originals to reach the store."""
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-
 
 def run(settings: Settings) -> int:
     """Serve until told to stop; the exit code."""
@@ -78,7 +76,7 @@ class Start:
 async def serve(start: Start, worker: Worker) -> int:
     """One process's life: build, listen, work, drain, close; the exit code."""
     settings = start.settings
-    _keep_large_blocks()
+    memories.keep_large_blocks()
     logs, tasks = _begin(settings)
     stopping = _on_signals()
     try:
@@ -399,10 +397,3 @@ async def _unless(event: asyncio.Event, work: Any) -> None:
         await asyncio.wait({job, alarm}, return_when=asyncio.FIRST_COMPLETED)
         job.cancel()
         alarm.cancel()
-
-
-def _keep_large_blocks() -> None:
-    """Let the C library keep buffers of a body's size: given back and mapped anew, each costs its page faults again."""
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
-        for option, value in ((M_MMAP_THRESHOLD, 2**26), (M_TRIM_THRESHOLD, 2**28), (M_TOP_PAD, 2**24)):
-            library.mallopt(option, value)

@@ -11,13 +11,16 @@ from typing import Any, Literal
 from proxy.core.compression.schedule import Event
 from proxy.core.conversation.pages import ITEM, Entry, dump, ref_of
 from proxy.plans import Subject
-from proxy.ports import Originals
+from proxy.ports import Clock, Originals
 
 Outcome = Literal["kept", "dropped", "too_big", "failed"]
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 QUEUE = 16 * 2**20
 """Bytes of originals that wait for the store at most, in one process."""
+
+REST = 10.0
+"""Seconds for which nothing is kept after the store failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,11 @@ class Archive:
         known: MutableMapping[tuple[bytes, bytes], bool],
         spawn: Spawn,
         observe: Callable[[Outcome, int], None],
+        clock: Clock,
     ) -> None:
         self._originals = originals
+        self._clock = clock
+        self._rests = 0.0
         self._terms = terms
         self._known = known
         self._spawn = spawn
@@ -65,7 +71,7 @@ class Archive:
     def keep(self, subject: Subject, root: bytes, event: Event, before: Event | None) -> str:
         """Keep what *event* took out of the view after *before*; the reference of the list of it.
 
-        Empty where nothing went, or where too much waits already.
+        Empty where nothing went, where too much waits already, or where the store failed a moment ago.
         """
         tenant, items, raw = subject.request.tenant, subject.reading.items, subject.raw
         entries: list[Entry] = []
@@ -86,7 +92,7 @@ class Archive:
         name = self._originals.name(tenant, listing)
         fresh.append((name, listing))
         size = sum(len(content) for _, content in fresh)
-        if self._bytes + size > self._terms.queue:
+        if self._bytes + size > self._terms.queue or self._clock() < self._rests:
             self._observe("dropped", len(entries))
             return ""
         self._bytes += size
@@ -105,19 +111,31 @@ class Archive:
     async def _write(self) -> None:
         while self._waiting:
             job = self._waiting.popleft()
+            done = 0
             try:
-                await self._written(job)
+                done = await self._written(job)
             finally:
                 self._bytes -= job.size
+            if done < len(job.originals):
+                self._observe("failed", len(job.originals) - done)
+                self._give_up()
 
-    async def _written(self, job: _Job) -> None:
+    async def _written(self, job: _Job) -> int:
+        """How many originals of *job* the store took before it failed."""
         for done, (name, content) in enumerate(job.originals):
             if not await self._originals.keep(job.tenant, job.root, name, content, self._terms.seconds):
-                # What the store does not take now it will hardly take in a millisecond.
-                self._observe("failed", len(job.originals) - done)
-                return
+                return done
             self._known[job.root, name] = True
             self._observe("kept", 1)
+        return len(job.originals)
+
+    def _give_up(self) -> None:
+        """Leave a store alone that does not take large values in time: requests need it more."""
+        self._rests = self._clock() + REST
+        for job in self._waiting:
+            self._observe("dropped", len(job.originals))
+            self._bytes -= job.size
+        self._waiting.clear()
 
 
 def left_by(event: Event, before: Event | None, roles: Sequence[str]) -> list[int]:

@@ -31,7 +31,7 @@ from proxy.plans import Policy
 from proxy.reading import Reader
 from proxy.recalling import Limits as RecallLimits
 from proxy.recalling import Recalling
-from proxy.routing import open_headers
+from proxy.routing import open_headers, open_names
 from proxy.server import Limits, Models, Place, ServerConfig
 from proxy.settings import Settings, Stages
 from proxy.store import (
@@ -154,6 +154,7 @@ def server_config(settings: Settings) -> ServerConfig:
         relay=server.relay,
         origins=frozenset(server.origins),
         headers_of=open_headers(settings),
+        name_of=open_names(settings),
         limits=replace(
             Limits(),
             body=limits.body,

@@ -26,10 +26,11 @@ class _Data(BaseModel):
 
 
 class Setting(_Data):
-    """One value of a file: where it stands, and what it becomes."""
+    """One value of a file: where it stands, and what it becomes; ``missing``: only where there is none."""
 
     at: tuple[str | dict[str, str], ...]
     to: Any
+    missing: bool = False
 
 
 class File(_Data):
@@ -67,10 +68,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One value to be set, with everything filled in."""
+    """One value to be set, with everything filled in; ``missing``: only where there is none."""
 
     at: tuple[Step, ...]
     to: Any
+    missing: bool = False
 
 
 def clients() -> dict[str, Client]:
@@ -85,7 +87,7 @@ def changes(file: File, facts: Facts) -> list[Change]:
     for setting in file.set:
         steps, value = filled(list(setting.at), facts), filled(setting.to, facts)
         if value is not None and steps is not None and len(steps) == len(setting.at):
-            found.append(Change(tuple(steps), value))
+            found.append(Change(tuple(steps), value, setting.missing))
     return found
 
 

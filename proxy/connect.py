@@ -77,6 +77,8 @@ def write(name: str, place: Place, journal: Path) -> None:
     before = []
     for change in place.changes:
         found = _get(document, change.at)
+        if change.missing and found is not _LACKING:
+            continue
         was = {} if found is _LACKING else {"was": _plain(found)}
         before.append({"at": list(change.at), "wrote": change.to, **was})
         _put(document, change.at, change.to)

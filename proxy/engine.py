@@ -248,6 +248,7 @@ class Engine:
             grown = await grow(smaller) if smaller else None
             if overflow is not None and grown is not None and (grown.tokens or 0) >= (sent.tokens or 0):
                 # What is behind the view is as large as before: then the view itself has to be smaller.
+                course.retries -= 1
                 smaller = await self._smaller(request, plan, overflow, course)
                 grown = await grow(smaller) if smaller else None
             if smaller is None or grown is None or (grown.tokens or 0) >= (sent.tokens or 0):

@@ -26,7 +26,7 @@ class Learned:
 
 
 async def learned(settings: Settings, routes: Iterable[Route], key: str = "") -> Mapping[str, Learned]:
-    """What the store knows of *routes*, by their names, of every holder of an access key; nothing where none is open.
+    """What the store knows of *routes*, by their lessons, of every holder of an access key; nothing where none is open.
 
     Without access keys lessons belong to the clients' own keys: those of *key* are told, or of callers without one. A
     private server is asked while it runs and never started.
@@ -43,7 +43,7 @@ async def learned(settings: Settings, routes: Iterable[Route], key: str = "") ->
     except (StoreMisconfigured, StoreUnsupported):
         return {}
     try:
-        found = {route.name: await _of(store, route, tenants(settings, key)) for route in routes}
+        found = {route.lesson: await _of(store, route, tenants(settings, key)) for route in routes}
     finally:
         await store.close()
         await tasks.finish(1.0)
@@ -66,7 +66,7 @@ def tenants(settings: Settings, key: str) -> list[bytes]:
 
 async def _of(store: Store, route: Route, callers: Iterable[bytes]) -> Learned | None:
     """Of several callers' lessons the one with the smallest window."""
-    lessons = [lesson for tenant in callers if (lesson := load(await store.recall(tenant, route.name)))]
+    lessons = [lesson for tenant in callers if (lesson := load(await store.recall(tenant, route.lesson)))]
     now = time.time()
     told = [_told(route, lesson, now) for lesson in lessons]
     return min(told, key=lambda each: each.window or beliefs.MOST, default=None)

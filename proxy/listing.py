@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -24,12 +24,17 @@ MOST_TOLD: Final = 50
 
 EVERY: Final = "*"
 
+VARIANTS: Final = ("context-1m-2025-08-07",)
+"""Values of ``anthropic-beta`` that change a window, and with which lessons are of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One model. Figures in tokens, ``None`` where nobody knows; each ``from`` says where a figure comes from.
 
     ``age_seconds`` is how long ago a server said its window, or traffic taught it; ``None`` where neither did.
+    ``sent_as`` is what the upstream calls it, where ``model`` is another name; ``variant`` the beta flag that a request
+    must carry for the row to hold.
     """
 
     model: str
@@ -44,6 +49,8 @@ class Row:
     output_from: str
     encoding_from: str
     factor_from: str
+    sent_as: str = ""
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +86,11 @@ async def listing(settings: Settings, pattern: str | None, key: str = "") -> Lis
 
     catalogue = await asyncio.to_thread(open_catalogue, settings, known)
     routes = list(_routes(settings, catalogue, told, pattern))
-    taught = await learned(settings, routes, key)
-    rows = [_row(settings, route, told, taught.get(route.name)) for route in routes]
+    varied = [replace(route, variant=flag) for route in routes if "claude" in route.model for flag in VARIANTS]
+    taught = await learned(settings, [*routes, *varied], key)
+    # What a flag changes is known only where traffic taught it.
+    shown = [*routes, *(route for route in varied if (one := taught.get(route.lesson)) and one.window)]
+    rows = [_row(settings, route, told, taught.get(route.lesson)) for route in shown]
     return Listing(tuple(rows), troubles)
 
 
@@ -119,7 +129,7 @@ def _row(settings: Settings, route: Route, told: Mapping[str, Mapping[str, Windo
     if taught is not None and taught.window is not None:
         holds, origin, age = taught.window, f"learned: {taught.how}", taught.age_seconds
     return Row(
-        route.model,
+        route.asked or route.model,
         route.upstream,
         holds,
         route.max_input,
@@ -131,6 +141,8 @@ def _row(settings: Settings, route: Route, told: Mapping[str, Mapping[str, Windo
         _output_from(route, rule.max_output_tokens, window),
         "configured" if route.exact else "family",
         factor_from,
+        route.model if route.asked not in ("", route.model) else "",
+        route.variant,
     )
 
 

@@ -1,7 +1,9 @@
-"""Memories bounded by what they take, for values whose size a client decides."""
+"""Memories bounded by what they take, for values whose size a client decides; and what the C library keeps."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,6 +19,8 @@ PREFIX_BYTES, OUTLINE_BYTES, RECORD_BYTES, TEXT_BYTES = 128 * 2**20, 64 * 2**20,
 
 ITEM = 900
 """Bytes of a prefix for each of its items, at most: 300 for where it stands and what it is called, the item itself."""
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -54,3 +58,10 @@ def records() -> ByBytes[tuple[str, bytes], Record]:
 def texts() -> ByBytes[tuple[bytes, bytes], Summary]:
     """A memory of summaries."""
     return ByBytes(TEXT_BYTES, lambda summary: 400 + 4 * len(summary.text))
+
+
+def keep_large_blocks() -> None:
+    """Let the C library keep buffers of a body's size: given back and mapped anew, each costs its page faults again."""
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+        for option, value in ((M_MMAP_THRESHOLD, 2**26), (M_TRIM_THRESHOLD, 2**28), (M_TOP_PAD, 2**24)):
+            library.mallopt(option, value)

@@ -33,7 +33,7 @@ def open_archive(
         return None
     terms = Terms(wanted.days * DAY, wanted.max_item, wanted.queue)
     # Known for an hour: what the store lost meanwhile is written again, and what it has lives on.
-    return Archive(store.originals, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe)
+    return Archive(store.originals, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
 
 
 def open_chronicle(store: Store, archive: Archive | None) -> Chronicle:

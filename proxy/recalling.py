@@ -30,6 +30,12 @@ GENERATIONS: Final = 3
 INLINE: Final = 65_536
 """Bytes of a history that is searched on the event loop; more goes to a thread."""
 
+MARGIN: Final = 64
+"""One token in so many of the window stays free: no provider counts quite as we do."""
+
+BELIEVED: Final = 0.7
+"""Of our count, what a provider's own count of a prompt must come to to be believed."""
+
 SEAM: Final = 4
 """Tokens that a text may take more inside an element than it does alone."""
 
@@ -97,6 +103,7 @@ class Turn:
         self._retries = 0
         self._overflows = 0
         self._added = 0
+        self._measured: int | None = None
 
     def told(self, report: Report) -> Report:
         """*report* with what happened since it was made."""
@@ -122,6 +129,7 @@ class Turn:
         factor = self._plan.subject.factor if self._plan.subject else 1.0
         counted = int(((self._plan.tokens or 0) + self._added) * factor)
         told = self.wire.used(usage)
+        self._measured = told.input_tokens
         if not self.recalls:
             self.first = told
         self.tokens += (counted if told.input_tokens is None else told.input_tokens) + (told.output_tokens or 0)
@@ -164,16 +172,27 @@ class Turn:
     ) -> Iterator[bytes]:
         """The elements that answer what was *said*, its *calls* in what *plan* leaves free."""
         assert plan.subject is not None
-        figures = plan.subject.figures
         last = "\n" + LAST if self.recalls + 2 == GENERATIONS else ""
-        bare = map(dumped, self.wire.answered(said, [""] * len(calls)))
-        taken = (plan.tokens or 0) + self._weight([*self._behind, *asked, *bare])
-        room = figures.inside(plan.output or figures.reserve) - taken
+        room = self._room(plan, [*asked, *map(dumped, self.wire.answered(said, [""] * len(calls)))])
         usual, count = self._limits.results, self._count
         share = min(self._limits.tokens, (room - count(last)) // len(calls) - SEAM)
         texts = [answer(call.arguments, pieces, usual, share, count) for call in calls]
         texts[-1] += last
         return map(dumped, self.wire.answered(said, texts))
+
+    def _room(self, plan: Plan, new: Sequence[bytes]) -> int:
+        """Tokens that are left beside *plan*, what is behind it by now, and *new* elements.
+
+        What the provider counted for just this prompt is better than our count. A factor below one is the prompt's as a
+        whole: what is new may well count in full.
+        """
+        assert plan.subject is not None
+        figures, factor = plan.subject.figures, plan.subject.factor
+        taken = int(((plan.tokens or 0) + self._weight(self._behind)) * factor)
+        if plan is self._plan and self._measured is not None:
+            taken = max(self._measured, int(taken * BELIEVED))
+        inside = int(figures.inside(plan.output or figures.reserve) * factor)
+        return int((inside - taken) / max(1.0, factor)) - self._weight(new) - figures.window // MARGIN
 
     def _pieces(self) -> list[Piece]:
         """Every item of the client's history as it is shown."""

@@ -16,7 +16,7 @@ from proxy import settings as configuration
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.budget.windows import Facts, Told, published
 from proxy.ports import Recorder
-from proxy.server import HeadersOf, no_headers, tenants_of
+from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings
 from proxy.store import Breaker, Patience, Store
 from proxy.summaries import (
@@ -149,6 +149,13 @@ class Board:
     def remember(self, name: str, value: bytes) -> None:
         """Leave *value* under *name*, in the background."""
         self._recorder.remember(self._nobody, name, value)
+
+
+def open_names(settings: Settings) -> NameOf:
+    """What its upstream calls a model, by the name it was asked for."""
+    if not any(rule.model for rule in settings.models):
+        return same_name
+    return lambda model: settings.model(model).model or model
 
 
 def open_headers(settings: Settings) -> HeadersOf:

@@ -28,6 +28,8 @@ def show_models(rows: list[dict[str, object]]) -> None:
     for row in rows:
         age = row["age_seconds"]
         told = {**row, "age_seconds": None if age is None else f"{age:g} s"}
+        own, variant = told.pop("sent_as", ""), told.pop("variant", "")
+        told["model"] = f"{row['model']}{f' ({own})' if own else ''}{f' with {variant}' if variant else ''}"
         cells = [f"{cell:,}" if isinstance(cell, int) else "-" if cell is None else str(cell) for cell in told.values()]
         table.add_row(*cells)
     # A pipe has no width: there nothing is folded.

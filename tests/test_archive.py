@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.archive import Archive, Terms, left_by
+from proxy.archive import REST, Archive, Terms, left_by
 from proxy.core.compression.schedule import Event
 from proxy.core.compression.swap import Swap
 from proxy.core.conversation.pages import load, parts_of
@@ -54,7 +54,8 @@ class House:
         self.told: Counter[str] = Counter()
         self.tasks: list[asyncio.Task[None]] = []
         given_terms = replace(Terms(60.0, 10**6), **terms)
-        self.archive = Archive(shelf, given_terms, {}, self.spawn, self.observe)
+        self.now = 0.0
+        self.archive = Archive(shelf, given_terms, {}, self.spawn, self.observe, lambda: self.now)
 
     def spawn(self, work: Any, name: str) -> Any:
         task = asyncio.get_running_loop().create_task(work)
@@ -118,17 +119,21 @@ async def test_what_does_not_fit_into_the_queue_is_dropped() -> None:
     await house.archive.finish(5)
 
 
-async def test_a_store_that_refuses_is_not_asked_on() -> None:
-    """After a failure the rest of that compaction is given up, and counted; the next one is tried again."""
+async def test_a_store_that_refuses_is_left_alone_for_a_while() -> None:
+    """After a failure that compaction, what waits behind it and what comes soon is given up, and counted."""
     house = House(Shelf(most=3))
-    (_, first), (_, second), *_ = await plans(60)
+    (_, first), (_, second), (_, third), *_ = await plans(60)
     house.keep(first)
+    house.keep(second)
     await house.archive.finish(5)
     assert house.shelf.calls == 4
     assert house.told["kept"] == 3
     assert house.told["failed"] > 1
+    assert house.told["dropped"] > 1
     house.shelf.most = 10**6
-    house.keep(second)
+    assert house.keep(third) == ""
+    house.now = REST + 1
+    assert house.keep(third)
     await house.archive.finish(5)
     assert house.told["kept"] > 4
 

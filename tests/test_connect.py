@@ -153,3 +153,20 @@ def test_the_document_shows_what_is_printed(tmp_path: Path) -> None:
     for name in tested:
         said = connect(tmp_path, name, "--model", "MODEL", "--window", "32768").replace(str(tmp_path), "~").rstrip()
         assert f"```text\n{said}\n```\n" in text, name
+
+
+def test_what_a_file_must_have_is_only_added_where_it_is_missing(tmp_path: Path) -> None:
+    """Continue's file gets the name and version it needs; one that has them keeps its own, and undo takes back ours."""
+    file = tmp_path / ".continue/config.yaml"
+    connect(tmp_path, "continue", "--write", "--model", "m")
+    told = yaml.safe_load(file.read_text())
+    assert (told["name"], told["version"], told["schema"]) == ("Ullage", "1.0.0", "v1")
+    connect(tmp_path, "continue", "--undo")
+    assert not file.exists()
+    own = "name: mine\nversion: 2.0.0\nmodels: []\n"
+    file.write_text(own)
+    connect(tmp_path, "continue", "--write", "--model", "m")
+    told = yaml.safe_load(file.read_text())
+    assert (told["name"], told["version"], told["schema"]) == ("mine", "2.0.0", "v1")
+    connect(tmp_path, "continue", "--undo")
+    assert file.read_text() == own

@@ -114,15 +114,17 @@ async def test_a_stream_without_its_last_event_is_an_end_too(house: House, strea
 
 @every
 @both
-async def test_an_overflow_that_states_nothing_makes_the_view_smaller(house: House, api: str, stream: bool) -> None:
-    """Where the provider says no more than that it is too long, less of the conversation is sent, and the same call."""
+async def test_an_overflow_that_states_nothing_is_answered_with_something_smaller(
+    house: House, api: str, stream: bool
+) -> None:
+    """Where the provider says no more than that it is too long, less is shown or sent, and the same call answered."""
     server, door = await house(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(NO_FAULT)
     server.fail(error(400, "too long", "context_length_exceeded"))
     told = said(api, await door.ask(api, request(api, stream)), stream)
     assert told.text.endswith("It is kingfisher.")
-    first, second, third = server.seen
-    assert len(third.body) < len(first.body) < len(second.body)
+    _, second, third = server.seen
+    assert len(third.body) < len(second.body)
     assert third.verdict == "ok"
     assert third.slices[-1].startswith(second.slices[-1][:30])
     assert NAME.encode() in third.slices[-2]
@@ -155,6 +157,20 @@ async def test_the_first_prompts_usage_is_learned(house: House, api: str) -> Non
     server.script = recalling(Answer("Fine."))
     later = await door.ask(api, request(api, False))
     assert abs(int(later.headers["x-ullage-tokens"]) - server.seen[-1].tokens) <= server.seen[-1].tokens // 16
+
+
+@every
+async def test_an_overflow_again_makes_the_view_smaller_too(house: House, api: str) -> None:
+    """Where showing less is not enough, less of the conversation is sent as well, and the recall is still answered."""
+    server, door = await house(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server.fail(NO_FAULT)
+    server.fail(error(400, "too long", "context_length_exceeded"), 2)
+    told = said(api, await door.ask(api, request(api, False)), False)
+    assert told.text.endswith("It is kingfisher.")
+    sizes = [len(seen.body) for seen in server.seen]
+    assert sizes[1] > sizes[2] > sizes[3] < sizes[0]
+    assert server.seen[3].verdict == "ok"
+    assert NAME.encode() in server.seen[3].slices[-2]
 
 
 @every

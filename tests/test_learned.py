@@ -38,6 +38,19 @@ async def test_models_shows_what_an_overflow_taught(stub: StartStub, proxy: Star
         assert (row.context_window, row.window_from) == (None, "unknown")
 
 
+async def test_what_a_beta_flag_taught_has_a_row_of_its_own(stub: StartStub, proxy: StartProxy) -> None:
+    """A window learned from requests with a flag is shown beside the model's own, with the flag."""
+    model, flag = "claude-unheard-of", "context-1m-2025-08-07"
+    server = await stub(window=TRUE)
+    front = await proxy(server.url, config={})
+    async with Client(front.url, api_key=KEY) as client:
+        flagged = {"anthropic-beta": flag}
+        await client.chat.completions.create(model=model, messages=CHAT, extra_headers=flagged)
+    assert front.home is not None
+    rows = (await listing(settings(server.url, front.home / "data"), model, KEY)).rows
+    assert [(row.model, row.variant, row.context_window) for row in rows] == [(model, "", None), (model, flag, TRUE)]
+
+
 @pytest.mark.parametrize("url", ["memory", "embedded"])
 async def test_nothing_is_started_to_look(tmp_path: Path, url: str) -> None:
     """Without a running store nothing is known, and none is started or made."""

@@ -64,3 +64,13 @@ async def test_priors_are_shown() -> None:
     assert [(row.upstream, row.factor, row.window_from, row.factor_from) for row in rows] == [
         ("-", 1.5, "table", "family")
     ]
+
+
+async def test_another_name_is_shown_with_what_it_is_sent_as() -> None:
+    """An alias has its own row, under its own name, with the figures of the model behind it."""
+    models = [{"name": "fast", "model": "gpt-5-mini"}, {"name": "gpt-5-mini"}]
+    rows = (await listing(settings(models=models), None)).rows
+    assert [(row.model, row.sent_as, row.context_window) for row in rows] == [
+        ("fast", "gpt-5-mini", 400_000),
+        ("gpt-5-mini", "", 400_000),
+    ]

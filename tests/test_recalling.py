@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 from proxy.core.recall.search import LAST
 from proxy.core.recall.splice import NOT_RUN
 from proxy.core.recall.tool import NAME
+from tests.e2e.voices import VOICES
+from tests.material import AGENT_TOOLS, agent_session, log
 from tests.recalls import KEYS, LOOK, READ, SAID, WINDOW, WORDING, House, both, every, recalling, request, said
 from tests.streams import heard
 from tests.stub import Answer, Call, Rules, Seen, Stub, chat, messages, responses
@@ -175,3 +178,39 @@ async def test_the_next_turn_knows_nothing_of_it(house: House) -> None:
     assert server.seen[-1].verdict == "ok"
     assert server.seen[-1].slices[: len(before)] == before
     assert all(KEYS[name] == server.seen[-1].header(name) for name in KEYS)
+
+
+@every
+async def test_a_long_session_with_recalls_stays_valid_and_fits(house: House, api: str) -> None:
+    """An agent that looks things up again and again, alone and beside its tools, sends nothing too big or wrong."""
+    server, door = await house(api, Answer())
+    pick = random.Random(0)
+    looks = [
+        {"query": "took merge"},
+        {"query": "src/gateway"},
+        {"item": 9, "offset": 200},
+        {},
+        {"limit": 10},
+        {"item": -1},
+    ]
+
+    def script(seen: Seen) -> Answer:
+        calls = [Call("read_file", json.dumps({"path": f"src/{len(server.seen)}.py"}))]
+        if NAME in seen.tools and pick.random() < 0.4:
+            look = Call(NAME, json.dumps(pick.choice(looks)))
+            calls = [look] if pick.random() < 0.3 else pick.choice([[look, *calls], [*calls, look]])
+        return Answer(pick.choice(["", "I read on."]), tuple(calls), reasoning=pick.choice(["", "Hm."]))
+
+    server.script = script
+    async with VOICES[api](door.url) as voice:
+        items, more = voice.opening(agent_session(0, 0))
+        asked = {"model": "gpt-4o-mini", **voice.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
+        for at in range(40):
+            answer = await voice.ask(asked, items, stream=at % 2 == 1)
+            assert NAME not in json.dumps(answer)
+            calls = voice.calls(answer)
+            texts = [log(at, pick.randrange(50, 700)) for _ in calls]
+            items += answer
+            items += voice.results(calls, texts) if calls else [{"role": "user", "content": f"Go on with {at}."}]
+    assert [(seen.verdict, seen.why) for seen in server.seen if seen.verdict != "ok"] == []
+    assert sum(report.recalls for report in door.reports) > 8

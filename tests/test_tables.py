@@ -35,6 +35,16 @@ def test_a_row_of_models_is_one_line_in_a_pipe(capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_other_names_and_flags_are_shown_with_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """An alias is told with what it is sent as, a variant with the flag that makes it."""
+    show_models(
+        [{**ROW, "model": "fast", "sent_as": "own"}, {**ROW, "model": "m", "sent_as": "", "variant": "context-1m"}]
+    )
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("fast (own) ")
+    assert second.startswith("m with context-1m ")
+
+
 def test_findings_are_shown_with_their_remedies(capsys: pytest.CaptureFixture[str]) -> None:
     """What a server calls itself may hold brackets; a remedy stands under its finding."""
     findings = (Finding("window", "ok", "8,192 tokens"), Finding("usage", "error", "none [at all]", "Turn it on."))

@@ -38,6 +38,15 @@ def no_headers(_model: str) -> Mapping[str, str]:
     return MappingProxyType({})
 
 
+NameOf = Callable[[str], str]
+"""What its upstream calls a model that was asked for by some name."""
+
+
+def same_name(model: str) -> str:
+    """The same."""
+    return model
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Who may come in, where unnamed models go, and how much is taken.
@@ -46,7 +55,7 @@ class ServerConfig:
     them, unless ``relay`` is ``all``. ``websockets``: the Responses
     route's are relayed too. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
     ``usage_upstreams`` are asked for usage in every stream; clients that did not ask for it do not see it.
-    ``headers_of`` tells what is added for a model.
+    ``headers_of`` tells what is added for a model, ``name_of`` what its upstream calls it.
     """
 
     default_upstream: str
@@ -60,3 +69,4 @@ class ServerConfig:
     limits: Limits = Limits()
     usage_upstreams: frozenset[str] = frozenset()
     headers_of: HeadersOf = field(default=no_headers, repr=False)
+    name_of: NameOf = same_name

@@ -31,6 +31,7 @@ from proxy.server.gate import Gate
 from proxy.server.intake import Intake, options, read_headers, window_variant, without_secrets
 from proxy.server.local import Local
 from proxy.server.models import Models
+from proxy.server.naming import renamed
 from proxy.server.outgoing import ClientLeft, Outgoing
 from proxy.server.routes import COMPACTING, COUNTING, api_path, is_local, is_stateless, listed_model, managed, wire
 from proxy.server.usage import UsageTap
@@ -256,6 +257,8 @@ class Handler:
             if intake.seen.get("content-type", "").lower().startswith("application/json"):
                 first, complete = await reader.peek()
                 model = "" if "content-encoding" in intake.seen else named_model(first, complete=complete)
+                if complete and model and (name := self._config.name_of(model)) != model:
+                    first = renamed(first, name)
             body = first
             if not complete:
                 body = Upload(first, request.content, self._limits.idle)

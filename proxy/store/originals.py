@@ -16,9 +16,6 @@ from proxy.store.sealed import MAX_PLAIN, pack
 OFF_LOOP = 65_536
 """Bytes from which an original is compressed in a thread."""
 
-LONGEST = 1.0
-"""Seconds one question of a person's may take: it is no request, and originals are large."""
-
 
 class Originals:
     """Keeps originals, over *records* and their *backend*."""
@@ -39,8 +36,8 @@ class Originals:
         key = keys.original(root, name)
         sealed = self._records.sealer.seal_packed(tenant, key, packed)
         try:
-            if await self._records.timed(self._backend.claim(key, sealed, seconds)) is not None:
-                await self._records.timed(self._backend.refresh(key, seconds))
+            if await self._records.patiently(lambda: self._backend.claim(key, sealed, seconds)) is not None:
+                await self._records.patiently(lambda: self._backend.refresh(key, seconds))
         except Unavailable as error:
             self._records.failed(error)
             return False
@@ -55,11 +52,9 @@ class Originals:
             return []
         wanted = [keys.original(root, name) for name in names]
         try:
-            async with asyncio.timeout(LONGEST):
-                found = await self._records.timed(self._backend.read(wanted))
-        except (Unavailable, TimeoutError) as error:
-            if isinstance(error, Unavailable):
-                self._records.failed(error)
+            found = await self._records.patiently(lambda: self._backend.read(wanted))
+        except Unavailable as error:
+            self._records.failed(error)
             raise StoreUnavailable from error
         sealer = self._records.sealer
         return [

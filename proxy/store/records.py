@@ -24,6 +24,8 @@ from proxy.store.sealed import MAX_PLAIN, Sealer
 LIFETIME = 7 * 24 * 3600.0
 LESSON_LIFETIME = 24 * 3600.0  # what overflows and usage taught; a provider may change its mind
 REQUEST = 0.150  # seconds one call of the engine may take, however many operations it needs
+PAUSES = (0.05, 0.2)
+"""Seconds between the tries of what can wait."""
 MAX_PLACES = 512
 _RENEW = 3600.0
 _RENEWED = 8192
@@ -244,6 +246,20 @@ class Records:
             self.seconds += took
             self.latency += (took - self.latency) * (1.0 if self.operations == 1 else 0.05)
             self.note_state()
+
+    async def patiently(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """As ``timed``, for what no request waits for: a store that was only slow is asked again, a few times.
+
+        Raises ``Unavailable``.
+        """
+        for pause in PAUSES:
+            try:
+                return await self.timed(ask())
+            except Unavailable as error:
+                if error.kind not in ("slow", "pool"):
+                    raise
+            await asyncio.sleep(pause)
+        return await self.timed(ask())
 
     def note_state(self) -> None:
         """Report the store as up or down if that changed."""

@@ -6,9 +6,8 @@ where the store cannot say: that there is nothing would be a lie.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from proxy.core.errors import StoreUnavailable
@@ -16,7 +15,7 @@ from proxy.ports import Kind
 from proxy.store import keys
 from proxy.store.backend import Backend
 from proxy.store.errors import Unavailable
-from proxy.store.records import LIFETIME, REQUEST, Records
+from proxy.store.records import LIFETIME, Records
 
 NOTES, ROOTS, LISTED = 64, 16, 200
 """Notes of a conversation's root, roots of a conversation, and conversations of a tenant that are kept at most."""
@@ -39,36 +38,34 @@ class Register:
 
         *lasting*: it has been compacted, so that it stays known as long as its records.
         """
-        seconds, backend = LIFETIME if lasting else SHORT, self._backend
-        known = backend.rank(keys.known(self._name(tenant, conversation)), root, now, ROOTS, seconds)
-        self._records.behind(self._records.timed(known), "conversation")
-        listed = backend.rank(keys.listed(self._listed(tenant)), conversation.encode(), now, LISTED, LIFETIME)
-        self._records.behind(self._records.timed(listed), "conversation")
+        seconds, rank = LIFETIME if lasting else SHORT, self._backend.rank
+        known, listed = keys.known(self._name(tenant, conversation)), keys.listed(self._listed(tenant))
+        self._later(lambda: rank(known, root, now, ROOTS, seconds))
+        self._later(lambda: rank(listed, conversation.encode(), now, LISTED, LIFETIME))
 
     def note(self, tenant: bytes, root: bytes, field: str, value: bytes, *, lasting: bool) -> None:
         """Keep *value* as the note called *field*; of too many the one whose name sorts first goes."""
         name = keys.notes(root)
         sealed = self._records.sealer.seal(tenant, _bound(name, field), value)
         seconds = LIFETIME if lasting else SHORT
-        noted = self._backend.note(name, field, sealed, NOTES, seconds)
-        self._records.behind(self._records.timed(noted), "conversation note")
+        self._later(lambda: self._backend.note(name, field, sealed, NOTES, seconds))
 
     async def conversations(self, tenant: bytes) -> list[tuple[str, float]]:
         """The names of the tenant's newest conversations and when each was last heard of (Unix time), newest first."""
-        found = await self._ask(self._backend.ranked(keys.listed(self._listed(tenant)), LISTED))
+        found = await self._ask(lambda: self._backend.ranked(keys.listed(self._listed(tenant)), LISTED))
         return [(name.decode("ascii", "replace"), at) for name, at in found]
 
     async def roots(self, tenant: bytes, conversation: str) -> list[bytes]:
         """The roots of the conversation called *conversation*, the one heard of last first."""
         name = keys.known(self._name(tenant, conversation))
-        found = await self._ask(self._backend.ranked(name, ROOTS))
+        found = await self._ask(lambda: self._backend.ranked(name, ROOTS))
         return [root for root, _ in found if len(root) == 16]
 
     async def notes(self, tenant: bytes, root: bytes) -> Mapping[str, bytes]:
         """The notes on *root* by their names; what another tenant wrote, or somebody changed, is not among them."""
         name, sealer = keys.notes(root), self._records.sealer
         found: dict[str, bytes] = {}
-        for raw, sealed in (await self._ask(self._backend.table(name))).items():
+        for raw, sealed in (await self._ask(lambda: self._backend.table(name))).items():
             field = raw.decode("ascii", "replace")
             value = sealer.open(tenant, _bound(name, field), sealed)
             if value is not None:
@@ -80,20 +77,22 @@ class Register:
         if not wanted:
             return []
         names = [_named(root, kind, scope, place) for kind, scope, place in wanted]
-        return [value is not None for value in await self._ask(self._backend.read(names))]
+        return [value is not None for value in await self._ask(lambda: self._backend.read(names))]
 
     async def mark(self, tenant: bytes, root: bytes, seconds: float) -> None:
         """Wish that *root* be compacted at its next request, if that comes within *seconds*."""
         name = keys.mark(root)
-        await self._ask(self._backend.claim(name, self._records.sealer.seal(tenant, name, b"compact"), seconds))
+        sealed = self._records.sealer.seal(tenant, name, b"compact")
+        await self._ask(lambda: self._backend.claim(name, sealed, seconds))
 
-    async def _ask(self, operation: Coroutine[Any, Any, T]) -> T:
+    def _later(self, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._records.behind(self._records.patiently(write), "conversation")
+
+    async def _ask(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
-            async with asyncio.timeout(REQUEST):
-                return await self._records.timed(operation)
-        except (Unavailable, TimeoutError) as error:
-            if isinstance(error, Unavailable):
-                self._records.failed(error)
+            return await self._records.patiently(read)
+        except Unavailable as error:
+            self._records.failed(error)
             raise StoreUnavailable from error
 
     def _name(self, tenant: bytes, conversation: str) -> bytes:

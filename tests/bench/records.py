@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +101,9 @@ async def measured(path: Path, window: int, tokens: int) -> Taken:
 
 async def _grown(path: Path, window: int, tokens: int, store: Store, tasks: Tasks, server: Valkey) -> Taken:
     taken = Taken(path.stem, window)
-    archive = Archive(store.originals, Terms(604_800.0, 262_144, 2**26), {}, tasks.spawn, lambda outcome, number: None)
+    archive = Archive(
+        store.originals, Terms(604_800.0, 262_144, 2**26), {}, tasks.spawn, lambda outcome, number: None, time.monotonic
+    )
     chronicle = Chronicle(store.register, {}, lambda: 1_800_000_000.0, archive)
     desk = Desk(store, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
     for messages in places(path):

@@ -5,8 +5,9 @@ with nothing but loopback to talk to. Programs are looked for on the ``PATH``::
 
     ULLAGE_AGENTS=1 PATH=/where/they/are/bin:$PATH python -m pytest tests/e2e/test_agent_clis.py -s
 
-Codex, Claude Code, opencode and Qwen Code come from npm (``@openai/codex``, ``@anthropic-ai/claude-code``,
-``opencode-ai``, ``@qwen-code/qwen-code``), mini-swe-agent from PyPI (with ``litellm[mcp]``).
+From npm come Codex, Claude Code, opencode, Qwen Code, pi and Continue (``@openai/codex``,
+``@anthropic-ai/claude-code``, ``opencode-ai``, ``@qwen-code/qwen-code``, ``@mariozechner/pi-coding-agent``,
+``@continuedev/cli``), from PyPI mini-swe-agent (with ``litellm[mcp]``) and Aider (``aider-chat``).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ TASK = "Find out which of the part files mentions ledger 412, then say which one
 COMMAND = "cat part_{at}.txt"
 LINES = 160
 DONE = "It is part seven."
+NOTES = "I was told that ledger 412 was closed in zone nine, and that nobody knows who did it. " * 20
+"""What a person tells a program that uses no tools, again and again."""
 PATIENCE = 240
 NOWHERE = "http://127.0.0.1:9"
 pytestmark = [
@@ -54,6 +57,8 @@ class Agent:
     arguments: Callable[[str], Mapping[str, Any]] = lambda line: {"command": line}
     environment: Mapping[str, str] = field(default_factory=dict)
     model: str = "gpt-4o-mini"
+    said: str = ""
+    """What is typed, for a program that is told its tasks there."""
 
 
 AGENTS = {
@@ -89,6 +94,26 @@ AGENTS = {
         48_000,
         arguments=lambda line: {"command": line, "description": "Read a part", "is_background": False},
     ),
+    "pi": Agent(
+        "pi",
+        ("-p", TASK, "--provider", "ullage", "--model", "gpt-4o-mini"),
+        ("bash",),
+        24_000,
+        environment={"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"},
+    ),
+    "continue": Agent("cn", ("-p", TASK, "--auto"), ("Bash", "run_terminal_command"), 24_000),
+    "aider": Agent(
+        "aider",
+        tuple(
+            "--no-git --no-pretty --no-fancy-input --yes-always --no-show-model-warnings --no-check-update "  # noqa: SIM905
+            "--analytics-disable --edit-format ask --max-chat-history-tokens 1000000 --map-tokens 0".split()
+        ),
+        (),
+        8_192,
+        rounds=0,
+        environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        said="\n".join([*(f"Part {at}: {NOTES}" for at in range(24)), "Which part was it?", "/exit", ""]),
+    ),
     "mini-swe-agent": Agent(
         "mini",
         ("-y", "--exit-immediately", "-t", TASK),
@@ -108,6 +133,8 @@ def working(agent: Agent) -> Callable[[Seen], Answer]:
     made = iter(range(agent.rounds))
 
     def script(seen: Seen) -> Answer:
+        if agent.said:
+            return Answer(f"I have taken a note. {NOTES}") if b"Which part was it" not in seen.body else Answer(DONE)
         offered = {name: tool for tool in seen.parsed.get("tools") or () if (name := _name(tool))}
         name = next((name for name in agent.tools if name in offered), "")
         at = next(made, None) if name else -1
@@ -179,6 +206,5 @@ def run(name: str, agent: Agent, root: str, folder: Path) -> subprocess.Complete
         os.environ["HOME"] = own or ""
     environment = {**surroundings, known.key: KEY, **agent.environment}
     command = [agent.program, *agent.command]
-    return subprocess.run(
-        command, cwd=work, env=environment, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL
-    )
+    typed: Mapping[str, Any] = {"input": agent.said} if agent.said else {"stdin": subprocess.DEVNULL}
+    return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=PATIENCE, **typed)

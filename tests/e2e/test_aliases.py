@@ -57,6 +57,12 @@ async def test_another_name(stub: StartStub, proxy: StartProxy) -> None:
             "/chat/completions", json={"model": "unheard-of", "messages": [{"role": "user", "content": "x"}]}
         )
         assert other.seen[-1].model == "unheard-of"
+        for path in ("/embeddings", "/completions", "/responses/input_tokens"):
+            answer = await client.post(path, content=b'{"input":"x", "model" : "fast","dimensions":1.0}')
+            assert answer.status_code == 200
+            seen = server.seen[-1]
+            assert seen.body == b'{"input":"x", "model" : "gpt-4o-mini","dimensions":1.0}'
+            assert [seen.header(name) for name in ("x-team", "x-tier", "x-key")] == ["blue", "flex", "7"]
         listed: list[dict[str, Any]] = (await client.get("/models")).json()["data"]
         assert {entry["id"]: entry.get("context_length") for entry in listed}["fast"] == WINDOW
     for api in ("chat", "messages", "responses"):

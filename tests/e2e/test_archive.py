@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,7 @@ async def test_what_left_the_view_can_be_read_from_every_worker_and_replica(
 async def test_a_store_that_hangs_costs_originals_and_no_request(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
-    """With the store frozen every request is answered and originals are given up, and counted; later ones are kept."""
+    """With the store frozen every request is answered, and originals are given up and counted."""
     server = await stub(window=WINDOW)
     front = await proxy(server.url, window=WINDOW, config={**ON, "store": {"url": remote.url}}, home=home)
     async with Loop(server, [front], 600) as loop:
@@ -103,12 +102,6 @@ async def test_a_store_that_hangs_costs_originals_and_no_request(
             await loop.ask()
         assert loop.headers[-1]["x-ullage-outcome"].startswith("compacted")
         await until(front, ITEMS, 1, outcome="failed")
-        remote.signal(signal.SIGCONT)
-        had = total(await metrics(front), ITEMS, outcome="kept")
-        async with asyncio.timeout(40):
-            while total(await metrics(front), ITEMS, outcome="kept") == had:
-                await loop.ask()
-                await asyncio.sleep(0.2)  # the breaker looks for the store no more often than every few seconds
 
 
 async def test_nothing_is_archived_unless_it_is_wanted(

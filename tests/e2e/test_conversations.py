@@ -60,8 +60,9 @@ def ageless(told: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["background", "inline"])
-@pytest.mark.parametrize("behaviour", ["honest", "failing"])
+@pytest.mark.parametrize(
+    ("mode", "behaviour"), [("background", "honest"), ("background", "failing"), ("inline", "honest")]
+)
 async def test_a_compaction_asked_for_waits_for_its_summary(
     stub: StartStub, home: Path, proxy: StartProxy, mode: str, behaviour: Behaviour
 ) -> None:
@@ -80,6 +81,35 @@ async def test_a_compaction_asked_for_waits_for_its_summary(
         assert len(server.summaries) == 1
         assert ("as a model summed it up" in loop.shown()) is (behaviour == "honest")
         assert (loop.spent > 0) is (behaviour == "honest")
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+async def test_other_apis_are_compacted_on_request_as_well(
+    stub: StartStub, home: Path, proxy: StartProxy, api: str
+) -> None:
+    """The header works alike in every API, and so does what is told afterwards, by the API's own credential."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.url, window=WINDOW, home=home)
+    async with Loop(server, [front], api=api) as loop:
+        for _ in range(10):
+            await loop.ask()
+        await loop.ask(more=NOW)
+        assert len(loop.events) == 1
+        assert len(server.summaries) == 1
+        assert loop.spent > 0
+        credential = "x-api-key" if api == "messages" else "authorization"
+        value = KEY if api == "messages" else f"Bearer {KEY}"
+        path = f"{front.root}/ullage/api/conversations/{loop.headers[-1]['x-ullage-conversation']}"
+        async with httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(20):
+            got = await client.get(path, headers={credential: value})
+            while got.status_code == 404 or not got.json()["threads"][0]["folds"]:
+                await asyncio.sleep(0.25)
+                got = await client.get(path, headers={credential: value})
+        (fold,) = got.json()["threads"][0]["folds"]
+        assert (fold["by"], fold["state"]) == ("gpt-4o-mini", "active")
+        other = {"authorization": f"Bearer {KEY}"} if api == "messages" else {"x-api-key": KEY}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.get(path, headers=other)).status_code == 404
 
 
 async def test_no_model_is_asked_where_none_may_be(stub: StartStub, home: Path, proxy: StartProxy) -> None:

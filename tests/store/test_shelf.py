@@ -118,7 +118,7 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
     """Three masters and three replicas: everything of a conversation is in one slot, and a lost master is replaced."""
     async with six_nodes(short_path) as servers:
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
-        store = await opener(f"redis+cluster://{hosts}")
+        store = await opener(f"redis+cluster://{hosts}", key=b"one master key for all of them!!")
         assert store.state().up
         shelf, roots = store.shelf, [bytes([at]) * 16 for at in range(12)]
         for root in roots:
@@ -128,11 +128,17 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
             assert lease is not None
             assert await lease.renew(60)
             assert await shelf.lease(root, POLICY, A, 60) is None
+            store.register.note(TENANT, root, "z", b"note", lasting=True)
+            await store.register.mark(TENANT, root, 60)
+            assert await store.originals.keep(TENANT, root, A, b"original", 60)
+            await store.newest(TENANT, root, "r", [B, A])
+            assert await store.take(TENANT, root), "a wish comes along with the look for records"
         shelf.count(TENANT, "in", 7, NOW)
         held = [keys_of(server) for server in servers[:3]]
         assert all(held), "the conversations are not spread over the masters"
         for root in roots:
             names = {keys.event(root, "r", A), keys.summary(root, POLICY, B), keys.lease(root, POLICY, A)}
+            names |= {keys.notes(root), keys.original(root, A)}
             assert sum(names <= found for found in held) == 1
         await eventually(lambda: sum(keys_of(server) == held[0] for server in servers) == 2)
         servers[0].kill()

@@ -10,10 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from proxy.core.compression.fold import OMITTED
 from proxy.core.recall.events import dumped, written
 from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure, without
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Usage
+
+SILENCE: Final = {"type": "text", "text": OMITTED}
+"""What stands for an answer of nothing but recalls: a message without content could not be sent back."""
 
 _INPUT: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
@@ -54,6 +58,7 @@ def whole(answer: Mapping[str, Any], earlier: Sequence[Sequence[Mapping[str, Any
     """The last answer, its blocks behind those of the *earlier* ones that were no calls."""
     content = [block for one in earlier for block in without(one, _is_call, _is_call, _thinks)]
     content += without(answer["content"], _is_ours, _is_call, _thinks)
+    content = content or [SILENCE]
     return {**answer, "content": content, "stop_reason": _stop(answer.get("stop_reason"), content)}
 
 
@@ -145,13 +150,16 @@ class Stream(Splice):
                 return b""
             made["index"] = self._base + left.index(index)
             self._seen(value)
+        before = b""
         if kind == "message_delta":
+            if self._strip and not self._base and not self._left():
+                before = _silence()
             told = {key: self.usage[key] for key in _INPUT if isinstance(self.usage.get(key), int)}
             made["usage"] = {**told, **(value.get("usage") or {})} if not self.first else value.get("usage")
             if self._strip and isinstance(made.get("delta"), dict):
                 stop = _stop(made["delta"].get("stop_reason"), [self._blocks[index] for index in self._left()])
                 made["delta"] = {**made["delta"], "stop_reason": stop}
-        return written(made, kind)
+        return before + written(made, kind)
 
     def _left(self) -> list[int]:
         """The indexes of the blocks that stand."""
@@ -168,6 +176,17 @@ class Stream(Splice):
     def _begin(self) -> None:
         self._base += self._shown
         self._shown, self._blocks, self._inputs = 0, {}, {}
+
+
+def _silence() -> bytes:
+    """The events of the block that stands for nothing."""
+    block, delta = {**SILENCE, "text": ""}, {"type": "text_delta", "text": OMITTED}
+    told: list[dict[str, Any]] = [
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_delta", "index": 0, "delta": delta},
+        {"type": "content_block_stop", "index": 0},
+    ]
+    return b"".join(written(value, value["type"]) for value in told)
 
 
 def _stop(reason: Any, content: Sequence[Mapping[str, Any]]) -> Any:

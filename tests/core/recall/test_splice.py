@@ -145,6 +145,10 @@ def test_a_call_in_the_last_generation_is_taken_out(api: str, calls: tuple[Call,
     left = [call.name for call in calls if call.name != NAME]
     assert [name for name, _ in whole.calls] == left
     assert streamed is None or [name for name, _ in streamed.calls] == left
+    if api == "messages":
+        assert whole.items[0]["content"], "a message without content cannot be sent back"
+        assert streamed is not None
+        assert streamed.items[0]["content"]
 
 
 def _whole(api: str, value: dict[str, Any]) -> Heard:
