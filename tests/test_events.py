@@ -19,6 +19,7 @@ from proxy.store import open_store
 from proxy.tasks import Tasks
 from tests.drawn import SESSIONS, WINDOW, growing, requests_of
 from tests.fits import (
+    TENANT,
     UNSHRUNK,
     Book,
     Desk,
@@ -185,3 +186,85 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
     assert kept
     assert all("The tests are to pass." in new.block and new.spent == old.spent > 0 for old, new in kept)
     assert len(told.asked) == len({record.block for record in records if record.block})
+
+
+class Waiting(Told):
+    """Summaries that are due whenever they are asked for, none of which is ever there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared: list[int] = []
+        self.tokens = 0
+        self.paused = 0
+
+    async def ready(self, passage: Passage) -> Summary | None:
+        return None
+
+    def is_due(self, request: Request, route: Route, since: bytes) -> bool:
+        return True
+
+    def prepare(self, passage: Passage) -> None:
+        self.prepared.append(passage.wanted.length)
+
+    def sent(self, tenant: bytes, tokens: int) -> None:
+        self.tokens += tokens
+
+    def limited(self, tenant: bytes) -> None:
+        self.paused += 1
+
+
+async def _talked(desk: Desk, waiting: Waiting, messages: list[Message], window: int) -> list[tuple[float, bool, int]]:
+    """Each request's pressure, whether it was compacted anew, and how many summaries had been begun behind it."""
+    found = []
+    for end in requests_of(messages):
+        body = body_of(messages[:end])
+        plan = await desk.plan(body, window)
+        desk.fitter.events.answered(Request("chat", body, TENANT, "r"), plan, 200)
+        assert plan.report.pressure is not None
+        found.append((plan.report.pressure, plan.report.event, len(waiting.prepared)))
+    return found
+
+
+async def test_a_summary_is_begun_above_the_soft_mark_for_the_next_event() -> None:
+    """Below the soft mark none is begun; above it one of what an event would fold now, which grows until it does."""
+    waiting = Waiting()
+    talked = await _talked(Desk(summaries=waiting), waiting, agent_session(24, 300), WINDOW)
+    begun = [
+        pressure for (pressure, _, after), (_, _, before) in zip(talked[1:], talked, strict=False) if after > before
+    ]
+    assert begun
+    assert min(begun) > 0.55
+    assert [pressure for pressure, event, _ in talked if event], "no event was ever needed"
+    assert all(after == 0 for pressure, _, after in talked[:3] if pressure < 0.5)
+    assert waiting.prepared == sorted(waiting.prepared)
+    assert waiting.tokens > WINDOW
+
+
+async def test_no_summary_is_begun_where_doubles_can_go() -> None:
+    """Where what later results repeat makes enough room by itself, no model is asked, however full it is."""
+    waiting = Waiting()
+    messages: list[Message] = [{"role": "user", "content": "Make the tests pass."}]
+    for at in range(20):
+        number = at % 3
+        given = json.dumps({"file_path": f"src/mod{number}.py"})
+        call = {"id": f"c{at}", "type": "function", "function": {"name": "Read", "arguments": given}}
+        text = "\n".join(f"{n}\tvalue_{n} = compute({n}, {number})" for n in range(60))
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{at}", "content": text})
+    talked = await _talked(Desk(summaries=waiting), waiting, messages, 16_000)
+    assert max(pressure for pressure, _, _ in talked) > 0.7
+    assert talked[-1][1] or talked[-2][1], "it never came to a compaction"
+    assert waiting.prepared == []
+
+
+async def test_a_limit_and_an_error_begin_nothing() -> None:
+    """A 429 pauses the client's summaries; of what was not answered nothing is counted and nothing is begun."""
+    waiting = Waiting()
+    desk, body = Desk(summaries=waiting), body_of(agent_session(9, 600))
+    plan = await desk.plan(body, WINDOW)
+    request = Request("chat", body, TENANT, "r")
+    for status in (429, 500, 400):
+        desk.fitter.events.answered(request, plan, status)
+    assert (waiting.paused, waiting.tokens, waiting.prepared) == (1, 0, [])
+    desk.fitter.events.answered(request, plan, 200)
+    assert (waiting.paused, waiting.tokens) == (1, plan.report.tokens_after)

@@ -21,6 +21,9 @@ from proxy.store import Store, open_store
 from proxy.store.place import binary
 from proxy.tasks import Tasks
 
+STARTED_WITHIN, ANSWERS_WITHIN = 30.0, 10.0
+"""Seconds; generous, because the machine may be busy."""
+
 
 class Valkey:
     """One server of its own on a unix socket (and a loopback port when asked); ``process`` takes signals."""
@@ -42,16 +45,20 @@ class Valkey:
     def start_as(self, *arguments: str) -> None:
         """Start it with exactly these arguments and wait until it answers."""
         self.process = subprocess.Popen([str(binary()), *arguments], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
-        while not self.say("PING").startswith("+PONG"):
-            assert self.process.poll() is None, "the server ended at once"
-            assert time.monotonic() < deadline, "the server does not answer"
-            time.sleep(0.01)
+        deadline = time.monotonic() + STARTED_WITHIN
+        try:
+            while not self.say("PING").startswith("+PONG"):
+                assert self.process.poll() is None, "the server ended at once"
+                assert time.monotonic() < deadline, "the server does not answer"
+                time.sleep(0.01)
+        except BaseException:
+            self.kill()
+            raise
 
     def say(self, line: str) -> str:
         """The first part of the server's raw answer to an inline command; empty when it is not there."""
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(2)
+            connection.settimeout(ANSWERS_WITHIN)
             try:
                 connection.connect(str(self.socket))
             except OSError:
