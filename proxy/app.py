@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from proxy import memories
 from proxy import settings as configuration
-from proxy.archive import Archive
 from proxy.building import models_of, open_engine, server_config
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
+from proxy.notes.archive import Archive
 from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Server

@@ -11,9 +11,6 @@ from cachetools import LRUCache
 
 from proxy import memories
 from proxy import settings as configuration
-from proxy.chronicle import Chronicle
-from proxy.clientcompaction import ClientCompaction
-from proxy.compacting import Compacting, Serving
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
@@ -24,13 +21,7 @@ from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.compression.truncate import Truncate
 from proxy.core.overflow.classify import Classifier
 from proxy.engine import Engine
-from proxy.fitting import Fitter
-from proxy.lessons import Lessons, Notice, unnoticed
-from proxy.managing import Managing
-from proxy.plans import Policy
-from proxy.reading import Reader
-from proxy.recalling import Limits as RecallLimits
-from proxy.recalling import Recalling
+from proxy.notes.chronicle import Chronicle
 from proxy.routing import open_headers, open_names
 from proxy.server import Limits, Models, Place, ServerConfig
 from proxy.settings import Settings, Stages
@@ -40,6 +31,15 @@ from proxy.store import (
 from proxy.summaries import Jobs
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
+from proxy.walk.clientcompaction import ClientCompaction
+from proxy.walk.compacting import Compacting, Serving
+from proxy.walk.fitting import Fitter
+from proxy.walk.lessons import Lessons, Notice, unnoticed
+from proxy.walk.managing import Managing
+from proxy.walk.plans import Policy
+from proxy.walk.reading import Reader
+from proxy.walk.recalling import Limits as RecallLimits
+from proxy.walk.recalling import Recalling
 
 if TYPE_CHECKING:
     pass

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxy.health import configured_address, ready
+from proxy.commands.health import configured_address, ready
 
 if TYPE_CHECKING:
-    from proxy.clients import Client
+    from proxy.commands.clients import Client
     from proxy.settings import Settings, SettingsError
 
 REFUSED = 1
@@ -138,7 +138,7 @@ def models(
     import asyncio
     from dataclasses import asdict
 
-    from proxy.listing import listing
+    from proxy.commands.listing import listing
 
     found = asyncio.run(listing(settings, pattern, os.environ.get(key_env, "") if key_env else ""))
     for name, trouble in found.troubles.items():
@@ -147,7 +147,7 @@ def models(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif rows:
-        from proxy.tables import show_models
+        from proxy.commands.tables import show_models
 
         show_models(rows)
     if not rows:
@@ -189,14 +189,14 @@ def doctor(
     import asyncio
     from dataclasses import asdict
 
-    from proxy.doctor import examine
+    from proxy.commands.doctor import examine
 
     key = os.environ[key_env] if key_env else ""
     found = asyncio.run(examine(settings, model, key=key, oversize=yes, seconds=timeout))
     if as_json:
         typer.echo(json.dumps({**asdict(found), "healthy": found.healthy}, indent=2))
     else:
-        from proxy.tables import show_findings
+        from proxy.commands.tables import show_findings
 
         show_findings(found)
     raise typer.Exit(0 if found.healthy else REFUSED)
@@ -222,7 +222,7 @@ def replay(
     if window is not None:
         overrides["models", "*", "context_window"] = window
     settings = _settings(config, overrides)
-    from proxy.replay import find_sessions
+    from proxy.commands.replay import find_sessions
 
     try:
         sessions = list(find_sessions(place))
@@ -232,8 +232,8 @@ def replay(
     if not sessions:
         typer.echo(f"{place}: no conversation found. Known are OpenAI requests and agents' session files.", err=True)
         raise typer.Exit(REFUSED)
-    from proxy.plot import CannotPlot, draw
-    from proxy.reckoning import replay_all, show
+    from proxy.commands.plot import CannotPlot, draw
+    from proxy.commands.reckoning import replay_all, show
 
     found = replay_all(settings, sessions, model)
     show(found)
@@ -271,7 +271,7 @@ def fit(
         raise typer.Exit(MISUSED) from error
     import asyncio
 
-    from proxy.explain import Unfit, breakdown, fitted, render
+    from proxy.commands.explain import Unfit, breakdown, fitted, render
 
     try:
         found = asyncio.run(fitted(settings, body, model=model, window=window))
@@ -331,9 +331,9 @@ def connect(
     """Print, write or take back a client's configuration: where the proxy is, and how large the window."""
     import asyncio
 
-    from proxy import connect as clients_of
-    from proxy.clients import Facts, clients
-    from proxy.listing import limits
+    from proxy.commands import connect as clients_of
+    from proxy.commands.clients import Facts, clients
+    from proxy.commands.listing import limits
 
     known = clients()
     if client is None:

@@ -9,11 +9,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
-from proxy.answering import Answer, Looker, Told, Written, learn_nothing
-from proxy.bodies import renamed
-from proxy.chronicle import Chronicle
-from proxy.clientcompaction import ClientCompaction
-from proxy.compacting import ASSUMED, Compacting, Kind, ends_with_trigger
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.conversation.compaction import OTHER, TRIGGER
 from proxy.core.conversation.identity import name_of
@@ -23,16 +18,21 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import is_news
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import SERVED, Report, Usage
-from proxy.fitting import Fitter
-from proxy.generations import recalled
-from proxy.lessons import Lessons, Sent
-from proxy.managing import Managing
-from proxy.planning import Planner, as_fallback
-from proxy.plans import Plan
+from proxy.notes.chronicle import Chronicle
 from proxy.ports import Clock, Mode, Reply, Request, Send
-from proxy.reading import Located
-from proxy.recalling import Asked, Grow, Recalling
-from proxy.recovery import Course, Recovery
+from proxy.walk.answering import Answer, Looker, Told, Written, learn_nothing
+from proxy.walk.bodies import renamed
+from proxy.walk.clientcompaction import ClientCompaction
+from proxy.walk.compacting import ASSUMED, Compacting, Kind, ends_with_trigger
+from proxy.walk.fitting import Fitter
+from proxy.walk.generations import recalled
+from proxy.walk.lessons import Lessons, Sent
+from proxy.walk.managing import Managing
+from proxy.walk.planning import Planner, as_fallback
+from proxy.walk.plans import Plan
+from proxy.walk.reading import Located
+from proxy.walk.recalling import Asked, Grow, Recalling
+from proxy.walk.recovery import Course, Recovery
 
 RETRIES = 2
 """How often an overflow is answered with something smaller; then the provider's first error goes to the client."""

@@ -8,9 +8,9 @@ from typing import Final
 
 from cachetools import TTLCache
 
-from proxy.archive import Archive, Outcome, Terms
-from proxy.chronicle import LEAST, Chronicle
-from proxy.conversations import Conversations
+from proxy.notes.archive import Archive, Outcome, Terms
+from proxy.notes.chronicle import LEAST, Chronicle
+from proxy.notes.conversations import Conversations
 from proxy.settings import Settings
 from proxy.store import Store
 from proxy.tasks import Tasks

@@ -13,7 +13,6 @@ from typing import Any
 
 from hypothesis import Phase
 
-from proxy.compacting import Compacting, Serving
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
@@ -23,15 +22,16 @@ from proxy.core.compression.truncate import MIDDLE
 from proxy.core.conversation.toolmap import ToolMap
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
-from proxy.fitting import Fitter
-from proxy.lessons import Lessons
-from proxy.managing import Managing
-from proxy.plans import Plan, Policy
 from proxy.ports import Options, Recorder, Request, Summaries
-from proxy.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tooltable import Tools
 from proxy.tokenizers import Tokenizers
+from proxy.walk.compacting import Compacting, Serving
+from proxy.walk.fitting import Fitter
+from proxy.walk.lessons import Lessons
+from proxy.walk.managing import Managing
+from proxy.walk.plans import Plan, Policy
+from proxy.walk.reading import Reader
 from tests.pairs import pair_violations
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
 

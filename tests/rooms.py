@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from proxy.answering import Answer
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
 from proxy.engine import Counting, Engine
-from proxy.plans import Policy
 from proxy.ports import Mode, Options, Reply, Request, Send
+from proxy.walk.answering import Answer
+from proxy.walk.plans import Policy
 from tests import forms
 from tests.fits import POLICY, TENANT, Book, Desk, body_of, classifier
 from tests.material import AGENT_TOOLS, agent_session

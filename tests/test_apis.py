@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.compression.schedule import Demand
-from proxy.plans import Plan
+from proxy.walk.plans import Plan
 from tests import strategies
 from tests.e2e.checks import changed
 from tests.fits import UNSHRUNK, Desk, is_clip, outline_problems

@@ -11,8 +11,8 @@ import pytest
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import Item
 from proxy.memories import ByBytes, outlines, prefixes
-from proxy.plans import DIALECTS
-from proxy.reading import Reader
+from proxy.walk.plans import DIALECTS
+from proxy.walk.reading import Reader
 from tests.fits import tokenizers
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session

@@ -21,8 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from proxy.archive import Archive, Terms
-from proxy.chronicle import Chronicle
+from proxy.notes.archive import Archive, Terms
+from proxy.notes.chronicle import Chronicle
 from proxy.ports import Passage, Request, Summary
 from proxy.store import Store, open_store
 from proxy.summaries.kept import dump

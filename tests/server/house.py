@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy import ports
-from proxy.conversations import Conversations
 from proxy.core.errors import UllageError
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import Report, Usage
+from proxy.notes.conversations import Conversations
 from proxy.server import Models, Place, Server, ServerConfig
 from proxy.store.memory import Memory
 from proxy.store.notices import Notices

@@ -1,0 +1,1 @@
+"""What is written down of conversations for people, and told to their owners; no decision reads it."""

@@ -1,0 +1,122 @@
+"""Writes down what becomes of conversations, behind their answers: for people, never for decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+
+from proxy.core.compression.schedule import Event
+from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
+from proxy.notes.archive import Archive
+from proxy.ports import Register, Request
+from proxy.walk.plans import Plan, Subject
+
+LEAST = 60.0
+"""Seconds between two notes on requests of one conversation, compactions aside."""
+
+
+class Chronicle:
+    """Notes what was answered.
+
+    *recent* remembers for ``LEAST`` seconds which conversations were noted; *now* gives Unix time. *archive* keeps what
+    left the view, where that is wanted.
+    """
+
+    def __init__(
+        self,
+        register: Register,
+        recent: MutableMapping[tuple[str, bytes], bool],
+        now: Callable[[], float],
+        archive: Archive | None = None,
+    ) -> None:
+        self._archive = archive
+        self._register = register
+        self._recent = recent
+        self._now = now
+
+    def answered(self, request: Request, plan: Plan) -> None:
+        """Note that *plan* was sent for *request*: a compaction always, other views now and then."""
+        subject, report = plan.subject, plan.report
+        if subject is None or not plan.links or not subject.layout.count or not report.conversation:
+            return
+        if report.observed or report.client_compaction:
+            return
+        root, route = subject.root(plan.links), subject.route.name
+        fresh = report.event and plan.record is not None
+        key = (route, root)
+        if not fresh and key in self._recent:
+            return
+        self._recent[key] = True
+        now, lasting = self._now(), plan.record is not None
+        self._register.seen(request.tenant, report.conversation, root, now, lasting=lasting)
+        last = _last(plan, subject, int(now))
+        self._register.note(request.tenant, root, name_of(last), dump(last), lasting=lasting)
+        if fresh:
+            event = _event(plan, subject, int(now), self._kept(plan, subject, root))
+            self._register.note(request.tenant, root, name_of(event), dump(event), lasting=True)
+
+    def _kept(self, plan: Plan, subject: Subject, root: bytes) -> str:
+        if self._archive is None or plan.record is None:
+            return ""
+        return self._archive.keep(subject, root, plan.record.event, plan.before)
+
+    def job(self, tenant: bytes, root: bytes, note: JobNote) -> None:
+        """Note what has become of a summary; that it was passed over again, only now and then."""
+        key = (note.reason, root + note.since)
+        if note.state == "skipped":
+            if key in self._recent:
+                return
+            self._recent[key] = True
+        self._register.note(tenant, root, name_of(note), dump(note), lasting=True)
+
+
+def _last(plan: Plan, subject: Subject, now: int) -> LastNote:
+    report = plan.report
+    place = plan.record.event.place if plan.record else 0
+    return LastNote(
+        version=VERSION,
+        made=now,
+        route=subject.route.name,
+        api=report.api,
+        items=subject.layout.count,
+        window=report.window or 0,
+        budget=report.budget or 0,
+        before=report.tokens_before or 0,
+        after=report.tokens_after or 0,
+        outcome=report.outcome,
+        stages=report.stages,
+        place=place,
+        chain=plan.links[place - 1] if place else b"",
+        epoch=report.epoch,
+        spent=report.summary_tokens,
+    )
+
+
+def _event(plan: Plan, subject: Subject, now: int, archive: str) -> EventNote:
+    assert plan.record is not None
+    record, event, factor = plan.record, plan.record.event, subject.factor
+    kept = sum(subject.reading.items[i].tokens for i in event.anchors)
+    return EventNote(
+        version=VERSION,
+        made=now,
+        route=subject.route.name,
+        chain=plan.links[event.place - 1],
+        place=event.place,
+        since=plan.before.cut if plan.before else 0,
+        cut=event.cut,
+        taken=int((subject.layout.sums[event.cut] - kept) * factor) if event.cut else 0,
+        left=plan.report.regions.get("summary", 0),
+        by=record.by,
+        upto=record.upto,
+        stages=event.stages,
+        shortened=len(_shortened(event)),
+        window=int(record.window * factor),
+        reserve=int(record.reserve * factor),
+        fixed=int(record.fixed * factor),
+        archive=archive,
+    )
+
+
+def _shortened(event: Event) -> set[int]:
+    """The items that stand in the view of *event* with less than they said."""
+    swapped = {swap.index for swap in event.swaps}
+    return swapped | {index for index, _ in (*event.trims, *event.clips)}

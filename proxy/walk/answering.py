@@ -1,0 +1,168 @@
+"""What goes back: an upstream's reply, looked at before it is passed on, or an answer of our own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from proxy.core.errors import UllageError
+from proxy.core.overflow.classify import Classifier
+from proxy.core.overflow.kinds import Overflow
+from proxy.core.overflow.stream import Ending, Opening
+from proxy.core.report import Report, Usage
+from proxy.ports import Reply
+from proxy.walk.plans import Plan
+from proxy.walk.recovery import Recovery
+
+HOLD_SECONDS = 5.0
+"""How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
+
+ERROR_BYTES = 1_048_576
+"""An error answer larger than this is passed on without being looked at."""
+
+
+def learn_nothing(usage: Usage) -> bool:
+    """What an answer of our own teaches."""
+    del usage
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes to the client: the upstream's ``reply`` (``head`` first: bytes already taken from it), or ``error``.
+
+    ``learn`` takes the usage of an answer that came to its end, and says whether it shows that the provider silently
+    cut the prompt instead of refusing it. ``told``, if set, adds to the report what happens until the answer's end:
+    such an answer needs its request until then.
+    """
+
+    report: Report
+    reply: Reply | None = None
+    head: bytes = b""
+    error: UllageError | None = None
+    learn: Callable[[Usage], bool] = learn_nothing
+    ending: Ending | None = None
+    told: Callable[[Report], Report] | None = None
+
+
+class Told:
+    """What is left of a reply whose body was read to its end: its head, to be given back verbatim."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self._reply.status
+
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """The end-to-end headers as they came."""
+        return self._reply.headers
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return self._reply.header(name)
+
+    async def next_chunk(self) -> bytes:
+        """Nothing: the body was taken."""
+        return b""
+
+    def close(self) -> None:
+        """Nothing is under way any more."""
+
+
+class Written:
+    """An answer of our own, with status 200."""
+
+    status = 200
+    headers: Sequence[tuple[str, str]]
+
+    def __init__(self, body: bytes, kind: str = "application/json") -> None:
+        self._body = body
+        self.headers = (("content-type", kind), ("content-length", str(len(body))))
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return dict(self.headers).get(name.lower(), "")
+
+    async def next_chunk(self) -> bytes:
+        """All of it, then nothing."""
+        body, self._body = self._body, b""
+        return body
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+class Looker:
+    """Tells an overflow by an answer's head and opening bytes."""
+
+    def __init__(self, classifier: Classifier, recovery: Recovery) -> None:
+        self._classifier = classifier
+        self._recovery = recovery
+
+    async def look(self, reply: Reply, plan: Plan, *, again: bool) -> tuple[bytes, Overflow | None]:
+        """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is.
+
+        A claim is held against our own count, but a provider that was believed once is believed *again*.
+        """
+        try:
+            return await self._judge(reply, plan, again)
+        except BaseException:
+            reply.close()  # whoever waited is gone or the connection broke: nobody else would end the call
+            raise
+
+    async def _judge(self, reply: Reply, plan: Plan, again: bool) -> tuple[bytes, Overflow | None]:
+        counted = None if again else plan.tokens
+        if reply.status >= 400:
+            body, complete = await _read(reply, ERROR_BYTES)
+            found = self._classifier.answer(reply.status, reply.headers, body, counted) if complete else None
+            return body, found if self._recovery.concerns(found) else None
+        if reply.status != 200 or not (again or _may_overflow(plan)):
+            return b"", None
+        return await _watch(reply, Opening(self._classifier, reply.headers, counted))
+
+
+async def _watch(reply: Reply, opening: Opening) -> tuple[bytes, Overflow | None]:
+    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow."""
+    taken = [await reply.next_chunk()]
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + HOLD_SECONDS
+    while taken[-1] and opening.feed(taken[-1]) == "undecided":
+        chunk = await _before(deadline, reply.next_chunk())
+        if chunk is None:
+            return b"".join(taken), None
+        taken.append(chunk)
+    if opening.finish() != "overflow":
+        return b"".join(taken), None
+    rest, complete = await _read(reply, ERROR_BYTES, deadline)
+    return b"".join(taken) + rest, opening.overflow if complete else None
+
+
+async def _read(reply: Reply, limit: int, deadline: float | None = None) -> tuple[bytes, bool]:
+    """The rest of a reply up to *limit* bytes, and whether that was all of it."""
+    taken: list[bytes] = []
+    size = 0
+    while size <= limit:
+        chunk = await (reply.next_chunk() if deadline is None else _before(deadline, reply.next_chunk()))
+        if not chunk:
+            return b"".join(taken), chunk is not None
+        taken.append(chunk)
+        size += len(chunk)
+    return b"".join(taken), False
+
+
+async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await chunk
+    except TimeoutError:
+        return None
+
+
+def _may_overflow(plan: Plan) -> bool:
+    budget, after = plan.report.budget, plan.report.tokens_after
+    return budget is None or after is None or after * 2 >= budget

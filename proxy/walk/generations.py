@@ -1,0 +1,216 @@
+"""One answer for the client out of the generations that it took: whole, or as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.overflow.coding import Plain
+from proxy.core.recall.events import dumped, value_of
+from proxy.core.recall.splice import Splice, TooMuchHeld
+from proxy.core.report import Usage
+from proxy.ports import Reply
+from proxy.walk.answering import Answer
+from proxy.walk.recalling import Turn
+
+WHOLE: Final = 2**26
+"""Bytes of an answer that is no stream, and of a stream's plain bytes, that are looked at."""
+
+ENDING_SECONDS: Final = 0.1
+"""How long a connection is read on behind an answer's last event, so that it can be used again."""
+
+READABLE: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate", "br", "zstd"})
+"""Content codings that can be read; an answer in another one passes as it came."""
+
+ERROR_BYTES: Final = 65_536
+
+
+class RecallFailed(UllageError):
+    """An answer could not go on after the tool was called; ``status`` is the upstream's, if it had one."""
+
+    code = "recall_failed"
+
+    def __init__(self, status: int, told: str = "") -> None:
+        super().__init__(f"The upstream could not go on after a recall{': ' + told if told else '.'}")
+        self.status = status
+
+
+async def recalled(turn: Turn, answer: Answer) -> Answer:
+    """*answer*, whose reply is that of the first generation, with the tool's calls answered on the way."""
+    reply, report = answer.reply, answer.report
+    if reply is None or reply.status != 200 or reply.header("content-encoding").strip().lower() not in READABLE:
+        return answer
+
+    def learn(usage: Usage) -> bool:
+        if not turn.recalls:
+            return answer.learn(usage)
+        # Of the later generations' prompts only the first one's was measured; where a window ended they tell nothing.
+        ended = answer.ending is not None and answer.ending.overflow is not None
+        return not ended and answer.learn(turn.first)
+
+    if turn.is_stream(reply.header("content-type")):
+        return replace(answer, reply=Streamed(turn, reply, answer.head), head=b"", learn=learn, told=turn.told)
+    reply, head = await settled(turn, reply, answer.head)
+    return replace(answer, reply=reply, head=head, learn=learn, report=turn.told(report))
+
+
+async def settled(turn: Turn, reply: Reply, head: bytes) -> tuple[Reply, bytes]:
+    """An answer that is no stream, as the client gets it once its last generation is here: a reply, and bytes of it.
+
+    A generation that is no answer ends it, and is passed as it came.
+    """
+    earlier: list[Any] = []
+    while True:
+        try:
+            value, taken = await _value(reply, head)
+        except BaseException:
+            reply.close()  # the client is gone or the connection broke: nobody else would end the call
+            raise
+        said = turn.wire.said(value) if value is not None and reply.status == 200 else None
+        if value is None or said is None:
+            return reply, taken
+        calls = turn.wire.calls(said)
+        if turn.recalls or calls:
+            turn.note(value.get("usage"))
+        if not calls or not turn.may_go_on() or turn.wire.is_cut(value):
+            if not earlier and not calls:
+                return reply, taken
+            return Settled(reply, dumped(turn.wire.whole(value, earlier))), b""
+        reply.close()
+        reply, head = await turn.go_on(said, calls)
+        earlier.append(said)
+
+
+async def _value(reply: Reply, head: bytes) -> tuple[dict[str, Any] | None, bytes]:
+    """The object that a reply holds, and all bytes taken from it; ``None`` where there is none, or too much of it."""
+    taken, size = [head], len(head)
+    while size <= WHOLE and (chunk := await reply.next_chunk()):
+        taken.append(chunk)
+        size += len(chunk)
+    body = b"".join(taken)
+    if size > WHOLE:
+        return None, body
+    return value_of(Plain(reply.header("content-encoding"), WHOLE).feed(body)), body
+
+
+class Settled:
+    """An answer with a body of its own and the head of the reply it was made of."""
+
+    def __init__(self, reply: Reply, body: bytes) -> None:
+        self._reply = reply
+        self._body = body
+        gone = ("content-length", "content-encoding", "transfer-encoding")
+        kept = [pair for pair in reply.headers if pair[0].lower() not in gone]
+        self.headers: Sequence[tuple[str, str]] = [*kept, ("content-length", str(len(body)))]
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self._reply.status
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+
+    async def next_chunk(self) -> bytes:
+        """All of it, then nothing."""
+        body, self._body = self._body, b""
+        return body
+
+    def close(self) -> None:
+        """End the reply it was made of."""
+        self._reply.close()
+
+
+class Streamed:
+    """A reply whose stream goes on where the model is asked again. Closing it ends whatever is under way."""
+
+    def __init__(self, turn: Turn, reply: Reply, head: bytes) -> None:
+        gone = ("content-length", "content-encoding")
+        self.status = reply.status
+        self.headers: Sequence[tuple[str, str]] = [pair for pair in reply.headers if pair[0].lower() not in gone]
+        self._turn = turn
+        self._splice: Splice = turn.wire.stream()
+        self._take(reply, head)
+        self._ended = self._final = self._due = False
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+
+    async def next_chunk(self) -> bytes:
+        """The next bytes for the client; empty at the end. Raises ``RecallFailed`` and what the upstream raises."""
+        while not self._ended:
+            if self._due:
+                self._due = False
+                made = await self._turned()
+            else:
+                made = await self._fed()
+            if made:
+                return made
+        return b""
+
+    def close(self) -> None:
+        """Abort what is still under way."""
+        self._reply.close()
+
+    def _take(self, reply: Reply, head: bytes) -> None:
+        self._reply = reply
+        self._head = head
+        self._plain = Plain(reply.header("content-encoding"), WHOLE)
+
+    async def _fed(self) -> bytes:
+        """What the next bytes of this generation add."""
+        chunk, self._head = self._head or await self._reply.next_chunk(), b""
+        try:
+            made = self._splice.feed(self._plain.feed(chunk)) if chunk else b""
+        except TooMuchHeld:
+            raise RecallFailed(502, "its tool calls are too large to be held back.") from None
+        if not self._final:
+            self._due = self._splice.over or not chunk
+        elif not chunk:
+            self._ended = True
+            made += self._splice.rest()
+        return made
+
+    async def _turned(self) -> bytes:
+        """What comes behind a generation: the rest of it, or nothing, and another generation after it."""
+        splice, turn = self._splice, self._turn
+        calls = splice.calls()
+        if turn.recalls or calls:
+            turn.note(splice.usage)
+        if not calls or not turn.may_go_on() or splice.cut or splice.failed:
+            self._final = True
+            return splice.flush()
+        await self._finish()
+        reply, head = await turn.go_on(splice.said, calls)
+        if reply.status != 200 or not turn.is_stream(reply.header("content-type")):
+            self._reply = reply
+            raise await _failure(reply, head)
+        self._take(reply, head)
+        splice.go_on()
+        return b""
+
+    async def _finish(self) -> None:
+        """Read a generation's reply to its end, if that is near: its connection can be used again."""
+        try:
+            async with asyncio.timeout(ENDING_SECONDS):
+                while await self._reply.next_chunk():
+                    pass
+        except (TimeoutError, UpstreamUnreachable, UpstreamTimeout):
+            self._reply.close()  # all that matters of it is here
+
+
+async def _failure(reply: Reply, head: bytes) -> RecallFailed:
+    """What a refusal of the next generation comes to: the upstream's own words, in the middle of a stream."""
+    taken, size = [head], len(head)
+    while size <= ERROR_BYTES and (chunk := await reply.next_chunk()):
+        taken.append(chunk)
+        size += len(chunk)
+    value = value_of(Plain(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(taken))) or {}
+    error = value.get("error", value)
+    told = error.get("message") if isinstance(error, dict) else error
+    return RecallFailed(reply.status if reply.status >= 400 else 502, told if isinstance(told, str) else "")

@@ -1,0 +1,35 @@
+"""What a view that offers the recall tool says and weighs more than one that does not."""
+
+from __future__ import annotations
+
+import msgspec
+
+from proxy.core.budget.catalogue import Route
+from proxy.core.budget.tools import FRAME, PARALLEL, reads_declarations
+from proxy.core.conversation.outline import Outline
+from proxy.core.recall.tool import MENTION, added, declaration, may_offer
+from proxy.walk.reading import Reader
+
+PART = 16
+"""The tool may take one token in so many of the window."""
+
+
+def tokens(reader: Reader, api: str, outline: Outline, route: Route, window: int) -> int:
+    """Tokens that the tool adds to a request with this *outline*; zero where it may not be offered."""
+    if not may_offer(api, outline):
+        return 0
+    own = reader.tokens_of_tools(f"[{declaration(api)}]", route.encoding, route.model)
+    if reads_declarations(route.model):
+        given = msgspec.json.decode(outline.value("tools"), type=list[msgspec.Raw])
+        own += (PARALLEL if len(given) == 1 else 0) - FRAME
+    return own if own * PART <= window else 0
+
+
+def tools(api: str, outline: Outline, smaller: str | None = None) -> dict[str, str]:
+    """The member that holds the tools, with the tool behind the client's own, or behind those made *smaller*."""
+    return {"tools": added(api, outline.value("tools") if smaller is None else smaller)}
+
+
+def told(block: str, *, recall: bool) -> str:
+    """The block as it stands in a view: where the tool is offered, it says so."""
+    return f"{block}\n{MENTION}" if recall and block else block

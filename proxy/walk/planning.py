@@ -1,0 +1,158 @@
+"""What to send for a request: under which route and window, by which step of its model's policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
+from proxy.core.budget.figures import input_room, reserve
+from proxy.core.compression.schedule import Demand
+from proxy.core.conversation.identity import name_of
+from proxy.core.overflow.policy import Extent, first_extent
+from proxy.core.report import Report
+from proxy.ports import Mode, Request
+from proxy.walk.bodies import rerouted
+from proxy.walk.fitting import Fitter
+from proxy.walk.heads import MEDIA, bound, read_head
+from proxy.walk.lessons import Lessons, Sent
+from proxy.walk.plans import Plan
+from proxy.walk.recovery import Recovery
+
+MOST_BYTES_A_TOKEN = 12
+"""Of a request's JSON there is hardly ever more to a token, whitespace and escapes included: English has 4 to 5."""
+OBSERVED = "\0observed"
+"""Added to a conversation's label where it is only observed; no header can carry it."""
+
+
+class Planner:
+    """Decides what goes upstream."""
+
+    def __init__(self, catalogue: Catalogue, fitter: Fitter, mode: Mode, lessons: Lessons, recovery: Recovery) -> None:
+        self._catalogue = catalogue
+        self._fitter = fitter
+        self._mode = mode
+        self._lessons = lessons
+        self._recovery = recovery
+
+    async def fit(self, request: Request, *, counted: bool = False, peek: bool = False) -> Plan:
+        """What to send for *request*: the client's own bytes, the smaller view of its conversation, or a fallback's.
+
+        *counted* counts it even where its bytes show that it fits; *peek* only asks, and makes nothing a fact.
+
+        The steps of the model's policy are tried in order; those that would have to drop or clip only if all would.
+        """
+        plan = await self.planned(request, "any" if peek else None, counted=counted, peek=peek)
+        if plan.route is None or plan.route.steps == (COMPRESS,) or not (plan.withheld or plan.error):
+            return plan
+        steps = plan.route.steps if self.may_leave(request) else ()
+        for extent in ("gentle", "any"):
+            for at, step in enumerate(steps):
+                if step != COMPRESS:
+                    found = await self.by_fallback(request, step, extent, peek=peek)
+                elif extent == "gentle" and at == 0:
+                    continue  # that far it was tried
+                else:
+                    found = await self.planned(request, extent, peek=peek)
+                if found.error is None and not found.withheld:
+                    return found
+        return plan if plan.error else await self.planned(request, "any")
+
+    def may_leave(self, request: Request) -> bool:
+        """Whether another model can answer: not where the path names this one, or its server has the history."""
+        return not request.model and not self._fitter.locate(request).outline.stored
+
+    async def by_fallback(self, request: Request, model: str, extent: Extent, *, peek: bool = False) -> Plan:
+        """What to send when *model* is asked in place of the one that was."""
+        located = self._fitter.locate(request)
+        asked = located.outline.model
+        # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
+        origin = request.origin if self._upstream_of(model) == self._upstream_of(asked) else None
+        other = replace(request, body=rerouted(request, located, model), origin=origin)
+        plan = await self.planned(other, extent, peek=peek)
+        return replace(plan, request=other, report=as_fallback(plan.report.but(model=asked), model))
+
+    async def planned(
+        self, request: Request, extent: Extent | None = None, *, counted: bool = False, peek: bool = False
+    ) -> Plan:
+        """The plan for *request* and the model it names, as far as *extent* (its policy's, if none) allows."""
+        plan, session = await self._plan(request, extent, counted, peek)
+        session = request.options.conversation or request.session or session
+        report = plan.report.but(epoch=request.epoch)
+        if session:
+            report = report.but(conversation=name_of(request.tenant, session))
+        return replace(plan, report=report)
+
+    async def _plan(self, request: Request, extent: Extent | None, counted: bool, peek: bool) -> tuple[Plan, str]:
+        """The plan, and what the body calls the conversation."""
+        head = read_head(request.api, request.body)
+        located = None if head else self._fitter.locate(request)
+        about = located.outline if located else head
+        model, stream = (about.model, about.stream is True) if about else ("", False)
+        model, session = request.model or model, about.session if about else ""
+        route = self._catalogue.resolve(model, len(request.body))
+        if request.variant:
+            route = replace(route, variant=request.variant)
+        mode = self._mode if request.options.mode == "on" else request.options.mode
+        known = await self._lessons.of(route, request.tenant)
+        window = self._recovery.window(route, known, request)
+        if mode == "on" and (smaller := self._fitter.capped(request)) is not request:
+            plan, session = await self._plan(smaller, extent, counted, peek)
+            outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
+            stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
+            return replace(plan, report=plan.report.but(outcome=outcome, stages=stages)), session
+        report = Report(
+            request.request_id,
+            request.api,
+            model,
+            route.upstream,
+            stream,
+            source=self._recovery.source(route, known, window),
+            project=request.options.project,
+            task_size=request.options.task_size,
+            client_compaction=request.compacting,
+        )
+        if mode == "off" or window is None:
+            sent = _uncounted(request, route) if mode != "off" else None
+            reason = "off" if mode == "off" else "unknown-window"
+            return Plan(request.body, report.but(reason=reason), route, sent=sent), session
+        if head is not None and not request.options.compact_now and not counted:
+            held = reserve(head.requested, route.max_output, window)
+            budget = input_room(window, held, route.max_input)
+            if tokens := bound(request.body, head, self._fitter.low(route, window, budget)):
+                bounds = {"tokens_before": tokens, "tokens_after": tokens, "bounded": True}
+                return Plan(request.body, report.but(window=window, budget=budget, **bounds), route), session
+        if mode == "observe":
+            # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
+            own = replace(request.options, conversation=request.options.conversation + OBSERVED)
+            request = replace(request, options=own)
+        located = located or self._fitter.locate(request)
+        factor = known.lesson.calibration.factor
+        subject = await self._fitter.measure(request, located, route, report, window, factor)
+        if extent is None:
+            extent = "any" if mode == "observe" or request.options.compact_now else first_extent(route.steps)
+        now = request.options.compact_now
+        plan = await self._fitter.decide(subject, Demand(force=now, peek=peek, wait=now), extent=extent)
+        return (_observed(request, plan, route) if mode == "observe" else plan), session
+
+    def _upstream_of(self, model: str) -> str:
+        return self._catalogue.resolve(model).upstream
+
+
+def _uncounted(request: Request, route: Route) -> Sent:
+    """What an answer can teach of a view that nobody counted, since no window is known to hold it against."""
+    plain = not MEDIA.search(request.body)
+    return Sent(route, request.tenant, len(request.body) // MOST_BYTES_A_TOKEN, b"", -1, plain, counted=False)
+
+
+def _observed(request: Request, plan: Plan, route: Route) -> Plan:
+    """The client's own bytes, with the report of what *plan* would have done."""
+    reason = "would_refuse" if plan.error else "would_compact" if plan.body != request.body else ""
+    return Plan(request.body, plan.report.but(observed=True, outcome="verbatim", reason=reason), route)
+
+
+def as_fallback(report: Report, model: str) -> Report:
+    """*report* of a plan for the fallback *model*, which says so; as it is where there is none."""
+    if not model:
+        return report
+    outcome = "degraded" if report.outcome == "verbatim" else report.outcome
+    return report.but(fallback=model, reason="fallback", outcome=outcome)

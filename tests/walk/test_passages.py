@@ -1,0 +1,54 @@
+"""Passages: what is asked of a summariser."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.recall.tool import NAME
+from proxy.walk.passages import MOST_SUMMARY, Subject, passage_of, stepped
+from tests.fits import POLICY, Desk, count
+from tests.forms import body_of
+from tests.material import AGENT_TOOLS, agent_session
+
+
+@given(st.integers(1, 10**7))
+def test_a_step_is_near_and_seldom_moves(tokens: int) -> None:
+    """A step is at most its figure and more than two thirds of it, and two in each doubling."""
+    step = stepped(tokens)
+    assert step <= tokens < step * 1.5 + 1
+    assert stepped(step) == step
+    assert stepped(MOST_SUMMARY) == MOST_SUMMARY
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_a_warm_prompt_has_the_tools_that_were_sent(api: str) -> None:
+    """Where the view offers the recall tool, a prompt that is to be found in the provider's cache offers it too."""
+    body = json.dumps(body_of(api, agent_session(30, 300), AGENT_TOOLS)).encode()
+    plan = await Desk(policy=replace(POLICY, recall=True)).plan(body, 8192, api=api, model="gpt-4o-mini")
+    about, record = plan.subject, plan.record
+    assert about is not None
+    assert record is not None
+    subject = Subject(
+        about.request,
+        about.route,
+        about.reading,
+        about.raw,
+        about.figures,
+        1.0,
+        plan.links,
+        about.root(plan.links),
+        True,
+    )
+    passage = passage_of(subject, record.event.place, record, 0.05, count)
+    assert passage is not None
+    warm = passage.warm(len(about.reading.items))
+    assert warm is not None
+    sent = json.loads(plan.body)
+    assert json.loads(warm.outline)["tools"] == sent["tools"]
+    assert plan.body.count(warm.items) == 1
+    assert NAME in warm.outline
