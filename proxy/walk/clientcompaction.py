@@ -104,7 +104,10 @@ def _wants_text(outline: Outline) -> bool:
     """Whether one plain text is all that the request can mean: no second choice, no form, no call it insists on."""
     if _member(outline, "n") not in (None, 1) or _member(outline, "logprobs"):
         return False
-    forms = (_member(outline, "response_format"), _member(outline, "output_format"), _format(_member(outline, "text")))
+    forms = (
+        *(_member(outline, key) for key in ("response_format", "output_format")),
+        *(_format(_member(outline, key)) for key in ("text", "output_config")),
+    )
     if any(isinstance(form, dict) and form.get("type", "text") != "text" for form in forms):
         return False
     choice = _member(outline, "tool_choice")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -17,12 +18,14 @@ from proxy.walk.answering import Answer
 from proxy.walk.recalling import Turn
 
 WHOLE: Final = 2**26
-"""Bytes of an answer that is no stream, and of a stream's plain bytes, that are looked at."""
+"""Bytes of an answer that is no stream, and of what a compressed stream swells to, that are looked at."""
 
 ENDING_SECONDS: Final = 0.1
 """How long a connection is read on behind an answer's last event, so that it can be used again."""
 
-READABLE: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate", "br", "zstd"})
+PLAIN: Final = frozenset({"", "identity"})
+
+READABLE: Final = PLAIN | {"gzip", "x-gzip", "deflate", "br", "zstd"}
 """Content codings that can be read; an answer in another one passes as it came."""
 
 ERROR_BYTES: Final = 65_536
@@ -160,15 +163,18 @@ class Streamed:
     def _take(self, reply: Reply, head: bytes) -> None:
         self._reply = reply
         self._head = head
-        self._plain = Plain(reply.header("content-encoding"), WHOLE)
+        coding = reply.header("content-encoding").strip().lower()
+        self._plain = Plain(coding, sys.maxsize if coding in PLAIN else WHOLE)
 
     async def _fed(self) -> bytes:
         """What the next bytes of this generation add."""
         chunk, self._head = self._head or await self._reply.next_chunk(), b""
         try:
             made = self._splice.feed(self._plain.feed(chunk)) if chunk else b""
+            if self._plain.lost:
+                raise RecallFailed(502, "its stream cannot be decoded to the end.")
         except TooMuchHeld:
-            raise RecallFailed(502, "its tool calls are too large to be held back.") from None
+            raise RecallFailed(502, "what it says is too large to be held back.") from None
         if not self._final:
             self._due = self._splice.over or not chunk
         elif not chunk:

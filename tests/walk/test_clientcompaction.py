@@ -94,6 +94,7 @@ async def test_a_summary_of_less_stands_for_nothing(share: float) -> None:
         {"n": 2},
         {"logprobs": True},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}}},
+        {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
         {"tool_choice": "required"},
         {"tool_choice": {"type": "function", "function": {"name": "read_file"}}},
         {"max_tokens": 40},

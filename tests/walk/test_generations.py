@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from typing import Any
 
 import httpx
+import pytest
 
 from proxy.core.recall.tool import NAME
 from proxy.tasks import Tasks
+from proxy.walk import generations
 from tests.harness import until
 from tests.recalls import LOOK, PATHS, READ, Front, House, both, every, recalling, request, said
 from tests.stub import Answer, Fault, Stub
-from tests.stub.faults import NO_FAULT, error, rate_limited
+from tests.stub.faults import NO_FAULT, SSE, error, rate_limited
 
 
 @every
@@ -128,6 +131,23 @@ async def test_an_overflow_that_states_nothing_is_answered_with_something_smalle
     assert third.verdict == "ok"
     assert third.slices[-1].startswith(second.slices[-1][:30])
     assert NAME.encode() in third.slices[-2]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+async def test_a_long_stream_is_whole_or_broken_off(
+    house: House, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    """What is too much to be looked at is never cut off without a word; a plain stream is never too much."""
+    monkeypatch.setattr(generations, "WHOLE", 4_096)
+    server, door = await house("chat", Answer("Yes."))
+    event = b'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":"%b"}}]}\n\n'
+    stream = b"".join(event % (b"%d" % at * 300) for at in range(40)) + b"data: [DONE]\n\n"
+    coding = (("content-encoding", "gzip"),) if packed else ()
+    server.fail(Fault(body=gzip.compress(stream) if packed else stream, headers=(*SSE, *coding)))
+    if packed:
+        assert "decoded to the end" in await broken(door, "chat", request("chat", True))
+    else:
+        assert (await door.ask("chat", request("chat", True))).content == stream
 
 
 async def test_a_stream_is_known_without_its_name(house: House) -> None:

@@ -22,6 +22,11 @@ class Plain:
         self._decode = _decoder(encoding.strip().lower())
         self._begun = False
 
+    @property
+    def lost(self) -> bool:
+        """Whether what comes now is dropped."""
+        return self._made >= self._most
+
     def feed(self, data: bytes) -> bytes:
         """What *data* adds."""
         room = self._most - self._made

@@ -11,6 +11,9 @@ from proxy.core.recall.tool import NAME
 from proxy.core.report import Usage
 
 _OWN: Final = ("role", "content", "tool_calls")
+_CUT: Final = frozenset({"length", "content_filter"})
+"""Why an answer ends whose last call may be half."""
+
 _NAMES: Final = frozenset({"id", "type", "name", "role", "index", "format"})
 """Members of a delta that are told once and not in pieces."""
 
@@ -24,8 +27,8 @@ def said(answer: Mapping[str, Any]) -> Any:
 
 
 def is_cut(answer: Mapping[str, Any]) -> bool:
-    """Whether the output figure was used up."""
-    return bool(answer["choices"][0].get("finish_reason") == "length")
+    """Whether it was broken off."""
+    return answer["choices"][0].get("finish_reason") in _CUT
 
 
 def calls(said: Mapping[str, Any]) -> list[Call]:
@@ -103,7 +106,7 @@ class Stream(Splice):
             self._head = {key: value[key] for key in ("id", "created") if key in value}
         if isinstance(value.get("usage"), dict):
             self.usage = value["usage"]
-        self.cut = self.cut or choice.get("finish_reason") == "length"
+        self.cut = self.cut or choice.get("finish_reason") in _CUT
         delta = choice.get("delta")
         for key, member in delta.items() if isinstance(delta, dict) else ():
             if key == "tool_calls":

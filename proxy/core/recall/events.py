@@ -30,6 +30,11 @@ class Events:
         self._rest = data[at:]
         return found
 
+    @property
+    def begun(self) -> int:
+        """Bytes that came of an event that has not ended."""
+        return len(self._rest)
+
     def rest(self) -> bytes:
         """What came of an event that never ended."""
         rest, self._rest = self._rest, b""

@@ -20,6 +20,9 @@ SILENCE: Final = {"type": "text", "text": OMITTED}
 """What stands for an answer of nothing but recalls: a message without content could not be sent back."""
 
 _INPUT: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+_CUT: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
+"""Why an answer ends whose last call may be half."""
+
 _DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
 
@@ -30,8 +33,8 @@ def said(answer: Mapping[str, Any]) -> Any:
 
 
 def is_cut(answer: Mapping[str, Any]) -> bool:
-    """Whether the output figure was used up."""
-    return answer.get("stop_reason") == "max_tokens"
+    """Whether it was broken off."""
+    return answer.get("stop_reason") in _CUT
 
 
 def calls(said: Sequence[Mapping[str, Any]]) -> list[Call]:
@@ -110,7 +113,7 @@ class Stream(Splice):
             self._grow(int(index or 0), value.get("delta") or {})
         elif kind == "message_delta":
             self.usage |= {key: held for key, held in (value.get("usage") or {}).items() if held is not None}
-            self.cut = (value.get("delta") or {}).get("stop_reason") == "max_tokens"
+            self.cut = (value.get("delta") or {}).get("stop_reason") in _CUT
         self.over = self.over or kind == "message_stop"
         self.failed = self.failed or kind == "error"
 

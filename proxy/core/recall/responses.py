@@ -39,7 +39,7 @@ def said(answer: Item) -> Any:
 
 
 def is_cut(answer: Item) -> bool:
-    """Whether the output figure was used up."""
+    """Whether it was broken off."""
     return answer.get("status") == "incomplete"
 
 

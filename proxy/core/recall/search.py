@@ -29,6 +29,9 @@ FRAME: Final = 24
 QUERY: Final = 1_000
 """Characters of a query that are looked at."""
 
+WORDS: Final = 48
+"""Words of a query that are looked for: each one is a walk over all that was left out."""
+
 NO_ROOM: Final = "There is no room left in the context window to show anything. Go on with what you have."
 NOTHING: Final = "Nothing that was left out matches. What you can see is all there is about it."
 LAST: Final = "(This tool cannot be called again before your next answer.)"
@@ -154,10 +157,9 @@ def _ranked(query: str, pieces: Sequence[Piece]) -> list[tuple[Piece, int]]:
     Rare words count more than common ones, the query as a whole counts once more, and newer ones win ties.
     """
     phrase = query.lower()
-    words = list(dict.fromkeys([word for word in _WORD.findall(phrase) if len(word) > 1])) or [phrase]
+    words = list(dict.fromkeys([word for word in _WORD.findall(phrase) if len(word) > 1]))[:WORDS] or [phrase]
     terms = [*words, phrase] if phrase not in words else words
-    # A word may be the end of an identifier's part, but hardly ever begins in the middle of one.
-    found = {term: re.compile(f"(?<![a-z0-9]){re.escape(term)}") for term in terms}
+    found = {term: _pattern(term) for term in terms}
     texts = [f"{piece.label}\n{piece.text}".lower() for piece in pieces]
     hits = {term: [len(pattern.findall(text)) for text in texts] for term, pattern in found.items()}
     worth = {term: math.log(1 + len(pieces) / max(1, sum(map(bool, hits[term])))) for term in terms}
@@ -168,6 +170,13 @@ def _ranked(query: str, pieces: Sequence[Piece]) -> list[tuple[Piece, int]]:
     order = sorted((at for at in range(len(pieces)) if scores[at]), key=lambda at: (-scores[at], -pieces[at].number))
     rarest = [found[term] for term in sorted(terms, key=lambda term: (-worth[term], -len(term)))]
     return [(pieces[at], _place(pieces[at].text, rarest)) for at in order]
+
+
+def _pattern(term: str) -> re.Pattern[str]:
+    """What finds *term*. A word may be the end of an identifier's part, but hardly ever begins in the middle of one."""
+    word = re.escape(term)
+    # What stands before is looked at last: a pattern that begins with letters is found many times as fast.
+    return re.compile(f"{word}(?<![a-z0-9]{word})")
 
 
 def _place(text: str, terms: Sequence[re.Pattern[str]]) -> int:

@@ -18,6 +18,9 @@ from proxy.core.report import Usage
 HELD: Final = 2**25
 """Bytes of one generation that are held at most; a call of a tool is never near that."""
 
+EVENT: Final = 2**26
+"""Bytes of one event at most; what ends later has no end."""
+
 NOT_RUN: Final = f"[Not run, because {NAME} was called beside it. Call it again if it is still needed.]"
 """What answers a call of a client's tool that the client never sees: what the model said goes back unchanged."""
 
@@ -82,7 +85,7 @@ class Wire(Protocol):
         """What a whole answer says; ``None`` where it is no answer of this API."""
 
     def is_cut(self, answer: Mapping[str, Any]) -> bool:
-        """Whether a whole answer ends because its output figure was used up: its last call may be half."""
+        """Whether a whole answer was broken off, by its output figure or a filter: its last call may be half."""
 
     def calls(self, said: Any) -> list[Call]:
         """The calls of the tool in it."""
@@ -101,7 +104,7 @@ class Wire(Protocol):
 
 
 class TooMuchHeld(Exception):
-    """A generation's calls are larger than what may be held."""
+    """A generation's calls, or one event, are larger than what may be held."""
 
 
 class Splice(ABC):
@@ -127,7 +130,10 @@ class Splice(ABC):
     def feed(self, chunk: bytes) -> bytes:
         """What of the stream may go to the client after *chunk*. Raises ``TooMuchHeld``."""
         found: list[bytes] = []
-        for event in self._events.feed(chunk):
+        events = self._events.feed(chunk)
+        if self._events.begun > EVENT:
+            raise TooMuchHeld
+        for event in events:
             data = data_of(event)
             value = value_of(data) if data else None
             if not data or (value is not None and value.get("type") == "ping"):

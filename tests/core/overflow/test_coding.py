@@ -47,6 +47,19 @@ def test_no_more_than_allowed(encoding: str) -> None:
     assert plain(PACKED[encoding](b" " * 20_000_000), encoding, 1_000) == b" " * 1_000
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", ""])
+def test_it_is_known_that_something_is_missing(encoding: str) -> None:
+    """What was more than allowed, or could not be decoded any more, is not taken for all there was."""
+    packed = PACKED[encoding](b" " * 5_000)
+    taker = Plain(encoding, 1_000)
+    assert not taker.lost
+    taker.feed(packed)
+    assert taker.lost
+    whole = Plain(encoding, 10_000)
+    assert len(whole.feed(packed)) == 5_000
+    assert not whole.lost
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
 def test_what_is_not_encoded_is_read_as_it_is(encoding: str) -> None:
     """A server that names an encoding and does not use it is understood."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from proxy.core.recall import chat
 from proxy.core.recall.tool import NAME
 from proxy.core.report import NO_USAGE, Usage
@@ -88,12 +90,13 @@ def test_texts_of_generations_stand_apart() -> None:
         assert whole["choices"][0]["message"]["content"] == both
 
 
-def test_an_answer_cut_short_may_hold_half_a_call() -> None:
-    """Running out of output is told apart from an end: its last call may not be all there."""
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+def test_an_answer_cut_short_may_hold_half_a_call(reason: str) -> None:
+    """Running out of output, or a filter, is told apart from an end: its last call may not be all there."""
     splice = chat.stream()
-    splice.feed(chunk({"tool_calls": [RECALL]}) + chunk({}, "length"))
+    splice.feed(chunk({"tool_calls": [RECALL]}) + chunk({}, reason))
     assert splice.cut
-    assert chat.is_cut({"choices": [{"finish_reason": "length"}]})
+    assert chat.is_cut({"choices": [{"finish_reason": reason}]})
     assert not chat.is_cut({"choices": [{"finish_reason": "tool_calls"}]})
 
 

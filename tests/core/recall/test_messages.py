@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from proxy.core.recall import messages
 from proxy.core.recall.events import written
 from proxy.core.recall.splice import NOT_RUN
@@ -100,12 +102,13 @@ def test_thoughts_wait_for_what_they_lead_to() -> None:
     ]
 
 
-def test_an_answer_cut_short_is_told_apart() -> None:
-    """Running out of output, streamed or not."""
+@pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded", "refusal"])
+def test_an_answer_cut_short_is_told_apart(reason: str) -> None:
+    """Running out of output or of the window, or a filter, streamed or not."""
     splice = messages.stream()
-    splice.feed(start() + block(0, RECALL) + stop("max_tokens"))
+    splice.feed(start() + block(0, RECALL) + stop(reason))
     assert splice.cut
-    assert messages.is_cut({"stop_reason": "max_tokens"})
+    assert messages.is_cut({"stop_reason": reason})
     assert not messages.is_cut({"stop_reason": "tool_use"})
 
 

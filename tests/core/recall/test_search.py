@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.recall.search import NO_ROOM, NOTHING, SHORTEST, UNREADABLE, Piece, Wanted, answer, read_arguments
+from proxy.core.recall.search import (
+    NO_ROOM,
+    NOTHING,
+    SHORTEST,
+    UNREADABLE,
+    WORDS,
+    Piece,
+    Wanted,
+    _pattern,
+    answer,
+    read_arguments,
+)
 from proxy.core.recall.tool import MOST_RESULTS
 from tests.fits import count
 from tests.material import log, prose
@@ -55,6 +67,20 @@ def test_without_a_query_what_left_the_view_is_listed_in_order() -> None:
     """No query and no item: all that was left out, oldest first."""
     assert shown(ask(tokens=4000)) == [2, 3, 4]
     assert shown(ask(tokens=4000, offset=28)) == [30, 31]
+
+
+def test_a_query_of_many_words_costs_no_more_than_one_of_some() -> None:
+    """Every word is a walk over all that was left out, so no more than so many are looked for."""
+    many = [f"zq{at}" for at in range(WORDS)]
+    assert shown(ask(query=" ".join([*many[1:], "kingfisher"]))) == [30]
+    assert ask(query=" ".join([*many, "kingfisher"])) == NOTHING
+
+
+@given(st.text("ab1_-. ", max_size=40), st.text("ab1_-. ", min_size=1, max_size=5))
+def test_a_word_is_found_where_it_begins(text: str, word: str) -> None:
+    """Wherever it stands, but not behind a letter or a figure."""
+    wanted = re.compile(f"(?<![a-z0-9]){re.escape(word)}")
+    assert [hit.span() for hit in _pattern(word).finditer(text)] == [hit.span() for hit in wanted.finditer(text)]
 
 
 def test_an_item_is_read_from_any_place() -> None:

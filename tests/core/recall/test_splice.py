@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.recall import chat, messages, responses
+from proxy.core.recall import splice as splice_of
 from proxy.core.recall.events import value_of
 from proxy.core.recall.splice import HELD, NOT_RUN, Splice, TooMuchHeld
 from proxy.core.recall.tool import NAME
@@ -176,6 +177,15 @@ def test_what_is_held_is_bounded() -> None:
         assert splice.feed(piece % (b"x" * (HELD // 32))) == b""
     with pytest.raises(TooMuchHeld):
         splice.feed(piece % (b"x" * (HELD // 8)))
+
+
+def test_an_event_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never becomes an event is given up, and not only what is held."""
+    monkeypatch.setattr(splice_of, "EVENT", 1_000)
+    splice = chat.stream()
+    splice.feed(b"data: " + b"x" * 900)
+    with pytest.raises(TooMuchHeld):
+        splice.feed(b"x" * 200)
 
 
 def test_comments_pass_while_calls_wait() -> None:
