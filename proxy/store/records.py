@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from cachetools import TTLCache
 
-from proxy.store import keys
+from proxy.store import keys, waits
 from proxy.store.backend import Backend
 from proxy.store.breaker import State
 from proxy.store.errors import Unavailable
@@ -23,7 +23,6 @@ from proxy.store.sealed import MAX_PLAIN, Sealer
 
 LIFETIME = 7 * 24 * 3600.0
 LESSON_LIFETIME = 24 * 3600.0  # what overflows and usage taught; a provider may change its mind
-REQUEST = 0.150  # seconds one call of the engine may take, however many operations it needs
 PAUSES = (0.05, 0.2)
 """Seconds between the tries of what can wait."""
 MAX_PLACES = 512
@@ -139,7 +138,7 @@ class Records:
         sealer = self.sealer
         sealed = sealer.seal(tenant, name, record)
         try:
-            async with asyncio.timeout(REQUEST):
+            async with asyncio.timeout(waits.REQUEST):
                 if supersede:
                     await self.timed(self._backend.remove(name))
                 held = await self._claim(name, sealed)

@@ -70,7 +70,7 @@ class Telemetry:
             for region, tokens in report.regions.items():
                 route.region(region, tokens)
         if report.borrowed or report.project or report.task_size or report.client_compaction:
-            self._observe_labelled(report)
+            self._observe_labelled(report, sent)
         if report.outcome != "verbatim" or report.retries or report.overflows or report.reason or report.status >= 400:
             self._observe_rare(report, route)
 
@@ -149,7 +149,7 @@ class Telemetry:
         if report.overflows > retried:
             families.overflows.labels("returned").inc(report.overflows - retried)
 
-    def _observe_labelled(self, report: Report) -> None:
+    def _observe_labelled(self, report: Report, sent: int | None) -> None:
         families = self._families
         for part, tokens in report.borrowed.items():
             families.borrowed.labels(part).inc(tokens)
@@ -159,7 +159,7 @@ class Telemetry:
             labels = (_bounded(self._projects, report.project), report.task_size)
             families.projects.labels(*labels).inc()
             if report.outcome != "refused":
-                families.project_tokens.labels(*labels).inc(report.tokens_after or 0)
+                families.project_tokens.labels(*labels).inc(sent or 0)
 
     def _window(self, upstream: str, model: str, source: str, tokens: int) -> None:
         """Say how large a window is, and that nobody else says so any more."""

@@ -218,6 +218,31 @@ def test_values_follow_their_schema() -> None:
     assert set(values) == set(schema["properties"]) - {"global"}
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"server": {"access_keys": ["plain"]}},
+        {"server": {"admin_key": "plain"}},
+        {"store": {"key": "plain"}},
+        {"store": {"other_keys": ["plain"]}},
+        {"summaries": {"allow": ["plain"]}},
+        {"upstreams": [{"name": "a", "api_key": "plain"}]},
+    ],
+    ids=str,
+)
+def test_secrets_written_out_are_refused(config: dict[str, Any]) -> None:
+    """Each setting that holds a key takes a reference, and nothing else."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    for section, settings in config.items():
+        known = values["config"].get(section)
+        values["config"][section] = {**known, **settings} if isinstance(known, dict) else settings
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(values, schema, cls=jsonschema.Draft7Validator)
+    by_reference = json.loads(json.dumps(values).replace('"plain"', '"${KEY}"'))
+    jsonschema.validate(by_reference, schema, cls=jsonschema.Draft7Validator)
+
+
 @needs_helm
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
 def test_rendered_configuration_is_accepted_by_the_proxy(values: dict[str, Any], tmp_path: Path) -> None:

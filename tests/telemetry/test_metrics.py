@@ -204,6 +204,14 @@ def test_projects_are_labels_as_bounded_as_models():
     assert sum(1 for name, _ in found if name == "ullage_project_requests_total") <= MOST_MODELS + 2
 
 
+def test_a_project_counts_what_was_sent_of_what_is_only_observed():
+    """With mode observe the client's own tokens go upstream, and those are the project's."""
+    telemetry = Telemetry("0")
+    report = Report("r", "chat", observed=True, tokens_before=20, tokens_after=10, project="p", task_size="tiny")
+    telemetry.observe(report, 0.1)
+    assert value(shown(telemetry), "ullage_project_tokens_total", project="p", task_size="tiny") == 20
+
+
 @pytest.mark.parametrize(("state", "figure"), [("closed", 0), ("half-open", 1), ("open", 2)])
 def test_every_state_of_a_breaker_has_its_figure(state: State, figure: int):
     """The gauge knows each word that the store's breaker uses."""
