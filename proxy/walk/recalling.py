@@ -27,6 +27,11 @@ WIRES: Mapping[str, Wire] = MappingProxyType({"chat": chat, "messages": messages
 GENERATIONS: Final = 3
 """How often a model is asked for one answer at most, the first time included."""
 
+CALLS: Final = 8
+"""Calls of one generation that are answered with what they ask for: each is a walk over the history."""
+
+TOO_MANY: Final = f"[Not answered: at most {CALLS} calls at once.]"
+
 INLINE: Final = 65_536
 """Bytes of a history that is searched on the event loop; more goes to a thread."""
 
@@ -173,10 +178,11 @@ class Turn:
         """The elements that answer what was *said*, its *calls* in what *plan* leaves free."""
         assert plan.subject is not None
         last = "\n" + LAST if self.recalls + 2 == GENERATIONS else ""
-        room = self._room(plan, [*asked, *map(dumped, self.wire.answered(said, [""] * len(calls)))])
+        heard, beyond = calls[:CALLS], [TOO_MANY] * len(calls[CALLS:])
+        room = self._room(plan, [*asked, *map(dumped, self.wire.answered(said, [""] * len(heard) + beyond))])
         usual, count = self._limits.results, self._count
-        share = min(self._limits.tokens, (room - count(last)) // len(calls) - SEAM)
-        texts = [answer(call.arguments, pieces, usual, share, count) for call in calls]
+        share = min(self._limits.tokens, (room - count(last)) // len(heard) - SEAM)
+        texts = [answer(call.arguments, pieces, usual, share, count) for call in heard] + beyond
         texts[-1] += last
         return map(dumped, self.wire.answered(said, texts))
 

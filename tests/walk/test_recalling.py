@@ -9,6 +9,7 @@ from typing import Any
 from proxy.core.recall.search import LAST
 from proxy.core.recall.splice import NOT_RUN
 from proxy.core.recall.tool import NAME
+from proxy.walk.recalling import CALLS, TOO_MANY
 from tests.e2e.voices import VOICES
 from tests.material import AGENT_TOOLS, agent_session, log
 from tests.recalls import KEYS, LOOK, READ, SAID, WINDOW, WORDING, House, both, every, recalling, request, said
@@ -60,6 +61,16 @@ async def test_calls_beside_a_recall_are_made_again(house: House, api: str, stre
     assert [(name, json.loads(arguments)) for name, arguments in told.calls] == [("run", {"command": "ls"})]
     assert server.seen[1].verdict == "ok"
     assert server.seen[1].body.decode().count(NOT_RUN) == 1
+
+
+@every
+async def test_of_many_calls_at_once_some_are_answered(house: House, api: str) -> None:
+    """Each is a walk over the history, so the others are told that they were too many; the answer goes on."""
+    server, door = await house(api, Answer("All.", (LOOK,) * (CALLS + 3)), Answer("It is kingfisher."))
+    told = said(api, await door.ask(api, request(api, True)), True)
+    assert told.text.endswith("It is kingfisher.")
+    assert server.seen[1].verdict == "ok"
+    assert server.seen[1].body.decode().count(TOO_MANY) == 3
 
 
 @every

@@ -28,7 +28,7 @@ def said(answer: Mapping[str, Any]) -> Any:
 
 def is_cut(answer: Mapping[str, Any]) -> bool:
     """Whether it was broken off."""
-    return answer["choices"][0].get("finish_reason") in _CUT
+    return str(answer["choices"][0].get("finish_reason")) in _CUT
 
 
 def calls(said: Mapping[str, Any]) -> list[Call]:
@@ -106,7 +106,7 @@ class Stream(Splice):
             self._head = {key: value[key] for key in ("id", "created") if key in value}
         if isinstance(value.get("usage"), dict):
             self.usage = value["usage"]
-        self.cut = self.cut or choice.get("finish_reason") in _CUT
+        self.cut = self.cut or str(choice.get("finish_reason")) in _CUT
         delta = choice.get("delta")
         for key, member in delta.items() if isinstance(delta, dict) else ():
             if key == "tool_calls":

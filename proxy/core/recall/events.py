@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -57,6 +58,12 @@ def value_of(data: bytes) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             return None
     return value if isinstance(value, dict) else None
+
+
+def kind_of(value: Mapping[str, Any]) -> str:
+    """The type that an event names; that of an error also where it names none."""
+    kind = value.get("type")
+    return kind if isinstance(kind, str) else "error" if value.get("error") else ""
 
 
 def written(value: Any, name: str = "") -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.compression.fold import OMITTED
-from proxy.core.recall.events import dumped, written
+from proxy.core.recall.events import dumped, kind_of, written
 from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure, without
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Usage
@@ -34,7 +34,7 @@ def said(answer: Mapping[str, Any]) -> Any:
 
 def is_cut(answer: Mapping[str, Any]) -> bool:
     """Whether it was broken off."""
-    return answer.get("stop_reason") in _CUT
+    return str(answer.get("stop_reason")) in _CUT
 
 
 def calls(said: Sequence[Mapping[str, Any]]) -> list[Call]:
@@ -104,7 +104,7 @@ class Stream(Splice):
             return {**block, "input": {}}
 
     def _note(self, value: dict[str, Any]) -> None:
-        kind, index = value.get("type"), value.get("index")
+        kind, index = kind_of(value), value.get("index")
         if kind == "message_start" and isinstance(value.get("message"), dict):
             self.usage = dict(value["message"].get("usage") or {})
         elif kind == "content_block_start" and isinstance(value.get("content_block"), dict):
@@ -113,7 +113,7 @@ class Stream(Splice):
             self._grow(int(index or 0), value.get("delta") or {})
         elif kind == "message_delta":
             self.usage |= {key: held for key, held in (value.get("usage") or {}).items() if held is not None}
-            self.cut = (value.get("delta") or {}).get("stop_reason") in _CUT
+            self.cut = str((value.get("delta") or {}).get("stop_reason")) in _CUT
         self.over = self.over or kind == "message_stop"
         self.failed = self.failed or kind == "error"
 
@@ -143,7 +143,7 @@ class Stream(Splice):
         self._shown += value.get("type") == "content_block_start"
 
     def _rewritten(self, value: dict[str, Any]) -> bytes:
-        kind, index = str(value.get("type")), value.get("index")
+        kind, index = kind_of(value), value.get("index")
         if kind == "message_start" and not self.first:
             return b""
         made = dict(value)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from proxy.core.recall.events import written
+from proxy.core.recall.events import kind_of, written
 from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure, without
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Usage
@@ -109,7 +109,7 @@ class Stream(Splice):
         return calls(self.said)
 
     def _note(self, value: dict[str, Any]) -> None:
-        kind, item = value.get("type"), value.get("item")
+        kind, item = kind_of(value), value.get("item")
         if kind in (_ADDED, _DONE) and isinstance(item, dict):
             self._items[int(value.get("output_index") or 0)] = item
         if kind in _ENDING and isinstance(value.get("response"), dict):
@@ -139,7 +139,7 @@ class Stream(Splice):
             self._passed_items.append(value["item"])
 
     def _rewritten(self, value: dict[str, Any]) -> bytes:
-        kind, made = str(value.get("type")), dict(value)
+        kind, made = kind_of(value), dict(value)
         if kind in _OPENING and not self.first:
             return b""
         index = value.get("output_index")

@@ -168,6 +168,17 @@ def test_an_error_in_the_stream_ends_the_holding(api: str) -> None:
     assert splice.failed
 
 
+@pytest.mark.parametrize("api", ["messages", "responses"])
+def test_an_error_of_no_type_is_an_error_all_the_same(api: str) -> None:
+    """Behind a generation that was gone on from, an event that only holds an error is named one."""
+    splice = OURS[api].stream()
+    fed(splice, raw(api, Answer("Let me look.", (LOOK,))), 64)
+    splice.go_on()
+    told = splice.feed(b'event: error\ndata: {"error":{"message":"broken"}}\n\n')
+    assert told == b'event: error\ndata: {"error":{"message":"broken"}}\n\n'
+    assert splice.failed
+
+
 def test_what_is_held_is_bounded() -> None:
     """A call that grows beyond all measure is not kept in memory."""
     splice = chat.stream()
