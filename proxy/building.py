@@ -44,10 +44,10 @@ from proxy.walk.recalling import Recalling
 if TYPE_CHECKING:
     pass
 
-ITEMS, SIZES = 300_000, 2_000
+ITEMS, SIZES = 300_000, 10_000
 ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
-"""Bounds of a process's memories: items (about 600 bytes each), sizes of what stands around them; places asked of the
-store, shrunk tool arrays, routes that overflows taught about."""
+"""Bounds of a process's memories: items (about 600 bytes each), sizes of what stands around them or in their place;
+places asked of the store, shrunk tool arrays, routes that overflows taught about."""
 
 
 def open_engine(

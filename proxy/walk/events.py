@@ -71,12 +71,14 @@ class Events:
         route, count = subject.route.name, len(links)
         places = [place for place in subject.layout.places[-MAX_PLACES:] if 0 < place < count]
         newer: list[tuple[str, bytes]] = []
-        known, asked = None, False
+        known: Record | None = None
+        asked = False
         at = [*places, count][::-1] if count else []
         for place in at:
             name = (route, links[place - 1])
-            if name in self._records:
-                known = name
+            # Taken out at once: the memory is bounded, and may lose it while the store is asked.
+            known = self._records.get(name)
+            if known is not None:
                 break
             if not asked:
                 newer.append(name)
@@ -90,7 +92,7 @@ class Events:
                 return record
             if self._recorder.reachable():
                 self._asked[newer[0]] = True
-        return self._records[known] if known else None
+        return known
 
     async def settle(
         self,
@@ -159,7 +161,7 @@ class Events:
 
         Without the store replicas know different summaries, and none is used: their views must be equal.
         """
-        if self._summaries is None or not event.block or not self._recorder.reachable():
+        if self._summaries is None or not event.text or not self._recorder.reachable():
             return None
         passage = self._passage(subject, links, event.cut, before.event if before else None)
         if passage is None:

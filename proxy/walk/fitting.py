@@ -302,7 +302,8 @@ class Fitter:
     def _compacted(
         self, subject: Subject, root: bytes, record: Record | None, tools: str | None, output: int | None, fresh: bool
     ) -> Plan:
-        reading, count = subject.reading, self._reader.count(subject.route.encoding, subject.route.model)
+        reading, route = subject.reading, subject.route
+        count = self._reader.recount(route.encoding, subject.request.tenant, route.model)
         raw, recall = subject.raw, bool(subject.recall) and record is not None
         if record is None:
             subject = subject.without_recall()

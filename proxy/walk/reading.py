@@ -24,6 +24,9 @@ from proxy.ports import Counter
 INLINE = 16_384
 """Bytes of unseen text that are counted on the event loop (about 3 ms); more goes to a thread."""
 
+RECOUNTED = 1_024
+"""Characters from which a text that stands in every view of a conversation is not counted again for each of them."""
+
 PREFIX_FROM = 8_192
 """Bytes from which a body is worth remembering as a whole: below, scanning it again costs as little."""
 
@@ -171,6 +174,21 @@ class Reader:
     def count(self, encoding: str, model: str = "") -> Meter:
         """Counts text in *encoding*, and knows what media cost with *model*."""
         return Meter(lambda text: self._counter.count(encoding, text), prices(model))
+
+    def recount(self, encoding: str, tenant: bytes, model: str = "") -> Meter:
+        """As ``count``, for texts of this tenant that come again: what is long is counted once."""
+        scope = hashlib.sha256(tenant + f"{encoding}\0again\0".encode())
+
+        def counted(text: str) -> int:
+            if len(text) < RECOUNTED:
+                return self._counter.count(encoding, text)
+            name = _key(scope, text.encode("utf-8", "surrogatepass"))
+            size = self._sizes.get(name)
+            if size is None:
+                size = self._sizes[name] = self._counter.count(encoding, text)
+            return size
+
+        return Meter(counted, prices(model))
 
     def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
         """Counts the JSON of a tools array the way *model* reads it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import MutableMapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,15 @@ from hypothesis import given, settings
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
-from proxy.core.compression.schedule import Rules, Rungs
+from proxy.core.compression.mild import Mild
+from proxy.core.compression.schedule import Demand, Rules, Rungs
 from proxy.ports import Options, Passage, Request, Summary
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.walk.plans import Policy
 from tests.drawn import SESSIONS, WINDOW, growing, requests_of
 from tests.fits import (
+    POLICY,
     TENANT,
     UNSHRUNK,
     Book,
@@ -139,6 +143,29 @@ async def test_a_damaged_record_is_written_anew() -> None:
     assert await Desk(book).view(messages, WINDOW) == view
 
 
+class Forgetful(Book):
+    """A recorder that is so slow that a process has forgotten every event by the time it answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: MutableMapping[Any, Any] = {}
+
+    async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
+        found = await super().newest(tenant, root, route, chains)
+        self.forgotten.clear()
+        return found
+
+
+async def test_an_event_may_be_forgotten_while_the_store_is_asked() -> None:
+    """The memory of events is bounded: what other requests push out of it meanwhile is still this request's view."""
+    book, messages = Forgetful(), agent_session(22, 300)
+    desk = Desk(book)
+    before = await desk.view(messages[:-2], WINDOW)
+    book.forgotten = desk.records
+    assert (await desk.view(messages, WINDOW))[: len(before)] == before
+    assert not desk.records
+
+
 class Told:
     """Summaries that are there for every passage, each costlier than the one before."""
 
@@ -186,6 +213,17 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
     assert kept
     assert all("The tests are to pass." in new.block and new.spent == old.spent > 0 for old, new in kept)
     assert len(told.asked) == len({record.block for record in records if record.block})
+
+
+async def test_no_summary_is_paid_for_where_nothing_would_hold_it() -> None:
+    """What is dropped bare has no room for a summary: none is asked for, even by a request that waits for one."""
+    told, rules = Told(), POLICY.rules
+    bare = replace(POLICY, rules=replace(rules, mild=Mild(None, None), rungs=Rungs(fold=False)))
+    plan = await Desk(policy=bare, summaries=told).plan(
+        body_of(agent_session(40, 300)), WINDOW, Demand(force=True, wait=True)
+    )
+    assert "drop" in plan.report.stages
+    assert told.asked == []
 
 
 class Waiting(Told):

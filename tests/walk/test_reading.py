@@ -329,3 +329,14 @@ async def test_tools_of_ours_are_counted_once_for_each_way_to_read_them() -> Non
     assert house.counter.asked[text] == 1
     assert house.reader.tokens_of_tools(text, "narrow", "house-model") == len(text)
     assert house.reader.tokens_of_tools(text, "wide", "gpt-5") < plain
+
+
+def test_what_comes_again_is_counted_once_for_each_tenant() -> None:
+    """A long text that stands in every view is counted once; another tenant's, or another encoding's, anew."""
+    house, text = House(), "a summary " * 200
+    for _ in range(3):
+        assert house.reader.recount("narrow", ANN)(text) == len(text)
+    assert house.counter.asked[text] == 1
+    assert house.reader.recount("wide", ANN)(text) == 2 * len(text)
+    assert house.reader.recount("narrow", BOB)(text) == len(text)
+    assert house.counter.asked[text] == 3

@@ -14,6 +14,9 @@ _OPENING = re.compile(
     r"|<(?P<tag>memory|memories|user_?memories|memory_blocks|relevant_memories)>",
     re.IGNORECASE | re.MULTILINE,
 )
+_UNCLOSED = 64
+"""Spellings of a tag that nobody closes, after which no tag is looked at: each costs a search to the text's end."""
+
 _HEADING = re.compile(r"^(#{1,6})[ \t]*\S", re.MULTILINE)
 
 
@@ -24,17 +27,23 @@ def memories(text: str) -> str:
 
 def _blocks(text: str) -> Iterator[tuple[int, int]]:
     at = 0
+    unclosed: set[str] = set()
     while (opening := _OPENING.search(text, at)) is not None:
         tag = opening["tag"]
-        at = _closed(text, opening.end(), tag) if tag else _ended(text, opening.end(), len(opening["level"]))
+        at = _closed(text, opening.end(), tag, unclosed) if tag else _ended(text, opening.end(), len(opening["level"]))
         yield opening.start(), at
 
 
-def _closed(text: str, start: int, tag: str) -> int:
-    """Where the block opened by *tag* ends; a tag that nobody closes opens nothing."""
+def _closed(text: str, start: int, tag: str, unclosed: set[str]) -> int:
+    """Where the block opened by *tag* ends; a tag that nobody closes opens nothing, and is kept in *unclosed*."""
+    if tag in unclosed or len(unclosed) >= _UNCLOSED:
+        return start
     closing = f"</{tag}>"
     end = text.find(closing, start)
-    return start if end < 0 else end + len(closing)
+    if end < 0:
+        unclosed.add(tag)
+        return start
+    return end + len(closing)
 
 
 def _ended(text: str, start: int, level: int) -> int:

@@ -229,7 +229,7 @@ class Schedule:
         if target < (folded.after if folded else present) and (present > levels.budget or _helps(folded, present)):
             folded = self._truncate(place, folded or event, levels.budget, target) or folded
         if not self._rungs.fold and mild is None and (folded.after if folded else present) > levels.high:
-            folded = self._fold(place, event, budget, levels, bare=True) or folded
+            folded = self._dropped(place, event, budget, levels, target) or folded
         if folded is not None and "fold" in folded.stages and folded.after > levels.high and self._rungs.drop:
             folded = self._smaller_block(place, folded, target)
         if not _helps(folded, present):
@@ -238,6 +238,13 @@ class Schedule:
         if kept <= levels.budget and not (forced and folded is None):
             return folded
         return self._clip(place, folded or event, target) or folded
+
+    def _dropped(self, place: int, before: Event | None, budget: int, levels: _Levels, target: int) -> Event | None:
+        """A bare fold, and what it keeps truncated where that alone is too big."""
+        dropped = self._fold(place, before, budget, levels, bare=True)
+        if dropped is None or dropped.after <= target:
+            return dropped
+        return self._truncate(place, dropped, levels.budget, target) or dropped
 
     def _smaller_block(self, place: int, event: Event, target: int) -> Event:
         """*event* with its block cut to what is left under *target*, at least to a quarter of it or a note."""

@@ -22,7 +22,8 @@ MOST_MENTIONS = 128
 """File names and openings of quotations that are kept of one text."""
 
 _LOOKED_AT = 65_536
-_NAME = re.compile(r"(?<=/)[\w.@+-]{3,}|\w[\w@+-]*(?:\.\w+)+")
+# From no place inside a word, and no further than a name goes: else a long word costs the square of its length.
+_NAME = re.compile(r"(?<=/)[\w.@+-]{3,}|(?<!\w)\w[\w@+-]{0,199}(?:\.\w+)+")
 _QUOTE = re.compile(r"[`\"'«「“\n>](?=[`\"'>\s]{0,8}([^`\"'>\s][^\n]{19}))")
 _DECISION = re.compile(
     r"\b(?:based on|i(?:'|’)ll use|i will use|the (?:issue|problem|cause|bug) is|let(?:'|’)s use|so we need"

@@ -219,6 +219,16 @@ def test_a_rung_that_is_switched_off_is_not_taken(off: tuple[str, ...]) -> None:
         assert (event.cut == 0) == ("drop" in off)
 
 
+def test_a_huge_result_is_truncated_where_rounds_are_dropped() -> None:
+    """Where old rounds are dropped bare, the newest result is cut short as far as needed, not clipped."""
+    items = [*agent(13), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
+    event = schedule(items, rules=replace(RULES, rungs=Rungs(fold=False))).run(None)
+    assert event is not None
+    assert event.stages == ("drop", "truncate")
+    kept = sum(items[i].tokens for i in range(event.cut, len(items) - 1))
+    assert FIGURES.budget // 4 < event.after - kept
+
+
 def test_media_is_never_clipped() -> None:
     """What an item's images take is a floor under its clip."""
     picture = Item("user", 3000, 2900, bytes(16))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 
 import pytest
@@ -99,3 +100,11 @@ def test_the_line_that_tells_of_a_failure() -> None:
     """It is the first one that does, stripped; none where nothing failed."""
     assert failure_line("ok\n  KeyError: an error\nfatal") == "KeyError: an error"
     assert failure_line("all good") == ""
+
+
+@pytest.mark.parametrize("text", ["a" * 65_536, "a-" * 32_768, "a" * 60_000 + ".py"])
+def test_a_long_word_costs_little(text: str) -> None:
+    """What a model wrote without a space is read in time that grows with its length, not with its square."""
+    began = time.process_time()
+    facts_of(Entry("assistant", text), tools().call)
+    assert time.process_time() - began < 5  # by the square: half a minute and more
