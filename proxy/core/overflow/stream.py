@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.coding import Plain
 from proxy.core.overflow.envelope import is_error
+from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
 
 Verdict = Literal["undecided", "content", "overflow"]
@@ -36,12 +37,12 @@ class Opening:
     Feed it bytes as they arrive, in any chunking. Once it says ``content`` it stays so.
     """
 
-    def __init__(self, classifier: Classifier, headers: Headers = (), counted: int | None = None) -> None:
-        """*counted* is our own count of the input in tokens."""
+    def __init__(self, classifier: Classifier, headers: Headers = (), prior: Prior = NOTHING_KNOWN) -> None:
+        """*prior* is what is known of the request."""
         self.verdict: Verdict = "undecided"
         self.overflow: Overflow | None = None
         self._classifier = classifier
-        self._counted = counted
+        self._prior = prior
         self._events = _header(headers, "content-type").startswith("text/event-stream")
         self._plain = Plain(_header(headers, "content-encoding"), 2 * LONGEST)
         self._buffer = b""
@@ -70,7 +71,7 @@ class Opening:
         if self.verdict == "undecided" and self._buffer.strip():
             event, self._buffer = self._buffer, b""
             if self._streamed is False:
-                self._judge(self._classifier.answer(200, (), event, self._counted))
+                self._judge(self._classifier.answer(200, (), event, self._prior))
             else:
                 self._look(event)
         return self.verdict
@@ -96,7 +97,7 @@ class Opening:
         if not data:
             return
         if value is None or is_error(value) or not _is_preamble(value):
-            self._judge(self._classifier.event(value, self._counted) if is_error(value) else None)
+            self._judge(self._classifier.event(value, self._prior) if is_error(value) else None)
 
     def _judge(self, found: Overflow | None) -> None:
         self.overflow = found if found is not None and found.too_long else None

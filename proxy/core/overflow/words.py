@@ -11,7 +11,7 @@ NOTIONS: dict[str, str] = {
     "input": "I", "request": "J", "tokens": "K", "context": "C", "window": "W", "over": "O", "excess": "E",
     "many": "Y", "under": "U", "most": "M", "output": "X", "bytes": "B", "rate": "R", "media": "F", "batch": "A",
     "time": "D", "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N",
-    "field": "T", "elsewhere": "H", "nothing": "_",
+    "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S",
 }  # fmt: skip
 """The letter of each notion. Besides: ``.`` ends a sentence, ``n`` is a figure of something else, ``_`` is filler."""
 
@@ -151,8 +151,8 @@ class _Writer:
         self.add("n" if figure is None else "N")
 
     def row(self) -> Row:
-        """What was written; figures in front of a unit of bytes, characters or pixels count no tokens."""
-        notions = re.sub("N(?=[BF])", "n", "".join(self._notions))
+        """What was written; figures in front of a unit of bytes, characters, pixels or seconds count no tokens."""
+        notions = re.sub("N(?=[IJ]?[BFS])", "n", "".join(self._notions))
         return Row(notions, {at: figure for at, figure in self._figures.items() if notions[at] == "N"})
 
 

@@ -1,0 +1,80 @@
+"""Leaves out of an error's text what it only repeats of the request: a validation error may quote a conversation.
+
+The text is probed by a few words at a time, so that the cost is some searches of the request and no index of it. Case,
+punctuation and the escapes of JSON or of a printed string make no difference. Whoever quotes may cut in the middle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+PROBE = 4
+"""Words looked for at a time; an echo of twice as many less one is always found."""
+
+SHORTEST = 28
+"""Characters of an echo: what is shorter may be said by anybody."""
+
+MOST_WORDS = 2_000
+"""Words of a text that are looked at: what an error says of itself stands at its beginning."""
+
+_UNICODE = re.compile(r"\\+u([0-9a-fA-F]{4})")
+_ESCAPE = re.compile(r"\\+[nrtbf]")
+_WORD = re.compile(r"[\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]|[^\W_\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]+")
+
+
+class Echoes:
+    """Knows the words of one request."""
+
+    def __init__(self, body: bytes) -> None:
+        self._words = f" {' '.join(_words(body.decode('utf-8', 'replace')))} "
+
+    def without(self, texts: Sequence[str]) -> list[str]:
+        """*texts* with a bar in place of what they repeat; as they are if they say nothing else.
+
+        An error that is one of the conversation's sentences from end to end is the provider's own, met before.
+        """
+        cut = [self._cut(text) for text in texts]
+        return cut if any(_WORD.search(text) for text in cut) else list(texts)
+
+    def _cut(self, text: str) -> str:
+        shown = _unescaped(text)
+        found = list(_WORD.finditer(shown))[:MOST_WORDS]
+        pieces, at = [], 0
+        for start, end in self._spans([word.group().lower() for word in found]):
+            pieces.append(shown[at : found[start].start()])
+            at = found[end - 1].end()
+        return " | ".join([*pieces, shown[at:]]) if pieces else text
+
+    def _spans(self, words: Sequence[str]) -> list[tuple[int, int]]:
+        """Which words are repeated, as ranges in order."""
+        spans: list[tuple[int, int]] = []
+        at = 0
+        while at + PROBE <= len(words):
+            if not self._says(words, at, at + PROBE):
+                at += PROBE
+                continue
+            start, end = self._widened(words, at, spans[-1][1] if spans else 0)
+            if len(" ".join(words[start:end])) >= SHORTEST:
+                spans.append((start, end))
+            at = end
+        return spans
+
+    def _widened(self, words: Sequence[str], at: int, least: int) -> tuple[int, int]:
+        start, end = at, at + PROBE
+        while start > least and self._says(words, start - 1, end):
+            start -= 1
+        while end < len(words) and self._says(words, start, end + 1):
+            end += 1
+        return start, end
+
+    def _says(self, words: Sequence[str], start: int, end: int) -> bool:
+        return f" {' '.join(words[start:end])} " in self._words
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(" ", _UNICODE.sub(lambda found: chr(int(found[1], 16)), text))
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(_unescaped(text))]
