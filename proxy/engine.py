@@ -207,6 +207,9 @@ class Engine:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply, head, overflow = await self._send(request, plan, send, course)
             if reply is not None and overflow is None:
+                if course.unsure and reply.status == 200 and not plan.report.fallback:
+                    refused, claim = course.unsure
+                    await self._recovery.learn(self._fitter.capped(refused.request or request), refused, claim)
                 # Beside the answer, not before it: whatever goes wrong there is reported, and costs no request.
                 soon = asyncio.get_running_loop().call_soon
                 soon(self._fitter.events.answered, plan.request or request, plan, reply.status)
@@ -282,7 +285,9 @@ class Engine:
             body = self._named(plan, plan.request or request)
             foreign = self._is_foreign(plan)
             reply = await send(plan.route.upstream, body, keyless=foreign, model=plan.route.asked)
-            head, overflow = await self._looker.look(reply, plan, again=later)
+            head, overflow = await self._looker.look(
+                reply, self._fitter.capped(plan.request or request), plan, again=later
+            )
         except (UpstreamUnreachable, UpstreamTimeout):
             if fallback and later:
                 return None, b"", None
@@ -301,7 +306,10 @@ class Engine:
         if request.options.mode != "on" or self._mode != "on":
             return None
         if overflow is not None:
-            await self._recovery.learn(self._fitter.capped(plan.request or request), plan, overflow)
+            if overflow.sure:
+                await self._recovery.learn(self._fitter.capped(plan.request or request), plan, overflow)
+            else:
+                course.unsure = (plan, overflow)
             if course.goes_elsewhere_first(plan):
                 course.later = (plan, overflow)
             elif smaller := await self._smaller(request, plan, overflow, course):
@@ -359,7 +367,9 @@ class Engine:
 
         def learn(usage: Usage) -> bool:
             if ending is not None and ending.overflow is not None:
-                self._lessons.ended(late, ending.overflow, usage)
+                found = self._recovery.after_content(late, ending.overflow, usage)
+                if found is not None:
+                    self._lessons.ended(late, found, usage)
                 return False
             return (
                 sent is not None and usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)

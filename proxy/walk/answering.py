@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from proxy.core.errors import UllageError
 from proxy.core.overflow.classify import Classifier
+from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import Ending, Opening
 from proxy.core.report import Report, Usage
-from proxy.ports import Reply
+from proxy.ports import Reply, Request
+from proxy.walk.events import RENDER_INLINE
 from proxy.walk.plans import Plan
 from proxy.walk.recovery import Recovery
 
@@ -20,6 +23,10 @@ HOLD_SECONDS = 5.0
 
 ERROR_BYTES = 1_048_576
 """An error answer larger than this is passed on without being looked at."""
+
+
+Reading = Callable[[Prior], Overflow | None]
+"""Reads an error again, with what is known of the request."""
 
 
 def learn_nothing(usage: Usage) -> bool:
@@ -104,26 +111,38 @@ class Looker:
         self._classifier = classifier
         self._recovery = recovery
 
-    async def look(self, reply: Reply, plan: Plan, *, again: bool) -> tuple[bytes, Overflow | None]:
+    async def look(self, reply: Reply, request: Request, plan: Plan, *, again: bool) -> tuple[bytes, Overflow | None]:
         """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is.
 
-        A claim is held against our own count, but a provider that was believed once is believed *again*.
+        A claim is held against what is known of *request*, which was sent as *plan* has it; that costs a count, so only
+        a claim does. A provider that was believed once is believed *again*.
         """
         try:
-            return await self._judge(reply, plan, again)
+            return await self._judge(reply, request, plan, again)
         except BaseException:
             reply.close()  # whoever waited is gone or the connection broke: nobody else would end the call
             raise
 
-    async def _judge(self, reply: Reply, plan: Plan, again: bool) -> tuple[bytes, Overflow | None]:
-        counted = None if again else plan.tokens
+    async def _judge(self, reply: Reply, request: Request, plan: Plan, again: bool) -> tuple[bytes, Overflow | None]:
         if reply.status >= 400:
             body, complete = await _read(reply, ERROR_BYTES)
-            found = self._classifier.answer(reply.status, reply.headers, body, counted) if complete else None
-            return body, found if self._recovery.concerns(found) else None
-        if reply.status != 200 or not (again or _may_overflow(plan)):
+            read: Callable[[Prior], Overflow | None] = partial(
+                self._classifier.answer, reply.status, reply.headers, body
+            )
+            claim = read(NOTHING_KNOWN) if complete else None
+        elif reply.status == 200 and (again or _may_overflow(plan)):
+            opening = Opening(self._classifier, reply.headers)
+            body, claim = await _watch(reply, opening)
+            read = opening.judged
+        else:
             return b"", None
-        return await _watch(reply, Opening(self._classifier, reply.headers, counted))
+        if not self._recovery.concerns(claim):
+            return body, None
+        if not again:
+            prior = await self._recovery.prior(request, plan)
+            large = len(plan.body) > RENDER_INLINE
+            claim = await asyncio.to_thread(read, prior) if large else read(prior)
+        return body, claim if self._recovery.concerns(claim) else None
 
 
 async def _watch(reply: Reply, opening: Opening) -> tuple[bytes, Overflow | None]:

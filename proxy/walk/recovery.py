@@ -9,23 +9,31 @@ from proxy.core.budget.catalogue import COMPRESS, Route
 from proxy.core.budget.figures import reserve
 from proxy.core.budget.windows import Source
 from proxy.core.compression.schedule import Demand
+from proxy.core.errors import InvalidRequest
+from proxy.core.overflow.evidence import Prior, judged
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import lowering, retries_smaller
+from proxy.core.report import Usage
 from proxy.ports import Request
 from proxy.walk.bodies import truncating, with_output
 from proxy.walk.fitting import Fitter
-from proxy.walk.lessons import Held, Lessons
+from proxy.walk.heads import MEDIA
+from proxy.walk.lessons import Held, Lessons, Sent
 from proxy.walk.plans import Plan
 from proxy.walk.reading import Located
 
 SHRINK = 0.75
 """Of the view that was refused, what is sent next where the error states nothing to go by."""
 
+STATED = frozenset({"configured", "server", "request"})
+"""Sources of a window that a person or the server stated: a table may be wrong about this server."""
+
 
 class Course:
     """How far the attempts at one request have come.
 
     ``left`` are the fallbacks that nobody asked yet, ``later`` is what may be made smaller once all of them failed.
+    ``unsure`` is a plan and a refusal of it that teaches only once something smaller was answered.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -33,6 +41,7 @@ class Course:
         self.overflows = 0
         self.retries = 0
         self.later: tuple[Plan, Overflow] | None = None
+        self.unsure: tuple[Plan, Overflow] | None = None
         steps = plan.route.steps if plan.route else ()
         self._first = steps[0] if steps else COMPRESS
         self.left = [step for step in steps if step not in (COMPRESS, plan.report.fallback)]
@@ -66,6 +75,34 @@ class Recovery:
         if window != told:
             return "request"
         return route.source if told == route.window else "learned"
+
+    async def prior(self, request: Request, plan: Plan) -> Prior:
+        """What is known of *request*, sent as *plan* has it, before a refusal of it is believed."""
+        if plan.route is None:
+            return Prior(body=plan.body)
+        try:
+            located = self._fitter.locate(request)
+            counted = None if located.outline.unseen else await self._weight(request, located, plan)
+        except InvalidRequest:
+            return Prior(body=plan.body)  # what cannot be read may still be relayed, and refused for its length
+        known = self._lessons.now(plan.route, request.tenant)
+        window = self.window(plan.route, known, request)
+        stated = self.source(plan.route, known, window) in STATED
+        factor = known.lesson.calibration.factor
+        tokens = None if counted is None else int(counted * factor)
+        output = located.outline.requested if plan.output is None else plan.output
+        return Prior(tokens, output, window, stated, not MEDIA.search(plan.body), plan.body)
+
+    def after_content(self, sent: Sent, overflow: Overflow, usage: Usage) -> Overflow | None:
+        """Return *overflow*, which came behind content, if it can be true of what was *sent* and may teach."""
+        known = self._lessons.now(sent.route, sent.tenant)
+        counted = usage.input_tokens
+        if counted is None and sent.counted:
+            counted = int(sent.tokens * known.lesson.calibration.factor)
+        window = self._lessons.window(sent.route, known.lesson)
+        prior = Prior(counted, sent.output, window, sent.route.source in STATED, sent.plain)
+        found = judged(overflow, prior)
+        return found if found is not None and found.sure else None
 
     async def learn(self, request: Request, plan: Plan, overflow: Overflow) -> None:
         """Keep what *overflow* teaches, after *plan* of *request* was refused with it."""

@@ -34,6 +34,7 @@ _SENTENCE = re.compile(r"[^.]+")
 _UNCOUNTED = re.compile("[TA]")
 _WINDOWED = re.compile("[KWC]")
 _OF_THE_WINDOW = re.compile("[WC]")
+_CODE = re.compile(r"\b(?:[A-Za-z]{1,30}(?:_[A-Za-z]{1,30}){1,6}|(?:[A-Z][a-z]{1,30}){2,8})\b")
 _COMPLAINT = re.compile("[OEYN]")
 _OF_TOKENS = re.compile("[WCIK]|^[^X]*J[^X]*$")
 
@@ -93,13 +94,20 @@ class Classifier:
         return Overflow("stop", None, prompt, output, decisive=True, rule=str(reason))
 
     def _judged(self, status: int, parts: Parts, prior: Prior) -> Overflow | None:
-        claim = self._verdict(status, parts)
+        named = self._named(parts.texts)
+        claim = self._verdict(status, replace(parts, codes=[*parts.codes, *named]))
         if claim is None or not claim.too_long or agrees(claim, prior):
             return judged(claim, prior)
         if prior.body:
             parts.texts = Echoes(prior.body).without(parts.texts)
-            claim = self._verdict(status, parts)
+            named = [code for code in named if code.encode() not in prior.body]
+            claim = self._verdict(status, replace(parts, codes=[*parts.codes, *named]))
         return judged(claim, prior)
+
+    def _named(self, texts: Iterable[str]) -> list[str]:
+        """Return the listed codes of an overflow that stand in *texts*, where a gateway without a member puts them."""
+        words = (word for text in texts for word in _CODE.findall(text))
+        return [word for word in words if self._rules.codes.get(code_name(word)) in _TOO_LONG]
 
     def _verdict(self, status: int, parts: Parts) -> Overflow | None:
         readings = [reading for text in parts.texts if (reading := self._text(text))]
@@ -226,7 +234,7 @@ def _phrased(phrase: Phrase, found: re.Match[str]) -> _Reading:
 
 
 def _silenced(row: Row) -> Row:
-    """*row* without the sentences that speak of pace or of bytes alone: their limits are none of the window."""
+    """*row* without the sentences that speak of something else: their limits are none of the window."""
     notions = _SENTENCE.sub(lambda found: "." * len(found[0]) if _is_beside(found[0]) else found[0], row.notions)
     return Row(notions, {at: figure for at, figure in row.figures.items() if notions[at] == "N"})
 
@@ -237,7 +245,10 @@ def _complains_of_media(sentence: str) -> bool:
 
 
 def _is_beside(sentence: str) -> bool:
-    return "R" in sentence or ("B" in sentence and not _WINDOWED.search(sentence))
+    """Whether *sentence* speaks of pace, of bytes alone, or of what the server cannot load."""
+    if "R" in sentence or ("P" in sentence and "I" not in sentence):
+        return True
+    return "B" in sentence and not _WINDOWED.search(sentence)
 
 
 def _with_members(chosen: _Reading, known: Mapping[str, str], parts: Parts) -> Figures:
@@ -263,7 +274,7 @@ def _stated(chosen: _Reading, figures: Figures, *, decisive: bool) -> Overflow:
     limit, prompt, output = figures.limit, figures.prompt, figures.output
     if means == "input_plus_output" and limit is not None and prompt is not None and prompt >= limit:
         means = "input"
-    return Overflow(means, limit, prompt, output, decisive, figures.requested, chosen.rule, chosen.strong, chosen.names_media)
+    return Overflow(means, limit, prompt, output, decisive, figures.requested, chosen.rule, chosen.names_media)
 
 
 def _reasons(value: Any) -> Iterator[str]:

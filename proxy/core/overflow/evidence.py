@@ -63,16 +63,16 @@ def judged(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return replace(claim, kind="output_cap", prompt=None, output=prior.output, decisive=False)
     if claim.decisive or agrees(claim, prior):
         return claim
+    pressure = prior.pressure
+    if pressure is None:
+        return None if claim.names_media else claim
     if contradicts(claim, prior):
         return None
-    pressure = prior.pressure
-    if pressure is not None and pressure >= LIKELY:
-        return claim
-    if claim.names_media:
+    if pressure >= LIKELY:
+        return replace(claim, sure=False) if claim.names_media else claim
+    if claim.names_media or (prior.stated and pressure < TINY):
         return None
-    if pressure is None:
-        return claim
-    return None if prior.stated and pressure < TINY else replace(claim, sure=False)
+    return replace(claim, sure=False)
 
 
 def is_about_the_output(claim: Overflow, prior: Prior) -> bool:
@@ -86,9 +86,9 @@ def is_about_the_output(claim: Overflow, prior: Prior) -> bool:
 def agrees(claim: Overflow, prior: Prior) -> bool:
     """Whether the stated figures are those of this request: a prompt near our count, and a limit below it.
 
-    If an error names the window and no prompt, its limit has to be below what we count.
+    If an error states a limit alone, it has to be below what we count.
     """
-    if claim.limit is None or prior.counted is None:
+    if claim.limit is None or prior.counted is None or claim.kind == "payload":
         return False
     output = claim.output or 0
     if claim.prompt is not None:
@@ -96,7 +96,9 @@ def agrees(claim: Overflow, prior: Prior) -> bool:
     if claim.requested is not None:
         asked = prior.counted + (prior.output or output)
         return _is_alike(claim.requested, asked) and claim.limit <= claim.requested
-    return claim.strong and claim.limit <= prior.counted + output
+    if claim.kind == "input_plus_output":
+        output = output or prior.output or 0
+    return claim.limit <= prior.counted + output and not claim.names_media
 
 
 def contradicts(claim: Overflow, prior: Prior) -> bool:

@@ -24,7 +24,7 @@ class Overflow:
     ``limit`` is the window or the cap of the input; for ``output_cap`` the most output, for ``rate_limit`` the tokens
     of a span; never set for ``payload``. ``prompt`` and ``output`` are what the request had and asked for,
     ``requested`` both together. ``decisive``: a machine-readable code said so. ``rule``: who speaks so, or the code.
-    ``strong``: it speaks of the window itself, or its own figures say so. ``names_media``: it complains of an image or a
+    ``names_media``: it complains of an image or a
     file, perhaps of its size alone. ``sure``: what it states may be learned before
     a smaller view was answered.
     """
@@ -36,7 +36,6 @@ class Overflow:
     decisive: bool = False
     requested: int | None = None
     rule: str = ""
-    strong: bool = False
     names_media: bool = False
     sure: bool = True
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final, Literal
 
 from proxy.core.overflow.classify import Classifier
@@ -47,6 +48,7 @@ class Opening:
         self._plain = Plain(_header(headers, "content-encoding"), 2 * LONGEST)
         self._buffer = b""
         self._streamed: bool | None = None
+        self._claim: Callable[[Prior], Overflow | None] | None = None
 
     def feed(self, chunk: bytes) -> Verdict:
         """What is known after *chunk*."""
@@ -71,10 +73,15 @@ class Opening:
         if self.verdict == "undecided" and self._buffer.strip():
             event, self._buffer = self._buffer, b""
             if self._streamed is False:
-                self._judge(self._classifier.answer(200, (), event, self._prior))
+                self._judge(partial(self._classifier.answer, 200, (), event))
             else:
                 self._look(event)
         return self.verdict
+
+    def judged(self, prior: Prior) -> Overflow | None:
+        """Return the overflow that was found if it can be true of the request that *prior* describes."""
+        found = self._claim(prior) if self._claim and self.overflow else None
+        return found if found is not None and found.too_long else None
 
     def _recognised(self) -> bool | None:
         """Whether this is a stream of events; ``None`` while too little came to tell."""
@@ -97,9 +104,11 @@ class Opening:
         if not data:
             return
         if value is None or is_error(value) or not _is_preamble(value):
-            self._judge(self._classifier.event(value, self._prior) if is_error(value) else None)
+            self._judge(partial(self._classifier.event, value) if is_error(value) else None)
 
-    def _judge(self, found: Overflow | None) -> None:
+    def _judge(self, claim: Callable[[Prior], Overflow | None] | None) -> None:
+        self._claim = claim
+        found = claim(self._prior) if claim else None
         self.overflow = found if found is not None and found.too_long else None
         self.verdict = "overflow" if self.overflow else "content"
 

@@ -24,7 +24,7 @@ def error(message: str, **members: object) -> bytes:
 
 
 def said(message: str, status: int = 400, counted: int | None = None, **members: object) -> Overflow | None:
-    prior = NOTHING_KNOWN if counted is None else Prior(counted)
+    prior = NOTHING_KNOWN if counted is None else Prior(counted, window=2 * counted)
     return classifier().answer(status, (), error(message, **members), prior)
 
 

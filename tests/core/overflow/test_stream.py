@@ -12,8 +12,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.evidence import Prior
+from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import Ending, Opening, Verdict
 from tests.core.overflow.corpus import BROKEN_OFF, headers, rows
 from tests.core.overflow.corpus import wire as sent
@@ -246,7 +246,7 @@ def test_our_count_corroborates_streams_too() -> None:
     """A claim in a stream about a request that we count far below its limit is not believed."""
     event = wire({"error": {"message": "prompt is too long: 210000 tokens > 200000 maximum"}})
     for counted, expected in ((1_000, "content"), (190_000, "overflow")):
-        assert Opening(classifier(), (), Prior(counted)).feed(event) == expected
+        assert Opening(classifier(), (), Prior(counted, window=200_000)).feed(event) == expected
 
 
 LATE = {
