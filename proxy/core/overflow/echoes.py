@@ -49,15 +49,14 @@ class Echoes:
     def _spans(self, words: Sequence[str]) -> list[tuple[int, int]]:
         """Which words are repeated, as ranges in order."""
         spans: list[tuple[int, int]] = []
-        at = 0
-        while at + PROBE <= len(words):
-            if not self._says(words, at, at + PROBE):
-                at += PROBE
+        last = len(words) - PROBE
+        done = 0
+        for at in sorted({*range(0, last, PROBE), max(0, last)}):
+            if at < done or not self._says(words, at, at + PROBE):
                 continue
-            start, end = self._widened(words, at, spans[-1][1] if spans else 0)
-            if len(" ".join(words[start:end])) >= SHORTEST:
-                spans.append((start, end))
-            at = end
+            start, done = self._widened(words, at, done)
+            if len(" ".join(words[start:done])) >= SHORTEST:
+                spans.append((start, done))
         return spans
 
     def _widened(self, words: Sequence[str], at: int, least: int) -> tuple[int, int]:
