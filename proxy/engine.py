@@ -306,7 +306,7 @@ class Engine:
         if request.options.mode != "on" or self._mode != "on":
             return None
         if overflow is not None:
-            if overflow.sure:
+            if overflow.sure and course.unsure is None:
                 await self._recovery.learn(self._fitter.capped(plan.request or request), plan, overflow)
             else:
                 course.unsure = (plan, overflow)

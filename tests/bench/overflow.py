@@ -1,9 +1,9 @@
 """How well errors are read: ``python -m tests.bench.overflow``, on the recordings and on what people posted.
 
 Prints recall, false alarms and limits, and those of claims whose requests are known, by what is believed of the window
-(at a twelfth of a stated one a sentence alone is not believed, on purpose); then the same on the recordings of each provider with all rules left out that
-only that provider's source speaks for. Plain words of the language stay, so the second figure is an upper bound for
-phrasings that nobody has seen.
+(at a twelfth of a stated one a sentence alone is not believed, on purpose). Then the same on the recordings of each
+provider with all rules left out that only that provider's source speaks for. Plain words of the language stay, so the
+second figure is an upper bound for phrasings that nobody has seen.
 """
 
 from __future__ import annotations
