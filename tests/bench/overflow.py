@@ -20,7 +20,7 @@ from proxy.core.overflow.rules import read_rules, without
 from proxy.core.overflow.stream import Ending, Opening
 from proxy.settings import rulebook
 from tests.core.overflow import corpus
-from tests.core.overflow.claims import CIRCUMSTANCES, claims
+from tests.core.overflow.claims import CIRCUMSTANCES, HALVES, claims
 from tests.core.overflow.field import met
 
 NAMES = {
@@ -106,7 +106,7 @@ def main() -> int:
     for one in met():
         made.add(whole.answer(one.status, one.headers, one.body.encode()), one.too_long, one.limit)
     print(f"posted by people     {made}")
-    for half in ("development", "judged"):
+    for half in HALVES:
         for circumstance in CIRCUMSTANCES:
             made = Tally()
             for claim in (claim for claim in claims() if claim.half == half):

@@ -18,7 +18,7 @@ CHAT = [message for turn in range(12) for message in chat_turn(turn, 60)] + chat
 KNOWN, UNHEARD, IN_TABLE = "a-model-of-ours", "a-model-nobody-has-heard-of", "gpt-4o"
 """Its window stands in the configuration; is unknown; is what a table says, which may be wrong about this server."""
 STATED, REAL = 128_000, 1_200
-KINDS = ("output_cap", "asked_output", "media", "load", "echo")
+KINDS = ("output_cap", "asked_output", "media", "load", "echo", "other")
 
 
 def config(server: Stub) -> dict[str, Any]:
@@ -59,7 +59,7 @@ async def test_look_alikes_pass(stub: StartStub, proxy: StartProxy, kind: str) -
     server = await stub(window=200_000)
     front = await proxy(server.url, config=config(server))
     rows = [claim for claim in claims() if claim.kind == kind]
-    assert len(rows) > 10
+    assert len(rows) > 4
     for model, most in ((KNOWN, 0), (UNHEARD, 1)):
         wrong = [
             claim.body for at, claim in enumerate(rows) if not await met(front, server, model, claim, f"{at}{model}")

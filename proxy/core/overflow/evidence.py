@@ -24,6 +24,9 @@ TINY = 0.1
 LIKELY = 0.5
 """From this share of the believed window on an overflow is likely, and what it states may be learned at once."""
 
+NEARLY_FULL = 0.9
+"""From this share on even a complaint that names an image or a file may mean the whole request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prior:
@@ -68,11 +71,11 @@ def judged(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return None if claim.names_media else claim
     if contradicts(claim, prior):
         return None
+    if claim.names_media:
+        return replace(claim, sure=False) if pressure >= NEARLY_FULL else None
     if pressure >= LIKELY:
-        return replace(claim, sure=False) if claim.names_media else claim
-    if claim.names_media or (prior.stated and pressure < TINY):
-        return None
-    return replace(claim, sure=False)
+        return claim
+    return None if prior.stated and pressure < TINY else replace(claim, sure=False)
 
 
 def is_about_the_output(claim: Overflow, prior: Prior) -> bool:

@@ -1,9 +1,9 @@
 """Errors with what was known of their request: overflows, and five kinds of look-alikes.
 
-They were collected from public error texts, clients' tests and issue threads before ``evidence`` was written, and split
-by the hash of their bodies: ``development`` was studied while it was made, ``judged`` was scored and not looked at. The
-classifier before it, which knew no circumstances, found all 77 overflows but one, took 31 of the 65 look-alikes for
-one, and learned a window from 17 of them.
+They come from public error texts, clients' tests and issue threads. 142 were collected before ``evidence`` was written
+and split by the hash of their bodies: ``development`` was studied while it was made, ``judged`` was scored and not
+looked at. ``later`` was collected when it was done, and scored once. The classifier before it, which knew no circumstances,
+found 100 of the 102 overflows, took 40 of the 94 look-alikes for one, and learned a window from 23 of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from proxy.core.overflow.evidence import Prior
 
 FILE = Path(__file__).parents[2] / "data" / "overflow_claims.jsonl"
 
+HALVES = ("development", "judged", "later")
 CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x")
 """What is believed of the window, as a multiple of the request."""
 
@@ -25,8 +26,8 @@ class Claim:
     """One error. ``counted`` is our count of its request, ``output`` what that asks for, ``request`` words in it.
 
     ``kind`` is ``overflow``, ``output_cap`` (told with a code that sounds like an overflow), ``asked_output`` (the
-    figure asked for is meant), ``media``, ``load`` (the server cannot load the model so) or ``echo``. ``limit`` is the
-    window that it states.
+    figure asked for is meant), ``media``, ``load`` (the server cannot load the model so), ``echo`` or ``other``.
+    ``limit`` is the window that it states.
     """
 
     half: str
