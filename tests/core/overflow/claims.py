@@ -2,8 +2,8 @@
 
 They come from public error texts, clients' tests and issue threads. 142 were collected before ``evidence`` was written
 and split by the hash of their bodies: ``development`` was studied while it was made, ``judged`` was scored and not
-looked at. ``later`` was collected when it was done, and scored once. The classifier before it, which knew no circumstances,
-found 100 of the 102 overflows, took 40 of the 94 look-alikes for one, and learned a window from 23 of them.
+looked at. ``later`` was collected when it was done, and scored once. The classifier before it, which knew no
+circumstances, found 100 of the 102 overflows, took 40 of the 94 look-alikes for one, and learned a window from 23.
 """
 
 from __future__ import annotations
