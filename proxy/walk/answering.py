@@ -121,13 +121,16 @@ class Looker:
             body, complete = await _read(reply, ERROR_BYTES)
             found = self._classifier.answer(reply.status, reply.headers, body, counted) if complete else None
             return body, found if self._recovery.concerns(found) else None
-        if reply.status != 200 or not (again or _may_overflow(plan)):
+        if reply.status != 200:
             return b"", None
         return await _watch(reply, Opening(self._classifier, reply.headers, counted))
 
 
 async def _watch(reply: Reply, opening: Opening) -> tuple[bytes, Overflow | None]:
-    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow."""
+    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow.
+
+    However small the request is by our count: a window that is believed too large makes every request look small.
+    """
     taken = [await reply.next_chunk()]
     loop = asyncio.get_running_loop()
     deadline = loop.time() + HOLD_SECONDS
@@ -161,8 +164,3 @@ async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
             return await chunk
     except TimeoutError:
         return None
-
-
-def _may_overflow(plan: Plan) -> bool:
-    budget, after = plan.report.budget, plan.report.tokens_after
-    return budget is None or after is None or after * 2 >= budget
