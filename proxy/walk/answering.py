@@ -25,8 +25,8 @@ ERROR_BYTES = 1_048_576
 """An error answer larger than this is passed on without being looked at."""
 
 
-Reading = Callable[[Prior], Overflow | None]
-"""Reads an error again, with what is known of the request."""
+Judged = Callable[[Prior], Overflow | None]
+"""Returns the overflow that an answer reports, given what is known of its request."""
 
 
 def learn_nothing(usage: Usage) -> bool:
@@ -126,11 +126,9 @@ class Looker:
     async def _judge(self, reply: Reply, request: Request, plan: Plan, again: bool) -> tuple[bytes, Overflow | None]:
         if reply.status >= 400:
             body, complete = await _read(reply, ERROR_BYTES)
-            read: Callable[[Prior], Overflow | None] = partial(
-                self._classifier.answer, reply.status, reply.headers, body
-            )
+            read: Judged = partial(self._classifier.answer, reply.status, reply.headers, body)
             claim = read(NOTHING_KNOWN) if complete else None
-        elif reply.status == 200 and (again or _may_overflow(plan)):
+        elif reply.status == 200:
             opening = Opening(self._classifier, reply.headers)
             body, claim = await _watch(reply, opening)
             read = opening.judged
@@ -146,7 +144,10 @@ class Looker:
 
 
 async def _watch(reply: Reply, opening: Opening) -> tuple[bytes, Overflow | None]:
-    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow."""
+    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow.
+
+    However small the request is by our count: a window that is believed too large makes every request look small.
+    """
     taken = [await reply.next_chunk()]
     loop = asyncio.get_running_loop()
     deadline = loop.time() + HOLD_SECONDS
@@ -180,8 +181,3 @@ async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
             return await chunk
     except TimeoutError:
         return None
-
-
-def _may_overflow(plan: Plan) -> bool:
-    budget, after = plan.report.budget, plan.report.tokens_after
-    return budget is None or after is None or after * 2 >= budget

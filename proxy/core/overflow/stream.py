@@ -17,7 +17,9 @@ from proxy.core.overflow.kinds import Overflow
 Verdict = Literal["undecided", "content", "overflow"]
 Headers = Iterable[tuple[str, str]]
 
-PREAMBLE_TYPES = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
+PREAMBLE_TYPES = frozenset(
+    {"response.created", "response.queued", "response.in_progress", "message_start", "ping", "keepalive"}
+)
 """Events that come before any content, by their ``type``."""
 
 LONGEST = 262_144
@@ -26,6 +28,8 @@ LONGEST = 262_144
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINES: Final = (b"data", b"event", b"id:", b"retry", b":")
 _ANSWERS: Final = re.compile(rb'"(?:choices|content|output|candidates|completion|data)"\s*:')
+_KEY: Final = 64
+"""Bytes that a key and its colon may take, so that one cut in two by chunks is still found."""
 _REASON = re.compile(rb'"(?:native_)?(?:stop_reason|finish_reason|reason)"\s*:\s*"([A-Za-z_]{4,64})"')
 _ENDING_EVENT: Final = 65_536
 _WATCHED: Final = 2**26
@@ -49,20 +53,24 @@ class Opening:
         self._buffer = b""
         self._streamed: bool | None = None
         self._claim: Callable[[Prior], Overflow | None] | None = None
+        self._is_unclear = False  # an object that speaks of an error before its content: only its end tells
 
     def feed(self, chunk: bytes) -> Verdict:
         """What is known after *chunk*."""
         if self.verdict != "undecided":
             return self.verdict
+        before = len(self._buffer) if self._streamed is not None else 0
         self._buffer += self._plain.feed(chunk)
         if self._streamed is None:
             self._streamed = self._recognised()
         if self._streamed is False:
-            if len(self._buffer) > LONGEST or _is_answer(self._buffer):
+            if len(self._buffer) > LONGEST or self._shows_answer(before):
                 self.verdict = "content"
             return self.verdict
-        while self.verdict == "undecided" and self._streamed and (end := _END.search(self._buffer)):
-            event, self._buffer = self._buffer[: end.start()], self._buffer[end.end() :]
+        # Only what is new can complete an event, but its end may have begun before.
+        near = max(0, before - 3)
+        while self.verdict == "undecided" and self._streamed and (end := _END.search(self._buffer, near)):
+            event, self._buffer, near = self._buffer[: end.start()], self._buffer[end.end() :], 0
             self._look(event)
         if self.verdict == "undecided" and len(self._buffer) > LONGEST + 3:  # three: most of an event's end
             self._look(self._buffer)
@@ -82,6 +90,17 @@ class Opening:
         """Return the overflow that was found if it can be true of the request that *prior* describes."""
         found = self._claim(prior) if self._claim and self.overflow else None
         return found if found is not None and found.too_long else None
+
+    def _shows_answer(self, before: int) -> bool:
+        """Return True if the JSON object shows its content and nothing of an error; *before* bytes were looked at."""
+        if self._is_unclear:
+            return False
+        answer = _ANSWERS.search(self._buffer, max(0, before - _KEY))
+        if answer is None:
+            return False
+        begun = self._buffer[: answer.start()]
+        self._is_unclear = b'"error"' in begun or b'"errors"' in begun
+        return not self._is_unclear
 
     def _recognised(self) -> bool | None:
         """Whether this is a stream of events; ``None`` while too little came to tell."""
@@ -157,12 +176,6 @@ class Ending:
 
 def _header(headers: Headers, wanted: str) -> str:
     return next((value for name, value in headers if name.lower() == wanted), "")
-
-
-def _is_answer(body: bytes) -> bool:
-    """Whether an answer that is no stream shows its content before anything of an error."""
-    answer = _ANSWERS.search(body)
-    return answer is not None and b'"error"' not in body[: answer.start()] and b'"errors"' not in body[: answer.start()]
 
 
 def _fields(event: bytes) -> Iterator[tuple[bytes, bytes]]:

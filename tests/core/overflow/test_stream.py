@@ -33,12 +33,13 @@ EVENTS: dict[str, object] = {
     "failed": {"type": "response.failed", "response": {"error": OVERFLOW["error"]}},
     "start": {"type": "message_start", "message": {"usage": {"input_tokens": 1}}},
     "ping": {"type": "ping"},
+    "alive": {"type": "keepalive", "sequence_number": 3},
     "error": {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long"}},
     "overflow": OVERFLOW,
     "other": {"error": {"message": "The server had an error"}},
 }
 PACKERS = {"gzip": gzip.compress, "br": brotli.compress, "zstd": zstandard.compress}
-PREAMBLE = {"role", "created", "start", "ping"}
+PREAMBLE = {"role", "created", "start", "ping", "alive"}
 LENGTH = {"overflow", "error", "failed"}
 
 
@@ -223,6 +224,19 @@ def test_an_answer_of_unknown_shape_is_held_no_longer_than_needed() -> None:
     assert opening.feed(b'{"pad": "') == "undecided"
     assert opening.feed(b"x" * 300_000) == "content"
     assert Opening(classifier()).feed(b"plain text that is nothing of ours") == "content"
+
+
+@given(st.lists(st.integers(0, 400), max_size=12))
+def test_an_object_is_judged_alike_however_it_is_cut(points: list[int]) -> None:
+    """Content before any error is let go at once, behind one only the end tells, wherever the chunks end."""
+    whole = json.dumps({"id": "r", "object": "response", "output": [{"text": "maximum context length is 9 tokens"}]})
+    unclear = json.dumps({"id": "r", "error": None, "output": []})
+    for body, before, after in ((whole, "content", "content"), (unclear, "undecided", "content")):
+        opening = Opening(classifier())
+        for chunk in cut(body.encode(), points):
+            opening.feed(chunk)
+        assert (opening.verdict, opening.finish()) == (before, after)
+    assert judged(*cut(json.dumps(OVERFLOW).encode(), points), named=())[0] == "overflow"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
