@@ -14,12 +14,14 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import Ending, Opening
 from proxy.core.report import Report, Usage
 from proxy.ports import Reply, Request
-from proxy.walk.events import RENDER_INLINE
 from proxy.walk.plans import Plan
 from proxy.walk.recovery import Recovery
 
 HOLD_SECONDS = 5.0
 """How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
+
+JUDGED_INLINE = 16_384
+"""Bytes of a request above which a claim about it is judged in a thread: its words are searched."""
 
 ERROR_BYTES = 1_048_576
 """An error answer larger than this is passed on without being looked at."""
@@ -138,7 +140,7 @@ class Looker:
             return body, None
         if not again:
             prior = await self._recovery.prior(request, plan)
-            large = len(plan.body) > RENDER_INLINE
+            large = len(plan.body) > JUDGED_INLINE
             claim = await asyncio.to_thread(read, prior) if large else read(prior)
         return body, claim if self._recovery.concerns(claim) else None
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from proxy.core.report import Usage
 from proxy.walk.answering import HOLD_SECONDS
 from tests.rooms import (
     DONE,
@@ -32,6 +33,26 @@ async def test_an_overflow_after_content_passes() -> None:
     answer = await Room().ask(session(6200, stream=True), upstream.send)
     assert await whole(answer) == ROLE + WORD + error
     assert len(upstream.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "taught"),
+    [
+        (b'{"error":{"message":"The image is too large: 3000 tokens, at most 2048 are allowed"}}', False),
+        (b'{"error":{"message":"Input is too long for requested model."}}', False),
+        (b'{"error":{"message":"maximum context length is 1000 tokens","code":"context_length_exceeded"}}', True),
+    ],
+)
+async def test_what_a_claim_behind_content_teaches(error: bytes, taught: bool) -> None:
+    """A claim in the midst of an answer is held against the request, too, before a window is learned from it."""
+    room = Room(window=60_000)
+    upstream = always(Given(200, [ROLE, WORD, b"data: " + error + b"\n\n"], SSE))
+    answer = await room.ask(session(6200, stream=True), upstream.send)
+    for chunk in (answer.head, await whole(answer)):
+        assert answer.ending is not None
+        answer.ending.feed(chunk)
+    answer.learn(Usage(None, None, None))
+    assert bool(room.desk.lessons.learned()) is taught
 
 
 @pytest.mark.parametrize("cuts", [1, 7, 40, 10_000])

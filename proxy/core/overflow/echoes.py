@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from proxy.core.overflow.words import LONGEST_TEXT
+
 PROBE = 4
 """Words looked for at a time; an echo of twice as many less one is always found."""
 
 SHORTEST = 28
 """Characters of an echo: what is shorter may be said by anybody."""
 
-MOST_WORDS = 2_000
-"""Words of a text that are looked at: what an error says of itself stands at its beginning."""
+PIECE = 65_536
+"""Characters of the request split into words at a time: one step over megabytes would stop all other threads."""
 
 _UNICODE = re.compile(r"\\+u([0-9a-fA-F]{4})")
 _ESCAPE = re.compile(r"\\+[nrtbf]")
@@ -38,8 +40,8 @@ class Echoes:
         return cut if any(_WORD.search(text) for text in cut) else list(texts)
 
     def _cut(self, text: str) -> str:
-        shown = _unescaped(text)
-        found = list(_WORD.finditer(shown))[:MOST_WORDS]
+        shown = _unescaped(text[:LONGEST_TEXT])
+        found = list(_WORD.finditer(shown))
         pieces, at = [], 0
         for start, end in self._spans([word.group().lower() for word in found]):
             pieces.append(shown[at : found[start].start()])
@@ -76,4 +78,11 @@ def _unescaped(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(_unescaped(text))]
+    found: list[str] = []
+    at = 0
+    while at < len(text):
+        end = text.find(" ", at + PIECE)
+        end = len(text) if end < 0 else end
+        found += _WORD.findall(_unescaped(text[at:end]).lower())
+        at = end
+    return found

@@ -61,10 +61,10 @@ def test_a_sentence_from_end_to_end() -> None:
 
 def test_many_words_cost_little() -> None:
     """A long error is looked at in its beginning, however long the request is."""
-    words = " ".join(f"word{number}" for number in range(20_000))
+    words = " ".join(f"word{number}" for number in range(60_000))
     (left,) = Echoes(body(words)).without([f"says: {words}"])
-    assert "word0 " not in left
-    assert "word19999" in left
+    assert left.startswith("says: ")
+    assert len(left) < 40
 
 
 def test_codes_in_a_quotation() -> None:
