@@ -100,6 +100,8 @@ class Recovery:
         if counted is None and sent.counted:
             counted = int(sent.tokens * known.lesson.calibration.factor)
         window = self._lessons.window(sent.route, known.lesson)
+        if counted is None and window is not None and not overflow.decisive:
+            return None  # it was not even counted, so small was it beside the window
         prior = Prior(counted, sent.output, window, sent.route.source in STATED, sent.plain)
         found = judged(overflow, prior)
         return found if found is not None and found.sure else None
