@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.building import open_engine, server_config
 from proxy.core.budget.catalogue import Catalogue, Rule
-from proxy.ports import Options, Request
+from proxy.core.request import Options, Request
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks

@@ -21,6 +21,7 @@ from proxy.core.conversation.identity import epoch_of, session_of
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import NO_USAGE, SERVED, Report, response_headers
+from proxy.core.request import Origin, Request
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
 from proxy.server.asked import UsageHider, ask
@@ -216,7 +217,7 @@ class Handler:
         elif path in COMPACTING:
             answering = self._engine.compact
         _, model = managed(path) or ("", "")
-        asking = ports.Request(
+        asking = Request(
             api,
             body,
             tenant,
@@ -227,7 +228,7 @@ class Handler:
             session=session_of(intake.seen),
             epoch=epoch_of(intake.seen),
             compacting=announced(intake.seen),
-            origin=ports.Origin(path_qs, tuple(headers)),
+            origin=Origin(path_qs, tuple(headers)),
         )
         try:
             answer = await answering(asking, send)
