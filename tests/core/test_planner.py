@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -179,7 +180,7 @@ def finish(request: MeasuredRequest, desk: Desk | None = None) -> Forward | TooL
                 assert len(blocks) <= MOST_BLOCKS
                 decision = decide(request, PLANNING, written(request, decision, desk))
             case Forward() | TooLossy() | Reject():
-                for earlier, later in zip(blocks, blocks[1:], strict=False):
+                for earlier, later in itertools.pairwise(blocks):
                     assert is_tighter(later.target, earlier.target)
                 return decision
 

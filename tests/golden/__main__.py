@@ -116,7 +116,7 @@ async def record(setup: Setup) -> AsyncIterator[Row]:
 def _headers(case: Case) -> Mapping[str, str]:
     return {
         "content-type": "application/json",
-        # A key of its own for each conversation: what one taught of a model changes no other, in whatever order they run.
+        # A key for each conversation: what one taught of a model changes no other, in whatever order they run.
         "authorization": f"Bearer sk-{digest(case.name.rsplit('/', 1)[0].encode())}",
         "anthropic-version": "2023-06-01",
         "user-agent": "golden",

@@ -64,11 +64,13 @@ async def test_other_requests_are_noted_once_in_a_while() -> None:
     first = await book.ask(12)
     await book.ask(13)
     (last,) = load(await book.notes(first), LastNote, "z")
-    assert first.view is not None and last.items == len(first.view.measured.parsed.items)
+    assert first.view is not None
+    assert last.items == len(first.view.measured.parsed.items)
     book.recent.clear()
     later = await book.ask(14)
     (last,) = load(await book.notes(first), LastNote, "z")
-    assert later.view is not None and last.items == len(later.view.measured.parsed.items)
+    assert later.view is not None
+    assert last.items == len(later.view.measured.parsed.items)
     assert await book.register.roots(TENANT, first.report.conversation)
 
 

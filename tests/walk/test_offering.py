@@ -38,7 +38,8 @@ async def plan(
 async def test_a_view_that_leaves_something_out_offers_the_tool(api: str) -> None:
     """The tool stands behind the client's own, the block mentions it, and its tokens are counted."""
     found, without = await plan(api), await plan(api, desk=Desk())
-    assert found.view is not None and found.view.edits.addition
+    assert found.view is not None
+    assert found.view.edits.addition
     assert found.report.stages[-1] == "recall"
     body, bare = json.loads(found.body), json.loads(without.body)
     assert body["tools"][:-1] == bare["tools"] == tools_of(AGENT_TOOLS, api)
@@ -76,7 +77,8 @@ async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> No
     else:
         desk = Desk()
     found = await plan(api, chat, desk, window, **members)
-    assert found.view is not None and not found.view.edits.addition
+    assert found.view is not None
+    assert not found.view.edits.addition
     assert "recall" not in found.report.stages
     assert found.body == (await plan(api, chat, Desk(), window, **members)).body
     assert MENTION.encode() not in found.body
