@@ -62,7 +62,7 @@ class Pace:
 
 
 class Api:
-    """Answers for conversations. ``loopback`` says whether only this machine can reach the listener."""
+    """Answers for conversations."""
 
     def __init__(self, access: Access, conversations: Conversations, limits: Limits) -> None:
         self._access = access
@@ -70,7 +70,6 @@ class Api:
         self._limits = replace(limits, body=BODY)
         self._held = Held(BODY * 64)
         self._pace = Pace()
-        self.loopback = False
 
     @staticmethod
     def serves(path: str) -> bool:
@@ -81,7 +80,7 @@ class Api:
         """The status and the body, to be written as JSON. Raises ``UllageError``."""
         intake = read_headers(request.raw_headers)
         self._access.check_origin(intake)
-        tenant = self._access.owner(intake, request.headers.keys(), loopback=self.loopback)
+        tenant = self._access.owner(intake, request.headers.keys())
         self._pace.admit(tenant)
         kind, _, name = path.removeprefix(ROOT).partition("/")
         if kind == "compact":

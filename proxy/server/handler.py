@@ -117,7 +117,7 @@ class Handler:
         out.keep_alive = out.keep_alive and not self._gate.draining
         path_qs = answers.target(request.raw_path)
         path = path_qs.partition("?")[0]
-        if is_local(path):
+        if is_local(path) and self._access.knows_host(request.headers.get("host", "")):
             await self._local.answer(request, path, out)
             return out
         began = time.perf_counter()
@@ -153,6 +153,7 @@ class Handler:
             self._fail(request, call, UllageError())
 
     async def _serve(self, request: web.BaseRequest, path_qs: str, call: Call) -> None:
+        self._access.check_host(request.headers.get("host", ""))
         intake = read_headers(request.raw_headers)
         origin = self._access.check_origin(intake)
         if origin:

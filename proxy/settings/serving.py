@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ from proxy.settings.fields import (
     Words,
     refuse,
 )
+
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 
 class Limits(Section):
@@ -49,6 +52,9 @@ class Server(Section):
     origins: Annotated[tuple[str, ...], Words] = Field(
         default=(), description="Browser origins that may call, such as https://chat.example.org."
     )
+    hosts: Annotated[tuple[str, ...], Words] = Field(
+        default=(), description="Names by which a loopback listener may be called, beside addresses and localhost."
+    )
     default_upstream: str = Field(default="", description="Upstream of paths without a model; empty: the first.")
     relay: Literal["stateless", "all"] = Field(
         default="stateless", description="Routes relayed when access_keys guard a shared upstream key."
@@ -69,6 +75,10 @@ class Server(Section):
             if parts.scheme not in ("http", "https") or f"{parts.scheme}://{parts.netloc}" != origin:
                 remedy = "Write scheme, host and port only: https://chat.example.org."
                 troubles.append((("origins", index), "is no origin", remedy))
+        for index, name in enumerate(self.hosts):
+            if not _HOST.fullmatch(name):
+                remedy = "Write the name alone, without scheme, port or wildcard: host.docker.internal."
+                troubles.append((("hosts", index), "is no host name", remedy))
         if self.limits.body > self.limits.in_flight_bytes:
             remedy = "Raise in_flight_bytes to at least limits.body."
             troubles.append((("limits", "in_flight_bytes"), "is less than one body (server.limits.body)", remedy))

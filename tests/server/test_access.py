@@ -134,7 +134,10 @@ def test_a_tenant_is_the_same_for_ever():
 
 def owner(config, *headers, loopback=True, host="127.0.0.1:8484"):
     raw = [tuple(part.encode() for part in header.split(": ", 1)) for header in (*headers, f"Host: {host}")]
-    return Access(config).owner(read_headers(raw), [name.decode() for name, _ in raw], loopback=loopback)
+    access = Access(config)
+    access.loopback = loopback
+    access.check_host(host)
+    return access.owner(read_headers(raw), [name.decode() for name, _ in raw])
 
 
 OPEN, ADMIN = ServerConfig("up"), ServerConfig("up", admin_key="boss")
@@ -177,6 +180,70 @@ def test_nobody_else_is_told(config, headers, options, error):
     """Conversations of callers without a credential are told on this machine alone, or to the admin."""
     with pytest.raises(error):
         owner(config, *headers, **options)
+
+
+EVERY_ROUTE = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/embeddings"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/files"),
+    ("GET", "/metrics"),
+    ("GET", "/"),
+    ("GET", "/health/ready"),
+    ("GET", "/ullage/api/status"),
+    ("GET", "/ullage/api/conversations"),
+    ("OPTIONS", "/v1/chat/completions"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
+async def test_a_page_that_points_its_own_name_here_gets_nothing(method, path):
+    """On loopback a foreign Host is a 403 on every route, though Origin agrees with it; the key is never spent."""
+    async with house(api_key="uk") as at:
+        page = ("Host: evil.example.com:8484", "Origin: http://evil.example.com:8484", "Sec-Fetch-Site: same-origin")
+        got = await at.ask(method, path, b"{}" if method == "POST" else b"", *page)
+        assert got.line.split()[1] == "403"
+        assert b"server.hosts" in got.body
+        assert at.stage.heard == []
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("[::1]:8484", 200),
+        ("localhost:8484", 200),
+        ("LOCALHOST.", 200),
+        ("10.0.0.1:80", 200),
+        ("host.docker.internal:8484", 200),
+        ("HOST.docker.INTERNAL", 200),
+        ("evil.host.docker.internal", 403),
+        ("evil.localhost.example.com", 403),
+        ("evil.localhost", 403),
+        ("127.0.0.1.evil.example.com", 403),
+        ("127.0.0.1@evil.example.com", 403),
+        ("evil.example.com:127.0.0.1", 403),
+        ("localhost:8484.evil.example.com", 403),
+        ("[::1].evil.example.com", 403),
+    ],
+)
+async def test_the_names_of_a_loopback_listener(host, status):
+    """Addresses, localhost and listed names are served; what only resembles them is not."""
+    config = ServerConfig("up", hosts=frozenset({"host.docker.internal"}))
+    async with house(config, api_key="uk") as at:
+        assert (await at.ask("GET", "/v1/models/m", b"", f"Host: {host}")).line.split()[1] == str(status)
+
+
+async def test_a_listener_for_other_machines_is_called_by_any_name():
+    """Beyond loopback names are the operator's: access keys guard them."""
+    async with house(host="0.0.0.0") as at:
+        assert (await at.ask("GET", "/v1/models", b"", "Host: llm.example.com")).line.split()[1] == "200"
+
+
+async def test_a_request_without_a_host_is_no_browsers():
+    """Health checks of old load balancers speak HTTP/1.0 without a Host; no browser does."""
+    async with house() as at:
+        assert (await at.raw(b"GET /health/ready HTTP/1.0\r\n\r\n")).line.split()[1] == "200"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]:8484", "localhost:8484", "LOCALHOST", "10.0.0.1:80"])

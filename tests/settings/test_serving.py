@@ -15,6 +15,14 @@ def test_an_origin_is_scheme_and_host(tmp_path, origin):
     assert "scheme, host and port only" in problem.remedy
 
 
+@pytest.mark.parametrize("name", ["http://x", "x:80", "*", "a b", "-x", "*.example.org", ""])
+def test_a_host_is_a_name_alone(tmp_path, name):
+    """Scheme, port or wildcard: refused at its place in the list, since no Host could ever equal it."""
+    (problem,) = problems(tmp_path, f"server: {{hosts: [host.docker.internal, '{name}']}}")
+    assert problem.key == "server.hosts[1]"
+    assert "name alone" in problem.remedy
+
+
 def test_one_body_has_room_among_all(tmp_path):
     """A body limit above what all bodies may take together could never be used."""
     (problem,) = problems(tmp_path, "server: {limits: {body: 8MiB, in_flight_bytes: 4MiB}}")
