@@ -159,7 +159,7 @@ def server_config(settings: Settings) -> ServerConfig:
         limits=replace(
             Limits(),
             body=limits.body,
-            held=limits.in_flight_bytes,
+            in_flight_bytes=limits.in_flight_bytes,
             in_flight=limits.in_flight,
             header=limits.headers,
         ),

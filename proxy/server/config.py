@@ -13,16 +13,19 @@ class Limits:
     """Bounds of one process: bytes, counts and seconds.
 
     ``body`` bounds a managed body, as sent and inflated; ``peek`` a relayed JSON body read to learn its model;
-    ``held`` all request bodies in memory together. A body has ``body_seconds`` plus its size over ``body_rate``.
-    ``write`` is how long a client may take nothing of what waits for it, ``idle`` the pause allowed in an upload.
+    ``in_flight_bytes`` all request bodies in memory together. A body that is kept in memory comes at ``body_rate``
+    bytes a second or faster in the long run, a relayed one at ``upload_rate``, both without a pause of more than
+    ``body_pause`` seconds. ``write`` is how long a client may take nothing of what waits for it, ``idle`` how long an
+    upstream may take nothing of an upload.
     """
 
     body: int = 64 * 2**20
     peek: int = 2**20
-    held: int = 512 * 2**20
+    in_flight_bytes: int = 512 * 2**20
     in_flight: int = 4096
-    body_seconds: float = 10.0
+    body_pause: float = 10.0
     body_rate: int = 64 * 2**10
+    upload_rate: int = 2**10
     keep_alive: float = 15.0
     header: int = 32 * 2**10
     write: float = 60.0

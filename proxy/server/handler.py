@@ -24,7 +24,7 @@ from proxy.core.report import NO_USAGE, SERVED, Report, response_headers
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
 from proxy.server.asked import UsageHider, ask
-from proxy.server.body import BodyReader, Upload, inflated
+from proxy.server.body import BodyReader, Progress, Upload, inflated
 from proxy.server.config import ServerConfig
 from proxy.server.contracts import Answer, Engine, Observe, Route, Upstream
 from proxy.server.gate import Gate
@@ -172,7 +172,7 @@ class Handler:
         if request.method == "GET" and (listed := listed_model(path)) is not None:
             await self._list(path_qs, listed, call, intake)
             return
-        reader = BodyReader(request.content, request.content_length, self._limits, self._gate.held)
+        reader = BodyReader(request.content, request.content_length, self._limits, self._gate.body_bytes, tenant)
         try:
             if call.report.api == "relay":
                 await self._relay(request, path_qs, call, intake, reader)
@@ -185,13 +185,13 @@ class Handler:
         self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake, reader: BodyReader, tenant: bytes
     ) -> None:
         wishes = options(intake.own)
-        reader.reserve()
+        reader.check_declared()
         answers.invite(request, intake)
         body = await reader.whole()
         encoding = intake.seen.get("content-encoding")
         if encoding is not None:
             body = await inflated(body, encoding, self._limits.body)
-            reader.take(max(0, len(body) - reader.taken))
+            reader.count(len(body))
             intake.drop(("content-encoding",))
         headers = intake.forward
 
@@ -262,7 +262,8 @@ class Handler:
                     first = renamed(first, name)
             body = first
             if not complete:
-                body = Upload(first, request.content, self._limits.idle)
+                progress = Progress(self._limits.body_pause, self._limits.upload_rate)
+                body = Upload(first, request.content, self._limits.idle, progress)
                 if request.content_length is not None:
                     headers.append(("Content-Length", str(request.content_length)))
         upstream = self._route(model) if model else self._config.default_upstream

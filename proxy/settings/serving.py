@@ -32,7 +32,9 @@ class Limits(Section):
 
     body: Bytes = Field(default=64 * MIB, description="Bytes of a managed body; relayed ones stream without limit.")
     in_flight: int = Field(default=512, gt=0, description="Requests under way at once; more are answered 503.")
-    in_flight_bytes: Bytes = Field(default=512 * MIB, description="Bytes of all managed bodies held at once.")
+    in_flight_bytes: Bytes = Field(
+        default=512 * MIB, description="Bytes of all managed bodies that have arrived; one caller alone has half."
+    )
     headers: Bytes = Field(default=32 * 1024, description="Bytes of one header field, in both directions.")
 
 
