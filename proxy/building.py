@@ -162,5 +162,8 @@ def server_config(settings: Settings) -> ServerConfig:
             in_flight_bytes=limits.in_flight_bytes,
             in_flight=limits.in_flight,
             header=limits.headers,
+            head=limits.head,
+            fields=limits.fields,
+            connections=limits.connections,
         ),
     )

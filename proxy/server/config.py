@@ -15,7 +15,8 @@ class Limits:
     ``body`` bounds a managed body, as sent and inflated; ``peek`` a relayed JSON body read to learn its model;
     ``in_flight_bytes`` all request bodies in memory together. A body that is kept in memory comes at ``body_rate``
     bytes a second or faster in the long run, a relayed one at ``upload_rate``, both without a pause of more than
-    ``body_pause`` seconds. ``write`` is how long a client may take nothing of what waits for it, ``idle`` how long an
+    ``body_pause`` seconds. ``header`` bounds one header field, ``head`` a whole request head, ``fields`` their number.
+    ``write`` is how long a client may take nothing of what waits for it, ``idle`` how long an
     upstream may take nothing of an upload.
     """
 
@@ -28,6 +29,9 @@ class Limits:
     upload_rate: int = 2**10
     keep_alive: float = 15.0
     header: int = 32 * 2**10
+    head: int = 128 * 2**10
+    fields: int = 100
+    connections: int = 2048
     write: float = 60.0
     idle: float = 300.0
 

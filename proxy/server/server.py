@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Mapping
 
 from proxy.server.access import Access
 from proxy.server.api import Api
@@ -49,6 +50,11 @@ class Server:
     def in_flight(self) -> int:
         """How many requests are under way."""
         return len(self._gate)
+
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """How many connections and unreadable requests were refused so far, by reason."""
+        return self._listener.refusals if self._listener is not None else {}
 
     def set_ready(self, ready: bool) -> None:
         """Say on ``/health/ready`` whether requests are welcome; ``start`` sets it."""

@@ -36,6 +36,9 @@ class Limits(Section):
         default=512 * MIB, description="Bytes of all managed bodies that have arrived; one caller alone has half."
     )
     headers: Bytes = Field(default=32 * 1024, description="Bytes of one header field, in both directions.")
+    head: Bytes = Field(default=128 * 1024, description="Bytes of a request line and its header fields together.")
+    fields: int = Field(default=100, gt=0, description="Header fields of one request.")
+    connections: int = Field(default=2048, gt=0, description="Client connections; beyond, idle ones are closed.")
 
 
 class Server(Section):
@@ -84,6 +87,13 @@ class Server(Section):
         if self.limits.body > self.limits.in_flight_bytes:
             remedy = "Raise in_flight_bytes to at least limits.body."
             troubles.append((("limits", "in_flight_bytes"), "is less than one body (server.limits.body)", remedy))
+        if self.limits.headers > self.limits.head:
+            troubles.append(
+                (("limits", "head"), "is less than one field (server.limits.headers)", "Raise limits.head.")
+            )
+        if self.limits.in_flight > self.limits.connections:
+            message = "are fewer than the requests under way at once (server.limits.in_flight)"
+            troubles.append((("limits", "connections"), message, "Raise limits.connections: each request has its own."))
         refuse(troubles)
         return self
 

@@ -30,6 +30,20 @@ def test_one_body_has_room_among_all(tmp_path):
     assert Server().limits.body <= Server().limits.in_flight_bytes
 
 
+@pytest.mark.parametrize(
+    ("limits", "key"),
+    [
+        ("{headers: 256KiB}", "server.limits.head"),
+        ("{in_flight: 5000}", "server.limits.connections"),
+        ("{fields: 0}", "server.limits.fields"),
+    ],
+)
+def test_limits_that_could_not_be_used_are_refused(tmp_path, limits, key):
+    """A field larger than a head, or more requests than connections: each names the key to raise."""
+    (problem,) = problems(tmp_path, f"server: {{limits: {limits}}}")
+    assert problem.key == key
+
+
 def test_other_keys_stand_beside_a_key(tmp_path):
     """Former keys without a present one are refused, and so are short and empty ones."""
     key = "k" * 20
