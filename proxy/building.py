@@ -153,6 +153,7 @@ def server_config(settings: Settings) -> ServerConfig:
         usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
         relay=server.relay,
         origins=frozenset(server.origins),
+        open_metrics=server.open_metrics,
         hosts=frozenset(name.lower() for name in (server.host, *server.hosts)),
         headers_of=open_headers(settings),
         name_of=open_names(settings),

@@ -24,6 +24,7 @@ class Access:
         self._admin = _digest(config.admin_key) if config.admin_key else None
         self._origins = config.origins
         self._hosts = config.hosts
+        self._open_metrics = config.open_metrics
         self.loopback = False
 
     def knows_host(self, host: str) -> bool:
@@ -72,11 +73,18 @@ class Access:
         """Raise unless the admin key came, or there is none and the caller is surely on this machine."""
         if self._admin is not None:
             if not hmac.compare_digest(_digest(_bearer(intake.seen.get("authorization", ""))), self._admin):
-                raise Unauthorized("The admin API needs 'Authorization: Bearer <server.admin_key>'.")
+                raise Unauthorized("This page needs 'Authorization: Bearer <server.admin_key>'.")
             return
-        forwarded = any(name.lower() in _FORWARDED for name in names)
-        if not self.loopback or forwarded:
-            raise Forbidden("The admin API is closed: set server.admin_key to use it from another machine.")
+        if not self._is_local(names):
+            raise Forbidden("This page is closed: set server.admin_key to read it from another machine.")
+
+    def check_metrics(self, intake: Intake, names: Iterable[str]) -> None:
+        """Raise unless the metrics are for everybody, the caller is surely on this machine, or the admin key came.
+
+        Behind access keys others share the proxy, and metrics name models, upstreams, projects and tenants.
+        """
+        if self._keys and not self._open_metrics and not self._is_local(names):
+            self.check_admin(intake, names)
 
     def owner(self, intake: Intake, names: Iterable[str]) -> bytes:
         """The tenant whose conversations the caller may ask about: its own, by the credential of its model calls.
@@ -98,6 +106,10 @@ class Access:
         if not admin and not any(seen.get(name) for name in _TELLING):
             self.check_admin(intake, names)
         return client_tenant(seen)
+
+    def _is_local(self, names: Iterable[str]) -> bool:
+        """Whether the caller is surely on this machine, by where the proxy listens and the *names* of its headers."""
+        return self.loopback and not any(name.lower() in _FORWARDED for name in names)
 
     def _by_proxy_key(self, intake: Intake) -> bytes:
         own = intake.own.get("key")

@@ -61,6 +61,7 @@ class ServerConfig:
     ``keyed_upstreams`` are those with an API key of their own: behind ``access_keys`` only stateless routes reach
     them, unless ``relay`` is ``all``. ``websockets``: the Responses
     route's are relayed too. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
+    ``open_metrics``: ``/metrics`` needs no admin key beside access keys.
     ``hosts`` are names (lower case) under which a loopback listener may be called beside addresses and localhost.
     ``usage_upstreams`` are asked for usage in every stream; clients that did not ask for it do not see it.
     ``headers_of`` tells what is added for a model, ``name_of`` what its upstream calls it.
@@ -74,6 +75,7 @@ class ServerConfig:
     relay: Literal["stateless", "all"] = "stateless"
     origins: frozenset[str] = frozenset()
     hosts: frozenset[str] = frozenset()
+    open_metrics: bool = False
     websockets: bool = True
     limits: Limits = Limits()
     usage_upstreams: frozenset[str] = frozenset()

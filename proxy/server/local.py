@@ -60,6 +60,7 @@ class Local:
         if path in READY:
             return self._ready()
         if path == "/metrics" and self._metrics is not None:
+            self._access.check_metrics(read_headers(request.raw_headers), request.headers.keys())
             body, kind = await asyncio.to_thread(self._metrics)
             return 200, body, kind
         if path == "/":

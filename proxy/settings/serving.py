@@ -54,6 +54,7 @@ class Server(Section):
     admin_key: OptionalSecret = Field(default=None, description="Key of the admin routes; none: loopback only.")
     admin_key_file: FilePath | None = Field(default=None, description="File that holds admin_key.")
     open: bool = Field(default=False, description="Allow upstream keys on a non-loopback address without access keys.")
+    open_metrics: bool = Field(default=False, description="Serve /metrics without admin_key beside access_keys.")
     origins: Annotated[tuple[str, ...], Words] = Field(
         default=(), description="Browser origins that may call, such as https://chat.example.org."
     )

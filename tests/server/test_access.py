@@ -85,6 +85,29 @@ async def test_who_may_use_the_admin_api(key, host, headers, status):
         assert at.reports == []
 
 
+@pytest.mark.parametrize(
+    ("options", "host", "headers", "status"),
+    [
+        ({"access_keys": ("pk-1",), "admin_key": "adm"}, "0.0.0.0", (), 401),
+        ({"access_keys": ("pk-1",), "admin_key": "adm"}, "0.0.0.0", ("Authorization: Bearer pk-1",), 401),
+        ({"access_keys": ("pk-1",), "admin_key": "adm"}, "0.0.0.0", ("Authorization: Bearer adm",), 200),
+        ({"access_keys": ("pk-1",)}, "0.0.0.0", (), 403),
+        ({"access_keys": ("pk-1",), "open_metrics": True}, "0.0.0.0", (), 200),
+        ({"access_keys": ("pk-1",), "admin_key": "adm"}, "127.0.0.1", (), 200),
+        ({"access_keys": ("pk-1",), "admin_key": "adm"}, "127.0.0.1", ("X-Forwarded-For: 1.2.3.4",), 401),
+        ({"access_keys": ("pk-1",)}, "127.0.0.1", ("X-Forwarded-For: 1.2.3.4",), 403),
+        ({}, "0.0.0.0", (), 200),
+    ],
+)
+async def test_who_may_read_the_metrics(options, host, headers, status):
+    """Beside access keys the metrics need the admin key, except on this machine or where a setting opens them."""
+    async with house(ServerConfig("up", **options), host=host) as at:
+        got = await at.ask("GET", "/metrics", b"", *headers)
+        assert got.line.split()[1] == str(status)
+        assert (b"ullage_up" in got.body) == (status == 200)
+        assert at.stage.heard == []
+
+
 def tenant(config, *headers):
     raw = [tuple(part.encode() for part in header.split(": ", 1)) for header in headers]
     return Access(config).admit(read_headers(raw))
