@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Final
 
+from proxy.core.conversation.outline import continues_stored
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.server.config import ServerConfig
 from proxy.server.intake import CREDENTIALS, Intake
+from proxy.server.routes import is_stateless
 
 _TELLING: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
@@ -24,6 +26,8 @@ class Access:
         self._admin = _digest(config.admin_key) if config.admin_key else None
         self._origins = config.origins
         self._hosts = config.hosts
+        shares = bool(config.access_keys) and config.relay != "all"
+        self._shared_upstreams = config.keyed_upstreams if shares else frozenset()
         self._open_metrics = config.open_metrics
         self.loopback = False
 
@@ -85,6 +89,23 @@ class Access:
         """
         if self._keys and not self._open_metrics and not self._is_local(names):
             self.check_admin(intake, names)
+
+    def check_stateless(self, method: str, path: str, upstream: str) -> None:
+        """Raise ``Forbidden`` if *path* could reach what others keep under the key that callers of *upstream* share."""
+        if upstream in self._shared_upstreams and not is_stateless(method, path):
+            raise Forbidden(
+                "Behind shared access keys only stateless routes are relayed: what others keep under the upstream's "
+                "key could be read on this path (server.relay: all allows it)."
+            )
+
+    def check_stored(self, body: bytes, upstream: str) -> None:
+        """Raise ``Forbidden`` if *body* goes on from what *upstream* may have stored for the caller of another key."""
+        if len(self._keys) > 1 and upstream in self._shared_upstreams and continues_stored(body):
+            raise Forbidden(
+                "Behind shared access keys a request cannot go on from a stored response or conversation, which may be "
+                "another caller's: leave out previous_response_id and conversation and send the whole input "
+                "(server.relay: all allows them)."
+            )
 
     def owner(self, intake: Intake, names: Iterable[str]) -> bytes:
         """The tenant whose conversations the caller may ask about: its own, by the credential of its model calls.

@@ -18,7 +18,7 @@ from aiohttp import web
 from proxy import ports
 from proxy.core.conversation.compaction import announced
 from proxy.core.conversation.identity import epoch_of, session_of
-from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.errors import InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import NO_USAGE, SERVED, Report, response_headers
 from proxy.server import answers, cors, websocket
@@ -33,7 +33,7 @@ from proxy.server.local import Local
 from proxy.server.models import Models
 from proxy.server.naming import renamed
 from proxy.server.outgoing import ClientLeft, Outgoing
-from proxy.server.routes import COMPACTING, COUNTING, api_path, is_local, is_stateless, listed_model, managed, wire
+from proxy.server.routes import COMPACTING, COUNTING, api_path, is_local, listed_model, managed, wire
 from proxy.server.usage import UsageTap
 
 _LOG: Final = logging.getLogger(__name__)
@@ -198,6 +198,7 @@ class Handler:
         api, request_id, variant = call.report.api, call.report.request_id, window_variant(intake)
 
         async def send(upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> ports.Reply:
+            self._access.check_stored(body, upstream)
             going = without_secrets(headers) if keyless else headers
             added = self._config.headers_of(model)
             asked = ask(body) if api == "chat" and upstream in self._config.usage_upstreams else None
@@ -268,7 +269,7 @@ class Handler:
                     headers.append(("Content-Length", str(request.content_length)))
         upstream = self._route(model) if model else self._config.default_upstream
         call.report = call.report.but(model=model, upstream=upstream)
-        self._check_stateless(request.method, path_qs.partition("?")[0], upstream)
+        self._access.check_stateless(request.method, path_qs.partition("?")[0], upstream)
         added = self._config.headers_of(model)
         sending = self._upstream.send(upstream, request.method, path_qs, headers, body, added)
         if isinstance(body, Upload):
@@ -305,7 +306,7 @@ class Handler:
         model = parse_qs(query).get("model", [""])[0]
         upstream = self._route(model) if model else self._config.default_upstream
         call.report = call.report.but(model=model, upstream=upstream, stream=True)
-        self._check_stateless("GET", path, upstream)
+        self._access.check_stateless("GET", path, upstream)
         reply = await self._upstream.upgrade(upstream, path_qs, intake.forward)
         if reply.status == websocket.SWITCHING:
             call.report = call.report.but(status=reply.status)
@@ -316,16 +317,6 @@ class Handler:
             raise refusal
         else:
             await self._pass(call, reply, b"")
-
-    def _check_stateless(self, method: str, path: str, upstream: str) -> None:
-        config = self._config
-        if not config.access_keys or upstream not in config.keyed_upstreams or config.relay == "all":
-            return
-        if not is_stateless(method, path):
-            raise Forbidden(
-                "Behind shared access keys only stateless routes are relayed: what others keep under the upstream's "
-                "key could be read on this path (server.relay: all allows it)."
-            )
 
     async def _pass(self, call: Call, reply: ports.Reply, first: bytes, ending: Ending | None = None) -> None:
         out = call.out

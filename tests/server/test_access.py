@@ -108,6 +108,59 @@ async def test_who_may_read_the_metrics(options, host, headers, status):
         assert at.stage.heard == []
 
 
+STORED_BODIES = [
+    b'{"model":"m","input":"x","previous_response_id":"resp_1"}',
+    b'{"model":"m","input":"x", "conversation" : "conv_1"}',
+    b'{"model":"m","input":"x","conversation":{"id":"conv_1"}}',
+    b'{"model":"m","input":"x","previous_response\\u005fid":"resp_1"}',
+    b'{"\\u0070revious_response_id":"resp_1","model":"m","input":"x"}',
+    b'{"previous_response_id":"resp_1","model":"m","input":"x","previous_response_id":null}',
+]
+OTHER_BODIES = [
+    b'{"model":"m","input":"x"}',
+    b'{"model":"m","input":"x","previous_response_id":null,"conversation":null}',
+    b'{"model":"m","input":"\\"previous_response_id\\": \\"resp_1\\""}',
+    b'{"model":"m","input":[],"tools":[{"parameters":{"properties":{"conversation":{"type":"string"}}}}]}',
+    b'{"model":"m","input":"x","metadata":{"conversation":"conv_1"}}',
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/responses", "/v1/responses/compact"])
+@pytest.mark.parametrize("body", STORED_BODIES)
+async def test_what_the_provider_stored_for_another_caller_is_not_gone_on_from(path, body):
+    """Callers of several access keys share what the upstream stores, so a request that goes on from it is a 403."""
+    async with house(SHARED, api_key="uk") as at:
+        got = await at.ask("POST", path, body, "X-Api-Key: pk-1", "Content-Type: application/json")
+        assert got.line.split()[1] == "403"
+        assert b"server.relay" in got.body
+        assert at.stage.heard == []
+
+
+@pytest.mark.parametrize("body", OTHER_BODIES)
+async def test_words_alone_do_not_go_on_from_anything(body):
+    """Only the body's own member counts: not an empty one, not text, not a tool's parameter of that name."""
+    async with house(SHARED, api_key="uk") as at:
+        assert (await at.ask("POST", "/v1/responses", body, "X-Api-Key: pk-1")).line.split()[1] == "200"
+        assert at.stage.heard[0].body == body
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (ServerConfig("up"), "uk"),
+        (ServerConfig("up", access_keys=("pk-1",)), "uk"),
+        (ServerConfig("up", access_keys=("pk-1", "pk-2"), relay="all"), "uk"),
+        (SHARED, None),
+    ],
+)
+async def test_who_shares_nothing_goes_on_from_its_own(config, key):
+    """One access key is one caller; without keys, or with a key of one's own at the upstream, nothing is shared."""
+    async with house(config, api_key=key) as at:
+        got = await at.ask("POST", "/v1/responses", STORED_BODIES[0], "X-Api-Key: pk-1")
+        assert got.line.split()[1] == "200"
+        assert at.stage.heard[0].body == STORED_BODIES[0]
+
+
 def tenant(config, *headers):
     raw = [tuple(part.encode() for part in header.split(": ", 1)) for header in headers]
     return Access(config).admit(read_headers(raw))
