@@ -127,22 +127,26 @@ class BodyReader:
 
     async def peek(self) -> tuple[bytes, bool]:
         """The body's first ``peek`` bytes or a little more, and whether that is all of it."""
-        return await self._upto(self._limits.peek)
+        first, complete = await self._upto(self._limits.peek)
+        self.count(len(first))
+        return first, complete
 
     async def _upto(self, limit: int) -> tuple[bytes, bool]:
         if self._content.is_eof() and self._content.exception() is None:
             body = self._content.read_nowait()
+            if len(body) > limit:
+                return body, False
             self.count(len(body))
-            return body, len(body) <= limit
+            return body, True
         progress = Progress(self._limits.body_pause, self._limits.body_rate)
         parts: list[bytes] = []
         size = 0
         while chunk := await progress.next(self._content):
             parts.append(chunk)
             size += len(chunk)
-            self.count(size)
             if size > limit:
                 return b"".join(parts), False
+            self.count(size)
         return b"".join(parts), True
 
 

@@ -73,6 +73,9 @@ async def test_the_only_body_of_a_caller_may_be_as_large_as_bodies_may_be():
         chunks = b"2710\r\n" + b"x" * 10_000 + b"\r\n"
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         assert (await at.raw(head + chunks * 10 + b"0\r\n\r\n")).line.split()[1] == "200"
+        # One byte more is too large, and no word of others' requests, however it arrives.
+        assert (await at.raw(head + chunks * 10 + b"1\r\nx\r\n0\r\n\r\n")).line.split()[1] == "413"
+        assert (await at.raw(head + chunks * 13)).line.split()[1] == "413"
 
 
 async def test_a_stream_under_way_no_longer_holds_its_request():
