@@ -13,7 +13,8 @@ from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import Ending, Opening
 from proxy.core.report import Report, Usage
-from proxy.ports import Reply, Request
+from proxy.core.request import Request
+from proxy.ports import Reply
 from proxy.walk.plans import Plan
 from proxy.walk.recovery import Recovery
 
