@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from proxy import memories
 from proxy import settings as configuration
+from proxy.announcing import announce, bracketed, warn_of_silent
 from proxy.building import models_of, open_engine, server_config
-from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
@@ -199,7 +199,8 @@ class House:
         except OSError as error:
             raise CannotListen(host, settings.server.port, error) from error
         if not many:
-            _announce(settings, catalogue, _address(settings, port), describe_store(store.state(), settings.store.path))
+            announce(settings, catalogue, port, describe_store(store.state(), settings.store.path))
+            tasks.spawn(warn_of_silent(settings, logs.warn), "look for the upstreams")
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, archive)
@@ -274,7 +275,8 @@ async def _supervise(settings: Settings) -> int:
         catalogue = await asyncio.to_thread(open_catalogue, settings)
         if stopping[0].is_set():
             return 0
-        _announce(settings, catalogue, _address(settings, port), store)
+        announce(settings, catalogue, port, store)
+        tasks.spawn(warn_of_silent(settings, logs.warn), "look for the upstreams")
         return await supervisor.run()
 
 
@@ -293,7 +295,7 @@ class CannotListen(Exception):
         taken = error.errno == errno.EADDRINUSE
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or type(error).__name__
         remedy = " Give another --port, or 0 for any free one." if taken else ""
-        super().__init__(f"{_bracketed(host)}:{port}: {reason.lower()}.{remedy}")
+        super().__init__(f"{bracketed(host)}:{port}: {reason.lower()}.{remedy}")
 
 
 def _cannot_start(error: Exception) -> int:
@@ -354,25 +356,6 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
         spawn=tasks.spawn,
         warn=logs.warn,
     )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _address(settings: Settings, port: int) -> str:
-    return f"http://{_bracketed(settings.server.host)}:{port}"
-
-
-def _announce(settings: Settings, catalogue: Catalogue, address: str, store: str) -> None:
-    """Print the start-up summary on standard error: standard output is for log lines."""
-    facts = {"address": address, "store": store}
-    for rule in settings.models:
-        route = catalogue.resolve(rule.name)
-        if rule.context_window is None and route.source == "table":
-            facts[f"window {rule.name}"] = f"{route.window:,} tokens, by the model table"
-    text = configuration.summary(settings, facts)
-    print(f"ullage {configuration.version()}\n{text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _on_signals() -> tuple[asyncio.Event, asyncio.Event]:

@@ -24,6 +24,7 @@ from proxy.core.conversation.dialect import Count
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.outline import TOOLS
+from proxy.core.conversation.scan import whole
 from proxy.core.errors import InvalidRequest
 from proxy.ports import Request
 from proxy.routing import open_catalogue
@@ -135,7 +136,7 @@ async def fitted(settings: Settings, body: bytes, *, model: str | None = None, w
         await store.close()
         await tasks.finish(1.0)
     if plan.subject is None:
-        named = plan.report.model or "of no name"
+        named = model or plan.report.model or "of no name"
         if settings.compression.mode == "off":
             raise Unfit("would be relayed: compression.mode is off. Set it to on.")
         raise Unfit(f"nobody knows the window of the model {named}. Give --window N, or --model NAME for a known one.")
@@ -154,7 +155,7 @@ async def _read_back(plan: Plan, subject: Subject, settings: Settings, tokenizer
 def api_of(body: bytes) -> str:
     """The API that *body* is a request of, by its shape. Raises ``InvalidRequest`` where it is no JSON object."""
     try:
-        value = json.loads(body)
+        value = json.loads(body, parse_int=whole)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"is no JSON: {error}. Give the body of one request.") from error
     if not isinstance(value, dict):

@@ -13,6 +13,7 @@ from proxy.settings.fields import (
     AccessKey,
     Bytes,
     FilePath,
+    Host,
     MasterKey,
     OptionalSecret,
     OtherKey,
@@ -30,13 +31,13 @@ class Limits(Section):
     body: Bytes = Field(default=64 * MIB, description="Bytes of a managed body; relayed ones stream without limit.")
     in_flight: int = Field(default=512, gt=0, description="Requests under way at once; more are answered 503.")
     in_flight_bytes: Bytes = Field(default=512 * MIB, description="Bytes of all managed bodies held at once.")
-    headers: Bytes = Field(default=32 * 1024, description="Bytes of one header field, in both directions.")
+    headers: Bytes = Field(default=32 * 1024, ge=1024, description="Bytes of one header field, in both directions.")
 
 
 class Server(Section):
     """The listener and who may use it."""
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    host: Host = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(default=8484, ge=0, le=65535, description="TCP port; 0 takes any free one.")
     workers: int = Field(default=1, ge=1, le=256, description="Worker processes sharing the port.")
     access_keys: Annotated[tuple[AccessKey, ...], Words] = Field(
