@@ -261,7 +261,10 @@ async def _supervise(settings: Settings) -> int:
         port = held.getsockname()[1]
         server = settings.server.model_copy(update={"port": port})
         given = replace(given, settings=given.settings.model_copy(update={"server": server}))
-        folder = shared.make_directory()
+        try:
+            folder = shared.make_directory()
+        except OSError as error:
+            return _cannot_start(NoPlaceForFigures(error))
         opened.callback(shared.remove_directory, folder)
         supervisor = Supervisor(
             "proxy.app:serve",
@@ -286,6 +289,14 @@ def _begin(settings: Settings) -> tuple[Logs, Tasks]:
     logs.adopt_libraries()
     asyncio.get_running_loop().set_exception_handler(logs.loop_failed)
     return logs, Tasks(logs.task_failed)
+
+
+class NoPlaceForFigures(Exception):
+    """There is no directory in which workers can share their figures; the text says what to do."""
+
+    def __init__(self, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        super().__init__(f"workers share figures in a temporary directory: {reason}. Set TMPDIR, or use one worker.")
 
 
 class CannotListen(Exception):
