@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from proxy import memories
 from proxy import settings as configuration
+from proxy.announcing import announce, bracketed, warn_of_silent
 from proxy.building import models_of, open_engine, server_config
-from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
@@ -30,14 +30,17 @@ from proxy.routing import open_bridge, open_catalogue, open_probes, open_summari
 from proxy.server import Server
 from proxy.settings import Settings
 from proxy.store import (
+    INSTEAD,
     Embedded,
     EmbeddedUnavailable,
     Store,
     StoreMisconfigured,
     StoreUnsupported,
+    describe_store,
     existing_key,
     master_key,
     open_store,
+    store_status,
 )
 from proxy.summaries import Jobs
 from proxy.tasks import Tasks
@@ -66,11 +69,15 @@ def run(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a process starts with; ``key`` is the master key where the parent knows it, ``before`` one before it."""
+    """What a process starts with; ``key`` is the master key where the parent knows it, ``before`` one before it.
+
+    ``instead``: the store in ``settings`` stands in for the configured one, which cannot be used.
+    """
 
     settings: Settings
     key: bytes | None = field(default=None, repr=False)
     before: bytes | None = field(default=None, repr=False)
+    instead: bool = False
 
 
 async def serve(start: Start, worker: Worker) -> int:
@@ -176,7 +183,7 @@ class House:
                 "windows": probes.known(),
                 "probes": probes.surveys(),
                 **engine.windows(),
-                "store": _store_status(store),
+                "store": store_status(store.state()),
                 "summaries": jobs.status() if jobs is not None else {"mode": "off"},
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
@@ -192,7 +199,8 @@ class House:
         except OSError as error:
             raise CannotListen(host, settings.server.port, error) from error
         if not many:
-            _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
+            announce(settings, catalogue, port, describe_store(store.state(), settings.store.path))
+            tasks.spawn(warn_of_silent(settings, logs.warn), "look for the upstreams")
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, archive)
@@ -254,7 +262,10 @@ async def _supervise(settings: Settings) -> int:
         port = held.getsockname()[1]
         server = settings.server.model_copy(update={"port": port})
         given = replace(given, settings=given.settings.model_copy(update={"server": server}))
-        folder = shared.make_directory()
+        try:
+            folder = shared.make_directory()
+        except OSError as error:
+            return _cannot_start(NoPlaceForFigures(error))
         opened.callback(shared.remove_directory, folder)
         supervisor = Supervisor(
             "proxy.app:serve",
@@ -268,7 +279,8 @@ async def _supervise(settings: Settings) -> int:
         catalogue = await asyncio.to_thread(open_catalogue, settings)
         if stopping[0].is_set():
             return 0
-        _announce(settings, catalogue, _address(settings, port), store)
+        announce(settings, catalogue, port, store)
+        tasks.spawn(warn_of_silent(settings, logs.warn), "look for the upstreams")
         return await supervisor.run()
 
 
@@ -280,6 +292,14 @@ def _begin(settings: Settings) -> tuple[Logs, Tasks]:
     return logs, Tasks(logs.task_failed)
 
 
+class NoPlaceForFigures(Exception):
+    """There is no directory in which workers can share their figures; the text says what to do."""
+
+    def __init__(self, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        super().__init__(f"workers share figures in a temporary directory: {reason}. Set TMPDIR, or use one worker.")
+
+
 class CannotListen(Exception):
     """The configured address cannot be listened on; the text says which, why, and what to do."""
 
@@ -287,7 +307,7 @@ class CannotListen(Exception):
         taken = error.errno == errno.EADDRINUSE
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or type(error).__name__
         remedy = " Give another --port, or 0 for any free one." if taken else ""
-        super().__init__(f"{_bracketed(host)}:{port}: {reason.lower()}.{remedy}")
+        super().__init__(f"{bracketed(host)}:{port}: {reason.lower()}.{remedy}")
 
 
 def _cannot_start(error: Exception) -> int:
@@ -310,11 +330,12 @@ async def _shared_store(settings: Settings, opened: AsyncExitStack, logs: Logs, 
         # What is wrong with it is said once, and not by every worker at each of its starts.
         store = await _open_store(Start(settings), logs, tasks)
         await store.close()
-        return Start(settings), _describe(store, settings)
-    if url == "embedded":
+        return Start(settings), describe_store(store.state(), settings.store.path)
+    instead = url == "embedded"
+    if instead:
         embedded: Embedded | None = None
         try:
-            embedded = await Embedded.start(path, tasks.spawn)
+            embedded = await Embedded.start(path, tasks.spawn, logs.warn)
             key = None if settings.store.key else master_key(path)
             before = existing_key(path) if settings.store.key else None
         except (EmbeddedUnavailable, OSError, ValueError) as error:
@@ -325,7 +346,8 @@ async def _shared_store(settings: Settings, opened: AsyncExitStack, logs: Logs, 
             opened.push_async_callback(embedded.close)
             return Start(_with_store(settings, embedded.url), key, before), f"embedded  ({path})"
     logs.log.warning("store.memory_per_worker", advice="workers may word the same event differently")
-    return Start(_with_store(settings, "memory")), "memory  (each worker its own)"
+    words = "memory  (each worker its own" + (INSTEAD if instead else "") + ")"
+    return Start(_with_store(settings, "memory"), instead=instead), words
 
 
 def _with_store(settings: Settings, url: str) -> Settings:
@@ -342,40 +364,10 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
         directory=store.path,
         key=store.key.get_secret_value().encode() if store.key else start.key,
         others=others,
+        instead=start.instead,
         spawn=tasks.spawn,
-        warn=lambda event, facts: logs.log.warning(event, **facts),
+        warn=logs.warn,
     )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _address(settings: Settings, port: int) -> str:
-    return f"http://{_bracketed(settings.server.host)}:{port}"
-
-
-def _announce(settings: Settings, catalogue: Catalogue, address: str, store: str) -> None:
-    """Print the start-up summary on standard error: standard output is for log lines."""
-    facts = {"address": address, "store": store}
-    for rule in settings.models:
-        route = catalogue.resolve(rule.name)
-        if rule.context_window is None and route.source == "table":
-            facts[f"window {rule.name}"] = f"{route.window:,} tokens, by the model table"
-    text = configuration.summary(settings, facts)
-    print(f"ullage {configuration.version()}\n{text}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _describe(store: Store, settings: Settings) -> str:
-    state = store.state()
-    where = {"embedded": str(settings.store.path), "memory": "this process only"}.get(state.kind, state.url_redacted)
-    guest = "" if state.owner is not False else ", shared with the process that started it"
-    return f"{state.kind}  ({where}{guest}{'' if state.up else ', not reachable: serving without it'})"
-
-
-def _store_status(store: Store) -> dict[str, object]:
-    state = store.state()
-    return {"kind": state.kind, "up": state.up, "breaker": state.breaker, "errors": dict(state.errors)}
 
 
 def _on_signals() -> tuple[asyncio.Event, asyncio.Event]:

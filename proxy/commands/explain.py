@@ -24,6 +24,7 @@ from proxy.core.conversation.dialect import Count
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.outline import TOOLS
+from proxy.core.conversation.scan import whole
 from proxy.core.decisions import DIALECTS, NO_EDITS, MeasuredRequest
 from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
@@ -137,7 +138,7 @@ async def fitted(settings: Settings, body: bytes, *, model: str | None = None, w
         await store.close()
         await tasks.finish(1.0)
     if plan.view is None:
-        named = plan.report.model or "of no name"
+        named = model or plan.report.model or "of no name"
         if settings.compression.mode == "off":
             raise Unfit("would be relayed: compression.mode is off. Set it to on.")
         raise Unfit(f"nobody knows the window of the model {named}. Give --window N, or --model NAME for a known one.")
@@ -160,7 +161,7 @@ async def _read_back(plan: Plan, measured: MeasuredRequest, settings: Settings, 
 def api_of(body: bytes) -> str:
     """The API that *body* is a request of, by its shape. Raises ``InvalidRequest`` where it is no JSON object."""
     try:
-        value = json.loads(body)
+        value = json.loads(body, parse_int=whole)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"is no JSON: {error}. Give the body of one request.") from error
     if not isinstance(value, dict):

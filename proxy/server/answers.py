@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from proxy import ports
-from proxy.core.errors import Overloaded, UllageError, error_body
+from proxy.core.errors import NotFound, Overloaded, UllageError, error_body
 from proxy.core.report import Report, response_headers
 from proxy.server.intake import Intake
 from proxy.server.outgoing import Outgoing
+from proxy.server.routes import is_stranger, misses_root
 
 
 class UpgradeRefused(UllageError):
@@ -76,6 +77,20 @@ def invite(request: web.BaseRequest, intake: Intake) -> None:
         raise ExpectationFailed("Only 'Expect: 100-continue' is understood.")
     if not request.content.is_eof() and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def check_known(path: str, reply: ports.Reply) -> None:
+    """Raise ``NotFound`` if the upstream does not know *path* either and says so in no JSON a client could read.
+
+    Paths outside the APIs are relayed, since servers have routes of their own (``/tokenize``, ``/api/show``). What a
+    newcomer most often meets is a base URL without ``/v1``, or with another path before it.
+    """
+    if reply.status not in (404, 405) or not is_stranger(path):
+        return
+    if "json" in reply.header("content-type").lower() and not misses_root(path):
+        return
+    reply.close()
+    raise NotFound("Neither this proxy nor the upstream knows this path: base URLs end in /v1.")
 
 
 def start(

@@ -284,6 +284,7 @@ class Handler:
             del first
             reader.release()
         del body, sending
+        answers.check_known(path_qs.partition("?")[0], reply)
         await self._pass(call, reply, b"")
 
     async def _list(self, path_qs: str, model: str, call: Call, intake: Intake) -> None:

@@ -182,8 +182,16 @@ class Model(Section):
         remedy = "Name a second upstream that has it, and send these models there."
         keys = [name for name in self.headers if name.lower() in _KEY_HEADERS]
         carries = [(("headers", name), "carries a key, which belongs to an upstream", remedy) for name in keys]
-        refuse([*_bad_headers(self.headers), *carries])
+        refuse([*_bad_headers(self.headers), *carries, *self._too_large()])
         return self
+
+    def _too_large(self) -> Iterator[Trouble]:
+        window = self.context_window
+        for name in ("max_input_tokens", "max_output_tokens"):
+            figure = getattr(self, name)
+            if window is not None and figure is not None and figure > window:
+                remedy = "context_window holds input and output together: raise it, or lower this figure."
+                yield (name,), f"{figure:,} is more than the window (context_window: {window:,})", remedy
 
     def matches(self, model: str) -> bool:
         """Whether this rule is about *model* (case counts)."""

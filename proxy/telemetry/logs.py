@@ -43,7 +43,7 @@ FIELDS = frozenset(
         # the process
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
         "kind", "state", "task", "store", "file", "line", "key", "remedy", "problem", "code", "attempt", "in_flight",
-        "observed_window", "operation", "share", "cause", "advice", "bytes", "node", "models", "windows",
+        "observed_window", "operation", "share", "cause", "moved_to", "advice", "bytes", "node", "models", "windows",
     }
 )  # fmt: skip
 
@@ -84,6 +84,10 @@ class Logs:
             cache_logger_on_first_use=True,
         )
         self._handler: _Library | None = None
+
+    def warn(self, event: str, facts: Mapping[str, object]) -> None:
+        """Write a warning called *event* with its *facts*."""
+        self.log.warning(event, **facts)
 
     def request_done(self, report: Report, duration: float) -> None:
         """Write the one line of a finished request; *duration* in seconds."""

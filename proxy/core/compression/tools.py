@@ -22,6 +22,10 @@ def shrink(tools: bytes, tokens: int, count: Count) -> bytes:
 
     The same array and target give the same bytes on every call, so a provider's prompt cache keeps its prefix.
     """
+    try:
+        json.loads(tools)
+    except ValueError:
+        return tools  # an integer with more digits than Python reads: it could not be written as it was
     result = tools
     for own, nested, examples in LEVELS:
         value = [_tool(tool, own, nested, examples) for tool in json.loads(tools)]

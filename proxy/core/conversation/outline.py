@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.conversation.identity import session_in
-from proxy.core.conversation.scan import ESCAPED_LETTER, Field, members, reject_duplicates
+from proxy.core.conversation.scan import ESCAPED_LETTER, Field, members, reject_duplicates, whole
 from proxy.core.errors import InvalidRequest
 
 TOOLS = ("tools", "functions")
@@ -136,7 +136,7 @@ def splice(outline: Outline, at: int, items: bytes, edits: Mapping[str, str]) ->
 
 def _value(text: str, fields: Mapping[str, Field], key: str) -> Any:
     where = fields.get(key)
-    return json.loads(text[where.start : where.end]) if where else None
+    return json.loads(text[where.start : where.end], parse_int=whole) if where else None
 
 
 def _managed(truncation: Any, management: Any) -> int | None:

@@ -21,7 +21,8 @@ Span = tuple[int, int]
 _SPACE = b" \t\n\r"
 _BETWEEN = b"," + _SPACE
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(parse_int=len)  # where a value ends is all that is used of it
+_MOST_DIGITS = 4300  # https://docs.python.org/3/library/stdtypes.html#int-max-str-digits
 ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # so a key can be hidden from a search for its plain spelling
 
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
@@ -127,6 +128,15 @@ def elements(text: str, start: int) -> tuple[list[Span], int]:
     return spans, at
 
 
+def whole(digits: str) -> int | str:
+    """Return the number that JSON writes as *digits*; with more digits than Python reads, the digits themselves.
+
+    The limit guards against the quadratic cost of reading them. No field that is looked at here is so large, so what
+    such a number means is left to the upstream.
+    """
+    return int(digits) if len(digits) <= _MOST_DIGITS else digits
+
+
 def decode(raw: bytes) -> Any:
     """The value of *raw*, also where only the standard parser accepts it (lone surrogates, NaN).
 
@@ -137,7 +147,8 @@ def decode(raw: bytes) -> Any:
     except UNREADABLE:
         pass
     try:
-        return json.loads(raw.decode())  # of bytes it would also read UTF-16, and lone surrogates unescaped
+        # Of bytes it would also read UTF-16, and lone surrogates unescaped.
+        return json.loads(raw.decode(), parse_int=whole)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
 

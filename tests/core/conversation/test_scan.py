@@ -289,11 +289,20 @@ def test_values_are_those_of_the_standard_parser(raw: bytes, value: object) -> N
     assert decode(raw) == value
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"\xed\xa0\x80"', b"[" * 100_000, b"9" * 5000, b"1 2", b"nul"])
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"\xed\xa0\x80"', b"[" * 100_000, b"1 2", b"nul"])
 def test_what_is_no_json_cannot_be_decoded(raw: bytes) -> None:
-    """No JSON, bad UTF-8, too deep or too long a number: the client's mistake."""
+    """No JSON, bad UTF-8 or too deep: the client's mistake."""
     with pytest.raises(InvalidRequest, match="not valid JSON"):
         decode(raw)
+
+
+def test_a_number_of_too_many_digits_to_read_is_no_mistake() -> None:
+    """JSON has no longest number: it is left to whom it is meant for, however the body is read."""
+    longest = b"9" * 5000
+    assert decode(b'{"n": %b}' % longest) == {"n": longest.decode()}
+    body = b'{"seed": %b, "messages": [{"n": %b}], "\\u006d": 1}' % (longest, longest)
+    assert [field.key for field in members(body.decode())] == ["seed", "messages", "m"]
+    assert len(scan(body, "messages").spans) == 1
 
 
 @pytest.mark.parametrize("text", ["", "[", "1", "[1", "[1,]", "[,1]", "[1 2]", "[1,", '["'])
