@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 from proxy.core.budget.regions import regions, scaled_up
 from proxy.core.budget.shares import borrowed
 from proxy.core.compression.view import View
-from proxy.core.conversation.outline import TOOLS
 from proxy.core.errors import ContextTooLong
 from proxy.core.report import Report
 from proxy.walk.plans import Policy, Subject
@@ -21,11 +21,12 @@ def report_of(
 ) -> Report:
     """What is told of a *view* of *subject* that weighs *tokens* of our count in all."""
     figures, factor, allocation = subject.figures, subject.factor, policy.rules.allocation
-    sizes, fixed = subject.reading.sizes, subject.reading.fixed
+    members = subject.reading.members
+    # As small as they were made: the rest of the fixed part stays as the client sent it.
+    members = replace(members, tools=members.tools - (subject.reading.fixed - figures.fixed))
     by_region = regions(
         view.kept,
-        # As small as they were made: the rest of the fixed part stays as the client sent it.
-        tools=sum(sizes.get(key, 0) for key in TOOLS) - (fixed - figures.fixed),
+        members,
         fixed=figures.fixed - subject.reading.totals.system + view.kept.system,
         summary=view.summary,
         reserve=output or figures.reserve,
@@ -44,9 +45,9 @@ def report_of(
 def refusal_of(subject: Subject, tokens: int) -> ContextTooLong:
     """Why *subject*, whose smallest view weighs *tokens* of our count, goes nowhere."""
     figures, factor = subject.figures, subject.factor
-    tools = sum(subject.reading.sizes.get(key, 0) for key in TOOLS)
+    tools = subject.reading.members.tools
     regions = {"tools": tools - (subject.reading.fixed - figures.fixed)}  # as small as they could be made
-    regions["system messages"] = sum(subject.reading.items[i].tokens for i in subject.layout.systems)
+    regions["system messages"] = subject.reading.system
     regions["newest messages"] = tokens - figures.fixed
     largest = max(regions, key=lambda name: regions[name])
     return ContextTooLong(
