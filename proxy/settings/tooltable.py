@@ -30,6 +30,7 @@ class ToolKeys(Section):
 
     path: Names = Field(default=(), description="A path.")
     many: Names = Field(default=(), description="Lists of paths, or of objects with one.")
+    about: Names = Field(default=(), description="What a call that names no path is about.")
     first: Names = Field(default=(), description="The first line of a range.")
     count: Names = Field(default=(), description="How many lines.")
     last: Names = Field(default=(), description="The last line of a range.")

@@ -123,8 +123,10 @@ def _results(raw: Raw, event: Event, pen: Pen, before: Record | None) -> dict[in
             # What was cut short itself no longer says all that this result said.
             said = Swap(swap.index, "old") if swap.by in cut_short else swap
             texts.setdefault(pair.index, []).append(_line(raw, pair, said, pen))
-    texts |= {index: _truncated(raw, index, tokens, pen) for index, tokens in trims.items()}
-    return {**{i: raw.dialect.replaced(raw.item(i), said) for i, said in texts.items()}, **found}
+    made = {i: raw.dialect.replaced(raw.item(i), said) for i, said in texts.items()}
+    for index, tokens in trims.items():
+        made[index] = raw.dialect.replaced(raw.item(index), _truncated(raw, index, tokens, pen), media=True)
+    return {**made, **found}
 
 
 def _truncated(raw: Raw, index: int, tokens: int, pen: Pen) -> list[str]:
@@ -140,11 +142,12 @@ def _line(raw: Raw, pair: Pair, swap: Swap, pen: Pen) -> str:
     """The line that stands for one result."""
     name, arguments = raw.dialect.read_entry(raw.item(pair.call_index)).calls[pair.call_at]
     targets = pen.tools.targets(name, arguments)
-    target = targets[0] if targets else command_of(arguments)
+    target = targets[0] if targets else command_of(arguments) or pen.tools.about(arguments)
+    why = "again" if swap.why == "included" and not _includes(raw, swap.by, _result_text(raw, pair)) else swap.why
     target = target if len(target) <= TARGET_LENGTH else ""
     line = "" if pair.result.ok else _brief(failure_line(_result_text(raw, pair)))
     for about, cause in ((target, line), (target, ""), ("", "")):
-        text = words(swap.why, name, about, ok=pair.result.ok, line=cause)
+        text = words(why, name, about, ok=pair.result.ok, line=cause)
         if pen.count(text) <= LINE:
             break
     names = _names(raw, pair, pen.count) if swap.why == "old" else []
@@ -165,6 +168,11 @@ def _brief(line: str) -> str:
 
 def _result_text(raw: Raw, pair: Pair) -> str:
     return raw.dialect.read_entry(raw.item(pair.index)).results[pair.at][0]
+
+
+def _includes(raw: Raw, index: int, text: str) -> bool:
+    """Whether a result of item *index* holds *text*: equal line numbers do not say that the lines are the same."""
+    return any(text.strip() in later for later, _ in raw.dialect.read_entry(raw.item(index)).results)
 
 
 def _encodable(text: str) -> str:
