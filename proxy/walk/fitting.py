@@ -344,7 +344,8 @@ def _compacting(reading: Reading) -> str:
     spans, body = reading.scan.spans, reading.body
     if not spans:
         return ""
-    return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])])
+    history = reading.totals.assistant > 0
+    return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])], history)
 
 
 def _following(plan: Plan, tried: Plan) -> Plan:
