@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from proxy.core.conversation.toolmap import Kind
 from proxy.settings.fields import FilePath, Section, Words
@@ -37,10 +38,30 @@ class ToolKeys(Section):
     pair: Names = Field(default=(), description="First and last line in a list.")
 
 
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return pattern
+
+
+Patterns = Annotated[tuple[Annotated[str, AfterValidator(_compiles)], ...], Words]
+
+
+class WrittenForms(Section):
+    """How clients write tool calls and their results as text."""
+
+    calls: Patterns = Field(default=(), description="Regular expressions of a call; groups: name, arguments (JSON).")
+    results: Patterns = Field(default=(), description="Regular expressions of how a result begins; group: name.")
+    added: Names = Field(default=(), description="How parts begin that the client adds by itself.")
+
+
 class ToolTable(Section):
     """What a file of tools holds."""
 
     keys: ToolKeys = ToolKeys()
+    written: WrittenForms = WrittenForms()
     protected: Names = Field(default=(), description="Tools whose results are never left out; names or globs.")
     map: dict[str, ToolRule] = Field(default={}, description="Rules by tool name or glob.")
 

@@ -66,7 +66,7 @@ def passage_of(
         head=_head(subject),
         window=figures.window,
         factor=subject.factor,
-        read=lambda start, stop: [raw.dialect.read_entry(raw.item(i)) for i in range(start, stop)],
+        read=lambda start, stop: [raw.entry(i) for i in range(start, stop)],
         warm=lambda length: _warm(subject, record, length, count),
     )
 

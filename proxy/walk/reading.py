@@ -19,6 +19,7 @@ from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
 from proxy.core.conversation.outline import SYSTEM, TOOLS, Outline, read_outline
 from proxy.core.conversation.scan import Scan, Span, extend, scan
 from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
+from proxy.core.conversation.written import read_written, settled
 from proxy.core.errors import InvalidRequest
 from proxy.ports import Counter
 
@@ -173,6 +174,7 @@ class Reader:
         count = self.count(encoding, model)
         scope = _scope(dialect, measure, tenant)
         items = seen + await self._read_items(dialect, count, scope, found.body, spans[len(seen) :])
+        items = seen + settled(items, len(seen))
         kept = found.memo.keep(self._prefixes, found.scan, measure, items) if found.memo and spans else None
         if kept and known:
             kept.named, kept.links = known.named, known.links
@@ -304,9 +306,11 @@ class Memo:
 def read_one(dialect: Dialect, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
     item = dialect.read_item(raw, count)
-    if item.role != "assistant" and not item.answers:
+    if item.role == "system" or (item.role == "tool" and not item.answers):
         return item
-    return replace(item, facts=facts_of(dialect.read_entry(raw), tools.call))
+    entry = dialect.read_entry(raw)
+    item = item if item.role == "user" else replace(item, facts=facts_of(entry, tools.call))
+    return read_written(item, raw, entry, tools.forms, tools.call, count)
 
 
 def _measure(encoding: str, model: str) -> str:

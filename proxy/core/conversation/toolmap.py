@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from proxy.core.conversation.facts import short_digest
 from proxy.core.conversation.items import Call
+from proxy.core.conversation.written import NO_FORMS, Forms
 
 Kind = Literal[
     "file_read",
@@ -95,9 +96,15 @@ PROTECTED = Tool("protected")
 
 
 class ToolMap:
-    """The table of tools, compiled. Made of names and globs; ``protected`` are names and globs of their own."""
+    """The table of tools, compiled. Made of names and globs; ``protected`` are names and globs of their own.
 
-    def __init__(self, tools: Mapping[str, Tool], protected: Sequence[str] = (), keys: Keys = Keys()) -> None:
+    ``forms`` are how calls and results are written as text.
+    """
+
+    def __init__(
+        self, tools: Mapping[str, Tool], protected: Sequence[str] = (), keys: Keys = Keys(), forms: Forms = NO_FORMS
+    ) -> None:
+        self.forms = forms
         named = {**tools, **dict.fromkeys(protected, PROTECTED)}
         self._exact = {name: tool for name, tool in named.items() if not _is_glob(name)}
         self._folded = {name.lower(): tool for name, tool in reversed(self._exact.items())}
