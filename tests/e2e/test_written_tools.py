@@ -12,7 +12,7 @@ from proxy.core.compression.dedup import Dedup
 from proxy.core.compression.mild import Mild
 from proxy.core.compression.prune import Prune
 from proxy.core.compression.swap import OLD
-from proxy.walk.plans import Policy
+from proxy.core.decisions import Policy
 from tests.fits import POLICY, Desk
 from tests.forms import body_of
 from tests.material import prose
