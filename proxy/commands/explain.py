@@ -202,13 +202,12 @@ def _pairs(names: Iterable[str], was: Mapping[str, int], now: Mapping[str, int])
 
 
 def _regions(reading: Reading, reserve: int) -> dict[str, int]:
-    tools = sum(reading.sizes.get(key, 0) for key in TOOLS)
-    return regions(reading.totals, tools=tools, fixed=reading.fixed, summary=0, reserve=reserve)
+    return regions(reading.totals, reading.members, fixed=reading.fixed, summary=0, reserve=reserve)
 
 
 def _roles(reading: Reading) -> dict[str, int]:
     totals = reading.totals
-    return {"system": totals.system, "user": totals.user, "assistant": totals.assistant, "tool": totals.tool}
+    return {"system": reading.system, "user": totals.user, "assistant": totals.assistant, "tool": totals.tool}
 
 
 def _kinds(found: Fitted, reading: Reading) -> dict[str, int]:
@@ -218,8 +217,10 @@ def _kinds(found: Fitted, reading: Reading) -> dict[str, int]:
     for (start, end), item in zip(reading.scan.spans, reading.items, strict=True):
         entry = dialect.read_entry(reading.body[start:end])
         sums.update(_kinds_of(entry, item, lambda text: found.tokenizers.count(encoding, text)))
-    sums["tool definition"] = sum(reading.sizes.get(key, 0) for key in TOOLS)
-    sums["format"] = sum(reading.sizes.values()) - sums["tool definition"]
+    members = reading.members
+    sums["tool definition"] = members.tools
+    sums["text"] += members.system
+    sums["format"] = sum(reading.sizes.values()) - members.tools - members.system
     sums["frame"] += reading.fixed - reading.totals.system - sum(reading.sizes.values())
     return dict(sums)
 

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, reserve, scaled
-from proxy.core.budget.regions import Totals
+from proxy.core.budget.regions import Members, Totals
 from proxy.core.compression.record import Record
 from proxy.core.compression.schedule import Event, Rules, Schedule
 from proxy.core.compression.truncate import Truncate
@@ -100,12 +100,14 @@ class ParsedBody:
 class TokenCounts:
     """Tokens of a request as the client sent it.
 
-    ``fixed`` is all but the history; ``members`` are the counted members of the envelope; ``roles`` the items by role.
+    ``fixed`` is all but the history; ``members`` are the counted members of the envelope, ``beside`` the same by what
+    they hold; ``roles`` the items by role.
     """
 
     fixed: int
     members: Mapping[str, int]
     roles: Totals
+    beside: Members
 
     @property
     def history(self) -> int:

@@ -471,8 +471,8 @@ def refusal(view: CountedView) -> ContextTooLong:
     measured, budget = view.measured, view.budget
     counts, ratio = measured.counts, measured.token_ratio
     parts = {
-        "tools": sum(counts.members.get(key, 0) for key in TOOLS) - (counts.fixed - budget.fixed),
-        "system messages": counts.roles.system,
+        "tools": counts.beside.tools - (counts.fixed - budget.fixed),
+        "system messages": counts.roles.system + counts.beside.system,
         "newest messages": view.tokens - budget.fixed,
     }
     largest = max(parts, key=lambda name: parts[name])

@@ -93,7 +93,7 @@ class ClientCompaction:
         text = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))
         words = int(shares.pins * budget)
         told = [i for i in range(len(items)) if items[i].role != "system"]
-        entries = {i: raw.dialect.read_entry(raw.item(i)) for i in told[:-1]}
+        entries = {i: raw.entry(i) for i in told[:-1]}
         if told and (rest := without_prompt(raw.item(told[-1]))):
             entries[told[-1]] = raw.dialect.read_entry(rest)
         users = [i for i, entry in entries.items() if items[i].role == "user" or entry.said]

@@ -105,7 +105,7 @@ class Fitter:
         dialect, policy = DIALECTS[request.api], self._policy
         reading = await self._reader.read(dialect, route.encoding, request.tenant, located, route.model)
         envelope, requested = reading.outline, reading.outline.requested
-        counts = TokenCounts(reading.fixed, reading.sizes, reading.totals)
+        counts = TokenCounts(reading.fixed, reading.sizes, reading.totals, reading.members)
         client_compaction = request.compacting or _compacting(reading)
         added = 0
         if policy.recall and not client_compaction:
@@ -196,4 +196,5 @@ def _compacting(reading: Reading) -> str:
     spans, body = reading.scan.spans, reading.body
     if not spans:
         return ""
-    return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])])
+    history = reading.totals.assistant > 0
+    return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])], history)

@@ -43,7 +43,7 @@ def passage_of(
         head=_head(measured, layout),
         window=budget.window,
         factor=ratio,
-        read=lambda start, stop: [original.dialect.read_entry(original.item(i)) for i in range(start, stop)],
+        read=lambda start, stop: [original.entry(i) for i in range(start, stop)],
         warm=lambda length: _warm(measured, original, record, length),
     )
 

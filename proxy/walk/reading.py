@@ -8,16 +8,18 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from proxy.core.budget.memory import memories
 from proxy.core.budget.prices import Meter, prices
-from proxy.core.budget.regions import NOTHING, Totals, add_up
+from proxy.core.budget.regions import NOTHING, Members, Totals, add_up
 from proxy.core.budget.tools import reads_declarations, tools_tokens
 from proxy.core.conversation.chain import chain
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.facts import facts_of
 from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
-from proxy.core.conversation.outline import TOOLS, Outline, read_outline
+from proxy.core.conversation.outline import SYSTEM, TOOLS, Outline, read_outline
 from proxy.core.conversation.scan import Scan, Span, extend, scan
 from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
+from proxy.core.conversation.written import read_written, settled
 from proxy.core.errors import InvalidRequest
 from proxy.ports import Counter
 
@@ -36,7 +38,8 @@ class Reading:
     """One request, read: where its items are, what they weigh, and what stands around them.
 
     ``body`` is the client's, or the same with its items as a list. ``sizes`` are the tokens of each counted member of
-    the outline, ``fixed`` those of everything but the history; ``totals`` are those of the items by role.
+    the outline, ``fixed`` those of everything but the history; ``totals`` are those of the items by role,
+    ``remembered`` those of memories in the members that hold system text.
     """
 
     body: bytes
@@ -47,6 +50,18 @@ class Reading:
     fixed: int
     totals: Totals
     known: Known | None
+    remembered: int = 0
+
+    @property
+    def members(self) -> Members:
+        """The weight of the members beside the items, by what they hold."""
+        tools, system = (sum(self.sizes.get(key, 0) for key in keys) for keys in (TOOLS, SYSTEM))
+        return Members(tools, system, self.remembered)
+
+    @property
+    def system(self) -> int:
+        """The weight of all system text: the system items, and the members that hold such text."""
+        return self.totals.system + self.members.system
 
     @property
     def history(self) -> int:
@@ -159,6 +174,7 @@ class Reader:
         count = self.count(encoding, model)
         scope = _scope(dialect, measure, tenant)
         items = seen + await self._read_items(dialect, count, scope, found.body, spans[len(seen) :])
+        items = seen + settled(items, len(seen))
         kept = found.memo.keep(self._prefixes, found.scan, measure, items) if found.memo and spans else None
         if kept and known:
             kept.named, kept.links = known.named, known.links
@@ -169,7 +185,8 @@ class Reader:
             kept.totals = totals
         tools = dialect.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
         fixed = dialect.PER_REPLY + tools + totals.system + sum(sizes.values())
-        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept)
+        remembered = sum([await self._remembered(scope, text, count) for text in found.outline.said.values()])
+        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept, remembered)
 
     def count(self, encoding: str, model: str = "") -> Meter:
         """Counts text in *encoding*, and knows what media cost with *model*."""
@@ -235,6 +252,16 @@ class Reader:
             found[key] = size
         return found
 
+    async def _remembered(self, scope: Any, text: str, count: Meter) -> int:
+        """Tokens of the injected memories in a system *text*; looked for once in each text, if large on a thread."""
+        name = _key(scope, f"memory\0{text}".encode())
+        size = self._sizes.get(name)
+        if size is None:
+            large = len(text) > INLINE
+            found = await asyncio.to_thread(memories, text) if large else memories(text)
+            size = self._sizes[name] = count(found) if found else 0
+        return size
+
 
 class Memo:
     """One pass of a hash over a body, which finds the longest known prefix and names the new one.
@@ -279,9 +306,11 @@ class Memo:
 def read_one(dialect: Dialect, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
     item = dialect.read_item(raw, count)
-    if item.role != "assistant" and not item.answers:
+    if item.role == "system" or (item.role == "tool" and not item.answers):
         return item
-    return replace(item, facts=facts_of(dialect.read_entry(raw), tools.call))
+    entry = dialect.read_entry(raw)
+    item = item if item.role == "user" else replace(item, facts=facts_of(entry, tools.call))
+    return read_written(item, raw, entry, tools.forms, tools.call, count)
 
 
 def _measure(encoding: str, model: str) -> str:

@@ -222,7 +222,7 @@ class Turn:
                 shown = (_shown(name, arguments) for name, arguments in entry.calls)
                 callers |= dict(zip(items[at].calls, shown, strict=True))
             answers = [callers[name] for name in (items[at].answers if same else ()) if name in callers]
-            label = f"result of {', '.join(answers)}" if answers else entry.role
+            label = f"result of {', '.join(answers)}" if answers else (items[at].role if same else entry.role)
             if entry.role != "system":
                 pieces.append(Piece(at + 1, label, _text(entry), at in hidden))
         return pieces

@@ -57,6 +57,23 @@ def rounds_up_to(api: str, tokens: int) -> int:
 
 
 @pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize(
+    ("words", "client"),
+    [
+        ("Turn this session into a handoff that another model resumes from, and call no tools.", "other"),
+        ("Add a command that summarizes the history of a session, so that another model can resume it.", ""),
+    ],
+)
+async def test_a_compaction_in_unknown_words_goes_whole(api: str, words: str, client: str) -> None:
+    """What asks for a handoff is left as it is above the high mark; work on such texts is compacted as ever."""
+    talk = [*agent_session(rounds_up_to(api, WINDOW - 400) - 1, 300), {"role": "user", "content": words}]
+    body = raw(asked(api, talk))
+    plan = await Desk().plan(body, WINDOW, api=api)
+    assert plan.report.client_compaction == client
+    assert (plan.body == body) is bool(client)
+
+
+@pytest.mark.parametrize("api", WIRES)
 async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None:
     """An event on the chain and the high mark change nothing; what is too big is made smaller; nothing is confused."""
     desk, route = Desk(), {"api": api}

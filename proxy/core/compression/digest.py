@@ -60,7 +60,9 @@ _QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》�
 _FAILURE = re.compile(
     r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
 )
-_COMMAND_KEYS = ("command", "cmd", "code")
+_COMMAND_KEYS = ("command", "cmd", "code", "script")
+_COMMANDS_KEYS = ("commands", "cmds")
+"""Lists of commands, each a text or an object with one; a list under another key is one command with its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +265,23 @@ def _literal(arguments: str) -> Any:
 
 
 def command_of(arguments: str) -> str:
-    """The shell command in a call's arguments, on one line; empty where there is none."""
+    """The shell command or commands in a call's arguments, on one line; empty if there is none."""
     try:
         values = _literal(arguments)
     except (ValueError, RecursionError):
         return ""
-    found = next((values[key] for key in _COMMAND_KEYS if values.get(key)), "") if isinstance(values, dict) else ""
-    text = " ".join(map(str, found)) if isinstance(found, list) else str(found)
+    if not isinstance(values, dict):
+        return ""
+    several = next((values[key] for key in _COMMANDS_KEYS if isinstance(values.get(key), list)), [values])
+    found = [_one_command(each) for each in several if each]
+    return "; ".join(filter(None, found))
+
+
+def _one_command(value: Any) -> str:
+    """The command that *value* is or holds, on one line."""
+    if isinstance(value, dict):
+        value = next((value[key] for key in _COMMAND_KEYS if value.get(key)), "")
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return " ".join(text.split())
 
 

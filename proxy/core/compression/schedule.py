@@ -290,13 +290,15 @@ class Schedule:
         for index in range(base.cut, place):
             item = self._items[index]
             known = item.facts is not None and len(item.facts.results) == len(item.answers) > 0
-            if known and not item.media and item.tokens > least and index not in sizes:
-                found[index] = item.tokens
+            text = item.tokens - item.media
+            if known and text > least and index not in sizes:
+                found[index] = text
         if total <= target or not found:
             return None
         most = _level(found, dict.fromkeys(found, least), target - (total - sum(found.values())))
         most = max(least, min(most, rules.most + CLIP_FLOOR))
-        trims = {**dict(base.trims), **{index: most for index, tokens in found.items() if tokens > most}}
+        cut = {index: most + self._items[index].media for index, tokens in found.items() if tokens > most}
+        trims = {**dict(base.trims), **cut}
         stages = (*(base.stages if before and before.place == place else ()), "truncate")
         event = replace(base, place=place, trims=tuple(sorted(trims.items())), stages=stages)
         return replace(event, after=self._kept(place, event))

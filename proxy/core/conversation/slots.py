@@ -145,6 +145,27 @@ def joined(value: str, text: str, kind: str, before: bool, media: Sequence[bytes
     return "[" + ",".join(piece for piece in ((added, own) if before else (own, added)) if piece) + "]"
 
 
+def resaid(
+    source: str, texts: Sequence[tuple[Path, str]], kind: str, is_media: Callable[[Mapping[str, Any]], bool] | None
+) -> str:
+    """The JSON text *source* with each of *texts* in place of the content at its path, everything else as it was.
+
+    Parts of which *is_media* holds stay behind the text, which is a part of *kind* then.
+    """
+    spans = dict(locate(source, [path for path, _ in texts]))
+    values = {path: _resaid(source[slice(*spans[path])], text, kind, is_media) for path, text in texts}
+    return _spliced(source, spans.items(), values)
+
+
+def _resaid(value: str, text: str, kind: str, is_media: Callable[[Mapping[str, Any]], bool] | None) -> str:
+    if is_media is None or not value.startswith("["):
+        return quoted(text)
+    parts = [value[start:end] for start, end in elements(value, 0)[0]]
+    decoded = [(part.encode(), json.loads(part)) for part in parts]
+    media = [part for part, node in decoded if isinstance(node, dict) and is_media(node)]
+    return joined("null", text, kind, before=True, media=media) if media else quoted(text)
+
+
 def grown(value: str, text: str, before: bool) -> str:
     """The JSON string *value* with *text* before or after its own, which stays one unchanged run."""
     inner = quoted(text + "\n\n" if before else "\n\n" + text)[1:-1]
