@@ -62,7 +62,7 @@ class Target:
 class DirectReply:
     """An answer whose head has arrived: ``ports.Reply`` over an aiohttp response."""
 
-    __slots__ = ("_idle", "_response", "_upstream", "headers", "status")
+    __slots__ = ("_idle", "_response", "_upstream", "close_delimited", "headers", "status")
 
     def __init__(self, response: AbortingResponse, upstream: str, idle: float) -> None:
         self._response = response
@@ -70,6 +70,7 @@ class DirectReply:
         self._idle = idle
         self.status = response.status
         self.headers: Sequence[tuple[str, str]] = end_to_end(response)
+        self.close_delimited = is_close_delimited(response)
         connection = response.connection
         if connection is not None and connection.protocol is not None and response.status != SWITCHING:
             # aiohttp has one read timeout for head and body; models think long before the head, not inside the body.
@@ -145,6 +146,14 @@ def arrived(content: aiohttp.StreamReader) -> bytes:
     content._buffer.clear()
     content._buffer_offset = 0
     return b"".join(parts)
+
+
+def is_close_delimited(response: aiohttp.ClientResponse) -> bool:
+    """True if only the end of the connection says where the body ends (RFC 9112, section 6.3)."""
+    if response.method == "HEAD" or response.status in (SWITCHING, 204, 304):
+        return False
+    coding = response.headers.get("Transfer-Encoding", "").lower()
+    return "chunked" not in coding and "Content-Length" not in response.headers
 
 
 def end_to_end(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:

@@ -63,6 +63,8 @@ class Bridged:
 class BridgedReply:
     """An answer in OpenAI's shape: ``ports.Reply`` over what LiteLLM returned."""
 
+    close_delimited = False
+
     def __init__(self, status: int, headers: Sequence[tuple[str, str]], body: bytes | _Pump) -> None:
         self.status = status
         self.headers = headers
