@@ -7,7 +7,7 @@ import pytest
 
 from proxy.server import Limits, ServerConfig
 from proxy.upstream import Timeouts
-from tests.server.house import chunk, eventually, house
+from tests.server.house import answer, chunk, eventually, house
 
 POST = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -266,3 +266,42 @@ async def test_a_slow_reader_holds_the_upstream_back_and_is_dropped_in_the_end()
         assert await eventually(lambda: at.reports, 5)
         assert at.reports[0].reason == "client_left"
         writer.transport.abort()
+
+
+async def test_an_endless_answer_of_comments_ends_with_an_error_event():
+    """A stream that shows signs of life and no end is broken off after its total time."""
+    async with house(timeouts=Timeouts(total=0.3)) as at:
+
+        async def script(heard, reader, writer):
+            writer.write(SSE)
+            while not writer.transport.is_closing():
+                writer.write(chunk(b": still here\n\n"))
+                await asyncio.sleep(0.01)
+
+        at.stage.script = script
+        reader, writer = await at.connect()
+        writer.write(POST % b"/v1/chat/completions")
+        assert b"upstream_stream_error" in await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert await eventually(at.stage.ended.is_set)
+        assert at.reports[0].reason == "upstream_stream_error"
+
+
+async def test_a_switch_of_protocols_is_no_answer_to_a_post():
+    """An upstream's 101 to a plain request is a 502: behind it a client would read whatever the upstream writes."""
+    async with house() as at:
+        at.stage.reply = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\nsmuggled"
+        for path in ("/v1/chat/completions", "/v1/files"):
+            got = await at.ask("POST", path, b"{}", "Upgrade: x", "Connection: Upgrade")
+            assert got.line == "HTTP/1.1 502 Bad Gateway"
+            assert b"smuggled" not in got.body
+
+
+async def test_only_our_own_headers_bear_our_name():
+    """On every route, what an upstream says under the proxy's name does not stand beside what the proxy says."""
+    async with house() as at:
+        at.stage.reply = answer(b'{"data": []}', "X-Ullage-Outcome: compacted", "x-ullage-mine: 1")
+        for method, path in (("POST", "/v1/chat/completions"), ("POST", "/v1/files"), ("GET", "/v1/models")):
+            got = await at.ask(method, path, b"{}" if method == "POST" else b"")
+            assert got.all("x-ullage-mine") == []
+            assert got.all("x-ullage-outcome") == ["verbatim"]
