@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from aiohttp import web
 
-from proxy.core.errors import InvalidRequest, UllageError, error_body
+from proxy.core.errors import InvalidRequest, Overloaded, UllageError, error_body
 from proxy.server.config import Limits
 from proxy.server.outgoing import Outgoing
 
@@ -16,10 +17,47 @@ Handler = Callable[[web.BaseRequest], Awaitable[Outgoing]]
 
 _UNREADABLE: Final = error_body(InvalidRequest("This is not a valid HTTP/1.1 request."), "chat")
 _BROKEN: Final = error_body(UllageError(), "chat")
+_LEAST_RESERVE: Final = 16
+
+
+def _crowded() -> bytes:
+    error = Overloaded("The proxy has as many connections as it may have (its limit of open files). Try again soon.")
+    body = error_body(error, "chat")
+    head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return f"{head}retry-after: {error.retry_after}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+_CROWDED: Final = _crowded()
+
+
+def limit_of_files() -> int:
+    """How many files and connections this process may have open; -1: any number."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def is_crowded(descriptor: int) -> bool:
+    """Whether so few descriptors are left that the requests under way need them for their upstreams and the store.
+
+    A new connection gets the lowest number that is free, so its own number tells.
+    """
+    limit = limit_of_files()
+    return limit >= 0 and descriptor >= limit - max(_LEAST_RESERVE, limit // 8)
 
 
 class Connection(web.RequestHandler):
     """One client connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or answer 503 and close it while a descriptor is left to do so.
+
+        Without any left uvloop drops new connections without a word, and asyncio tries again without end.
+        """
+        super().connection_made(transport)
+        connected = cast("asyncio.Transport", transport)
+        if is_crowded(connected.get_extra_info("socket").fileno()):
+            cast("Listener", self._manager).crowded += 1
+            connected.write(_CROWDED)
+            connected.close()
 
     def handle_error(
         self,
@@ -59,6 +97,7 @@ class Listener(web.Server):
             auto_decompress=False,
         )
         self._options = dict(self._kwargs)
+        self.crowded = 0
 
     def __call__(self) -> Connection:
         """A new connection."""

@@ -50,6 +50,11 @@ class Server:
         """How many requests are under way."""
         return len(self._gate)
 
+    @property
+    def without_descriptor(self) -> int:
+        """How many connections were turned away because the process may open no more files."""
+        return self._listener.crowded if self._listener is not None else 0
+
     def set_ready(self, ready: bool) -> None:
         """Say on ``/health/ready`` whether requests are welcome; ``start`` sets it."""
         self._gate.ready = ready

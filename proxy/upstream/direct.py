@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.errors import Overloaded, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.pipe import Pipe
 from proxy.upstream.paths import Base
 from proxy.upstream.wire import AbortingResponse, BytesBody, Connector, VerbatimRequest
@@ -28,6 +29,8 @@ OURS: Final = b"x-ullage-"
 
 # A connection that was never established carried nothing: trying again cannot bill anybody twice.
 _CONNECT_PAUSES: Final = (0.05, 0.2)
+
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 SWITCHING: Final = 101
 
@@ -195,6 +198,7 @@ class DirectUpstream:
     def __init__(self, targets: Sequence[Target]) -> None:
         # aiohttp knows one time for all idle connections of a pool: a pool for each that is configured.
         self._sessions = {seconds: _session(seconds) for seconds in {one.timeouts.keep_alive for one in targets}}
+        self.without_descriptor = 0
         self._places = {target.name: _Place(target, self._sessions[target.timeouts.keep_alive]) for target in targets}
 
     @property
@@ -253,6 +257,10 @@ class DirectUpstream:
                     timeout=place.client_timeout,
                 )
             except aiohttp.ClientConnectorError as error:
+                exhausted = error.errno in _NO_DESCRIPTOR
+                self.without_descriptor += exhausted
+                if pause is None and exhausted:
+                    raise Overloaded("The proxy may open no more connections (its limit of open files).") from error
                 if pause is None or not _refused(error):
                     raise UpstreamUnreachable(target, _connect_cause(error)) from error
                 await asyncio.sleep(pause)
