@@ -206,7 +206,7 @@ async def test_running_out_of_descriptors_is_told_and_survived(
     await until(lambda: any(line["event"] == "server.out_of_descriptors" for line in lines(front)))
 
     async with asyncio.timeout(10):
-        while not total(await metrics(front), "ullage_out_of_descriptors_total"):
+        while not total(await metrics(front), "ullage_out_of_descriptors_total"):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.1)
     assert [(await ask(front)).status_code for _ in range(10)] == [200] * 10
 

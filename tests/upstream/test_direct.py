@@ -8,9 +8,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from proxy.core.errors import RequestTimeout, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.errors import Overloaded, RequestTimeout, UpstreamTimeout, UpstreamUnreachable
 from proxy.settings import servers
 from proxy.upstream import DirectUpstream, Target, Timeouts
+from tests.descriptors import few_descriptors
 from tests.server.house import Stage, answer, eventually, listening
 from tests.upstream.wires import Wire, body_of, read_into
 
@@ -251,3 +252,12 @@ def test_connections_are_given_up_before_servers_close_them():
     """uvicorn and Node.js close after 5 s: a request sent at that moment would fail."""
     configured = servers.Upstream.model_validate({"name": "a", "base_url": "http://h"}).timeouts
     assert configured.keep_alive == Timeouts().keep_alive == 4
+
+
+async def test_a_connection_for_which_no_descriptor_is_left_is_our_own_failure():
+    """Without a file descriptor the caller is told to come back, it is counted, and the upstream is not blamed."""
+    async with Wire() as wire:
+        with few_descriptors(0), pytest.raises(Overloaded, match="open files"):
+            await asyncio.wait_for(wire.send(), 5)
+        assert wire.upstream.without_descriptor == 3
+        assert await body_of(await wire.send()) == b"{}"

@@ -12,6 +12,7 @@ from proxy.core.recall.tool import NAME
 from proxy.core.report import Usage
 
 _OWN: Final = ("role", "content", "tool_calls")
+_MOST_MEMBERS: Final = 32
 _CUT: Final = frozenset({"length", "content_filter"})
 """Why an answer ends whose last call may be half."""
 
@@ -36,7 +37,9 @@ def calls(said: Mapping[str, Any]) -> list[Call]:
 
 def asked(said: Mapping[str, Any], body: bytes) -> list[Any]:
     """The message to go on from. What only some servers know in it goes back where the client sends it back too."""
-    more = {key: value for key, value in said.items() if key not in _OWN and value and dumped(key) in body}
+    odd = [key for key, value in said.items() if key not in _OWN and value]
+    # Each is looked for in the whole body: a message of thousands of members would cost seconds.
+    more = {key: said[key] for key in odd[:_MOST_MEMBERS] if dumped(key) in body}
     return [{"role": "assistant", "content": said.get("content") or None, **more, "tool_calls": _listed(said)}]
 
 
