@@ -210,6 +210,7 @@ class House:
                 self._telemetry.store_error(kind)
             self._store_errors += fresh
             self._telemetry.in_flight(self.server.in_flight)
+            self._telemetry.refused_connections(self.server.refusals)
             self._telemetry.learned_windows(len(self._engine.learned()))
             self._telemetry.lines_dropped(self._logs.writer.dropped)
             self._note_descriptors()
@@ -218,7 +219,7 @@ class House:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
     def _note_descriptors(self) -> None:
-        """Tell of connections that failed since the last time because the process may open no more files."""
+        """Tell of connections that met the limit of open files since the last time."""
         count = self.server.without_descriptor + self._upstream.without_descriptor
         fresh, self._without_descriptor = count - self._without_descriptor, count
         if fresh:

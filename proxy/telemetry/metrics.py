@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -43,6 +44,7 @@ class Telemetry:
         self._models: set[str] = set()
         self._tenants: set[str] = set()
         self._projects: set[str] = set()
+        self._refused: dict[str, int] = {}
         self._windows: dict[tuple[str, str], tuple[str, int]] = {}
         self._routes: dict[tuple[str, str, str, int, str], _Route] = {}
         self._families = _Families(self._registry)
@@ -93,6 +95,12 @@ class Telemetry:
         """Say how many requests this process has under way."""
         self._families.in_flight.set(count)
 
+    def refused_connections(self, totals: Mapping[str, int]) -> None:
+        """Count what was refused before it was a request, by this process's totals so far for each reason."""
+        for reason, total in totals.items():
+            self._families.refused_connections.labels(reason).inc(total - self._refused.get(reason, 0))
+            self._refused[reason] = total
+
     def store_state(self, *, up: bool, breaker: Breaker = "closed") -> None:
         """Say how the store is. Call it on every change: several workers cannot be asked when metrics are read."""
         self._families.store_up.set(1 if up else 0)
@@ -111,7 +119,7 @@ class Telemetry:
         self._families.lines_dropped.set(count)
 
     def without_descriptor(self, count: int) -> None:
-        """Count *count* connections that failed because the process may open no more files."""
+        """Count *count* connections that met the limit of open files."""
         self._families.without_descriptor.inc(count)
 
     def learned_windows(self, count: int) -> None:
@@ -265,6 +273,11 @@ class _Families:
         self.upstream_errors = counter("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream", "class"))
         self.store_errors = counter("ullage_store_errors_total", "Errors of the store.", ("kind",))
         # Over several workers: requests add up, and the store is as bad as the worst of them sees it.
+        self.refused_connections = counter(
+            "ullage_refused_connections_total",
+            "Client connections closed for what came on them, or to keep their number.",
+            ("reason",),
+        )
         self.in_flight = gauge("ullage_in_flight", "Requests under way.", multiprocess_mode="livesum")
         self.store_up = gauge("ullage_store_up", "1 if the store answers.", multiprocess_mode="livemin")
         self.breaker = gauge(
@@ -274,7 +287,7 @@ class _Families:
             "ullage_log_lines_dropped", "Log lines nobody read in time.", multiprocess_mode="livesum"
         )
         self.without_descriptor = counter(
-            "ullage_out_of_descriptors_total", "Connections that failed for want of a file descriptor."
+            "ullage_out_of_descriptors_total", "Connections that met the limit of open files."
         )
         self.summaries = counter(
             "ullage_summaries_total",

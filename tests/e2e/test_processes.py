@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +188,7 @@ async def test_two_workers_take_over_from_one_while_its_connections_wait(
 async def test_running_out_of_descriptors_is_told_and_survived(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
-    """When no more files may be opened new clients get a 503, log and metrics tell, and later ones are served."""
+    """When hardly any more files may be opened idle clients make room for new ones; log and metrics tell."""
     server = await stub()
     front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
     pids = list(workers(front).values()) or [front.pid]
@@ -197,18 +196,15 @@ async def test_running_out_of_descriptors_is_told_and_survived(
         limit = len(os.listdir(f"/proc/{pid}/fd")) + 24
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
     held = [await asyncio.open_connection("127.0.0.1", front.port) for _ in range(120)]
-    told = []
-    for reader, writer in held:
-        with suppress(TimeoutError, ConnectionError):
-            told.append(await asyncio.wait_for(reader.read(12), 0.1 if told else 5))
-        writer.close()
-    assert b"HTTP/1.1 503" in told
+    assert [(await ask(front)).status_code for _ in range(10)] == [200] * 10
     await until(lambda: any(line["event"] == "server.out_of_descriptors" for line in lines(front)))
 
     async with asyncio.timeout(10):
         while not total(await metrics(front), "ullage_out_of_descriptors_total"):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.1)
-    assert [(await ask(front)).status_code for _ in range(10)] == [200] * 10
+    for _, writer in held:
+        writer.close()
+    assert (await ask(front)).status_code == 200
 
 
 @pytest.mark.parametrize("count", [1, 2])
