@@ -48,15 +48,18 @@ async def test_under_nohup_a_hang_up_stays_ignored(restored):
     assert await signalled(ending, signal.SIGHUP) == (False, False)
 
 
-async def test_work_ends_with_itself_or_at_once():
-    """Work is awaited to its end, or cancelled as soon as the end shall be at once."""
+async def test_a_second_signal_cuts_a_drain_short():
+    """Work is awaited to its end, or only until the end shall be at once; either way nothing is left running."""
     ending, done = Ending(), []
 
     async def work(seconds):
         await asyncio.sleep(seconds)
         done.append(seconds)
 
-    await ending.unless_at_once(work(0))
+    running = asyncio.all_tasks()
+    await ending.unless_at_once(work(0.01))
     asyncio.get_running_loop().call_later(0.05, ending.at_once.set)
-    await asyncio.wait_for(ending.unless_at_once(work(60)), 10)
-    assert done == [0]
+    async with asyncio.timeout(5):
+        await ending.unless_at_once(work(60))
+    assert done == [0.01]
+    assert asyncio.all_tasks() == running
