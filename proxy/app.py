@@ -6,7 +6,6 @@ import asyncio
 import errno
 import gc
 import os
-import signal
 import socket
 import sys
 import time
@@ -15,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxy import memories
 from proxy import settings as configuration
@@ -28,7 +27,9 @@ from proxy.notes.archive import Archive
 from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Server
+from proxy.server.connection import limit_of_files
 from proxy.settings import Settings
+from proxy.signals import Ending
 from proxy.store import (
     INSTEAD,
     Embedded,
@@ -85,7 +86,8 @@ async def serve(start: Start, worker: Worker) -> int:
     settings = start.settings
     memories.keep_large_blocks()
     logs, tasks = _begin(settings)
-    stopping = _on_signals()
+    ending = Ending()
+    ending.listen()
     try:
         house = await House.build(start, worker, logs, tasks)
     except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
@@ -94,8 +96,8 @@ async def serve(start: Start, worker: Worker) -> int:
         return _cannot_start(error)
     housekeeping = tasks.spawn(house.keep(), "housekeeping")
     gc.freeze()  # what start-up built stays: no collection needs to look at it again
-    await stopping[0].wait()
-    await _unless(stopping[1], house.drain(settings.server.drain))
+    await ending.asked.wait()
+    await ending.unless_at_once(house.drain(settings.server.drain))
     housekeeping.cancel()  # it never ends by itself: nothing should wait for it
     await house.close()
     await tasks.finish(1.0)
@@ -128,6 +130,7 @@ class House:
         self._logs = logs
         self._jobs = jobs
         self._store_errors: Counter[str] = Counter()
+        self._without_descriptor = 0
 
     @classmethod
     async def build(cls, start: Start, worker: Worker, logs: Logs, tasks: Tasks) -> House:
@@ -218,9 +221,21 @@ class House:
             self._telemetry.refused_connections(self.server.refusals)
             self._telemetry.learned_windows(len(self._engine.learned()))
             self._telemetry.lines_dropped(self._logs.writer.dropped)
+            self._note_descriptors()
             if self._jobs is not None:
                 self._telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
+
+    def _note_descriptors(self) -> None:
+        """Tell of connections that met the limit of open files since the last time."""
+        count = self.server.without_descriptor + self._upstream.without_descriptor
+        fresh, self._without_descriptor = count - self._without_descriptor, count
+        if fresh:
+            self._telemetry.without_descriptor(fresh)
+            advice = "raise the limit of open files (ulimit -n, LimitNOFILE), or run more replicas"
+            self._logs.log.warning(
+                "server.out_of_descriptors", connections=fresh, limit=limit_of_files(), advice=advice
+            )
 
     async def drain(self, seconds: float) -> None:
         """Let running requests end, then the summaries they started, all within *seconds*."""
@@ -250,7 +265,8 @@ async def _supervise(settings: Settings) -> int:
     """Own the embedded store and the port, keep the workers running; the exit code."""
     logs, tasks = _begin(settings)
     # From here on a signal no longer ends this process on the spot: what it has started must be ended first.
-    stopping = _on_signals()
+    ending = Ending()
+    ending.listen()
     async with AsyncExitStack() as opened:
         opened.callback(logs.close)
         opened.push_async_callback(tasks.finish, 1.0)
@@ -273,11 +289,12 @@ async def _supervise(settings: Settings) -> int:
             settings.server.workers,
             environ={**os.environ, shared.VARIABLE: str(folder)},
             drain=settings.server.drain,
+            ending=ending,
             events=lambda event, **facts: logs.log.info(event, **facts),
             on_exit=lambda pid: shared.forget_worker(folder, pid),
         )
         catalogue = await asyncio.to_thread(open_catalogue, settings)
-        if stopping[0].is_set():
+        if ending.asked.is_set():
             return 0
         announce(settings, catalogue, port, store)
         tasks.spawn(warn_of_silent(settings, logs.warn), "look for the upstreams")
@@ -370,23 +387,3 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
     )
 
 
-def _on_signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Two events: the first signal asks for a drain, the second for an end at once."""
-    stop, now = asyncio.Event(), asyncio.Event()
-
-    def told() -> None:
-        (now if stop.is_set() else stop).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told)
-    return stop, now
-
-
-async def _unless(event: asyncio.Event, work: Any) -> None:
-    """Await *work* unless *event* is set first."""
-    async with asyncio.TaskGroup() as group:
-        job = group.create_task(work, name="drain")
-        alarm = group.create_task(event.wait(), name="second signal")
-        await asyncio.wait({job, alarm}, return_when=asyncio.FIRST_COMPLETED)
-        job.cancel()
-        alarm.cancel()

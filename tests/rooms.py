@@ -32,6 +32,8 @@ DONE = b"data: [DONE]\n\n"
 class Given:
     """An upstream's answer of which everything is given: status, headers, and the chunks in which the body comes."""
 
+    close_delimited = False
+
     def __init__(self, status: int, chunks: Sequence[bytes | float], headers: Sequence[tuple[str, str]] = JSON) -> None:
         self.status = status
         self.headers = headers

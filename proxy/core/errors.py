@@ -122,14 +122,15 @@ class UpstreamUnreachable(UllageError):
 
 
 class UpstreamTimeout(UllageError):
-    """The upstream accepted the request and then said nothing for ``seconds``."""
+    """The upstream accepted the request and then said nothing, or came to no end, for ``seconds``."""
 
     status = 504
     code = "upstream_timeout"
     kind = "server_error"
 
-    def __init__(self, upstream: str, seconds: float) -> None:
-        super().__init__(f"The upstream {upstream!r} sent nothing for {seconds:.0f} s.")
+    def __init__(self, upstream: str, seconds: float, *, endless: bool = False) -> None:
+        what = "did not end its answer within" if endless else "sent nothing for"
+        super().__init__(f"The upstream {upstream!r} {what} {seconds:.0f} s.")
         self.upstream = upstream
         self.seconds = seconds
 

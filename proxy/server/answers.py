@@ -94,16 +94,23 @@ def check_known(path: str, reply: ports.Reply) -> None:
 
 
 def start(
-    out: Outgoing, reply: ports.Reply, report: Report, cors: Sequence[tuple[str, str]], *, sized: bool = True
+    out: Outgoing,
+    reply: ports.Reply,
+    report: Report,
+    cors: Sequence[tuple[str, str]],
+    *,
+    sized: bool = True,
+    close_delimited: bool = False,
 ) -> None:
-    """Write the head of a relayed answer: the upstream's headers, then ours; its length only where *sized*."""
+    """Write the head of a relayed answer: the upstream's headers, then ours; its length only if *sized*."""
     headers = [*reply.headers, *response_headers(report)]
     if not sized:
         headers = [pair for pair in headers if pair[0].lower() != "content-length"]
     if cors:
         headers = [pair for pair in headers if not pair[0].lower().startswith("access-control-")]
         headers += cors
-    out.start(reply.status, headers, sized=sized and bool(reply.header("content-length")))
+    length = sized and bool(reply.header("content-length"))
+    out.start(reply.status, headers, sized=length, close_delimited=close_delimited)
 
 
 def refuse(out: Outgoing, error: UllageError, api: str, report: Report, cors: Sequence[tuple[str, str]]) -> None:

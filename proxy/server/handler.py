@@ -34,6 +34,7 @@ from proxy.server.local import Local
 from proxy.server.models import Models
 from proxy.server.naming import renamed
 from proxy.server.outgoing import ClientLeft, Outgoing
+from proxy.server.relay import BodyRelay
 from proxy.server.routes import COMPACTING, COUNTING, api_path, is_local, listed_model, managed, wire
 from proxy.server.usage import UsageTap
 
@@ -321,30 +322,19 @@ class Handler:
             await self._pass(call, reply, b"")
 
     async def _pass(self, call: Call, reply: ports.Reply, first: bytes, ending: Ending | None = None) -> None:
-        out = call.out
-        streamed = reply.header("content-type").startswith("text/event-stream")
-        if streamed and not call.report.stream:
-            call.report = call.report.but(stream=True)
         tap = call.tap = UsageTap(reply.header("content-encoding"))
-        hider = call.hider if streamed and not reply.header("content-encoding") else None
+        body = BodyRelay(call.out, reply, call.hider, [tap.feed] if ending is None else [tap.feed, ending.feed])
+        if body.streamed and not call.report.stream:
+            call.report = call.report.but(stream=True)
         try:
-            answers.start(call.out, reply, call.report, call.cors, sized=hider is None)
-            chunk = first or await reply.next_chunk()
-            while chunk:
-                out.write(hider.feed(chunk) if hider else chunk)
-                tap.feed(chunk)
-                if ending is not None:
-                    ending.feed(chunk)
-                if out.paused:
-                    await out.drain()
-                chunk = await reply.next_chunk()
-            out.write(hider.rest() if hider else b"")
-            out.finish()
+            answers.start(
+                call.out, reply, call.report, call.cors, sized=not body.edited, close_delimited=body.close_delimited
+            )
+            if not await body.run(first):
+                call.note("upstream_truncated")
         except (UpstreamUnreachable, UpstreamTimeout):
             call.note("upstream_stream_error")
-            out.write(hider.rest() if hider else b"")
-            event = streamed and not reply.header("content-encoding")
-            out.break_off(answers.last_event(answers.StreamBroken(), call.wire) if event else b"")
+            body.break_off(call.wire)
         finally:
             reply.close()
 

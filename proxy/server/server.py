@@ -52,6 +52,11 @@ class Server:
         return len(self._gate)
 
     @property
+    def without_descriptor(self) -> int:
+        """How many connections came when hardly any file descriptor was left."""
+        return self._listener.crowded if self._listener is not None else 0
+
+    @property
     def refusals(self) -> Mapping[str, int]:
         """How many connections and unreadable requests were refused so far, by reason."""
         return self._listener.refusals if self._listener is not None else {}

@@ -118,6 +118,10 @@ class Telemetry:
         """Say how many log lines this process has dropped so far."""
         self._families.lines_dropped.set(count)
 
+    def without_descriptor(self, count: int) -> None:
+        """Count *count* connections that met the limit of open files."""
+        self._families.without_descriptor.inc(count)
+
     def learned_windows(self, count: int) -> None:
         """Say how many windows hold in this process because overflows or cuts taught them."""
         self._families.windows.set(count)
@@ -281,6 +285,9 @@ class _Families:
         )
         self.lines_dropped = gauge(
             "ullage_log_lines_dropped", "Log lines nobody read in time.", multiprocess_mode="livesum"
+        )
+        self.without_descriptor = counter(
+            "ullage_out_of_descriptors_total", "Connections that met the limit of open files."
         )
         self.summaries = counter(
             "ullage_summaries_total",

@@ -59,6 +59,8 @@ class Answer:
 class Told:
     """What is left of a reply whose body was read to its end: its head, to be given back verbatim."""
 
+    close_delimited = False
+
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
 
@@ -87,6 +89,7 @@ class Told:
 class Written:
     """An answer of our own, with status 200."""
 
+    close_delimited = False
     status = 200
     headers: Sequence[tuple[str, str]]
 

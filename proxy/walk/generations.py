@@ -102,6 +102,8 @@ async def _value(reply: Reply, head: bytes) -> tuple[dict[str, Any] | None, byte
 class Settled:
     """An answer with a body of its own and the head of the reply it was made of."""
 
+    close_delimited = False
+
     def __init__(self, reply: Reply, body: bytes) -> None:
         self._reply = reply
         self._body = body
@@ -139,6 +141,11 @@ class Streamed:
         self._splice: Splice = turn.wire.stream()
         self._take(reply, head)
         self._ended = self._final = self._due = False
+
+    @property
+    def close_delimited(self) -> bool:
+        """True if only the end of the connection says where the generation that is read ends."""
+        return self._reply.close_delimited
 
     def header(self, name: str) -> str:
         """The first header called *name* (any case), or an empty string."""

@@ -13,27 +13,28 @@ from proxy.core.overflow.coding import Plain
 from proxy.core.overflow.envelope import is_error
 from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
+from proxy.core.sse import Events
 
 Verdict = Literal["undecided", "content", "overflow"]
 Headers = Iterable[tuple[str, str]]
 
-PREAMBLE_TYPES = frozenset(
-    {"response.created", "response.queued", "response.in_progress", "message_start", "ping", "keepalive"}
-)
+PREAMBLE_TYPES = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
 """Events that come before any content, by their ``type``."""
 
 LONGEST = 262_144
 """Bytes of one event, and of an answer that is no stream, that are held to be looked at."""
 
-_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINES: Final = (b"data", b"event", b"id:", b"retry", b":")
-_ANSWERS: Final = re.compile(rb'"(?:choices|content|output|candidates|completion|data)"\s*:')
-_KEY: Final = 64
-"""Bytes that a key and its colon may take, so that one cut in two by chunks is still found."""
+_ANSWERS: Final = re.compile(rb'"(?:choices|content|output|candidates|completion|data)"\s{0,32}:')
+_LONGEST_ANSWERS: Final = 64
+"""More bytes than such a name, its blanks and its colon have."""
+
 _REASON = re.compile(rb'"(?:native_)?(?:stop_reason|finish_reason|reason)"\s*:\s*"([A-Za-z_]{4,64})"')
 _ENDING_EVENT: Final = 65_536
-_WATCHED: Final = 2**26
+_WATCHED: Final = 2**25
 _TAIL: Final = 128
+_BLANK: Final = b"\xef\xbb\xbf \t\r\n"
+"""What may stand before an answer, a byte order mark included."""
 
 
 class Opening:
@@ -50,40 +51,40 @@ class Opening:
         self._prior = prior
         self._events = _header(headers, "content-type").startswith("text/event-stream")
         self._plain = Plain(_header(headers, "content-encoding"), 2 * LONGEST)
-        self._buffer = b""
+        self._buffer = bytearray()
         self._streamed: bool | None = None
+        self._cutter = Events()
+        self._looked = 0
         self._claim: Callable[[Prior], Overflow | None] | None = None
-        self._is_unclear = False  # an object that speaks of an error before its content: only its end tells
 
     def feed(self, chunk: bytes) -> Verdict:
         """What is known after *chunk*."""
         if self.verdict != "undecided":
             return self.verdict
-        before = len(self._buffer) if self._streamed is not None else 0
-        self._buffer += self._plain.feed(chunk)
+        data = self._plain.feed(chunk)
         if self._streamed is None:
+            self._buffer += data
             self._streamed = self._recognised()
-        if self._streamed is False:
-            if len(self._buffer) > LONGEST or self._shows_answer(before):
-                self.verdict = "content"
-            return self.verdict
-        # Only what is new can complete an event, but its end may have begun before.
-        near = max(0, before - 3)
-        while self.verdict == "undecided" and self._streamed and (end := _END.search(self._buffer, near)):
-            event, self._buffer, near = self._buffer[: end.start()], self._buffer[end.end() :], 0
-            self._look(event)
-        if self.verdict == "undecided" and len(self._buffer) > LONGEST + 3:  # three: most of an event's end
-            self._look(self._buffer)
+            data = bytes(self._buffer)
+        elif not self._streamed:
+            self._buffer += data
+        if self._streamed:
+            self._feed_events(data)
+        elif self._streamed is False and (len(self._buffer) > LONGEST or self._is_answer()):
+            self.verdict = "content"
         return self.verdict
 
     def finish(self) -> Verdict:
         """What is known at the end of the answer, when the last event may lack its blank line."""
-        if self.verdict == "undecided" and self._buffer.strip():
-            event, self._buffer = self._buffer, b""
-            if self._streamed is False:
-                self._judge(partial(self._classifier.answer, 200, (), event))
-            else:
-                self._look(event)
+        if self.verdict != "undecided":
+            return self.verdict
+        rest = self._cutter.rest() if self._streamed else bytes(self._buffer)
+        if not rest.strip():
+            return self.verdict
+        if self._streamed is False:
+            self._judge(partial(self._classifier.answer, 200, (), rest))
+        else:
+            self._look(rest)
         return self.verdict
 
     def judged(self, prior: Prior) -> Overflow | None:
@@ -91,20 +92,33 @@ class Opening:
         found = self._claim(prior) if self._claim and self.overflow else None
         return found if found is not None and found.too_long else None
 
-    def _shows_answer(self, before: int) -> bool:
-        """Return True if the JSON object shows its content and nothing of an error; *before* bytes were looked at."""
-        if self._is_unclear:
+    def _feed_events(self, data: bytes) -> None:
+        for event in self._cutter.feed(data):
+            self._look(event.rstrip(b"\r\n"))
+            if self.verdict != "undecided":
+                return
+        if self._cutter.begun > LONGEST + 3:  # three: most of an event's end
+            self.verdict = "content"
+
+    def _is_answer(self) -> bool:
+        """Whether an answer that is no stream shows its content before any error. Looks at new bytes only."""
+        if self._looked < 0:
             return False
-        answer = _ANSWERS.search(self._buffer, max(0, before - _KEY))
+        answer = _ANSWERS.search(self._buffer, self._looked)
+        self._looked = max(0, len(self._buffer) - _LONGEST_ANSWERS)
         if answer is None:
             return False
-        begun = self._buffer[: answer.start()]
-        self._is_unclear = b'"error"' in begun or b'"errors"' in begun
-        return not self._is_unclear
+        before = bytes(self._buffer[: answer.start()])
+        if b'"error"' in before or b'"errors"' in before:
+            self._looked = -1  # an error came first: only all of it tells what it is
+            return False
+        return True
 
     def _recognised(self) -> bool | None:
         """Whether this is a stream of events; ``None`` while too little came to tell."""
-        begun = self._buffer.lstrip(b"\xef\xbb\xbf \t\r\n")[:5]
+        # Blanks that keep a connection alive are dropped as they come: no walk over all of them for each of them.
+        self._buffer = self._buffer.lstrip(_BLANK)
+        begun = bytes(self._buffer[:5])
         if not begun:
             return None
         if begun[:1] in (b"{", b"["):
@@ -142,7 +156,8 @@ class Ending:
         self.overflow: Overflow | None = None
         self._classifier = classifier
         self._plain = Plain(_header(headers, "content-encoding"), _WATCHED)
-        self._event = b""
+        self._event = bytearray()
+        self._suspect = False
         self._tail = b""
 
     def feed(self, chunk: bytes) -> None:
@@ -150,18 +165,30 @@ class Ending:
         data = self._plain.feed(chunk)
         if self.overflow is not None or not data:
             return
-        held = self._event + data
-        end = max(held.rfind(b"\n\n"), held.rfind(b"\r\n\r\n"), held.rfind(b"\r\r"))
-        if b'"error"' in held or b"event: error" in held:
-            self._errors(held)
-        if self.overflow is None and b"exceeded" in (self._tail + data):
-            self._stops(self._tail + data)
-        self._tail = data[-_TAIL:] if len(data) >= _TAIL else (self._tail + data)[-_TAIL:]
-        rest = held[end:] if end >= 0 else held
-        self._event = rest if len(rest) <= _ENDING_EVENT else b""
+        near = self._tail + data
+        self._suspect = self._suspect or b'"error"' in near or b"event: error" in near
+        self._cut(data)
+        if self.overflow is None and b"exceeded" in near:
+            self._stops(near)
+        self._tail = near[-_TAIL:]
+
+    def _cut(self, data: bytes) -> None:
+        """Look for errors in the events that *data* completes, and keep what it begins."""
+        edge = self._event[-3:] + data
+        end = max(edge.rfind(b"\n\n"), edge.rfind(b"\r\n\r\n"), edge.rfind(b"\r\r"))
+        self._event += data
+        if end >= 0:
+            at = len(self._event) - len(edge) + end
+            if self._suspect:
+                self._errors(bytes(self._event))
+            del self._event[:at]
+            self._suspect = b'"error"' in self._event or b"event: error" in self._event
+        if len(self._event) > _ENDING_EVENT:
+            self._event.clear()
+            self._suspect = False
 
     def _errors(self, held: bytes) -> None:
-        for event in _END.split(held)[:-1]:
+        for event in Events().feed(held):
             _, value = _event(event)
             if value is not None and is_error(value) and (found := self._classifier.event(value)):
                 self.overflow = found

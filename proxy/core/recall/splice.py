@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from proxy.core.recall.events import Events, data_of, value_of
+from proxy.core.recall.events import data_of, value_of
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Usage
+from proxy.core.sse import Events
 
 HELD: Final = 2**25
 """Bytes of one generation that are held at most; a call of a tool is never near that."""

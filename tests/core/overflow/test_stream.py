@@ -18,6 +18,7 @@ from proxy.core.overflow.stream import Ending, Opening, Verdict
 from tests.core.overflow.corpus import BROKEN_OFF, headers, rows
 from tests.core.overflow.corpus import wire as sent
 from tests.fits import classifier
+from tests.growth import is_linear
 
 OVERFLOW = {"error": {"message": "maximum context length is 4096 tokens", "code": "context_length_exceeded"}}
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
@@ -300,3 +301,43 @@ def test_a_long_event_is_not_held() -> None:
     assert len(ending._event) <= 65_536
     ending.feed(b"\n\n" + LATE["error"])
     assert ending.overflow is not None
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+HOSTILE: dict[str, tuple[bytes, int]] = {
+    "comments": (b":\n\n", 2**18),
+    "blanks": (b" " * 16, 64),
+    "one event": (b"data: xxxxxxxxxx", 16),
+    "one object": (b'{"a": ["b", "c", ', 8),
+    "error first": (b'{"error": 1, "content": 2, ', 16),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_an_opening_costs_no_more_per_byte_the_longer_it_is(kind: str) -> None:
+    """Whatever an answer begins with, and however it is cut, it is looked at in time that grows with it."""
+    piece, size = HOSTILE[kind]
+    named = STREAM if kind in ("comments", "one event") else (("content-type", "application/json"),)
+
+    def work(length: int) -> None:
+        opening = Opening(classifier(), named)
+        for chunk in pieces(piece * (length // len(piece)), size):
+            assert opening.feed(chunk) == "undecided"
+
+    assert is_linear(work, 60_000)
+
+
+@pytest.mark.parametrize("piece", [b"data: xxxxxxxxxx", b'"error" xxxxxxxx', b'data: {"error":1}\n\n', b"\n\n"])
+def test_what_follows_costs_no_more_per_byte_the_longer_it_is(piece: bytes) -> None:
+    """Events behind the first content are looked at in time that grows with them, however they are cut."""
+
+    def work(length: int) -> None:
+        ending = Ending(classifier(), STREAM)
+        for chunk in pieces(piece * (length // len(piece)), 4):
+            ending.feed(chunk)
+        assert ending.overflow is None
+
+    assert is_linear(work, 15_000)
