@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compression.schedule import Demand
+from proxy.core.compression.event import Demand
 from proxy.walk.plans import Plan
 from tests import strategies
 from tests.e2e.checks import changed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 
-from proxy.core.compression.schedule import Event
+from proxy.core.compression.event import Event
 from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
 from proxy.notes.archive import Archive
 from proxy.ports import Register, Request

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from cachetools import LRUCache
 
+from proxy.core.compression.event import Demand, Event
 from proxy.core.compression.record import VERSION, Record, dump, load
-from proxy.core.compression.schedule import Demand, Event
-from proxy.core.compression.truncate import Truncate
 from proxy.core.compression.view import Pen, Raw, same_block, write
 from proxy.ports import Passage, Recorder, Request, Summaries, Summary
 from proxy.walk import passages
@@ -115,7 +114,7 @@ class Events:
             summary = Summary("", before.upto, before.spent, before.by)
         else:
             summary = await self._summary(subject, links, event, count, before, demand) or Summary("", 0, 0)
-        pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
+        pen = Pen(count, self._reader.tools)
         touched = max([event.cut, *(swap.index + 1 for swap in event.swaps), *(index + 1 for index, _ in event.trims)])
         if touched == 0 or raw.spans[touched - 1][1] <= RENDER_INLINE:
             block, edits = write(raw, event, pen, before, summary.text)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import input_room, scaled, summary_room
+from proxy.core.compression.event import Demand, Event
 from proxy.core.compression.fresh import capped
 from proxy.core.compression.prune import oldest
 from proxy.core.compression.record import Record
-from proxy.core.compression.schedule import Demand, Event
 from proxy.core.compression.view import View, assemble
 from proxy.core.conversation.compaction import client_of
 from proxy.core.conversation.facts import pairs_of

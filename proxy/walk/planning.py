@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
 from proxy.core.budget.figures import input_room, reserve
-from proxy.core.compression.schedule import Demand
+from proxy.core.compression.event import Demand
 from proxy.core.conversation.identity import name_of
 from proxy.core.overflow.policy import Extent, first_extent
 from proxy.core.report import Report

@@ -9,8 +9,9 @@ from typing import Literal
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, reserve, scaled
+from proxy.core.compression.event import Event, Rules
 from proxy.core.compression.record import Record
-from proxy.core.compression.schedule import Event, Rules, Schedule
+from proxy.core.compression.schedule import Schedule
 from proxy.core.compression.truncate import Truncate
 from proxy.core.compression.view import Raw
 from proxy.core.conversation import chat, messages, responses

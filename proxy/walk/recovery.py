@@ -8,7 +8,7 @@ from typing import Literal
 from proxy.core.budget.catalogue import COMPRESS, Route
 from proxy.core.budget.figures import reserve
 from proxy.core.budget.windows import Source
-from proxy.core.compression.schedule import Demand
+from proxy.core.compression.event import Demand
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import lowering, retries_smaller
 from proxy.ports import Request

@@ -118,6 +118,11 @@ class Figures:
         return min(self.lasting, self.window - self.usual, self._short_of(self.buffers.blocking))
 
     @property
+    def room(self) -> int:
+        """What the view of this very request may take: less than the ceiling or, for a short answer, more."""
+        return min(self.lasting, self.budget, self._short_of(self.buffers.blocking))
+
+    @property
     def stepped(self) -> int:
         """``fixed`` in steps of window/64, so that a clock in the system text moves no cut."""
         step = max(1, self.window // 64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.core.compression.schedule import Event
+from proxy.core.compression.event import Event
 
 VERSION = 1
 
