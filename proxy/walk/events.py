@@ -102,9 +102,11 @@ class Events:
         demand: Demand,
         *,
         supersede: bool,
+        output: int | None = None,
     ) -> Record:
         """The record of *event*: written here, unless another replica was first; then theirs, if it fits too.
 
+        *output* is the output figure if that is lowered with it.
         Where *demand* only peeks it is only told what the record would be.
         """
         figures, raw = subject.figures, subject.raw
@@ -131,6 +133,7 @@ class Events:
             summary.spent,
             by=summary.by,
             upto=summary.cut,
+            output=output or 0,
         )
         if demand.peek:
             return record
@@ -141,7 +144,7 @@ class Events:
         if (
             theirs
             and theirs.event.place == event.place
-            and self._policy.schedule(subject).fits(theirs.event, figures.budget)
+            and self._policy.schedule(subject).fits(theirs.event, figures.inside(theirs.output or figures.reserve))
         ):
             record = theirs
         self._records[route, link] = record

@@ -130,14 +130,15 @@ class Fitter:
         if demand.force and demand.limit is None and since is not None and since.place == subject.layout.count:
             # It was compacted at this very place: asked again, nothing more happens.
             demand = replace(demand, force=False)
-        event, output = self._events(subject, since, demand)
+        event, output = self._decided(subject, record, demand) or self._events(subject, since, demand)
         if extent != "any" and self._exceeds(extent, event, since, tools is not None or output is not None):
             return replace(self._verbatim(subject, subject.root(links)), withheld=True)
         if event is None:
             record = None
         elif record is None or event != since:
             supersede = supersede or demand.force or (since is not None and since.place == event.place)
-            record = await self.events.settle(subject, links, event, record, demand, supersede=supersede)
+            record = await self.events.settle(subject, links, event, record, demand, supersede=supersede, output=output)
+            output = record.output or output
         root = subject.root(links)
         if record is None and tools is None and output is None:
             plan = self._verbatim(subject, root)
@@ -178,7 +179,7 @@ class Fitter:
             again = await self.decide(whole.without_recall(), demand, supersede=True, extent=extent)
             return _following(again, plan)
         if excess > _guess(subject, record) and self._is_certain(subject, plan, held):
-            return replace(plan, error=refusal_of(subject, plan.tokens or 0))
+            return replace(plan, error=refusal_of(subject, plan.tokens or 0, held))
         return plan
 
     @staticmethod
@@ -276,6 +277,16 @@ class Fitter:
         low = min(figures.low(self._policy.rules.marks, budget), budget)
         return figures.fixed + subject.reading.history <= low and figures.reserve <= figures.window // 2
 
+    def _decided(self, subject: Subject, record: Record | None, demand: Demand) -> tuple[Event, int] | None:
+        """What was decided for this very request when it came before, its lowered output figure among it."""
+        figures = subject.figures
+        if record is None or not record.output or record.event.place != subject.layout.count:
+            return None
+        if demand.force or demand.limit is not None or record.output >= figures.reserve:
+            return None
+        fits = self._policy.schedule(subject).fits(record.event, figures.inside(record.output))
+        return (record.event, record.output) if fits else None
+
     def _events(self, subject: Subject, since: Event | None, demand: Demand) -> tuple[Event | None, int | None]:
         """The newest event, and the output figure when it is lowered so that nothing has to be dropped or clipped."""
         figures, mode = subject.figures, subject.lower or self._policy.lower_output
@@ -293,6 +304,8 @@ class Fitter:
                 continue
             relaxed = self._policy.schedule(subject, replace(figures, reserve=held))
             kinder = relaxed.run(since, demand)
+            if relaxed.fits(kinder, figures.budget) and not _lossy(kinder, since):
+                return kinder, None  # nothing has to be lowered for it
             if relaxed.fits(kinder, figures.inside(held)) and not (fits and _lossy(kinder, since)):
                 used = figures.stepped + relaxed.weight(subject.layout.count, kinder)
                 left = max(1, least, figures.window - used - figures.window // 64)
@@ -311,7 +324,7 @@ class Fitter:
             view = View(whole, reading.totals.system + reading.totals.history, reading.totals)
         else:
             view = assemble(raw, record.event, offering.told(record.block, recall=recall), record.edits, count)
-        outline, edits = reading.outline, {}
+        outline, edits, thinking = reading.outline, {}, {}
         if tools is not None:
             edits[next(key for key in TOOLS if key in reading.sizes)] = tools
         if recall:
@@ -319,12 +332,13 @@ class Fitter:
         if output is not None:
             figure = max(int(output * subject.factor), outline.least)
             names = raw.dialect.OUTPUT_FIGURES
-            edits.update({key: str(figure) for key in names if key in outline.fields})
+            thinking = outline.thinking(figure)
+            edits |= {key: str(figure) for key in names if key in outline.fields} | thinking
         at = len(reading.body[: reading.scan.start].decode())
         body = splice(outline, at, view.content, edits)
         system = sum(reading.items[i].tokens for i in subject.layout.systems)
         tokens = subject.figures.fixed - system + view.tokens
-        used = {"tools": tools, "output": output, "recall": recall}
+        used = {"tools": tools, "output": output, "thinking": thinking, "recall": recall}
         stages = (record.event.stages if record else ()) + tuple(name for name, value in used.items() if value)
         report = report_of(self._policy, subject, tokens, root, view, output)
         spent = record.spent if record else 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import Figures
+from proxy.core.budget.figures import Figures, stepped
 from proxy.core.compression.record import Record
 from proxy.core.compression.view import Raw, View, assemble
 from proxy.core.conversation.items import lay_out
@@ -69,12 +69,6 @@ def passage_of(
         read=lambda start, stop: [raw.dialect.read_entry(raw.item(i)) for i in range(start, stop)],
         warm=lambda length: _warm(subject, record, length, count),
     )
-
-
-def stepped(tokens: int) -> int:
-    """The largest power of two, or one and a half of it, that is not above *tokens*: no small change moves it."""
-    power = 1 << max(0, tokens.bit_length() - 1)
-    return min(tokens, power + power // 2 if power + power // 2 <= tokens else power)
 
 
 def _head(subject: Subject) -> bytes:

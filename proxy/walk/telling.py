@@ -8,7 +8,7 @@ from proxy.core.budget.regions import regions, scaled_up
 from proxy.core.budget.shares import borrowed
 from proxy.core.compression.view import View
 from proxy.core.conversation.outline import TOOLS
-from proxy.core.errors import ContextTooLong
+from proxy.core.errors import OUTPUT, ContextTooLong
 from proxy.core.report import Report
 from proxy.walk.plans import Policy, Subject
 
@@ -33,7 +33,7 @@ def report_of(
     return subject.report.but(
         regions=scaled_up(by_region, factor),
         borrowed=scaled_up(borrowed(by_region, allocation, figures.window), factor) if allocation else {},
-        budget=int(figures.budget * factor),
+        budget=int(max(0, figures.inside(output or figures.reserve)) * factor),
         tokens_before=int(subject.total * factor),
         tokens_after=int(tokens * factor),
         conversation=base64.urlsafe_b64encode(root[:12]).decode(),
@@ -41,18 +41,20 @@ def report_of(
     )
 
 
-def refusal_of(subject: Subject, tokens: int) -> ContextTooLong:
-    """Why *subject*, whose smallest view weighs *tokens* of our count, goes nowhere."""
+def refusal_of(subject: Subject, tokens: int, held: int) -> ContextTooLong:
+    """Why *subject*, whose smallest view weighs *tokens* of our count beside an answer of *held*, goes nowhere."""
     figures, factor = subject.figures, subject.factor
     tools = sum(subject.reading.sizes.get(key, 0) for key in TOOLS)
     regions = {"tools": tools - (subject.reading.fixed - figures.fixed)}  # as small as they could be made
     regions["system messages"] = sum(subject.reading.items[i].tokens for i in subject.layout.systems)
     regions["newest messages"] = tokens - figures.fixed
+    if subject.requested is not None:
+        regions[OUTPUT] = held
     largest = max(regions, key=lambda name: regions[name])
     return ContextTooLong(
         tokens=int(tokens * factor),
         limit=subject.report.window or int(figures.window * factor),
-        reserve=int((figures.window - figures.inside(figures.reserve)) * factor),
+        reserve=int((figures.window - figures.inside(held)) * factor),
         largest=largest,
         largest_tokens=int(regions[largest] * factor),
     )

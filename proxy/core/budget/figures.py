@@ -182,6 +182,12 @@ def input_room(window: int, reserve: int, max_input: int | None) -> int:
     return room if max_input is None else min(room, max_input)
 
 
+def stepped(tokens: int) -> int:
+    """The largest power of two, or one and a half of it, that is not above *tokens*: no small change moves it."""
+    power = 1 << max(0, tokens.bit_length() - 1)
+    return min(tokens, power + power // 2 if power + power // 2 <= tokens else power)
+
+
 def scaled(tokens: int, factor: float) -> int:
     """A provider's figure in tokens of our own count, when the provider counts *factor* times what we count."""
     return int(tokens / factor)
