@@ -68,7 +68,10 @@ class Fitter:
         return request if body is request.body else replace(request, body=body)
 
     def low(self, route: Route, window: int, budget: int) -> int:
-        """The lowest low mark that a request inside *budget* can have: what weighs less needs no closer look."""
+        """The lowest low mark that a request inside *budget* can have: what has fewer bytes needs no closer look.
+
+        A token of JSON is more than two bytes, so that its tokens are under half of the mark.
+        """
         figures = self._policy.figures(route, window, None, 0, 1.0)
         return figures.low(self._policy.rules.marks, min(budget, figures.lasting))
 
@@ -116,10 +119,11 @@ class Fitter:
         if whole.report.client_compaction and (plan := await self._for_client(whole, demand)):
             return plan
         subject, tools = self._room.shrunk(whole)
-        quiet = tools is None and not demand.force and demand.limit is None
+        calm = tools is None and demand.limit is None and (demand.wait or not demand.force)
+        quiet = calm and not demand.force
         links = self.events.links(subject)
-        if quiet and self._under_low(subject):
-            return self._anchored(subject, self._verbatim(subject, b""), links, -1)
+        if calm and self._is_quiet(subject):
+            return self._anchored(subject, self._as_asked(self._verbatim(subject, b""), demand), links, -1)
         subject = replace(subject, layout=subject.reading.layout())
         record = await self.events.newest(subject, links)
         if quiet and record is None and subject.is_managed:
@@ -129,7 +133,7 @@ class Fitter:
             demand, extent = replace(demand, force=True, wait=True), "any"
         if demand.force and demand.limit is None and since is not None and since.place == subject.layout.count:
             # It was compacted at this very place: asked again, nothing more happens.
-            demand = replace(demand, force=False)
+            demand = replace(demand, force=False, wait=False)
         event, output = self._decided(subject, record, demand) or self._events(subject, since, demand)
         if extent != "any" and self._exceeds(extent, event, since, tools is not None or output is not None):
             return replace(self._verbatim(subject, subject.root(links)), withheld=True)
@@ -141,7 +145,7 @@ class Fitter:
             output = record.output or output
         root = subject.root(links)
         if record is None and tools is None and output is None:
-            plan = self._verbatim(subject, root)
+            plan = self._as_asked(self._verbatim(subject, root), demand)
         else:
             plan = self._compacted(subject, root, record, tools, output, record is not None and event != since)
         plan = self._anchored(subject, plan, links, record.event.place if record else -1)
@@ -270,11 +274,16 @@ class Fitter:
         sent = Sent(route, subject.request.tenant, tokens, link, event, not subject.reading.media, held)
         return replace(plan, report=report, sent=sent, links=links)
 
-    def _under_low(self, subject: Subject) -> bool:
-        """Whether the raw conversation is under the low mark: there nothing can have happened to it."""
+    @staticmethod
+    def _as_asked(plan: Plan, demand: Demand) -> Plan:
+        """*plan*, which changes nothing; if the caller asked for a compaction it says that there was nothing to do."""
+        return replace(plan, report=plan.report.but(reason="nothing_to_fold")) if demand.wait else plan
+
+    def _is_quiet(self, subject: Subject) -> bool:
+        """Whether the raw conversation is under half of the low mark: there nothing can have happened to it."""
         figures = subject.figures
         budget = min(figures.lasting, figures.budget)
-        low = min(figures.low(self._policy.rules.marks, budget), budget)
+        low = min(figures.quiet(self._policy.rules.marks, budget), budget)
         return figures.fixed + subject.reading.history <= low and figures.reserve <= figures.window // 2
 
     def _decided(self, subject: Subject, record: Record | None, demand: Demand) -> tuple[Event, int] | None:

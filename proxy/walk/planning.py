@@ -131,7 +131,9 @@ class Planner:
         if extent is None:
             extent = "any" if mode == "observe" or request.options.compact_now else first_extent(route.steps)
         now = request.options.compact_now
-        plan = await self._fitter.decide(subject, Demand(force=now, peek=peek, wait=now), extent=extent)
+        plan = await self._fitter.decide(
+            subject, Demand(force=now, peek=peek, wait=now, share=request.options.compact_to), extent=extent
+        )
         return (_observed(request, plan, route) if mode == "observe" else plan), session
 
     def _upstream_of(self, model: str) -> str:

@@ -151,6 +151,10 @@ class Figures:
         """The level a compaction goes down to; as far below the high one as the marks say."""
         return self._beneath(marks, marks.low, budget)
 
+    def quiet(self, marks: Marks, budget: int) -> int:
+        """The level below which nothing ever happens to a conversation: what one that is asked for goes down to."""
+        return self._beneath(marks, marks.low / 2, budget)
+
     def _beneath(self, marks: Marks, share: float, budget: int) -> int:
         high = self.high(marks, budget)
         return min(self.mark(share, budget), self.stepped + int(share / marks.high * max(0, high - self.stepped)))
