@@ -230,12 +230,16 @@ def test_gauges_follow_what_they_are_told():
     telemetry.store_state(up=False, breaker="open")
     telemetry.store_error("timeout")
     telemetry.lines_dropped(4)
+    telemetry.refused_connections({"full": 2})
+    telemetry.refused_connections({"full": 3, "not_http": 1})
     found = shown(telemetry)
     assert value(found, "ullage_in_flight") == 1
     assert value(found, "ullage_store_up") == 0
     assert value(found, "ullage_store_breaker_state") == 2
     assert value(found, "ullage_store_errors_total", kind="timeout") == 1
     assert value(found, "ullage_log_lines_dropped") == 4
+    assert value(found, "ullage_refused_connections_total", reason="full") == 3
+    assert value(found, "ullage_refused_connections_total", reason="not_http") == 1
 
 
 WORKER = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.core.overflow.kinds import Overflow
-from proxy.ports import Mode, Options, Request
+from proxy.core.request import Mode, Options, Request
 from tests.fits import TENANT, Book, Desk, Message, body_of, slices
 from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.rooms import (
@@ -234,10 +234,10 @@ async def test_a_wish_is_granted_below_the_low_mark() -> None:
     desk, body = Desk(), body_of(quiet_session(0.38))
     first = await desk.plan(body, WINDOW)
     assert first.report.outcome == "verbatim"
-    assert first.subject is not None
-    assert first.links, "it is known from half of the low mark on"
+    assert first.view is not None
+    assert first.view.layout is not None, "it is known from half of the low mark on"
     assert isinstance(desk.book, Book)
-    desk.book.wishes.add((TENANT, first.subject.root(first.links)))
+    desk.book.wishes.add((TENANT, first.view.measured.root_hash(first.view.layout)))
     wished = await desk.plan(body, WINDOW)
     assert wished.report.event
     assert (wished.tokens or 0) <= 0.24 * WINDOW

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.conversation.outline import COUNTED, read_outline, splice
+from proxy.core.conversation.outline import COUNTED, continues_stored, read_outline, splice
 from proxy.core.conversation.scan import members, scan
 from proxy.core.errors import InvalidRequest
 from tests import strategies
@@ -207,3 +207,22 @@ def test_a_budget_for_thinking_beside_a_lower_figure() -> None:
     assert found.thinking(9000) == {"thinking": '{"type": "enabled", "budget_tokens": 6144}'}
     assert read_outline('{"thinking":{"budget_tokens":8000}}', ("max_tokens",)).thinking(3000) == {}
     assert read_outline('{"max_tokens":9000}', ("max_tokens",)).thinking(3000) == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"previous_response_id": "resp_1"}', True),
+        (b'{"conversation": {"id": "c"}}', True),
+        (b'{"conversation": "", "previous_response_id": null}', False),
+        (b'{"input": "conversation"}', False),
+        (b'{"input": {"conversation": "c"}}', False),
+        (b'{"previous_response_id": "resp_1"', True),
+        (b'{"conversation": "\xff"}', True),
+        (b"{}", False),
+        (b"", False),
+    ],
+)
+def test_a_body_that_goes_on_from_what_is_stored_is_recognised(body, found):
+    """Members at the top level decide; a body that names one and cannot be read counts as one that has it."""
+    assert continues_stored(body) == found
