@@ -385,5 +385,3 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
         spawn=tasks.spawn,
         warn=logs.warn,
     )
-
-

@@ -15,9 +15,9 @@ from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.compression.dedup import Dedup
+from proxy.core.compression.event import Rules, Rungs
 from proxy.core.compression.mild import Mild
 from proxy.core.compression.prune import WEIGHTS, Prune
-from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.compression.truncate import Truncate
 from proxy.core.decisions import Policy
 from proxy.core.overflow.classify import Classifier

@@ -135,6 +135,10 @@ class UpstreamTimeout(UllageError):
         self.seconds = seconds
 
 
+OUTPUT = "output figure"
+"""What takes most of the window where the request asks for so long an answer."""
+
+
 class ContextTooLong(UllageError):
     """What may not be shrunk is larger than the budget.
 
@@ -148,15 +152,19 @@ class ContextTooLong(UllageError):
 
     def __init__(self, *, tokens: int, limit: int, reserve: int, largest: str, largest_tokens: int) -> None:
         alone = f"the {largest} alone take {largest_tokens} tokens and may not be shrunk"
+        remedy = f"Please shorten the {largest}."
+        if largest == OUTPUT:
+            alone = f"the {largest} alone takes {largest_tokens} tokens"
+            remedy = f"Please lower the {largest}."
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, after compression this request still "
             f"needs {tokens} tokens of input and {reserve} of output, {self.excess(tokens, limit, reserve)} too many; "
-            f"{alone}. Please shorten the {largest}."
+            f"{alone}. {remedy}"
         )
         head = f"prompt is too long: {tokens} tokens > {limit} maximum"
         if tokens <= limit:
             head = f"input length and `max_tokens` exceed context limit: {tokens} + {reserve} > {limit}"
-        self.anthropic = f"{head} (after compression; {alone}). Please shorten the {largest}."
+        self.anthropic = f"{head} (after compression; {alone}). {remedy}"
         self.tokens = tokens
         self.limit = limit
         self.reserve = reserve

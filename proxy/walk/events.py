@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from cachetools import LRUCache
 
+from proxy.core.compression.event import Demand, Event
 from proxy.core.compression.record import VERSION, Record, dump, load
-from proxy.core.compression.schedule import Demand, Event
-from proxy.core.compression.truncate import Truncate
 from proxy.core.compression.view import Pen, Raw, same_block, write
 from proxy.core.conversation.items import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, Written
@@ -121,7 +120,7 @@ class Events:
         else:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
         count = self._reader.count(measured.route.encoding, measured.route.model)
-        pen = Pen(count, self._policy.tools, self._policy.rules.truncate or Truncate())
+        pen = Pen(count, self._policy.tools)
         if _last_byte(original, compaction) <= RENDER_INLINE:
             block, edits = write(original, compaction, pen, before, summary.text)
         else:
@@ -137,10 +136,11 @@ class Events:
             summary.spent,
             by=summary.by,
             upto=summary.cut,
+            output=need.lowered_output or 0,
         )
         if not target.dry_run:
             record = await self._saved(measured, need, record)
-        return Written(found, target, record, need.lowered_output)
+        return Written(found, target, record, record.output or need.lowered_output)
 
     async def _saved(self, measured: MeasuredRequest, need: NeedBlock, record: Record) -> Record:
         """*record* once it is stored, or another replica's at this boundary, if that fits too."""
@@ -151,7 +151,9 @@ class Events:
         theirs = load(stored, len(hashes))
         if theirs is not None and theirs.event.place == boundary:
             budget = measured.budget_for(target)
-            if measured.schedule(self._policy, layout, budget).fits(theirs.event, budget.budget):
+            if measured.schedule(self._policy, layout, budget).fits(
+                theirs.event, budget.inside(theirs.output or budget.reserve)
+            ):
                 record = theirs
         self._records[route, name] = record
         return record

@@ -83,7 +83,10 @@ class Fitter:
         return request if body is request.body else replace(request, body=body)
 
     def low(self, route: Route, window: int, budget: int) -> int:
-        """The lowest low mark that a request inside *budget* can have: what weighs less needs no closer look."""
+        """The lowest low mark that a request inside *budget* can have: what has fewer bytes needs no closer look.
+
+        A token of JSON is more than two bytes, so that its tokens are under half of the mark.
+        """
         figures = self._policy.budget(route, window, None, 0, 1.0)
         return figures.low(self._policy.rules.marks, min(budget, figures.lasting))
 

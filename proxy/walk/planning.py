@@ -131,7 +131,12 @@ class Planner:
             max_loss = "any" if mode == "observe" or request.options.compact_now else first_max_loss(route.steps)
         now, lower = request.options.compact_now, self._fitter.lower
         target = CompactionTarget(
-            force=now, wait_for_summary=now, dry_run=dry_run, max_loss=max_loss, lower_output=lower
+            force=now,
+            wait_for_summary=now,
+            dry_run=dry_run,
+            max_loss=max_loss,
+            lower_output=lower,
+            share=request.options.compact_to,
         )
         measured = await self._fitter.measure(request, located, route, window, factor, report.source, target)
         plan = await self._fitter.decide(measured, report)

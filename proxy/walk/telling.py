@@ -33,11 +33,12 @@ def report_of(policy: Policy, view: CountedView, report: Report) -> Report:
     return report.but(
         regions=scaled_up(by_region, ratio),
         borrowed=scaled_up(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
-        budget=int(budget.budget * ratio),
+        budget=int(max(0, budget.inside(view.edits.lowered_output or budget.reserve)) * ratio),
         tokens_before=before,
         tokens_after=view.expected_tokens,
         conversation=base64.urlsafe_b64encode(root[:12]).decode(),
         large_result=_large_result(view),
+        reason="nothing_to_fold" if view.edits.nothing_to_fold else report.reason,
         outcome="verbatim" if view.edits.is_verbatim else "compacted",
         stages=view.edits.stages,
         event=view.edits.compacted_now,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.core.compression.schedule import Demand
+from proxy.core.compression.event import Demand
 from tests.conftest import StartProxy, StartStub
 from tests.fits import Desk
 from tests.forms import body_of

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from proxy.core.budget.figures import SCALED_BELOW, Buffers
 from proxy.core.budget.shares import Allocation
-from proxy.core.compression.schedule import Demand, Rungs
+from proxy.core.compression.event import Demand, Rungs
 from proxy.core.compression.truncate import Truncate
 from proxy.core.conversation.items import lay_out
 from proxy.core.decisions import Policy
 from proxy.core.request import Request
 from tests import strategies
+from tests.bench.unread import Counts, replay, work
 from tests.drawn import SESSIONS, SPARING, WINDOW, asked, coding_session, growing, requests_of, windows
+from tests.e2e.transcripts import FOLDER, read_all
 from tests.fits import (
     POLICY,
     SYSTEMS,
@@ -411,3 +413,14 @@ async def test_without_folds_old_rounds_are_dropped(drop: bool) -> None:
         assert plan.report.stages == ("drop",)
         assert request_tokens(json.loads(plan.body)) < 2048
         assert json.loads(plan.body)["messages"][-3:] == messages[-3:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(FOLDER.glob("*.jsonl")), reason=f"no recorded conversations in {FOLDER}")
+async def test_no_unread_result_is_cut_that_would_fit() -> None:
+    """In recorded conversations, results at the end stay whole wherever older things can give way for them."""
+    counts = Counts()
+    for recording, window, ends in work(read_all(), 3, (3072, 6144, 16_384)):
+        await replay(recording, window, ends, counts)
+    assert counts.requests > 100
+    assert counts.needless == []

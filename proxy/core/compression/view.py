@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from proxy.core.budget.media import is_media
 from proxy.core.budget.regions import NOTHING, Totals, add_up
 from proxy.core.compression.clip import clip
 from proxy.core.compression.digest import command_of, digest_of
+from proxy.core.compression.event import Event
 from proxy.core.compression.fold import Folded, render
 from proxy.core.compression.record import Record
-from proxy.core.compression.schedule import Event
 from proxy.core.compression.swap import LINE, NAMES, Swap, words
-from proxy.core.compression.truncate import Truncate, truncate_to
+from proxy.core.compression.truncate import Truncate, line_count, truncate_to
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import WRITTEN, Pair, failure_line, pairs_of
@@ -81,11 +81,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Pen:
-    """What texts are written with: the counter, the table of tools, and the limits of a truncated result."""
+    """What texts are written with: the counter and the table of tools."""
 
     count: Count
     tools: ToolMap
-    limits: Truncate = field(default_factory=Truncate)
 
 
 def write(
@@ -143,8 +142,12 @@ def _results(raw: Raw, event: Event, pen: Pen, before: Record | None) -> dict[in
             said = Swap(swap.index, "old") if swap.by in cut_short else swap
             texts.setdefault(pair.index, []).append(_line(raw, pair, said, pen))
     made = {i: raw.replaced(i, said) for i, said in texts.items()}
+    cut = dict(before.event.trims) if before else {}
     for index, tokens in trims.items():
-        made[index] = raw.replaced(index, _truncated(raw, index, tokens, pen), media=True)
+        if before and cut.get(index) == tokens and index in before.edits:
+            found[index] = before.edits[index]
+        else:
+            made[index] = raw.replaced(index, _truncated(raw, index, tokens, pen), media=True)
     return {**made, **found}
 
 
@@ -154,7 +157,17 @@ def _truncated(raw: Raw, index: int, tokens: int, pen: Pen) -> list[str]:
     sizes = [pen.count(text) for text in said]
     room = tokens - (raw.items[index].tokens - sum(sizes))
     cap = level(sizes, max(len(said), room))
-    return [truncate_to(text, pen.limits, cap, pen.count, tail=True) for text in said]
+    return [
+        truncate_to(text, _limits(text, size, cap), cap, pen.count, tail=True)
+        for text, size in zip(said, sizes, strict=True)
+    ]
+
+
+def _limits(text: str, size: int, cap: int) -> Truncate:
+    """Limits that leave of *text*, which takes *size* tokens, somewhat more than *cap*: then tokens alone decide."""
+    length = len(text.encode("utf-8", "surrogatepass"))
+    lines = line_count(text) + 2  # the marker takes one, and a text of one line is cut inside it
+    return Truncate(lines, length if size <= cap else length * cap * 17 // (size * 16))
 
 
 def _line(raw: Raw, pair: Pair, swap: Swap, pen: Pen) -> str:

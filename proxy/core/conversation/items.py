@@ -189,6 +189,13 @@ def lay_out(items: Sequence[Item], known: Layout = EMPTY) -> Layout:
     )
 
 
+def unread_from(items: Sequence[Item], place: int) -> int:
+    """The index of the first item behind the model's last one before *place*: no model has read the results there."""
+    while place and items[place - 1].role != "assistant":
+        place -= 1
+    return place
+
+
 def _join(cuts: list[int], result: Item, waiting: dict[str, int]) -> None:
     """Forbid every cut between a call and *result*; a result without a call stays with what stands before it."""
     for name in result.answers:

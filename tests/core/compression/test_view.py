@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from proxy.core.compression.event import Event
 from proxy.core.compression.fold import HEADER
-from proxy.core.compression.schedule import Event
 from proxy.core.compression.swap import Swap
 from proxy.core.compression.view import Pen, Raw, assemble, write
 from proxy.core.conversation import chat
