@@ -1,7 +1,7 @@
 """Errors with what was known of their request: overflows, and five kinds of look-alikes.
 
 They come from public error texts, clients' tests and issue threads. Some are those word for word; others are adapted,
-or written after the pattern of such errors where the origin names no project: they show kinds of wording, not frequencies.
+or written after the pattern of such errors where the origin names no project: they show wordings, not frequencies.
 142 were collected before ``evidence`` was written and split by the hash of their bodies. ``development`` was studied
 while it was made. ``judged`` was not tuned row by row, but its counts by kind were seen several times and steered the
 work, so its figures flatter. ``later`` was collected when it was done; it was scored, ``NEARLY_FULL`` was added for
