@@ -1,9 +1,10 @@
-"""Whether memory stays where it is: ``python -m tests.bench.soak [--minutes N] [--workers N] [--json FILE]``.
+"""Whether memory stays where it is: ``python -m tests.bench.soak [--minutes N] [--full] [--json FILE]``.
 
 New conversations begin all the time, grow over their window and end, streams among them, at a pace that leaves the
-machine alone. Every few seconds the proxy's processes are looked at from outside: resident memory, descriptors,
-threads. The first third warms up. Of the rest a line is fitted; the exit code is 1 if its slope is more than
-``MOST_PER_100K`` would allow, if descriptors or threads grew, or if a request failed.
+machine alone. The caches are made small (``tests.bench.small``), so that they are full when warming up is over;
+``--full`` leaves them as they are, which takes hours to fill. Every few seconds the proxy's processes are looked at
+from outside: resident memory, descriptors, threads. The first third warms up. Of the rest a line is fitted; the exit
+code is 1 if its slope is more than ``MOST_PER_100K``, if descriptors or threads grew, or if a request failed.
 """
 
 from __future__ import annotations
@@ -98,14 +99,16 @@ async def talk(port: int, kind: Kind, number: int, until: float, traffic: Traffi
             link.close()
 
 
-async def run(minutes: float, workers: int) -> tuple[list[Look], Traffic]:
+async def run(minutes: float, workers: int, *, full: bool) -> tuple[list[Look], Traffic]:
     """Return a look every few seconds of *minutes* of traffic, and what the traffic was."""
     upstream, looks, traffic = free_port(), [], Traffic()
     models = [{"name": name, "context_window": window, "tokenizer": "o200k_base"} for name, window in WINDOWS.items()]
     config = {"upstreams": [{"name": "mock", "base_url": f"http://127.0.0.1:{upstream}/v1"}], "models": models}
+    under = () if full else (sys.executable, "-m", "tests.bench.small")
+    arguments = ["--workers", str(workers)]
     async with (
         program("tests.bench.mock", str(upstream)),
-        Proxy(f"http://127.0.0.1:{upstream}/v1", config=config, arguments=["--workers", str(workers)]) as proxy,
+        Proxy(f"http://127.0.0.1:{upstream}/v1", config=config, arguments=arguments, under=under) as proxy,
     ):
         await listening(upstream)
         began = time.monotonic()
@@ -156,9 +159,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--full", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    looks, traffic = asyncio.run(run(given.minutes, given.workers))
+    looks, traffic = asyncio.run(run(given.minutes, given.workers, full=given.full))
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(each) for each in looks]))
     warm = looks[len(looks) // 3 :]
