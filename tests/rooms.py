@@ -9,6 +9,7 @@ from typing import Any
 
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
 from proxy.engine import Counting, Engine
+from proxy.faults import Faults, Where
 from proxy.ports import Mode, Options, Reply, Request, Send
 from proxy.walk.answering import Answer
 from proxy.walk.plans import Policy
@@ -112,6 +113,7 @@ class Room:
         self.book = Book()
         self.desk = Desk(self.book, policy, owned=owned)
         self.time = 0.0
+        self.faults: list[tuple[Where, type[Exception]]] = []
         catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
         counted = {"stub": counting}
         desk = self.desk
@@ -125,7 +127,12 @@ class Room:
             counted,
             compacting=desk.compacting,
             managing=desk.managing,
+            faults=Faults(self._failed),
         )
+
+    def _failed(self, where: Where, request_id: str, fault: Exception) -> None:
+        assert request_id == "r1"
+        self.faults.append((where, type(fault)))
 
     def clock(self) -> float:
         self.time += 0.25

@@ -79,10 +79,15 @@ def invite(request: web.BaseRequest, intake: Intake) -> None:
 
 
 def start(
-    out: Outgoing, reply: ports.Reply, report: Report, cors: Sequence[tuple[str, str]], *, sized: bool = True
+    out: Outgoing,
+    reply: ports.Reply,
+    own: Sequence[tuple[str, str]],
+    cors: Sequence[tuple[str, str]],
+    *,
+    sized: bool = True,
 ) -> None:
-    """Write the head of a relayed answer: the upstream's headers, then ours; its length only where *sized*."""
-    headers = [*reply.headers, *response_headers(report)]
+    """Write the head of a relayed answer: the upstream's headers, then our *own*; its length only where *sized*."""
+    headers = [*reply.headers, *own]
     if not sized:
         headers = [pair for pair in headers if pair[0].lower() != "content-length"]
     if cors:

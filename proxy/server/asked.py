@@ -70,7 +70,7 @@ class UsageHider:
 
     def feed(self, chunk: bytes) -> bytes:
         """What of the stream may go on after *chunk*: every event that is complete and not the one."""
-        data, self._held = self._held + chunk, b""
+        data = self._held + chunk  # what was held stays so until it is clear what becomes of it
         passed: list[bytes] = []
         at = 0
         for end in _EVENT_END.finditer(data):

@@ -1,4 +1,4 @@
-"""Overflows that open a 200 stream, in the shapes of servers and gateways, where the window is believed far too large."""
+"""Overflows that open a 200 stream, in the shapes of servers and gateways, where too large a window is believed."""
 
 from __future__ import annotations
 

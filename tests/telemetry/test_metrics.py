@@ -229,12 +229,14 @@ def test_gauges_follow_what_they_are_told():
     telemetry.in_flight(1)
     telemetry.store_state(up=False, breaker="open")
     telemetry.store_error("timeout")
+    telemetry.fault("answer", "r-1", ValueError("CANARY"))
     telemetry.lines_dropped(4)
     found = shown(telemetry)
     assert value(found, "ullage_in_flight") == 1
     assert value(found, "ullage_store_up") == 0
     assert value(found, "ullage_store_breaker_state") == 2
     assert value(found, "ullage_store_errors_total", kind="timeout") == 1
+    assert value(found, "ullage_internal_errors_total", where="answer") == 1
     assert value(found, "ullage_log_lines_dropped") == 4
 
 

@@ -131,14 +131,17 @@ class Ending:
     def __init__(self, classifier: Classifier, headers: Headers = ()) -> None:
         self.overflow: Overflow | None = None
         self._classifier = classifier
-        self._plain = Plain(_header(headers, "content-encoding"), _WATCHED)
+        encoding = _header(headers, "content-encoding")
+        self._plain = Plain(encoding, _WATCHED) if encoding else None
         self._event = b""
         self._tail = b""
 
     def feed(self, chunk: bytes) -> None:
         """Look at *chunk*; never raises."""
-        data = self._plain.feed(chunk)
-        if self.overflow is not None or not data:
+        if self.overflow is not None:
+            return
+        data = chunk if self._plain is None else self._plain.feed(chunk)
+        if not data:
             return
         held = self._event + data
         end = max(held.rfind(b"\n\n"), held.rfind(b"\r\n\r\n"), held.rfind(b"\r\r"))
