@@ -209,6 +209,7 @@ class House:
                 self._telemetry.store_error(kind)
             self._store_errors += fresh
             self._telemetry.in_flight(self.server.in_flight)
+            self._telemetry.refused_connections(self.server.refusals)
             self._telemetry.learned_windows(len(self._engine.learned()))
             self._telemetry.lines_dropped(self._logs.writer.dropped)
             if self._jobs is not None:

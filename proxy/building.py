@@ -19,6 +19,7 @@ from proxy.core.compression.mild import Mild
 from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.compression.truncate import Truncate
+from proxy.core.decisions import Policy
 from proxy.core.overflow.classify import Classifier
 from proxy.engine import Engine
 from proxy.faults import Faults
@@ -37,7 +38,6 @@ from proxy.walk.compacting import Compacting, Serving
 from proxy.walk.fitting import Fitter
 from proxy.walk.lessons import Lessons, Notice, unnoticed
 from proxy.walk.managing import Managing
-from proxy.walk.plans import Policy
 from proxy.walk.reading import Reader
 from proxy.walk.recalling import Limits as RecallLimits
 from proxy.walk.recalling import Recalling
@@ -79,7 +79,9 @@ def open_engine(
     rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
     economy, always = wanted.policy == "economy", _always(stages)
     recall = wanted.recall
-    policy = Policy(rules, wanted.lower_output, wanted.stored_history, economy, buffers, always, recall.enabled)
+    policy = Policy(
+        rules, wanted.lower_output, wanted.stored_history, economy, buffers, always, recall.enabled, reader.tools
+    )
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, memories.records(), LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
@@ -156,13 +158,18 @@ def server_config(settings: Settings) -> ServerConfig:
         usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
         relay=server.relay,
         origins=frozenset(server.origins),
+        open_metrics=server.open_metrics,
+        hosts=frozenset(name.lower() for name in (server.host, *server.hosts)),
         headers_of=open_headers(settings),
         name_of=open_names(settings),
         limits=replace(
             Limits(),
             body=limits.body,
-            held=limits.in_flight_bytes,
+            in_flight_bytes=limits.in_flight_bytes,
             in_flight=limits.in_flight,
             header=limits.headers,
+            head=limits.head,
+            fields=limits.fields,
+            connections=limits.connections,
         ),
     )

@@ -18,9 +18,10 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import is_news
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import SERVED, Report, Usage
+from proxy.core.request import Mode, Request
 from proxy.faults import Faults
 from proxy.notes.chronicle import Chronicle
-from proxy.ports import Clock, Mode, Reply, Request, Send
+from proxy.ports import Clock, Reply, Send
 from proxy.walk.answering import Answer, Looker, Told, Written, learn_nothing
 from proxy.walk.bodies import renamed
 from proxy.walk.clientcompaction import ClientCompaction
@@ -173,7 +174,7 @@ class Engine:
         model = request.model or self._fitter.locate(request).outline.model
         served = await self._managing.served(request, self._catalogue.resolve(model))
         if served.options.window != request.options.window:
-            plan = await self.planner.planned(served, "any", peek=True)
+            plan = await self.planner.planned(served, "any", dry_run=True)
             if plan.error is not None or LOSSY.intersection(plan.report.stages):
                 return replace(served, options=request.options)
         return served
@@ -206,10 +207,15 @@ class Engine:
         report = Report(request.request_id, request.api, model, route.upstream, outline.stream, "compacted", SERVED)
         wishes = request.options
         report = report.but(window=window, epoch=request.epoch, project=wishes.project, task_size=wishes.task_size)
-        subject = await self._fitter.measure(request, located, route, report, window or ASSUMED, factor)
-        made = await self._compacting.make(subject, kind, ours)
+        measured = await self._fitter.measure(request, located, route, window or ASSUMED, factor, "")
+        made = await self._compacting.make(measured, kind, ours)
         body, content = self._compacting.body(made, kind, model, stream=outline.stream)
-        report = subject.report.but(tokens_before=made.taken, overhead_seconds=self._clock() - started)
+        report = report.but(
+            window=window or ASSUMED,
+            client_compaction=measured.client_compaction,
+            tokens_before=made.taken,
+            overhead_seconds=self._clock() - started,
+        )
         session = request.options.conversation or request.session or outline.session
         if session:
             report = report.but(conversation=name_of(request.tenant, session))
@@ -237,7 +243,7 @@ class Engine:
                 late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
                 learn = self._learner(reply, plan.sent, ending, late)
                 answer = Answer(report, reply, head, learn=learn, ending=ending)
-                if not plan.recall or self._recalling is None:
+                if plan.view is None or not plan.view.edits.addition or self._recalling is None:
                     return answer
                 again = partial(self._again, request, send)
                 return await recalled(self._recalling.turn(request, plan, again), answer, send, self._faults)
@@ -353,13 +359,12 @@ class Engine:
         if smaller is None:
             return None
         course.retries += 1
-        return replace(
-            smaller, request=plan.request, report=as_fallback(smaller.report, plan.report.fallback), before=plan.before
-        )
+        report = as_fallback(smaller.report, plan.report.fallback)
+        return replace(smaller.instead_of(plan), request=plan.request, report=report)
 
     async def _counted(self, request: Request, send: Sending) -> Answer:
         request = await self._managed(request)
-        plan = await self.planner.fit(request, peek=True)
+        plan = await self.planner.fit(request, dry_run=True)
         assert plan.route is not None
         report = plan.report.but(api=COUNT_TOKENS, event=False)
         body = plan.body if plan.error is None else request.body

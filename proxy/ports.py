@@ -8,61 +8,10 @@ from typing import Literal, Protocol
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.conversation.entry import Entry
+from proxy.core.request import Request
 
-Mode = Literal["on", "observe", "off"]
 Kind = Literal["event", "summary", "lease", "refused", "mark"]
 """What the store may have of a place in a conversation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a caller asked of Ullage in ``x-ullage-*`` request headers.
-
-    ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the chain's first link;
-    ``project`` and ``task_size`` are labels.
-    """
-
-    mode: Mode = "on"
-    conversation: str = ""
-    window: int | None = None
-    compact_now: bool = False
-    project: str = ""
-    task_size: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a request came in and with which end-to-end headers, the caller's credentials among them.
-
-    Held only while the request, or a job it started, is under way; never logged, never stored.
-    """
-
-    path_qs: str
-    headers: tuple[tuple[str, str], ...] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One managed request as the server hands it to the engine.
-
-    ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is scoped by it.
-    ``model`` is the one the path names, where it does; it wins over the body's. ``session`` is what the client's
-    headers call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``compacting``
-    is whose own compaction of its conversation the headers say this is.
-    ``variant`` is what its headers ask for that changes a model's window, such as a beta flag.
-    """
-
-    api: str
-    body: bytes
-    tenant: bytes
-    request_id: str
-    options: Options = Options()
-    model: str = ""
-    session: str = ""
-    epoch: int = 0
-    variant: str = ""
-    compacting: str = ""
-    origin: Origin | None = None
 
 
 class Reply(Protocol):

@@ -9,6 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import Phase
@@ -20,9 +21,11 @@ from proxy.core.compression.record import Record, load
 from proxy.core.compression.schedule import Demand, Rules, Rungs
 from proxy.core.compression.truncate import MIDDLE
 from proxy.core.conversation.toolmap import ToolMap
+from proxy.core.decisions import CompactionTarget, Policy
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
-from proxy.ports import Options, Recorder, Request, Summaries
+from proxy.core.request import Options, Request
+from proxy.ports import Recorder, Summaries
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tooltable import Tools
 from proxy.tokenizers import Tokenizers
@@ -30,7 +33,7 @@ from proxy.walk.compacting import Compacting, Serving
 from proxy.walk.fitting import Fitter
 from proxy.walk.lessons import Lessons
 from proxy.walk.managing import Managing
-from proxy.walk.plans import Plan, Policy
+from proxy.walk.plans import Plan
 from proxy.walk.reading import Reader
 from tests.pairs import pair_violations
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
@@ -134,6 +137,7 @@ class Desk:
     ) -> None:
         self.book = recorder or Book()
         self.records: MutableMapping[tuple[str, bytes], Record] = {}
+        policy = replace(policy, tools=tools())
         reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
         self.lessons = Lessons(self.book, {}, {}, time.monotonic)
         self.compacting = Compacting(reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {})
@@ -157,8 +161,15 @@ class Desk:
         request = Request(api, body, tenant, "r", options)
         route = Route("stub", model, window, None, "o200k_base", "configured", max_input=max_input)
         located = self.fitter.locate(request)
-        subject = await self.fitter.measure(request, located, route, Report("r", api), window, factor)
-        return await self.fitter.decide(subject, demand)
+        target = CompactionTarget(
+            demand.limit,
+            force=demand.force,
+            dry_run=demand.peek,
+            wait_for_summary=demand.wait,
+            lower_output=self.fitter.lower,
+        )
+        measured = await self.fitter.measure(request, located, route, window, factor, "configured", target)
+        return await self.fitter.decide(measured, Report("r", api))
 
     async def view(self, messages: Sequence[Message], window: int, **members: Any) -> list[bytes]:
         """The messages that go upstream for *messages*, as their bytes."""

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
+from proxy.core.decisions import Policy
+from proxy.core.request import Mode, Options, Request
 from proxy.engine import Counting, Engine
 from proxy.faults import Faults, Where
-from proxy.ports import Mode, Options, Reply, Request, Send
+from proxy.ports import Reply, Send
 from proxy.walk.answering import Answer
-from proxy.walk.plans import Policy
 from tests import forms
 from tests.fits import POLICY, TENANT, Book, Desk, body_of, classifier
 from tests.material import AGENT_TOOLS, agent_session

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.building import open_engine, server_config
 from proxy.core.budget.catalogue import Catalogue, Rule
-from proxy.ports import Options, Request
+from proxy.core.request import Options, Request
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
@@ -27,14 +27,24 @@ def test_the_server_is_told_what_was_configured() -> None:
         "access_keys": ["one-key-of-many"],
         "admin_key": "the-admin-key",
         "origins": ["https://chat.example.org"],
+        "hosts": ["LLM.Internal"],
         "websockets": "refuse",
         "default_upstream": "keyed",
-        "limits": {"body": "1MiB", "in_flight": 3, "headers": "9KiB"},
+        "limits": {
+            "body": "1MiB",
+            "in_flight": 3,
+            "in_flight_bytes": "2MiB",
+            "headers": "9KiB",
+            "head": "10KiB",
+            "fields": 5,
+        },
     }
     told = server_config(Settings.model_validate({"server": server, "upstreams": UPSTREAMS}))
     assert (told.default_upstream, told.access_keys, told.admin_key) == ("keyed", ("one-key-of-many",), "the-admin-key")
     assert (told.websockets, told.origins) == (False, frozenset({"https://chat.example.org"}))
+    assert told.hosts == {"127.0.0.1", "llm.internal"}
     assert (told.limits.body, told.limits.in_flight, told.limits.header) == (2**20, 3, 9 * 1024)
+    assert (told.limits.in_flight_bytes, told.limits.head, told.limits.fields) == (2**21, 10 * 1024, 5)
     assert told.keyed_upstreams == told.usage_upstreams == frozenset({"keyed"})
 
 

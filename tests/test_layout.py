@@ -31,6 +31,7 @@ TOP_LEVEL = {
 EXEMPT = {
     "proxy/core/conversation/dialect.py": "a protocol, no behaviour",
     "proxy/core/conversation/entry.py": "a plain value, no behaviour",
+    "proxy/core/request.py": "plain values, no behaviour",
     "proxy/ports.py": "protocols and plain values, no behaviour",
     "proxy/server/config.py": "plain values with defaults, no behaviour",
     "proxy/server/contracts.py": "protocols, no behaviour",

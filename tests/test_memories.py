@@ -10,8 +10,8 @@ import pytest
 
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import Item
+from proxy.core.decisions import DIALECTS
 from proxy.memories import ByBytes, outlines, prefixes
-from proxy.walk.plans import DIALECTS
 from proxy.walk.reading import Reader
 from tests.fits import tokenizers
 from tests.forms import body_of

@@ -24,14 +24,15 @@ from proxy.core.conversation.dialect import Count
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.outline import TOOLS
+from proxy.core.decisions import DIALECTS, NO_EDITS, MeasuredRequest
 from proxy.core.errors import InvalidRequest
-from proxy.ports import Request
+from proxy.core.request import Request
 from proxy.routing import open_catalogue
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.walk.plans import DIALECTS, Plan, Subject
+from proxy.walk.plans import Plan
 from proxy.walk.reading import Reader, Reading
 
 TENANT: Final = bytes(32)
@@ -69,7 +70,8 @@ class Fitted:
     """What was decided, and both ends of it as read: the client's request and the view."""
 
     plan: Plan
-    subject: Subject
+    measured: MeasuredRequest
+    sent: Reading
     view: Reading
     marks: Marks
     tokenizers: Tokenizers
@@ -134,21 +136,25 @@ async def fitted(settings: Settings, body: bytes, *, model: str | None = None, w
     finally:
         await store.close()
         await tasks.finish(1.0)
-    if plan.subject is None:
+    if plan.view is None:
         named = plan.report.model or "of no name"
         if settings.compression.mode == "off":
             raise Unfit("would be relayed: compression.mode is off. Set it to on.")
         raise Unfit(f"nobody knows the window of the model {named}. Give --window N, or --model NAME for a known one.")
-    return await _read_back(plan, plan.subject, settings, tokenizers)
+    return await _read_back(plan, plan.view.measured, settings, tokenizers)
 
 
-async def _read_back(plan: Plan, subject: Subject, settings: Settings, tokenizers: Tokenizers) -> Fitted:
-    dialect = DIALECTS[subject.request.api]
+async def _read_back(plan: Plan, measured: MeasuredRequest, settings: Settings, tokenizers: Tokenizers) -> Fitted:
+    dialect, route = measured.dialect, measured.route
     reader = Reader(tokenizers, {}, {}, {}, {})
-    located = reader.locate(dialect, TENANT, plan.body)
-    view = await reader.read(dialect, subject.route.encoding, TENANT, located, subject.route.model)
+
+    async def read(body: bytes) -> Reading:
+        located = reader.locate(dialect, TENANT, body)
+        return await reader.read(dialect, route.encoding, TENANT, located, route.model)
+
     wanted = settings.compression
-    return Fitted(plan, subject, view, Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest), tokenizers)
+    sent, view = await read(measured.parsed.body), await read(plan.body)
+    return Fitted(plan, measured, sent, view, Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest), tokenizers)
 
 
 def api_of(body: bytes) -> str:
@@ -178,8 +184,8 @@ def _speaks_blocks(value: Mapping[str, Any]) -> bool:
 
 def breakdown(found: Fitted) -> Breakdown:
     """Where the tokens of a fitted request are, before and after, and what each stage did."""
-    raw, view, factor = found.subject.reading, found.view, found.subject.factor
-    sent = scaled_up(_regions(raw, found.subject.figures.reserve), factor)
+    raw, view, factor = found.sent, found.view, found.measured.token_ratio
+    sent = scaled_up(_regions(raw, found.measured.budget.reserve), factor)
     return Breakdown(
         tuple(_facts(found)),
         _pairs(REGIONS, sent, found.plan.report.regions),
@@ -206,7 +212,7 @@ def _roles(reading: Reading) -> dict[str, int]:
 
 def _kinds(found: Fitted, reading: Reading) -> dict[str, int]:
     """Tokens of *reading* by kind, in our own count."""
-    dialect, encoding = DIALECTS[found.subject.request.api], found.subject.route.encoding
+    dialect, encoding = found.measured.dialect, found.measured.route.encoding
     sums: Counter[str] = Counter()
     for (start, end), item in zip(reading.scan.spans, reading.items, strict=True):
         entry = dialect.read_entry(reading.body[start:end])
@@ -230,18 +236,18 @@ def _kinds_of(entry: Entry, item: Item, count: Count) -> dict[str, int]:
 
 
 def _facts(found: Fitted) -> Iterator[tuple[str, str]]:
-    plan, subject = found.plan, found.subject
-    figures, factor, report = subject.figures, subject.factor, plan.report
+    plan, measured = found.plan, found.measured
+    figures, factor, report = measured.budget, measured.token_ratio, plan.report
 
     def tokens(ours: int) -> str:
         return f"{int(ours * factor):,}"
 
-    route = subject.route
+    route = measured.route
     origin = f"{route.source}: {route.how}" if route.how else route.source
     yield "outcome", "refused" if plan.error else report.outcome
     yield "model", f"{route.model or '(none)'}  {route.encoding}{'' if factor == 1.0 else f' x {factor:g}'}"
     yield "window", f"{report.window or 0:,}  ({origin})"
-    yield "reserve", f"{tokens(figures.reserve)}{'' if subject.requested else '  (none asked for)'}"
+    yield "reserve", f"{tokens(figures.reserve)}{'' if measured.requested_output else '  (none asked for)'}"
     yield "budget", f"{report.budget or 0:,}"
     yield "room", f"{tokens(max(0, figures.budget - figures.fixed))}  (budget less system text, tools and format)"
     marks = {"high": figures.high, "soft": figures.soft, "low": figures.low}
@@ -257,17 +263,21 @@ def _facts(found: Fitted) -> Iterator[tuple[str, str]]:
 
 def _steps(found: Fitted) -> Iterator[Step]:
     """What each stage took away, in the provider's tokens; what no other stage accounts for was folded."""
-    plan, reading, factor = found.plan, found.subject.reading, found.subject.factor
+    plan, reading, factor = found.plan, found.sent, found.measured.token_ratio
     if found.plan.report.outcome == "verbatim":
         return
     before = reading.fixed + reading.history
-    added = found.subject.recall
-    saved = {"tools": reading.fixed + added - found.subject.figures.fixed, "recall": -added if plan.recall else 0}
+    edits = plan.view.edits if plan.view else NO_EDITS
+    added = found.measured.addition.tokens
+    saved = {
+        "tools": reading.fixed + added - found.measured.budget.fixed,
+        "recall": -added if edits.addition else 0,
+    }
     touched = {"tools": _tools_in(reading), "output": 1, "recall": 1}
-    record = plan.record
+    record = edits.record
     if record is not None:
-        count = functools.partial(found.tokenizers.count, found.subject.route.encoding)
-        dialect = DIALECTS[found.subject.request.api]
+        count = functools.partial(found.tokenizers.count, found.measured.route.encoding)
+        dialect = found.measured.dialect
         stages = _stages_of(record)
         for index, edit in record.edits.items():
             stage = stages.get(index, "clip")

@@ -13,8 +13,8 @@ from proxy import settings as configuration
 from proxy.building import open_engine
 from proxy.core.conversation.sessions import Message, Session, read_sessions
 from proxy.core.errors import UllageError
+from proxy.core.request import Request
 from proxy.engine import Engine
-from proxy.ports import Request
 from proxy.routing import open_catalogue
 from proxy.settings import Prices, Settings
 from proxy.store import open_store

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from proxy.core.compression.schedule import Event
 from proxy.core.conversation.pages import ITEM, Entry, dump, ref_of
+from proxy.core.decisions import CountedView
 from proxy.ports import Clock, Originals
-from proxy.walk.plans import Subject
 
 Outcome = Literal["kept", "dropped", "too_big", "failed"]
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
@@ -68,16 +68,17 @@ class Archive:
         self._bytes = 0
         self._writing: asyncio.Task[None] | None = None
 
-    def keep(self, subject: Subject, root: bytes, event: Event, before: Event | None) -> str:
-        """Keep what *event* took out of the view after *before*; the reference of the list of it.
+    def keep(self, view: CountedView, root: bytes, event: Event) -> str:
+        """Keep what *event* took out of the conversation's last view; the reference of the list of it.
 
         Empty where nothing went, where too much waits already, or where the store failed a moment ago.
         """
-        tenant, items, raw = subject.request.tenant, subject.reading.items, subject.raw
+        tenant, parsed = view.measured.request.tenant, view.measured.parsed
+        items, before = parsed.items, view.edits.previous
         entries: list[Entry] = []
         fresh: list[tuple[bytes, bytes]] = []
         for index in left_by(event, before, [item.role for item in items[: event.place]]):
-            item, content = items[index], raw.item(index)
+            item, content = items[index], parsed.item(index)
             if len(content) > self._terms.most:
                 entries.append(Entry(index, item.role, b"", len(content)))
                 self._observe("too_big", 1)

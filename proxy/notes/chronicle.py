@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 
+from proxy.core.compression.record import Record
 from proxy.core.compression.schedule import Event
+from proxy.core.conversation.items import Layout
 from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
+from proxy.core.decisions import CountedView
+from proxy.core.report import Report
+from proxy.core.request import Request
 from proxy.notes.archive import Archive
-from proxy.ports import Register, Request
-from proxy.walk.plans import Plan, Subject
+from proxy.ports import Register
+from proxy.walk.plans import Plan
 
 LEAST = 60.0
 """Seconds between two notes on requests of one conversation, compactions aside."""
@@ -35,29 +40,25 @@ class Chronicle:
 
     def answered(self, request: Request, plan: Plan) -> None:
         """Note that *plan* was sent for *request*: a compaction always, other views now and then."""
-        subject, report = plan.subject, plan.report
-        if subject is None or not plan.links or not subject.layout.count or not report.conversation:
+        view, report = plan.view, plan.report
+        if view is None or view.layout is None or not view.layout.count or not report.conversation:
             return
         if report.observed or report.client_compaction:
             return
-        root, route = subject.root(plan.links), subject.route.name
-        fresh = report.event and plan.record is not None
+        root, route, record = view.measured.root_hash(view.layout), view.measured.route.name, view.edits.record
+        fresh = report.event and record is not None
         key = (route, root)
         if not fresh and key in self._recent:
             return
         self._recent[key] = True
-        now, lasting = self._now(), plan.record is not None
+        now, lasting = self._now(), record is not None
         self._register.seen(request.tenant, report.conversation, root, now, lasting=lasting)
-        last = _last(plan, subject, int(now))
+        last = _last(report, view, view.layout, int(now))
         self._register.note(request.tenant, root, name_of(last), dump(last), lasting=lasting)
-        if fresh:
-            event = _event(plan, subject, int(now), self._kept(plan, subject, root))
+        if fresh and record is not None:
+            archive = self._archive.keep(view, root, record.event) if self._archive else ""
+            event = _event(report, view, view.layout, record, int(now), archive)
             self._register.note(request.tenant, root, name_of(event), dump(event), lasting=True)
-
-    def _kept(self, plan: Plan, subject: Subject, root: bytes) -> str:
-        if self._archive is None or plan.record is None:
-            return ""
-        return self._archive.keep(subject, root, plan.record.event, plan.before)
 
     def job(self, tenant: bytes, root: bytes, note: JobNote) -> None:
         """Note what has become of a summary; that it was passed over again, only now and then."""
@@ -69,15 +70,14 @@ class Chronicle:
         self._register.note(tenant, root, name_of(note), dump(note), lasting=True)
 
 
-def _last(plan: Plan, subject: Subject, now: int) -> LastNote:
-    report = plan.report
-    place = plan.record.event.place if plan.record else 0
+def _last(report: Report, view: CountedView, layout: Layout, now: int) -> LastNote:
+    place = view.edits.record.event.place if view.edits.record else 0
     return LastNote(
         version=VERSION,
         made=now,
-        route=subject.route.name,
+        route=view.measured.route.name,
         api=report.api,
-        items=subject.layout.count,
+        items=layout.count,
         window=report.window or 0,
         budget=report.budget or 0,
         before=report.tokens_before or 0,
@@ -85,26 +85,26 @@ def _last(plan: Plan, subject: Subject, now: int) -> LastNote:
         outcome=report.outcome,
         stages=report.stages,
         place=place,
-        chain=plan.links[place - 1] if place else b"",
+        chain=view.measured.prefix_hashes[place - 1] if place else b"",
         epoch=report.epoch,
         spent=report.summary_tokens,
     )
 
 
-def _event(plan: Plan, subject: Subject, now: int, archive: str) -> EventNote:
-    assert plan.record is not None
-    record, event, factor = plan.record, plan.record.event, subject.factor
-    kept = sum(subject.reading.items[i].tokens for i in event.anchors)
+def _event(report: Report, view: CountedView, layout: Layout, record: Record, now: int, archive: str) -> EventNote:
+    measured, event, previous = view.measured, record.event, view.edits.previous
+    factor = measured.token_ratio
+    kept = sum(measured.parsed.items[i].tokens for i in event.anchors)
     return EventNote(
         version=VERSION,
         made=now,
-        route=subject.route.name,
-        chain=plan.links[event.place - 1],
+        route=measured.route.name,
+        chain=measured.prefix_hashes[event.place - 1],
         place=event.place,
-        since=plan.before.cut if plan.before else 0,
+        since=previous.cut if previous else 0,
         cut=event.cut,
-        taken=int((subject.layout.sums[event.cut] - kept) * factor) if event.cut else 0,
-        left=plan.report.regions.get("summary", 0),
+        taken=int((layout.sums[event.cut] - kept) * factor) if event.cut else 0,
+        left=report.regions.get("summary", 0),
         by=record.by,
         upto=record.upto,
         stages=event.stages,

@@ -8,21 +8,49 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Final
 
+from proxy.core.conversation.outline import continues_stored
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.server.config import ServerConfig
 from proxy.server.intake import CREDENTIALS, Intake
+from proxy.server.routes import is_stateless
 
 _TELLING: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
 class Access:
-    """Decides from a request's headers alone."""
+    """Decides from a request's headers alone. ``loopback``: only this machine can reach the listener."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._keys = tuple(_digest(key) for key in config.access_keys)
         self._admin = _digest(config.admin_key) if config.admin_key else None
         self._origins = config.origins
+        self._hosts = config.hosts
+        shares = bool(config.access_keys) and config.relay != "all"
+        self._shared_upstreams = config.keyed_upstreams if shares else frozenset()
+        self._open_metrics = config.open_metrics
+        self.loopback = False
+
+    def knows_host(self, host: str) -> bool:
+        """Return False if *host* (a ``Host`` field's value) is a name that anybody may have pointed at this machine.
+
+        A page of any site can have its own name resolve to 127.0.0.1 (DNS rebinding). Its browser then takes this
+        listener for that site and sends neither a foreign ``Origin`` nor a credential that could be missed, but it
+        cannot lie about ``Host``. An address cannot be pointed anywhere. Browsers always send the field; without one
+        there is nothing to refuse.
+        """
+        if not self.loopback or not host:
+            return True
+        name = (host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host).lower().removesuffix(".")
+        return name == "localhost" or name in self._hosts or _is_address(name)
+
+    def check_host(self, host: str) -> None:
+        """Raise ``Forbidden`` unless ``knows_host``."""
+        if not self.knows_host(host):
+            raise Forbidden(
+                "This listener is for its own machine: call it by an address, such as 127.0.0.1, or as localhost. "
+                "Other names that lead to it are listed in server.hosts."
+            )
 
     def admit(self, intake: Intake) -> bytes:
         """The caller's tenant (32 bytes). A proxy key is taken out of what is forwarded. Raises ``Unauthorized``."""
@@ -45,17 +73,47 @@ class Access:
             raise Forbidden("Requests from this web origin are not accepted; list it in server.origins to allow it.")
         return ""
 
-    def check_admin(self, intake: Intake, names: Iterable[str], *, loopback: bool) -> None:
+    def check_admin(self, intake: Intake, names: Iterable[str]) -> None:
         """Raise unless the admin key came, or there is none and the caller is surely on this machine."""
         if self._admin is not None:
             if not hmac.compare_digest(_digest(_bearer(intake.seen.get("authorization", ""))), self._admin):
-                raise Unauthorized("The admin API needs 'Authorization: Bearer <server.admin_key>'.")
+                raise Unauthorized("This page needs 'Authorization: Bearer <server.admin_key>'.")
             return
-        forwarded = any(name.lower() in _FORWARDED for name in names)
-        if not loopback or forwarded:
-            raise Forbidden("The admin API is closed: set server.admin_key to use it from another machine.")
+        if not self._is_local(names):
+            raise Forbidden("This page is closed: set server.admin_key to read it from another machine.")
 
-    def owner(self, intake: Intake, names: Iterable[str], *, loopback: bool) -> bytes:
+    def check_metrics(self, intake: Intake, names: Iterable[str]) -> None:
+        """Raise unless the metrics are for everybody, the caller is surely on this machine, or the admin key came.
+
+        Behind access keys others share the proxy, and metrics name models, upstreams, projects and tenants.
+        """
+        if self._keys and not self._open_metrics and not self._is_local(names):
+            self.check_admin(intake, names)
+
+    def check_stateless(self, method: str, path: str, upstream: str) -> None:
+        """Raise ``Forbidden`` if *path* could reach what others keep under the key that callers of *upstream* share."""
+        if upstream in self._shared_upstreams and not is_stateless(method, path):
+            raise Forbidden(
+                "Behind shared access keys only stateless routes are relayed: what others keep under the upstream's "
+                "key could be read on this path (server.relay: all allows it)."
+            )
+
+    def check_stored(self, body: bytes, upstream: str, headers: Iterable[tuple[str, str]] = ()) -> None:
+        """Raise ``Forbidden`` if *body* goes on from what *upstream* may have stored for the caller of another key.
+
+        So may one of which *headers*, that go with it, say that it has a content-encoding still.
+        """
+        if len(self._keys) <= 1 or upstream not in self._shared_upstreams:
+            return
+        coded = any(name.lower() == "content-encoding" for name, _ in headers)
+        if coded or continues_stored(body):
+            raise Forbidden(
+                "Behind shared access keys a request cannot go on from a stored response or conversation, which may be "
+                "another caller's: leave out previous_response_id and conversation and send the whole input "
+                "(server.relay: all allows them)."
+            )
+
+    def owner(self, intake: Intake, names: Iterable[str]) -> bytes:
         """The tenant whose conversations the caller may ask about: its own, by the credential of its model calls.
 
         Whoever holds the admin key names another's access key in ``x-ullage-key``. Callers without any credential are
@@ -73,10 +131,12 @@ class Access:
                 raise Forbidden("Say whose conversations: send the client's access key in x-ullage-key.")
             return self._by_proxy_key(intake)
         if not admin and not any(seen.get(name) for name in _TELLING):
-            self.check_admin(intake, names, loopback=loopback)
-            if not _is_of_this_machine(seen.get("host", "")):
-                raise Forbidden("Ask under an address of this machine, such as 127.0.0.1 or localhost.")
+            self.check_admin(intake, names)
         return client_tenant(seen)
+
+    def _is_local(self, names: Iterable[str]) -> bool:
+        """Whether the caller is surely on this machine, by where the proxy listens and the *names* of its headers."""
+        return self.loopback and not any(name.lower() in _FORWARDED for name in names)
 
     def _by_proxy_key(self, intake: Intake) -> bytes:
         own = intake.own.get("key")
@@ -123,13 +183,11 @@ def proxy_tenant(key: str) -> bytes:
     return sha256(b"ullage tenant\0proxy\0" + key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _is_of_this_machine(host: str) -> bool:
-    """Whether a ``Host`` is an address or ``localhost``: another site's name may have been pointed at this machine."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
-        return name.lower() == "localhost" or name.lower().endswith(".localhost")
+        return False
     return True
 
 

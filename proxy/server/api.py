@@ -17,7 +17,7 @@ from cachetools import LRUCache
 from proxy.core.conversation.pages import page_of
 from proxy.core.errors import InvalidRequest, NotFound, TooManyRequests
 from proxy.server.access import Access
-from proxy.server.body import BodyReader, Held
+from proxy.server.body import BodyBytes, BodyReader
 from proxy.server.config import Limits
 from proxy.server.contracts import Conversations
 from proxy.server.intake import Intake, read_headers
@@ -62,15 +62,14 @@ class Pace:
 
 
 class Api:
-    """Answers for conversations. ``loopback`` says whether only this machine can reach the listener."""
+    """Answers for conversations."""
 
     def __init__(self, access: Access, conversations: Conversations, limits: Limits) -> None:
         self._access = access
         self._conversations = conversations
         self._limits = replace(limits, body=BODY)
-        self._held = Held(BODY * 64)
+        self._body_bytes = BodyBytes(BODY * 64)
         self._pace = Pace()
-        self.loopback = False
 
     @staticmethod
     def serves(path: str) -> bool:
@@ -81,7 +80,7 @@ class Api:
         """The status and the body, to be written as JSON. Raises ``UllageError``."""
         intake = read_headers(request.raw_headers)
         self._access.check_origin(intake)
-        tenant = self._access.owner(intake, request.headers.keys(), loopback=self.loopback)
+        tenant = self._access.owner(intake, request.headers.keys())
         self._pace.admit(tenant)
         kind, _, name = path.removeprefix(ROOT).partition("/")
         if kind == "compact":
@@ -102,9 +101,9 @@ class Api:
         # A page of another site can send no JSON without being asked first.
         if not intake.seen.get("content-type", "").lower().startswith("application/json"):
             raise InvalidRequest("Send the body as application/json.")
-        reader = BodyReader(request.content, request.content_length, self._limits, self._held)
+        reader = BodyReader(request.content, request.content_length, self._limits, self._body_bytes, tenant)
         try:
-            reader.reserve()
+            reader.check_declared()
             body = await reader.whole()
         finally:
             reader.release()

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from proxy import ports
 from proxy.core.conversation.compaction import announced
 from proxy.core.conversation.identity import epoch_of, session_of
+from proxy.core.request import Origin, Request
 from proxy.server.body import BodyReader, inflated
 from proxy.server.intake import Intake, options, window_variant
 from proxy.server.routes import managed
@@ -25,9 +25,7 @@ class _Named(msgspec.Struct):
 _NAMED: Final = msgspec.json.Decoder(_Named)
 
 
-async def read_request(
-    plain: ports.Request, path_qs: str, intake: Intake, reader: BodyReader, most: int
-) -> ports.Request:
+async def read_request(plain: Request, path_qs: str, intake: Intake, reader: BodyReader, most: int) -> Request:
     """Add to *plain*, which has the body as it came, what the path and the headers say.
 
     A content-encoding is taken off, to at most *most* bytes, and its header with it. Raises ``InvalidRequest``.
@@ -35,7 +33,7 @@ async def read_request(
     asking, encoding = plain, intake.seen.get("content-encoding")
     if encoding is not None:
         asking = replace(asking, body=await inflated(asking.body, encoding, most))
-        reader.take(max(0, len(asking.body) - reader.taken))
+        reader.count(len(asking.body))
     _, model = managed(path_qs.partition("?")[0]) or ("", "")
     asking = replace(
         asking,
@@ -48,7 +46,7 @@ async def read_request(
     )
     if encoding is not None:
         intake.drop(("content-encoding",))
-    return replace(asking, origin=ports.Origin(path_qs, tuple(intake.forward)))
+    return replace(asking, origin=Origin(path_qs, tuple(intake.forward)))
 
 
 def named_model(body: bytes, *, complete: bool) -> str:

@@ -1,10 +1,11 @@
-"""Request bodies: read whole under a limit and a deadline, inflated safely, or handed on as a stream."""
+"""Request bodies: read whole under a limit while they make progress, inflated safely, or handed on as a stream."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -26,106 +27,141 @@ class UnsupportedEncoding(UllageError):
     kind = "invalid_request_error"
 
 
-class Held:
-    """Bytes of request bodies in memory, of all requests together, under one limit."""
+class BodyBytes:
+    """Bytes of request bodies in memory, of all requests together, under one limit of which everybody has a share.
+
+    A caller may have as much as is free beside it, so that others always find some room: one alone half of all, two a
+    third each. A caller's only body may take what is left: the largest body that is allowed must pass.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._by_tenant: Counter[bytes] = Counter()
         self.bytes = 0
 
-    def take(self, size: int) -> None:
-        """Account for *size* more bytes. Raises ``Overloaded`` when they do not fit."""
+    def add(self, tenant: bytes, size: int, *, body: int) -> None:
+        """Count *size* more bytes of a body of *tenant* that has *body* already. Raises ``Overloaded``."""
         if self.bytes + size > self._limit:
-            raise Overloaded("The proxy holds as many request bytes as it may (server.limits.held). Try again soon.")
+            raise Overloaded(
+                "The proxy has as many request bytes in memory as it may (server.limits.in_flight_bytes). "
+                "Try again soon."
+            )
+        own = self._by_tenant[tenant]
+        if own > body and own + size > self._limit - self.bytes:
+            raise Overloaded(
+                "The requests of this caller have their share of the request bytes that the proxy has in memory "
+                "(server.limits.in_flight_bytes). Try again soon."
+            )
+        self._by_tenant[tenant] += size
         self.bytes += size
 
-    def give(self, size: int) -> None:
-        """Account for *size* bytes that are gone."""
+    def remove(self, tenant: bytes, size: int) -> None:
+        """Count *size* bytes of *tenant* that are gone."""
         self.bytes -= size
+        self._by_tenant[tenant] -= size
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
+
+
+class Progress:
+    """Patience with a client that sends a body: at most *pause* seconds without a byte, and *rate* bytes a second.
+
+    Bytes above the rate buy patience for later, but never more than *pause*: a body that stops is given up as soon
+    after its first byte as after its last but one, whatever length it declared.
+    """
+
+    def __init__(self, pause: float, rate: int) -> None:
+        self._pause = self._left = pause
+        self._rate = rate
+
+    async def next(self, content: StreamReader) -> bytes:
+        """The next bytes of *content*, empty at its end. Raises ``RequestTimeout`` and ``InvalidRequest``."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with asyncio.timeout(self._left):
+                chunk = await _next(content)
+        except TimeoutError as error:
+            raise RequestTimeout("The request body stopped coming, or came too slowly.") from error
+        self._left = min(self._pause, self._left - (clock() - began) + len(chunk) / self._rate)
+        return chunk
 
 
 class BodyReader:
-    """Reads one request's body. ``taken`` bytes are on the account until ``release``."""
+    """Reads one request's body. What has arrived is counted as *tenant*'s until ``release``."""
 
-    __slots__ = ("_account", "_content", "_declared", "_limits", "taken")
+    __slots__ = ("_account", "_content", "_declared", "_limits", "_tenant", "taken")
 
-    def __init__(self, content: StreamReader, declared: int | None, limits: Limits, account: Held) -> None:
+    def __init__(
+        self, content: StreamReader, declared: int | None, limits: Limits, account: BodyBytes, tenant: bytes
+    ) -> None:
         self._content = content
         self._declared = declared
         self._limits = limits
         self._account = account
+        self._tenant = tenant
         self.taken = 0
 
     def release(self) -> None:
         """Give the account back what this body took; harmless when called again."""
-        self._account.give(self.taken)
+        self._account.remove(self._tenant, self.taken)
         self.taken = 0
 
-    def reserve(self) -> None:
-        """Take the declared size on the account before a byte is read. Raises ``BodyTooLarge`` or ``Overloaded``."""
-        if self._declared is not None:
-            if self._declared > self._limits.body:
-                raise BodyTooLarge(self._limits.body)
-            self.take(self._declared)
+    def check_declared(self) -> None:
+        """Raise ``BodyTooLarge`` before a byte is read if the declared length is above the limit."""
+        if self._declared is not None and self._declared > self._limits.body:
+            raise BodyTooLarge(self._limits.body)
 
-    def take(self, size: int) -> None:
-        """Take *size* bytes more on the account."""
-        self._account.take(size)
-        self.taken += size
+    def count(self, size: int) -> None:
+        """Count the body as *size* bytes, if that is more than before. Raises ``Overloaded``."""
+        if size > self.taken:
+            self._account.add(self._tenant, size - self.taken, body=self.taken)
+            self.taken = size
 
     async def whole(self) -> bytes:
         """The body as sent. Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` or ``InvalidRequest``."""
-        limit = self._limits.body
-        if self._content.is_eof() and self._content.exception() is None:
-            body = self._content.read_nowait()
-            if len(body) > limit:
-                raise BodyTooLarge(limit)
-            return body
-        parts, complete = await self._upto(limit)
+        body, complete = await self._upto(self._limits.body)
         if not complete:
-            raise BodyTooLarge(limit)
-        return b"".join(parts)
+            raise BodyTooLarge(self._limits.body)
+        return body
 
     async def peek(self) -> tuple[bytes, bool]:
         """The body's first ``peek`` bytes or a little more, and whether that is all of it."""
-        if self._content.is_eof() and self._content.exception() is None:
-            return self._content.read_nowait(), True
-        parts, complete = await self._upto(self._limits.peek)
-        return b"".join(parts), complete
+        first, complete = await self._upto(self._limits.peek)
+        self.count(len(first))
+        return first, complete
 
-    async def _upto(self, limit: int) -> tuple[list[bytes], bool]:
-        loop = asyncio.get_running_loop()
-        limits = self._limits
-        start = loop.time() + limits.body_seconds + (self._declared or 0) / limits.body_rate
+    async def _upto(self, limit: int) -> tuple[bytes, bool]:
+        if self._content.is_eof() and self._content.exception() is None:
+            body = self._content.read_nowait()
+            if len(body) > limit:
+                return body, False
+            self.count(len(body))
+            return body, True
+        progress = Progress(self._limits.body_pause, self._limits.body_rate)
         parts: list[bytes] = []
         size = 0
-        try:
-            async with asyncio.timeout_at(start) as deadline:
-                while chunk := await _next(self._content):
-                    parts.append(chunk)
-                    size += len(chunk)
-                    if size > self.taken:
-                        self.take(size - self.taken)
-                    if size > limit:
-                        return parts, False
-                    if self._declared is None:
-                        # The allowance grows with what has come: the same floor speed as for a known length.
-                        deadline.reschedule(start + size / limits.body_rate)
-        except TimeoutError as error:
-            raise RequestTimeout("The request body came too slowly.") from error
-        return parts, True
+        while chunk := await progress.next(self._content):
+            parts.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                return b"".join(parts), False
+            self.count(size)
+        return b"".join(parts), True
 
 
 class Upload:
     """The rest of a client's body as a stream: what was already read, then every chunk as it arrives.
 
-    Use it inside ``moving``: neither the sender nor the receiver may pause for more than *idle* seconds.
+    Use it inside ``moving``: the receiver may not pause for more than *idle* seconds, and the sender must show
+    *progress*.
     """
 
-    def __init__(self, first: bytes, content: StreamReader, idle: float) -> None:
+    def __init__(self, first: bytes, content: StreamReader, idle: float, progress: Progress) -> None:
         self._first = first
         self._content = content
         self._idle = idle
+        self._progress = progress
         self._deadline: asyncio.Timeout | None = None
 
     @contextlib.asynccontextmanager
@@ -146,11 +182,7 @@ class Upload:
         self._allow(None)
         chunk, self._first = self._first, b""
         if not chunk:
-            try:
-                async with asyncio.timeout(self._idle):
-                    chunk = await _next(self._content)
-            except TimeoutError as error:
-                raise RequestTimeout("The request body stopped coming.") from error
+            chunk = await self._progress.next(self._content)
             if not chunk:
                 raise StopAsyncIteration
         self._allow(asyncio.get_running_loop().time() + self._idle)

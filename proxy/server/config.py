@@ -13,18 +13,25 @@ class Limits:
     """Bounds of one process: bytes, counts and seconds.
 
     ``body`` bounds a managed body, as sent and inflated; ``peek`` a relayed JSON body read to learn its model;
-    ``held`` all request bodies in memory together. A body has ``body_seconds`` plus its size over ``body_rate``.
-    ``write`` is how long a client may take nothing of what waits for it, ``idle`` the pause allowed in an upload.
+    ``in_flight_bytes`` all request bodies in memory together. A body that is kept in memory comes at ``body_rate``
+    bytes a second or faster in the long run, a relayed one at ``upload_rate``, both without a pause of more than
+    ``body_pause`` seconds. ``header`` bounds one header field, ``head`` a whole request head, ``fields`` their number.
+    ``write`` is how long a client may take nothing of what waits for it, ``idle`` how long an
+    upstream may take nothing of an upload.
     """
 
     body: int = 64 * 2**20
     peek: int = 2**20
-    held: int = 512 * 2**20
+    in_flight_bytes: int = 512 * 2**20
     in_flight: int = 4096
-    body_seconds: float = 10.0
+    body_pause: float = 10.0
     body_rate: int = 64 * 2**10
+    upload_rate: int = 2**10
     keep_alive: float = 15.0
     header: int = 32 * 2**10
+    head: int = 128 * 2**10
+    fields: int = 100
+    connections: int = 2048
     write: float = 60.0
     idle: float = 300.0
 
@@ -54,6 +61,8 @@ class ServerConfig:
     ``keyed_upstreams`` are those with an API key of their own: behind ``access_keys`` only stateless routes reach
     them, unless ``relay`` is ``all``. ``websockets``: the Responses
     route's are relayed too. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
+    ``open_metrics``: ``/metrics`` needs no admin key beside access keys.
+    ``hosts`` are names (lower case) under which a loopback listener may be called beside addresses and localhost.
     ``usage_upstreams`` are asked for usage in every stream; clients that did not ask for it do not see it.
     ``headers_of`` tells what is added for a model, ``name_of`` what its upstream calls it.
     """
@@ -65,6 +74,8 @@ class ServerConfig:
     keyed_upstreams: frozenset[str] = frozenset()
     relay: Literal["stateless", "all"] = "stateless"
     origins: frozenset[str] = frozenset()
+    hosts: frozenset[str] = frozenset()
+    open_metrics: bool = False
     websockets: bool = True
     limits: Limits = Limits()
     usage_upstreams: frozenset[str] = frozenset()

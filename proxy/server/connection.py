@@ -1,50 +1,168 @@
-"""Client connections: aiohttp's parser and loop, with static errors and an end that loses no request."""
+"""Client connections: aiohttp's parser and loop under limits, with static errors and an end that loses no request."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD
 
-from proxy.core.errors import InvalidRequest, UllageError, error_body
+from proxy.core.errors import InvalidRequest, Overloaded, UllageError, error_body
 from proxy.server.config import Limits
 from proxy.server.outgoing import Outgoing
 
 Handler = Callable[[web.BaseRequest], Awaitable[Outgoing]]
+Parsed = tuple[Sequence[tuple[RawRequestMessage, StreamReader]], bool, bytes]
+
+_PIPELINED: Final = 2
+"""Requests that may wait on a connection for the one before them. aiohttp's 32 would be 32 heads."""
+_MANY_FIELDS: Final = "Too many headers received"
+"""What aiohttp's parsers, the one in C and the one in Python, say of more than ``max_headers`` fields."""
+
+
+class HeadTooLarge(UllageError):
+    """The request line and header fields together are too long, or too many."""
+
+    status = 431
+    code = "request_header_fields_too_large"
+    kind = "invalid_request_error"
+
 
 _UNREADABLE: Final = error_body(InvalidRequest("This is not a valid HTTP/1.1 request."), "chat")
+_TOO_LARGE: Final = error_body(
+    HeadTooLarge(
+        "The request's header fields are too large or too many "
+        "(server.limits.headers bounds one, server.limits.head all of them, server.limits.fields their number)."
+    ),
+    "chat",
+)
 _BROKEN: Final = error_body(UllageError(), "chat")
+_FULL: Final = error_body(
+    Overloaded("The proxy has as many connections as it may (server.limits.connections). Try again soon."), "chat"
+)
+_FULL_ANSWER: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
+)
+
+
+class HeadLimit:
+    """aiohttp's parser, given up when what it collects of a request's head or trailers grows above *limit* bytes.
+
+    aiohttp bounds one field and their number; the head may still be as large as both multiplied, and is in memory
+    before any key is looked at. Bytes count until a request or a part of its body comes out of them: what comes in
+    and comes out as neither is a head, trailers, or what stands beside chunks.
+    """
+
+    def __init__(self, parser: Any, limit: int) -> None:
+        self._parser = parser
+        self._limit = limit
+        self._size = 0
+        self._payload: StreamReader = EMPTY_PAYLOAD
+        self._body = 0
+        self._refused = False
+
+    def feed_data(self, data: bytes) -> Parsed:
+        """The requests whose heads *data* completes. Raises ``HttpProcessingError`` once, for aiohttp to answer."""
+        if self._refused:
+            return (), False, b""
+        try:
+            return self._parsed(data)
+        except HttpProcessingError:
+            self._refused = True
+            raise
+
+    def pause_reading(self) -> None:
+        """Stop after what was fed."""
+        self._parser.pause_reading()
+
+    def message_consumed(self) -> None:
+        """A request that came out is handled."""
+        self._parser.message_consumed()
+
+    def set_upgraded(self, value: bool) -> None:
+        """Go on with HTTP, or not."""
+        self._parser.set_upgraded(value)
+
+    def _parsed(self, data: bytes) -> Parsed:
+        parsed: Parsed = self._parser.feed_data(data)
+        size, self._size = self._size + len(data), 0
+        if parsed[0]:
+            self._payload = parsed[0][-1][1]
+            if size > self._limit:
+                for message, _ in parsed[0]:
+                    self._check(_size_of(message))
+        elif self._payload.total_bytes == self._body:
+            self._size = size
+            self._check(size)
+        self._body = self._payload.total_bytes
+        return parsed
+
+    def _check(self, size: int) -> None:
+        if size <= self._limit:
+            return
+        if not self._payload.is_eof():
+            # Trailers: whoever waits for the rest of this body waits in vain.
+            self._payload.set_exception(web.RequestPayloadError("the trailers are too large"))
+        raise LineTooLong(b"", self._limit)
 
 
 class Connection(web.RequestHandler):
     """One client connection."""
 
+    __slots__ = ("_refusals",)
+
+    def __init__(self, listener: Listener, head: int, **options: Any) -> None:
+        super().__init__(listener, **options)
+        self._refusals = listener.refusals
+        # aiohttp has no setting for the size of a whole head, nor for how many requests wait parsed.
+        self._parser = cast("Any", HeadLimit(self._parser, head))
+        self._max_msg_queue_size = _PIPELINED
+        self._msg_queue_resume_size = _PIPELINED - 1
+
     def handle_error(
         self,
         request: web.BaseRequest,
         status: int = 500,
-        exc: BaseException | None = None,  # noqa: ARG002
+        exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002
     ) -> web.StreamResponse:
         """A closing answer that repeats nothing of what was sent."""
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun")
-        response = web.Response(
-            status=status, body=_UNREADABLE if status == 400 else _BROKEN, content_type="application/json"
-        )
+        body = _BROKEN
+        if isinstance(exc, HttpProcessingError):
+            # Its frames hold the connection's last 256 KiB, and aiohttp's hold it: a cycle until the next collection.
+            exc.__traceback__ = None
+            too_large = isinstance(exc, LineTooLong) or exc.message == _MANY_FIELDS
+            self._refusals["head_too_large" if too_large else "not_http"] += 1
+            status, body = (HeadTooLarge.status, _TOO_LARGE) if too_large else (400, _UNREADABLE)
+        response = web.Response(status=status, body=body, content_type="application/json")
         response.force_close()
         return response
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is waiting or answered on it; one may be on its way."""
+        return self._current_request is None and not self._messages
+
     def close_if_idle(self) -> None:
         """Close the connection if no request is being read, waiting or answered on it."""
-        if self._current_request is None and not self._messages:
+        if self.idle:
             self.force_close()
 
 
 class Listener(web.Server):
-    """Makes connections; knows those that are open."""
+    """Makes connections, not more than may be; knows those that are open, and how many requests were none.
+
+    ``refusals`` counts by reason: ``head_too_large``, ``not_http``; ``full`` for a connection above the limit, and
+    ``made_room`` for an idle one that was closed in its favour.
+    """
 
     def __init__(self, handler: Handler, limits: Limits) -> None:
         super().__init__(
@@ -55,16 +173,49 @@ class Listener(web.Server):
             lingering_time=2.0,
             max_line_size=limits.header,
             max_field_size=limits.header,
-            max_headers=256,
+            max_headers=limits.fields,
             auto_decompress=False,
         )
         self._options = dict(self._kwargs)
+        self._head = limits.head
+        self._most = limits.connections
+        self._open: dict[Connection, None] = {}
+        self.refusals: Counter[str] = Counter()
 
     def __call__(self) -> Connection:
         """A new connection."""
-        return Connection(self, loop=asyncio.get_running_loop(), **self._options)
+        return Connection(self, self._head, loop=asyncio.get_running_loop(), **self._options)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Count a connection in; above the limit the oldest idle one makes room, or the new one is refused."""
+        super().connection_made(handler, transport)
+        if len(self._open) < self._most or self._make_room():
+            self._open[cast("Connection", handler)] = None
+            return
+        self.refusals["full"] += 1
+        transport.write(_FULL_ANSWER)
+        handler.force_close()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        """Count a connection out."""
+        self._open.pop(cast("Connection", handler), None)
+        super().connection_lost(handler, exc)
 
     def close_idle(self) -> None:
         """Close the connections on which nothing is under way."""
         for connection in self.connections:
             cast("Connection", connection).close_if_idle()
+
+    def _make_room(self) -> bool:
+        idle = next((connection for connection in self._open if connection.idle), None)
+        if idle is None:
+            return False
+        del self._open[idle]
+        self.refusals["made_room"] += 1
+        idle.force_close()
+        return True
+
+
+def _size_of(message: RawRequestMessage) -> int:
+    """Bytes of a head, without its line ends and spaces."""
+    return len(message.path) + sum(len(name) + len(value) for name, value in message.raw_headers)

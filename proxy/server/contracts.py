@@ -10,6 +10,7 @@ from proxy.core.conversation.pages import Page
 from proxy.core.errors import UllageError
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import Report, Usage
+from proxy.core.request import Request
 
 
 class Answer(Protocol):
@@ -47,16 +48,16 @@ class Answer(Protocol):
 class Engine(Protocol):
     """Handles managed requests."""
 
-    async def exchange(self, request: ports.Request, send: ports.Send) -> Answer:
+    async def exchange(self, request: Request, send: ports.Send) -> Answer:
         """The answer to *request*. Raises ``UllageError``."""
 
-    async def count(self, request: ports.Request, send: ports.Send) -> Answer:
+    async def count(self, request: Request, send: ports.Send) -> Answer:
         """The answer to a request for a count of tokens. Raises ``UllageError``."""
 
-    async def compact(self, request: ports.Request, send: ports.Send) -> Answer:
+    async def compact(self, request: Request, send: ports.Send) -> Answer:
         """The answer to a request for a compaction of a conversation. Raises ``UllageError``."""
 
-    async def untouched(self, request: ports.Request, send: ports.Send) -> Answer:
+    async def untouched(self, request: Request, send: ports.Send) -> Answer:
         """The upstream's answer to the client's own bytes, after a fault of ours. Raises ``UllageError``."""
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Final
 
 from proxy.core.errors import Overloaded
-from proxy.server.body import Held
+from proxy.server.body import BodyBytes
 from proxy.server.config import Limits
 
 # How long a cut request may take to say goodbye.
@@ -19,7 +19,7 @@ class Gate:
     def __init__(self, limits: Limits) -> None:
         self._limit = limits.in_flight
         self._running: set[asyncio.Task[Any]] = set()
-        self.held = Held(limits.held)
+        self.body_bytes = BodyBytes(limits.in_flight_bytes)
         self.ready = False
         self.draining = False
         self.cutting = False

@@ -15,15 +15,16 @@ from urllib.parse import parse_qs
 from aiohttp import web
 
 from proxy import ports
-from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.errors import InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, response_headers
+from proxy.core.request import Request
 from proxy.faults import Faults, Where
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
 from proxy.server.asked import UsageHider, ask
 from proxy.server.asking import named_model, read_request
-from proxy.server.body import BodyReader, Upload
+from proxy.server.body import BodyReader, Progress, Upload
 from proxy.server.config import ServerConfig
 from proxy.server.contracts import Answer, Engine, Observe, Route, Upstream
 from proxy.server.gate import Gate
@@ -33,7 +34,7 @@ from proxy.server.models import Models
 from proxy.server.naming import renamed
 from proxy.server.observer import ReplyObserver
 from proxy.server.outgoing import ClientLeft, Outgoing
-from proxy.server.routes import COMPACTING, COUNTING, api_path, is_local, is_stateless, listed_model, managed, wire
+from proxy.server.routes import COMPACTING, COUNTING, api_path, is_local, listed_model, managed, wire
 
 _LOG: Final = logging.getLogger(__name__)
 # What a client that did not wait is logged as, after a web server's custom.
@@ -115,7 +116,7 @@ class Handler:
         out.keep_alive = out.keep_alive and not self._gate.draining
         path_qs = answers.target(request.raw_path)
         path = path_qs.partition("?")[0]
-        if is_local(path):
+        if is_local(path) and self._access.knows_host(request.headers.get("host", "")):
             await self._local.answer(request, path, out)
             return out
         began = time.perf_counter()
@@ -155,6 +156,7 @@ class Handler:
             self._fail(request, call, UllageError())
 
     async def _serve(self, request: web.BaseRequest, path_qs: str, call: Call) -> None:
+        self._access.check_host(request.headers.get("host", ""))
         intake = read_headers(request.raw_headers)
         origin = self._access.check_origin(intake)
         if origin:
@@ -173,7 +175,7 @@ class Handler:
         if request.method == "GET" and (listed := listed_model(path)) is not None:
             await self._list(path_qs, listed, call, intake)
             return
-        reader = BodyReader(request.content, request.content_length, self._limits, self._gate.held)
+        reader = BodyReader(request.content, request.content_length, self._limits, self._gate.body_bytes, tenant)
         try:
             if call.report.api == "relay":
                 await self._relay(request, path_qs, call, intake, reader)
@@ -185,12 +187,12 @@ class Handler:
     async def _managed(
         self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake, reader: BodyReader, tenant: bytes
     ) -> None:
-        reader.reserve()
+        reader.check_declared()
         answers.invite(request, intake)
         body = await reader.whole()
         path = path_qs.partition("?")[0]
         send = self._sender(path_qs, call, intake)
-        plain = ports.Request(call.report.api, body, tenant, call.report.request_id)
+        plain = Request(call.report.api, body, tenant, call.report.request_id)
         answering, asking = self._answering(path), plain
         try:
             asking = await read_request(plain, path_qs, intake, reader, self._limits.body)
@@ -220,7 +222,7 @@ class Handler:
         if was_cut and call.report.reason in ("", *_OUTDONE):
             call.report = call.report.but(reason="silently_truncated")
 
-    def _answering(self, path: str) -> Callable[[ports.Request, ports.Send], Awaitable[Answer]]:
+    def _answering(self, path: str) -> Callable[[Request, ports.Send], Awaitable[Answer]]:
         """What of the engine answers requests on *path*."""
         if path in COUNTING:
             return self._engine.count
@@ -231,6 +233,7 @@ class Handler:
         api = call.report.api
 
         async def send(upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> ports.Reply:
+            self._access.check_stored(body, upstream, intake.forward)
             going = without_secrets(intake.forward) if keyless else intake.forward
             added = self._config.headers_of(model)
             asked, call.hider = _NOT_ASKED
@@ -261,12 +264,13 @@ class Handler:
                     first = renamed(first, name)
             body = first
             if not complete:
-                body = Upload(first, request.content, self._limits.idle)
+                progress = Progress(self._limits.body_pause, self._limits.upload_rate)
+                body = Upload(first, request.content, self._limits.idle, progress)
                 if request.content_length is not None:
                     headers.append(("Content-Length", str(request.content_length)))
         upstream = self._route(model) if model else self._config.default_upstream
         call.report = call.report.but(model=model, upstream=upstream)
-        self._check_stateless(request.method, path_qs.partition("?")[0], upstream)
+        self._access.check_stateless(request.method, path_qs.partition("?")[0], upstream)
         added = self._config.headers_of(model)
         sending = self._upstream.send(upstream, request.method, path_qs, headers, body, added)
         if isinstance(body, Upload):
@@ -303,7 +307,7 @@ class Handler:
         model = parse_qs(query).get("model", [""])[0]
         upstream = self._route(model) if model else self._config.default_upstream
         call.report = call.report.but(model=model, upstream=upstream, stream=True)
-        self._check_stateless("GET", path, upstream)
+        self._access.check_stateless("GET", path, upstream)
         reply = await self._upstream.upgrade(upstream, path_qs, intake.forward)
         if reply.status == websocket.SWITCHING:
             call.report = call.report.but(status=reply.status)
@@ -314,16 +318,6 @@ class Handler:
             raise refusal
         else:
             await self._pass(call, reply, b"")
-
-    def _check_stateless(self, method: str, path: str, upstream: str) -> None:
-        config = self._config
-        if not config.access_keys or upstream not in config.keyed_upstreams or config.relay == "all":
-            return
-        if not is_stateless(method, path):
-            raise Forbidden(
-                "Behind shared access keys only stateless routes are relayed: what others keep under the upstream's "
-                "key could be read on this path (server.relay: all allows it)."
-            )
 
     async def _pass(self, call: Call, reply: ports.Reply, first: bytes, ending: Ending | None = None) -> None:
         out = call.out

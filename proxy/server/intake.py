@@ -10,7 +10,7 @@ from typing import Final, cast
 from proxy.core.conversation.compaction import METADATA_HEADER
 from proxy.core.conversation.identity import EPOCH_HEADER, SESSION_HEADERS
 from proxy.core.errors import InvalidRequest
-from proxy.ports import Mode, Options
+from proxy.core.request import Mode, Options
 
 # "expect" is answered here, "host" and "content-length" are written anew, the rest belongs to one connection.
 STAYS: Final = frozenset(

@@ -32,7 +32,6 @@ class Local:
         self._metrics = metrics
         self._status = status
         self._api = api
-        self.loopback = False
 
     async def answer(self, request: web.BaseRequest, path: str, out: Outgoing) -> None:
         """Write the whole answer."""
@@ -61,6 +60,7 @@ class Local:
         if path in READY:
             return self._ready()
         if path == "/metrics" and self._metrics is not None:
+            self._access.check_metrics(read_headers(request.raw_headers), request.headers.keys())
             body, kind = await asyncio.to_thread(self._metrics)
             return 200, body, kind
         if path == "/":
@@ -68,7 +68,7 @@ class Local:
         if path == _STATUS:
             intake = read_headers(request.raw_headers)
             self._access.check_origin(intake)
-            self._access.check_admin(intake, request.headers.keys(), loopback=self.loopback)
+            self._access.check_admin(intake, request.headers.keys())
             return _json(200, dict(self._status()))
         raise NotFound("There is no such page.")
 

@@ -28,6 +28,10 @@ COMPACTING: Final = frozenset(path for path in MANAGED if path.endswith("/compac
 # Plain names only: what an upstream could decode into another path is none.
 _DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)
 
+# What RFC 3986 (section 3.3) lets stand in a segment, but for escapes and the semicolon that begins parameters.
+_ORDINARY: Final = re.compile(r"(?:/[\w.~!$&'()*+,=:@-]+)+/?", re.ASCII)
+_DECODINGS: Final = 3
+
 LIVE: Final = frozenset({"/health/live", "/healthz", "/health/liveliness"})
 READY: Final = frozenset({"/health/ready", "/readyz", "/health/readiness"})
 
@@ -65,10 +69,12 @@ def managed(path: str) -> tuple[str, str] | None:
 def listed_model(path: str) -> str | None:
     """The model that a ``GET`` of *path* asks about, empty for all of them; ``None`` where it asks something else."""
     name = api_path(path)
+    if _plain(path) is None:
+        return None
     if name == "models":
         return ""
     model = name.removeprefix("models/")
-    return model if model != name and model and not _climbs(path) else None
+    return model if model != name and model else None
 
 
 def wire(path: str) -> str:
@@ -79,21 +85,26 @@ def wire(path: str) -> str:
 
 def is_stateless(method: str, path: str) -> bool:
     """Whether a call of *path* can neither read nor leave anything that another caller of the same key could meet."""
-    if _climbs(path):
+    plain = _plain(path)
+    if plain is None:
         return False
-    name = api_path(path)
     if method == "POST":
-        return name in _STATELESS_POST or name.startswith(_STATELESS_TREES)
+        # By the name as it stands: managed routes are recognised by it, and an escaped one would slip past them.
+        return api_path(path) in _STATELESS_POST or api_path(plain).startswith(_STATELESS_TREES)
+    name = api_path(plain)
     return method in ("GET", "HEAD") and (name in ("models", "realtime") or name.startswith("models/"))
 
 
-def _climbs(path: str) -> bool:
-    # Upstreams may decode more than once before they resolve "..".
-    for _ in range(3):
-        if any(segment in ("..", ".") for segment in path.replace("\\", "/").split("/")):
-            return True
-        decoded = unquote(path)
-        if decoded == path:
-            return False
-        path = decoded
-    return True
+def _plain(path: str) -> str | None:
+    """*path* without escapes; None if some server might take it for another path.
+
+    Servers and what stands before them decode once or twice, resolve ``..``, cut off ``;parameters``, merge slashes and
+    take a backslash for one, in any order. A path of ordinary characters in which nothing of that is left to do is the
+    same path to all of them.
+    """
+    for _ in range(_DECODINGS):
+        path = unquote(path)
+    segments = path.split("/")
+    if not _ORDINARY.fullmatch(path) or "." in segments or ".." in segments:
+        return None
+    return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Mapping
 
 from proxy.faults import Faults
 from proxy.server.access import Access
@@ -38,7 +39,7 @@ class Server:
         conversations: Conversations,
         faults: Faults | None = None,
     ) -> None:
-        access = Access(config)
+        self._access = access = Access(config)
         self._gate = Gate(config.limits)
         self._api = Api(access, conversations, config.limits)
         self._local = Local(config.version, access, self._gate, metrics, status, self._api)
@@ -54,6 +55,11 @@ class Server:
         """How many requests are under way."""
         return len(self._gate)
 
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """How many connections and unreadable requests were refused so far, by reason."""
+        return self._listener.refusals if self._listener is not None else {}
+
     def set_ready(self, ready: bool) -> None:
         """Say on ``/health/ready`` whether requests are welcome; ``start`` sets it."""
         self._gate.ready = ready
@@ -61,12 +67,14 @@ class Server:
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """The port that is listened on; *port* 0 takes a free one. Raises ``OSError`` when it is taken."""
         self._listener = Listener(self._handler, self._limits)
-        self._local.loopback = self._api.loopback = _is_loopback(host)
         self._sockets = await asyncio.get_running_loop().create_server(
-            self._listener, host, port, reuse_port=reuse_port, backlog=1024
+            self._listener, host, port, reuse_port=reuse_port, backlog=1024, start_serving=False
         )
+        addresses = [socket.getsockname() for socket in self._sockets.sockets]
+        self._access.loopback = all(_is_loopback(address[0]) for address in addresses)
+        await self._sockets.start_serving()
         self._gate.ready = True
-        actual: int = self._sockets.sockets[0].getsockname()[1]
+        actual: int = addresses[0][1]
         return actual
 
     async def drain(self, seconds: float) -> None:
@@ -88,8 +96,7 @@ class Server:
             await self._listener.shutdown(0.5)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _is_loopback(address: str) -> bool:
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback

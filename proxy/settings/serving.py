@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -23,14 +24,21 @@ from proxy.settings.fields import (
     refuse,
 )
 
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
 
 class Limits(Section):
     """What one worker process accepts at most."""
 
     body: Bytes = Field(default=64 * MIB, description="Bytes of a managed body; relayed ones stream without limit.")
     in_flight: int = Field(default=512, gt=0, description="Requests under way at once; more are answered 503.")
-    in_flight_bytes: Bytes = Field(default=512 * MIB, description="Bytes of all managed bodies held at once.")
+    in_flight_bytes: Bytes = Field(
+        default=512 * MIB, description="Bytes of all managed bodies that have arrived; one caller alone has half."
+    )
     headers: Bytes = Field(default=32 * 1024, description="Bytes of one header field, in both directions.")
+    head: Bytes = Field(default=128 * 1024, description="Bytes of a request line and its header fields together.")
+    fields: int = Field(default=100, gt=0, description="Header fields of one request.")
+    connections: int = Field(default=2048, gt=0, description="Client connections; beyond, idle ones are closed.")
 
 
 class Server(Section):
@@ -46,8 +54,12 @@ class Server(Section):
     admin_key: OptionalSecret = Field(default=None, description="Key of the admin routes; none: loopback only.")
     admin_key_file: FilePath | None = Field(default=None, description="File that holds admin_key.")
     open: bool = Field(default=False, description="Allow upstream keys on a non-loopback address without access keys.")
+    open_metrics: bool = Field(default=False, description="Serve /metrics without admin_key beside access_keys.")
     origins: Annotated[tuple[str, ...], Words] = Field(
         default=(), description="Browser origins that may call, such as https://chat.example.org."
+    )
+    hosts: Annotated[tuple[str, ...], Words] = Field(
+        default=(), description="Names by which a loopback listener may be called, beside addresses and localhost."
     )
     default_upstream: str = Field(default="", description="Upstream of paths without a model; empty: the first.")
     relay: Literal["stateless", "all"] = Field(
@@ -69,9 +81,20 @@ class Server(Section):
             if parts.scheme not in ("http", "https") or f"{parts.scheme}://{parts.netloc}" != origin:
                 remedy = "Write scheme, host and port only: https://chat.example.org."
                 troubles.append((("origins", index), "is no origin", remedy))
+        for index, name in enumerate(self.hosts):
+            if not _HOST.fullmatch(name):
+                remedy = "Write the name alone, without scheme, port or wildcard: host.docker.internal."
+                troubles.append((("hosts", index), "is no host name", remedy))
         if self.limits.body > self.limits.in_flight_bytes:
             remedy = "Raise in_flight_bytes to at least limits.body."
             troubles.append((("limits", "in_flight_bytes"), "is less than one body (server.limits.body)", remedy))
+        if self.limits.headers > self.limits.head:
+            troubles.append(
+                (("limits", "head"), "is less than one field (server.limits.headers)", "Raise limits.head.")
+            )
+        if self.limits.in_flight > self.limits.connections:
+            message = "are fewer than the requests under way at once (server.limits.in_flight)"
+            troubles.append((("limits", "connections"), message, "Raise limits.connections: each request has its own."))
         refuse(troubles)
         return self
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from proxy.core.errors import UllageError
-from proxy.ports import Origin, Reply
+from proxy.core.request import Origin
+from proxy.ports import Reply
 from proxy.summaries.contracts import Upstream
 from proxy.summaries.wires import WIRES, Written, read
 

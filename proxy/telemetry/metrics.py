@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -43,6 +44,7 @@ class Telemetry:
         self._models: set[str] = set()
         self._tenants: set[str] = set()
         self._projects: set[str] = set()
+        self._refused: dict[str, int] = {}
         self._windows: dict[tuple[str, str], tuple[str, int]] = {}
         self._routes: dict[tuple[str, str, str, int, str], _Route] = {}
         self._families = _Families(self._registry)
@@ -92,6 +94,12 @@ class Telemetry:
     def in_flight(self, count: int) -> None:
         """Say how many requests this process has under way."""
         self._families.in_flight.set(count)
+
+    def refused_connections(self, totals: Mapping[str, int]) -> None:
+        """Count what was refused before it was a request, by this process's totals so far for each reason."""
+        for reason, total in totals.items():
+            self._families.refused_connections.labels(reason).inc(total - self._refused.get(reason, 0))
+            self._refused[reason] = total
 
     def store_state(self, *, up: bool, breaker: Breaker = "closed") -> None:
         """Say how the store is. Call it on every change: several workers cannot be asked when metrics are read."""
@@ -269,6 +277,11 @@ class _Families:
         )
         self.store_errors = counter("ullage_store_errors_total", "Errors of the store.", ("kind",))
         # Over several workers: requests add up, and the store is as bad as the worst of them sees it.
+        self.refused_connections = counter(
+            "ullage_refused_connections_total",
+            "Client connections closed for what came on them, or to keep their number.",
+            ("reason",),
+        )
         self.in_flight = gauge("ullage_in_flight", "Requests under way.", multiprocess_mode="livesum")
         self.store_up = gauge("ullage_store_up", "1 if the store answers.", multiprocess_mode="livemin")
         self.breaker = gauge(

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from proxy.core.conversation.outline import splice
 from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
-from proxy.ports import Request
-from proxy.walk.plans import DIALECTS, Plan
+from proxy.core.decisions import DIALECTS
+from proxy.core.request import Request
+from proxy.walk.plans import Plan
 from proxy.walk.reading import Located
 
 

@@ -20,10 +20,12 @@ from proxy.core.compression.view import Raw
 from proxy.core.conversation import plain
 from proxy.core.conversation.compaction import without_prompt
 from proxy.core.conversation.outline import Outline
+from proxy.core.decisions import MeasuredRequest
 from proxy.core.report import SERVED, Report
-from proxy.ports import Request, Summary
+from proxy.core.request import Request
+from proxy.ports import Summary
 from proxy.walk.events import RENDER_INLINE, Events
-from proxy.walk.plans import Plan, Subject
+from proxy.walk.plans import Plan
 from proxy.walk.reading import Reader
 
 NEARLY: Final = 0.75
@@ -51,25 +53,27 @@ class ClientCompaction:
 
         ``None`` where it is no compaction of a client's, asks for more than a text, or no summary is ready for it.
         """
-        subject = plan.subject
-        if subject is None or not plan.report.client_compaction or plan.report.observed or not plan.links:
+        if plan.view is None or not plan.report.client_compaction or plan.report.observed:
             return None
-        outline = subject.reading.outline
+        measured = plan.view.measured
+        outline = measured.parsed.envelope
+        if not measured.prefix_hashes:
+            return None
         if outline.unseen or not _wants_text(outline):
             return None
-        ready = await self._events.summed_up(subject, plan.links)
+        ready = await self._events.summed_up(measured)
         if ready is None:
             return None
         summary, raw = ready
         sums = raw.layout.sums
         if sums[summary.cut] < NEARLY * sums[-1]:
             return None
-        large = len(subject.reading.body) > RENDER_INLINE
+        large = len(measured.parsed.body) > RENDER_INLINE
         text = (
-            await asyncio.to_thread(self._text, subject, raw, summary) if large else self._text(subject, raw, summary)
+            await asyncio.to_thread(self._text, measured, raw, summary) if large else self._text(measured, raw, summary)
         )
-        count = self._reader.count(subject.route.encoding, subject.route.model)
-        tokens = int(count(text) * subject.factor)
+        count = self._reader.count(measured.route.encoding, measured.route.model)
+        tokens = int(count(text) * measured.token_ratio)
         if outline.requested is not None and tokens > outline.requested:
             return None
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
@@ -81,10 +85,10 @@ class ClientCompaction:
             return report, plain.streamed(request.api, said), STREAM
         return report, plain.whole(request.api, said), JSON
 
-    def _text(self, subject: Subject, raw: Raw, summary: Summary) -> str:
+    def _text(self, measured: MeasuredRequest, raw: Raw, summary: Summary) -> str:
         """The summary, and what it does not tell: the user's words, and what came after it."""
-        count = self._reader.count(subject.route.encoding, subject.route.model)
-        figures, shares, items = subject.figures, self._shares, raw.items
+        count = self._reader.count(measured.route.encoding, measured.route.model)
+        figures, shares, items = measured.budget, self._shares, raw.items
         budget = max(figures.budget, figures.window // 4)
         text = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))
         words = int(shares.pins * budget)

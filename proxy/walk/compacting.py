@@ -22,9 +22,10 @@ from proxy.core.conversation.compaction import TRIGGER
 from proxy.core.conversation.opaque import PREFIX, opened, pack
 from proxy.core.conversation.plain import response_head
 from proxy.core.conversation.scan import decode
-from proxy.ports import Recorder, Request
+from proxy.core.decisions import MeasuredRequest
+from proxy.core.request import Request
+from proxy.ports import Recorder
 from proxy.walk.events import RENDER_INLINE
-from proxy.walk.plans import Subject
 from proxy.walk.reading import Located, Reader
 
 Kind = Literal["endpoint", "trigger"]
@@ -114,23 +115,23 @@ class Compacting:
             return True
         return kind == "trigger" and reply.status in REFUSED and b"compaction" in head
 
-    async def make(self, subject: Subject, kind: Kind, ours: Sequence[int]) -> Made:
+    async def make(self, measured: MeasuredRequest, kind: Kind, ours: Sequence[int]) -> Made:
         """The compaction of a measured request; *ours* are the items that hold an earlier one."""
-        if len(subject.reading.body) <= RENDER_INLINE:
-            return self._make(subject, kind, frozenset(ours))
-        return await asyncio.to_thread(self._make, subject, kind, frozenset(ours))
+        if len(measured.parsed.body) <= RENDER_INLINE:
+            return self._make(measured, kind, frozenset(ours))
+        return await asyncio.to_thread(self._make, measured, kind, frozenset(ours))
 
-    def _make(self, subject: Subject, kind: Kind, ours: frozenset[int]) -> Made:
-        reading, figures, shares = subject.reading, subject.figures, self._shares
-        count = self._reader.count(subject.route.encoding, subject.route.model)
-        raw = [reading.body[start:end] for start, end in reading.scan.spans]
-        told = [i for i, item in enumerate(reading.items) if item.role != "system" and not is_trigger(raw[i])]
+    def _make(self, measured: MeasuredRequest, kind: Kind, ours: frozenset[int]) -> Made:
+        parsed, counts, figures, shares = measured.parsed, measured.counts, measured.budget, self._shares
+        count = self._reader.count(measured.route.encoding, measured.route.model)
+        raw = [parsed.item(i) for i in range(len(parsed.items))]
+        told = [i for i, item in enumerate(parsed.items) if item.role != "system" and not is_trigger(raw[i])]
         entries = {i: responses.read_entry(raw[i]) for i in told}
         budget = max(figures.budget, figures.window // 4)
         most = int(shares.block * max(0, budget - figures.fixed)) or budget // 4
-        text = min(int((shares.digest + shares.steps) * budget), max(NOTE, reading.history // 2), most)
-        users = [i for i in told if reading.items[i].role == "user" and i not in ours]
-        kept = self._kept(users, reading.items, int(shares.pins * budget)) if kind == "endpoint" else []
+        text = min(int((shares.digest + shares.steps) * budget), max(NOTE, counts.history // 2), most)
+        users = [i for i in told if parsed.items[i].role == "user" and i not in ours]
+        kept = self._kept(users, parsed.items, int(shares.pins * budget)) if kind == "endpoint" else []
         pins = tuple(entries[i].text for i in users if i not in kept)
         block = min(int(shares.pins * budget) + text, most) + NOTE
         said = "\n".join(entries[i].text for i in kept)
@@ -138,9 +139,9 @@ class Compacting:
         folded = Folded(tuple(entry for i, entry in entries.items() if i not in ours), pins, carried=said)
         written = render(folded, block, text, count)
         whole = "\n\n".join([*before, written]).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        tokens = sum(reading.items[i].tokens for i in kept) + count(whole)
-        factor = subject.factor
-        taken = int((reading.fixed + reading.history) * factor)
+        tokens = sum(parsed.items[i].tokens for i in kept) + count(whole)
+        factor = measured.token_ratio
+        taken = int(counts.total * factor)
         return Made(tuple(_message(raw[i]) for i in kept), whole, taken, math.ceil(tokens * factor))
 
     @staticmethod

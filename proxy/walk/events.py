@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import replace
 
 from cachetools import LRUCache
@@ -12,9 +12,13 @@ from proxy.core.compression.record import VERSION, Record, dump, load
 from proxy.core.compression.schedule import Demand, Event
 from proxy.core.compression.truncate import Truncate
 from proxy.core.compression.view import Pen, Raw, same_block, write
-from proxy.ports import Passage, Recorder, Request, Summaries, Summary
-from proxy.walk import passages
-from proxy.walk.plans import Plan, Policy, Subject
+from proxy.core.conversation.items import Layout
+from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, Written
+from proxy.core.planner import provider_compacts
+from proxy.core.request import Request
+from proxy.ports import Passage, Recorder, Summaries, Summary
+from proxy.walk.passages import passage_of
+from proxy.walk.plans import Plan
 from proxy.walk.reading import Reader
 
 RENDER_INLINE = 65_536
@@ -53,23 +57,32 @@ class Events:
         self._summaries = summaries
         self._spared: LRUCache[tuple[str, bytes], int] = LRUCache(SPARED)
 
-    def links(self, subject: Subject) -> tuple[bytes, ...]:
-        """A name of the conversation after each of its items, which only this tenant's key makes."""
-        request = subject.request
-        return subject.reading.links(self._recorder.chain_key(request.tenant), request.options.conversation)
+    async def look_up(self, measured: MeasuredRequest) -> LookedUp:
+        """The layout, the newest record of the conversation, and whether an operator asked for a compaction.
 
-    async def is_wished(self, subject: Subject, links: tuple[bytes, ...]) -> bool:
-        """Whether somebody wished that this conversation be compacted now, as ``newest`` saw; told once."""
-        return await self._recorder.take(subject.request.tenant, subject.root(links))
+        That is told once, so it is not asked for a dry run, nor if the provider is to compact.
+        """
+        layout = measured.lay_out()
+        record = await self.newest(measured, layout)
+        first = record.event if record else None
+        if measured.target.dry_run or (record is None and self._is_left_to_provider(measured)):
+            return LookedUp(layout, record, first=first)
+        requested = await self._recorder.take(measured.request.tenant, measured.root_hash(layout))
+        return LookedUp(layout, record, requested, first)
 
-    async def newest(self, subject: Subject, links: tuple[bytes, ...]) -> Record | None:
+    @staticmethod
+    def _is_left_to_provider(measured: MeasuredRequest) -> bool:
+        return measured.target.is_plain and not measured.tools_json and provider_compacts(measured)
+
+    async def newest(self, measured: MeasuredRequest, layout: Layout) -> Record | None:
         """The newest event record on this chain: from memory, unless the store has a newer one.
 
         The store is asked for the places since the newest one it was asked for before, that one included: what other
         replicas did since then, they did there.
         """
-        route, count = subject.route.name, len(links)
-        places = [place for place in subject.layout.places[-MAX_PLACES:] if 0 < place < count]
+        links = measured.prefix_hashes
+        route, count = measured.route.name, len(links)
+        places = [place for place in layout.places[-MAX_PLACES:] if 0 < place < count]
         newer: list[tuple[str, bytes]] = []
         known: Record | None = None
         asked = False
@@ -84,8 +97,8 @@ class Events:
                 newer.append(name)
                 asked = name in self._asked
         if newer:
-            root = subject.root(links)
-            found = await self._recorder.newest(subject.request.tenant, root, route, [link for _, link in newer])
+            root = measured.root_hash(layout)
+            found = await self._recorder.newest(measured.request.tenant, root, route, [link for _, link in newer])
             record = load(found[1], count) if found else None
             if found and record and record.event.place == at[found[0]]:
                 self._records[newer[found[0]]] = record
@@ -94,101 +107,89 @@ class Events:
                 self._asked[newer[0]] = True
         return known
 
-    async def settle(
-        self,
-        subject: Subject,
-        links: tuple[bytes, ...],
-        event: Event,
-        before: Record | None,
-        demand: Demand,
-        *,
-        supersede: bool,
-    ) -> Record:
-        """The record of *event*: written here, unless another replica was first; then theirs, if it fits too.
+    async def write(self, measured: MeasuredRequest, need: NeedBlock) -> Written:
+        """The record that *need* asks for: written here, unless another replica was first; then theirs, if it fits too.
 
-        Where *demand* only peeks it is only told what the record would be.
+        A dry run stores nothing.
         """
-        figures, raw = subject.figures, subject.raw
-        count = self._reader.count(subject.route.encoding, subject.route.model)
-        if before is not None and same_block(event, before.event):
+        found, target, compaction = need.found, need.target, need.compaction
+        layout, before, budget = found.layout, found.record, measured.budget_for(target)
+        original = measured.original(layout)
+        if before is not None and same_block(compaction, before.event):
             # Its block stays, and with it the summary that is in it.
             summary = Summary("", before.upto, before.spent, before.by)
         else:
-            summary = await self._summary(subject, links, event, count, before, demand) or Summary("", 0, 0)
-        pen = Pen(count, self._reader.tools, self._policy.rules.truncate or Truncate())
-        touched = max([event.cut, *(swap.index + 1 for swap in event.swaps), *(index + 1 for index, _ in event.trims)])
-        if touched == 0 or raw.spans[touched - 1][1] <= RENDER_INLINE:
-            block, edits = write(raw, event, pen, before, summary.text)
+            summary = await self._summary(measured, need) or Summary("", 0, 0)
+        count = self._reader.count(measured.route.encoding, measured.route.model)
+        pen = Pen(count, self._policy.tools, self._policy.rules.truncate or Truncate())
+        if _last_byte(original, compaction) <= RENDER_INLINE:
+            block, edits = write(original, compaction, pen, before, summary.text)
         else:
-            block, edits = await asyncio.to_thread(write, raw, event, pen, before, summary.text)
+            block, edits = await asyncio.to_thread(write, original, compaction, pen, before, summary.text)
         record = Record(
             VERSION,
-            event,
+            compaction,
             block,
             edits,
-            figures.window,
-            figures.reserve,
-            figures.fixed,
+            budget.window,
+            budget.reserve,
+            budget.fixed,
             summary.spent,
             by=summary.by,
             upto=summary.cut,
         )
-        if demand.peek:
-            return record
-        route, link, root = subject.route.name, links[event.place - 1], subject.root(links)
-        tenant = subject.request.tenant
-        held = await self._recorder.fix(tenant, root, route, link, dump(record), supersede=supersede)
-        theirs = load(held, len(links))
-        if (
-            theirs
-            and theirs.event.place == event.place
-            and self._policy.schedule(subject).fits(theirs.event, figures.budget)
-        ):
-            record = theirs
-        self._records[route, link] = record
+        if not target.dry_run:
+            record = await self._saved(measured, need, record)
+        return Written(found, target, record, need.lowered_output)
+
+    async def _saved(self, measured: MeasuredRequest, need: NeedBlock, record: Record) -> Record:
+        """*record* once it is stored, or another replica's at this boundary, if that fits too."""
+        layout, target, boundary = need.found.layout, need.target, record.event.place
+        hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.route.name
+        name, root = hashes[boundary - 1], measured.root_hash(layout)
+        stored = await self._recorder.fix(tenant, root, route, name, dump(record), supersede=target.replaces)
+        theirs = load(stored, len(hashes))
+        if theirs is not None and theirs.event.place == boundary:
+            budget = measured.budget_for(target)
+            if measured.schedule(self._policy, layout, budget).fits(theirs.event, budget.budget):
+                record = theirs
+        self._records[route, name] = record
         return record
 
-    async def _summary(
-        self,
-        subject: Subject,
-        links: tuple[bytes, ...],
-        event: Event,
-        count: Callable[[str], int],
-        before: Record | None,
-        demand: Demand,
-    ) -> Summary | None:
-        """What a model wrote of what *event* folds, or of a part of it, if that is there and has its place in it.
+    async def _summary(self, measured: MeasuredRequest, need: NeedBlock) -> Summary | None:
+        """What a model wrote of what is folded, or of a part of it, if that is there and has its room in the block.
 
         Without the store replicas know different summaries, and none is used: their views must be equal.
         """
-        if self._summaries is None or not event.text or not self._recorder.reachable():
+        compaction, target, before = need.compaction, need.target, need.found.record
+        if self._summaries is None or not compaction.text or not self._recorder.reachable():
             return None
-        passage = self._passage(subject, links, event.cut, before.event if before else None)
+        passage = self._passage(measured, need.found.layout, compaction.cut, before.event if before else None)
         if passage is None:
             return None
         waits = (
-            not demand.peek
-            and (demand.wait or self._summaries.inline)
-            and not subject.report.client_compaction
-            and subject.request.options.mode == "on"
+            not target.dry_run
+            and (target.wait_for_summary or self._summaries.inline)
+            and not measured.client_compaction
+            and measured.request.options.mode == "on"
         )
-        asked = replace(passage, asked=demand.wait)
+        asked = replace(passage, asked=target.wait_for_summary)
         found = await (self._summaries.write(asked) if waits else self._summaries.ready(passage))
-        most = min(event.text // 2, passage.cap + passage.cap // 4)
-        return found if found is not None and count(found.text) <= most else None
+        most = min(compaction.text // 2, passage.cap + passage.cap // 4)
+        return found if found is not None and measured.count(found.text) <= most else None
 
-    async def summed_up(self, subject: Subject, links: tuple[bytes, ...]) -> tuple[Summary, Raw] | None:
+    async def summed_up(self, measured: MeasuredRequest) -> tuple[Summary, Raw] | None:
         """What a model wrote of the longest prefix of a measured conversation, if it is there, and its items."""
         if self._summaries is None or not self._recorder.reachable():
             return None
-        subject = replace(subject, layout=subject.reading.layout())
-        passage = self._passage(subject, links, subject.layout.count, None)
+        layout = measured.lay_out()
+        passage = self._passage(measured, layout, layout.count, None)
         found = await self._summaries.ready(passage) if passage else None
-        return (found, subject.raw) if found else None
+        return (found, measured.original(layout)) if found else None
 
     def answered(self, request: Request, plan: Plan, status: int) -> None:
-        """Note that *plan* was answered with *status*; past the soft mark a summary is begun for the next event."""
-        subject, summaries, report = plan.subject, self._summaries, plan.report
+        """Note that *plan* was answered with *status*; past the soft mark the next summary is begun."""
+        summaries, report = self._summaries, plan.report
         if summaries is None:
             return
         if status == 429:
@@ -197,43 +198,46 @@ class Events:
             return
         # A byte bound is about four times what it bounds.
         summaries.sent(request.tenant, (report.tokens_after or 0) // (4 if report.bounded else 1))
-        if subject is None or report.observed or subject.reading.outline.unseen or subject.is_managed:
+        view = plan.view
+        if view is None or view.layout is None or report.observed or report.client_compaction:
+            return  # from the answer to a client's own compaction another chain goes on
+        if not view.layout.count or not view.measured.prefix_hashes:
             return
-        marks, figures, count = self._policy.rules.marks, subject.figures, subject.layout.count
-        event = plan.record.event if plan.record else None
-        # From the answer to a client's own compaction another chain goes on.
-        if not plan.links or not count or report.client_compaction:
+        if not view.measured.parsed.envelope.unseen and not provider_compacts(view.measured):
+            self._look_ahead(request, view, view.layout)
+
+    def _look_ahead(self, request: Request, view: CountedView, layout: Layout) -> None:
+        """Begin the summary of the next compaction, if the view is past the soft mark."""
+        measured, summaries = view.measured, self._summaries
+        assert summaries is not None
+        budget, marks, hashes = measured.budget, self._policy.rules.marks, measured.prefix_hashes
+        last = view.edits.record.event if view.edits.record else None
+        schedule = measured.schedule(self._policy, layout, budget)
+        weight = budget.stepped + schedule.weight(layout.count, last)
+        if weight <= budget.soft(marks, budget.lasting):
             return
-        schedule = self._policy.schedule(subject)
-        weight = figures.stepped + schedule.weight(count, event)
-        if weight <= figures.soft(marks, figures.lasting):
+        since = hashes[last.place - 1] if last else measured.root_hash(layout)
+        name = measured.route.name, since
+        if weight < self._spared.get(name, 0) or not summaries.is_due(request, measured.route, since):
             return
-        since = plan.links[event.place - 1] if event else subject.root(plan.links)
-        name = subject.route.name, since
-        if weight < self._spared.get(name, 0) or not summaries.is_due(request, subject.route, since):
-            return
-        wanted = schedule.run(event, Demand(force=True))
-        if wanted is None or not wanted.text or wanted.cut <= (event.cut if event else 0):
+        wanted = schedule.run(last, Demand(force=True))
+        if wanted is None or not wanted.text or wanted.cut <= (last.cut if last else 0):
             # What does without a fold needs no summary; nor will it with the next few messages.
-            self._spared[name] = weight + figures.lasting // ASKED_AGAIN
+            self._spared[name] = weight + budget.lasting // ASKED_AGAIN
             return
-        passage = self._passage(subject, plan.links, wanted.cut, event)
+        passage = self._passage(measured, layout, wanted.cut, last)
         if passage is not None:
             summaries.prepare(passage)
 
-    def _passage(self, subject: Subject, links: tuple[bytes, ...], cut: int, event: Event | None) -> Passage | None:
-        request, route, reading = subject.request, subject.route, subject.reading
-        about = passages.Subject(
-            request,
-            route,
-            reading,
-            subject.raw,
-            subject.figures,
-            subject.factor,
-            links,
-            subject.root(links),
-            bool(subject.recall),
-        )
-        record = self._records.get((route.name, links[event.place - 1])) if event else None
-        share = self._policy.rules.shares.summary
-        return passages.passage_of(about, cut, record, share, self._reader.count(route.encoding, route.model))
+    def _passage(self, measured: MeasuredRequest, layout: Layout, cut: int, last: Event | None) -> Passage | None:
+        name = (measured.route.name, measured.prefix_hashes[last.place - 1]) if last else None
+        record = self._records.get(name) if name else None
+        return passage_of(measured, layout, cut, record, self._policy.rules.shares.summary)
+
+
+def _last_byte(original: Raw, compaction: Event) -> int:
+    """Where the last item ends that *compaction* folds or edits; 0 if there is none."""
+    touched = [compaction.cut, *(swap.index + 1 for swap in compaction.swaps)]
+    touched += [index + 1 for index, _ in compaction.trims]
+    last = max(touched)
+    return original.spans[last - 1][1] if last else 0

@@ -21,8 +21,9 @@ import msgspec
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.errors import UllageError
 from proxy.core.report import INTERNAL_ERROR, Report
+from proxy.core.request import Request
 from proxy.faults import Faults
-from proxy.ports import Reply, Request, Send
+from proxy.ports import Reply, Send
 from proxy.walk.answering import Answer, Told
 from proxy.walk.bodies import renamed
 from proxy.walk.fitting import Fitter

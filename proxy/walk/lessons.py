@@ -17,6 +17,7 @@ from proxy.core.budget import beliefs
 from proxy.core.budget.beliefs import NOTHING, Belief
 from proxy.core.budget.calibration import Calibration, is_credible, is_truncated, learn, prior
 from proxy.core.budget.catalogue import Route
+from proxy.core.decisions import UsageAnchor
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
 from proxy.ports import Clock, Recorder
@@ -73,15 +74,6 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
-    """A view that was answered: its weight by our count and the provider's, and the event it is of (-1: none)."""
-
-    counted: int
-    reported: int
-    event: int
-
-
-@dataclass(frozen=True, slots=True)
 class Sent:
     """A counted view that went out: its weight by our count, the conversation's link there, and the event it is of.
 
@@ -113,7 +105,7 @@ class Lessons:
         self,
         recorder: Recorder,
         known: MutableMapping[tuple[str, bytes], Held],
-        anchors: MutableMapping[tuple[str, bytes], Anchor],
+        anchors: MutableMapping[tuple[str, bytes], UsageAnchor],
         clock: Clock,
         notice: Notice = unnoticed,
         wall: Callable[[], float] = time.time,
@@ -197,7 +189,7 @@ class Lessons:
             return False
         calibration = lesson.calibration
         if sent.counted:
-            self._anchors[route.name, sent.link] = Anchor(counted, reported, sent.event)
+            self._anchors[route.name, sent.link] = UsageAnchor(counted, reported, sent.event)
             calibration = learn(calibration, counted, reported) if sent.plain else calibration
         belief = lesson.belief if lesson.belief is NOTHING else beliefs.answered(lesson.belief, reported, self._wall())
         if calibration.factor != lesson.calibration.factor or belief is not lesson.belief:
@@ -237,18 +229,15 @@ class Lessons:
         facts = {"upstream": route.upstream, "model": route.model, "observed_window": reported, "remedy": remedy(route)}
         self._notice("upstream.silently_truncates", facts)
 
-    def expected(self, route: Route, links: Sequence[bytes], event: int, tokens: int, factor: float) -> int:
-        """What the provider will count for a view of *tokens* of ours: exactly so far, estimated from there on.
-
-        *links* name the conversation after each item, *event* the event the view comes from (-1: none).
-        """
+    def anchor(self, route: Route, prefix_hashes: Sequence[bytes]) -> UsageAnchor | None:
+        """The newest prefix of a conversation that a provider has counted on *route*, if it is near the end."""
         name = route.name
-        for link in links[: -ANCHOR_REACH - 1 : -1]:
-            if (name, link) in self._anchors:
-                anchor = self._anchors[name, link]
-                fits = anchor.event == event and anchor.counted <= tokens
-                return anchor.reported + int((tokens - anchor.counted) * factor) if fits else int(tokens * factor)
-        return int(tokens * factor)
+        for prefix_hash in prefix_hashes[: -ANCHOR_REACH - 1 : -1]:
+            # Taken out at once: the memory is bounded, and may lose it meanwhile.
+            anchor = self._anchors.get((name, prefix_hash))
+            if anchor is not None:
+                return anchor
+        return None
 
     def _keep(self, route: Route, tenant: bytes, lesson: Lesson) -> Held:
         before, now = self.now(route, tenant).lesson, self._wall()

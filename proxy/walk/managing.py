@@ -13,7 +13,7 @@ from proxy.core.compression.clearing import Wishes, cleared, edited, wishes
 from proxy.core.conversation import messages
 from proxy.core.conversation.outline import Outline
 from proxy.core.conversation.scan import decode
-from proxy.ports import Request
+from proxy.core.request import Request
 from proxy.walk.reading import Reader, Reading
 
 MEMBER = "context_management"

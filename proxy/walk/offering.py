@@ -7,6 +7,7 @@ import msgspec
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.tools import FRAME, PARALLEL, reads_declarations
 from proxy.core.conversation.outline import Outline
+from proxy.core.decisions import NO_ADDITION, Addition
 from proxy.core.recall.tool import MENTION, added, declaration, may_offer
 from proxy.walk.reading import Reader
 
@@ -25,11 +26,8 @@ def tokens(reader: Reader, api: str, outline: Outline, route: Route, window: int
     return own if own * PART <= window else 0
 
 
-def tools(api: str, outline: Outline, smaller: str | None = None) -> dict[str, str]:
-    """The member that holds the tools, with the tool behind the client's own, or behind those made *smaller*."""
-    return {"tools": added(api, outline.value("tools") if smaller is None else smaller)}
-
-
-def told(block: str, *, recall: bool) -> str:
-    """The block as it stands in a view: where the tool is offered, it says so."""
-    return f"{block}\n{MENTION}" if recall and block else block
+def addition(api: str, outline: Outline, smaller: str, tokens: int) -> Addition:
+    """The tool behind the client's own, or behind those made *smaller*, and the note on it; nothing for no *tokens*."""
+    if not tokens:
+        return NO_ADDITION
+    return Addition(added(api, smaller or outline.value("tools")), MENTION, tokens)

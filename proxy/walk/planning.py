@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
 from proxy.core.budget.figures import input_room, reserve
-from proxy.core.compression.schedule import Demand
 from proxy.core.conversation.identity import name_of
-from proxy.core.overflow.policy import Extent, first_extent
+from proxy.core.decisions import CompactionTarget
+from proxy.core.overflow.policy import MaxLoss, first_max_loss
 from proxy.core.report import Report
-from proxy.ports import Mode, Request
+from proxy.core.request import Mode, Request
 from proxy.walk.bodies import rerouted
 from proxy.walk.fitting import Fitter
 from proxy.walk.heads import MEDIA, bound, read_head
@@ -34,25 +34,25 @@ class Planner:
         self._lessons = lessons
         self._recovery = recovery
 
-    async def fit(self, request: Request, *, counted: bool = False, peek: bool = False) -> Plan:
+    async def fit(self, request: Request, *, counted: bool = False, dry_run: bool = False) -> Plan:
         """What to send for *request*: the client's own bytes, the smaller view of its conversation, or a fallback's.
 
-        *counted* counts it even where its bytes show that it fits; *peek* only asks, and makes nothing a fact.
+        *counted* counts it even where its bytes show that it fits; *dry_run* only asks, and makes nothing a fact.
 
         The steps of the model's policy are tried in order; those that would have to drop or clip only if all would.
         """
-        plan = await self.planned(request, "any" if peek else None, counted=counted, peek=peek)
+        plan = await self.planned(request, "any" if dry_run else None, counted=counted, dry_run=dry_run)
         if plan.route is None or plan.route.steps == (COMPRESS,) or not (plan.withheld or plan.error):
             return plan
         steps = plan.route.steps if self.may_leave(request) else ()
-        for extent in ("gentle", "any"):
+        for max_loss in ("no_drop", "any"):
             for at, step in enumerate(steps):
                 if step != COMPRESS:
-                    found = await self.by_fallback(request, step, extent, peek=peek)
-                elif extent == "gentle" and at == 0:
+                    found = await self.by_fallback(request, step, max_loss, dry_run=dry_run)
+                elif max_loss == "no_drop" and at == 0:
                     continue  # that far it was tried
                 else:
-                    found = await self.planned(request, extent, peek=peek)
+                    found = await self.planned(request, max_loss, dry_run=dry_run)
                 if found.error is None and not found.withheld:
                     return found
         return plan if plan.error else await self.planned(request, "any")
@@ -61,28 +61,28 @@ class Planner:
         """Whether another model can answer: not where the path names this one, or its server has the history."""
         return not request.model and not self._fitter.locate(request).outline.stored
 
-    async def by_fallback(self, request: Request, model: str, extent: Extent, *, peek: bool = False) -> Plan:
+    async def by_fallback(self, request: Request, model: str, max_loss: MaxLoss, *, dry_run: bool = False) -> Plan:
         """What to send when *model* is asked in place of the one that was."""
         located = self._fitter.locate(request)
         asked = located.outline.model
         # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
         origin = request.origin if self._upstream_of(model) == self._upstream_of(asked) else None
         other = replace(request, body=rerouted(request, located, model), origin=origin)
-        plan = await self.planned(other, extent, peek=peek)
+        plan = await self.planned(other, max_loss, dry_run=dry_run)
         return replace(plan, request=other, report=as_fallback(plan.report.but(model=asked), model))
 
     async def planned(
-        self, request: Request, extent: Extent | None = None, *, counted: bool = False, peek: bool = False
+        self, request: Request, max_loss: MaxLoss | None = None, *, counted: bool = False, dry_run: bool = False
     ) -> Plan:
-        """The plan for *request* and the model it names, as far as *extent* (its policy's, if none) allows."""
-        plan, session = await self._plan(request, extent, counted, peek)
+        """The plan for *request* and the model it names, as far as *max_loss* (its policy's, if none) allows."""
+        plan, session = await self._plan(request, max_loss, counted, dry_run)
         session = request.options.conversation or request.session or session
         report = plan.report.but(epoch=request.epoch)
         if session:
             report = report.but(conversation=name_of(request.tenant, session))
         return replace(plan, report=report)
 
-    async def _plan(self, request: Request, extent: Extent | None, counted: bool, peek: bool) -> tuple[Plan, str]:
+    async def _plan(self, request: Request, max_loss: MaxLoss | None, counted: bool, dry_run: bool) -> tuple[Plan, str]:
         """The plan, and what the body calls the conversation."""
         head = read_head(request.api, request.body)
         located = None if head else self._fitter.locate(request)
@@ -96,7 +96,7 @@ class Planner:
         known = await self._lessons.of(route, request.tenant)
         window = self._recovery.window(route, known, request)
         if mode == "on" and (smaller := self._fitter.capped(request)) is not request:
-            plan, session = await self._plan(smaller, extent, counted, peek)
+            plan, session = await self._plan(smaller, max_loss, counted, dry_run)
             outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
             stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
             return replace(plan, report=plan.report.but(outcome=outcome, stages=stages)), session
@@ -127,11 +127,14 @@ class Planner:
             request = replace(request, options=own)
         located = located or self._fitter.locate(request)
         factor = known.lesson.calibration.factor
-        subject = await self._fitter.measure(request, located, route, report, window, factor)
-        if extent is None:
-            extent = "any" if mode == "observe" or request.options.compact_now else first_extent(route.steps)
-        now = request.options.compact_now
-        plan = await self._fitter.decide(subject, Demand(force=now, peek=peek, wait=now), extent=extent)
+        if max_loss is None:
+            max_loss = "any" if mode == "observe" or request.options.compact_now else first_max_loss(route.steps)
+        now, lower = request.options.compact_now, self._fitter.lower
+        target = CompactionTarget(
+            force=now, wait_for_summary=now, dry_run=dry_run, max_loss=max_loss, lower_output=lower
+        )
+        measured = await self._fitter.measure(request, located, route, window, factor, report.source, target)
+        plan = await self._fitter.decide(measured, report)
         return (_observed(request, plan, route) if mode == "observe" else plan), session
 
     def _upstream_of(self, model: str) -> str:

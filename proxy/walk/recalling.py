@@ -13,13 +13,15 @@ from typing import Any, Final, TypeVar
 
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.scan import scan
+from proxy.core.decisions import DIALECTS
 from proxy.core.recall import chat, messages, responses
 from proxy.core.recall.events import dumped
 from proxy.core.recall.search import LAST, Piece, answer
 from proxy.core.recall.splice import Call, Wire
 from proxy.core.report import NO_USAGE, Report
-from proxy.ports import Reply, Request
-from proxy.walk.plans import DIALECTS, Plan
+from proxy.core.request import Request
+from proxy.ports import Reply
+from proxy.walk.plans import Plan
 from proxy.walk.reading import Reader
 
 WIRES: Mapping[str, Wire] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
@@ -93,13 +95,13 @@ class Turn:
     """
 
     def __init__(self, reader: Reader, limits: Limits, request: Request, plan: Plan, again: Again) -> None:
-        assert plan.subject is not None
+        assert plan.view is not None
         self.wire = WIRES[request.api]
         self.recalls = 0
         self.tokens = 0
         self.first = NO_USAGE
         self._dialect = DIALECTS[request.api]
-        self._count = reader.count(plan.subject.route.encoding, plan.subject.route.model)
+        self._count = reader.count(plan.view.measured.route.encoding, plan.view.measured.route.model)
         self._limits = limits
         self._request = request
         self._plan = plan
@@ -131,7 +133,7 @@ class Turn:
 
     def note(self, usage: Any) -> None:
         """Add up what a generation took: as its *usage* says, else our count of its prompt."""
-        factor = self._plan.subject.factor if self._plan.subject else 1.0
+        factor = self._plan.view.measured.token_ratio if self._plan.view else 1.0
         counted = int(((self._plan.tokens or 0) + self._added) * factor)
         told = self.wire.used(usage)
         self._measured = told.input_tokens
@@ -167,7 +169,7 @@ class Turn:
         end = where.spans[-1][1]
         behind = [*self._behind, *made]
         body = b"%b,%b%b" % (plan.body[:end], b",".join(behind), plan.body[end:])
-        return replace(plan, body=body, tokens=(plan.tokens or 0) + self._weight(behind))
+        return replace(plan, body=body, extended=plan.extended + self._weight(behind))
 
     def _weight(self, elements: Sequence[bytes]) -> int:
         return sum(self._dialect.read_item(raw, self._count).tokens for raw in elements)
@@ -176,7 +178,6 @@ class Turn:
         self, plan: Plan, said: Any, asked: Sequence[bytes], calls: Sequence[Call], pieces: Sequence[Piece]
     ) -> Iterator[bytes]:
         """The elements that answer what was *said*, its *calls* in what *plan* leaves free."""
-        assert plan.subject is not None
         last = "\n" + LAST if self.recalls + 2 == GENERATIONS else ""
         heard, beyond = calls[:CALLS], [TOO_MANY] * len(calls[CALLS:])
         room = self._room(plan, [*asked, *map(dumped, self.wire.answered(said, [""] * len(heard) + beyond))])
@@ -192,8 +193,8 @@ class Turn:
         What the provider counted for just this prompt is better than our count. A factor below one is the prompt's as a
         whole: what is new may well count in full.
         """
-        assert plan.subject is not None
-        figures, factor = plan.subject.figures, plan.subject.factor
+        assert plan.view is not None
+        figures, factor = plan.view.budget, plan.view.measured.token_ratio
         taken = int(((plan.tokens or 0) + self._weight(self._behind)) * factor)
         if plan is self._plan and self._measured is not None:
             taken = max(self._measured, int(taken * BELIEVED))
@@ -202,13 +203,13 @@ class Turn:
 
     def _pieces(self) -> list[Piece]:
         """Every item of the client's history as it is shown."""
-        subject, record = self._plan.subject, self._plan.record
-        assert subject is not None
+        assert self._plan.view is not None
+        parsed, record = self._plan.view.measured.parsed, self._plan.view.edits.record
         body = (self._plan.request or self._request).body
         body = body if (listed := self._dialect.listed(body)) is None else listed
         raws = [body[start:end] for start, end in scan(body, self._dialect.LIST).spans]
-        items, reading = subject.reading.items, subject.reading
-        sent = [reading.body[start:end] for start, end in reading.scan.spans]
+        items = parsed.items
+        sent = [parsed.body[start:end] for start, end in parsed.scan.spans]
         same = len(sent) == len(raws)
         hidden = {i for i, raw in enumerate(raws) if not same or sent[i] != raw}
         if record is not None:

@@ -8,10 +8,10 @@ from typing import Literal
 from proxy.core.budget.catalogue import COMPRESS, Route
 from proxy.core.budget.figures import reserve
 from proxy.core.budget.windows import Source
-from proxy.core.compression.schedule import Demand
+from proxy.core.decisions import CompactionTarget
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import lowering, retries_smaller
-from proxy.ports import Request
+from proxy.core.request import Request
 from proxy.walk.bodies import truncating, with_output
 from proxy.walk.fitting import Fitter
 from proxy.walk.lessons import Held, Lessons
@@ -106,11 +106,11 @@ class Recovery:
         reason = "" if plan.report.reason == "unknown-window" else plan.report.reason
         source = "learned" if overflow.window is not None and window == overflow.window else None
         report = plan.report.but(reason=reason, source=source or self.source(route, known, window))
-        subject = await self._fitter.measure(request, located, route, report, assumed, factor)
-        subject = replace(subject, lower=lowering(overflow, self._fitter.lower))
-        less = Demand(force=True, limit=int(SHRINK * sent))
-        for demand in (less,) if overflow.kind == "payload" else (Demand(), less):
-            found = await self._fitter.decide(subject, demand, supersede=True)
+        plain = CompactionTarget(replaces=True, lower_output=lowering(overflow, self._fitter.lower))
+        less = replace(plain, force=True, limit=int(SHRINK * sent))
+        measured = await self._fitter.measure(request, located, route, assumed, factor, report.source, plain)
+        for target in (less,) if overflow.kind == "payload" else (plain, less):
+            found = await self._fitter.decide(replace(measured, target=target), report)
             if found.error is None and is_smaller(found, plan, sent):
                 told = found.report if window else found.report.but(window=None, budget=None)
                 told = told.but(conversation=plan.report.conversation or told.conversation)

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from proxy.walk.plans import Policy
+from proxy.core.decisions import Policy
 from tests.e2e.transcripts import FOLDER
 from tests.fits import POLICY, Desk, count
 

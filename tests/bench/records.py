@@ -21,9 +21,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from proxy.core.request import Request
 from proxy.notes.archive import Archive, Terms
 from proxy.notes.chronicle import Chronicle
-from proxy.ports import Passage, Request, Summary
+from proxy.ports import Passage, Summary
 from proxy.store import Store, open_store
 from proxy.summaries.kept import dump
 from proxy.tasks import Tasks

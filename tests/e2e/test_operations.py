@@ -122,13 +122,13 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     names = set(re.findall(r"^\| `(ullage_[a-z_]+)`", GUIDE, re.MULTILINE))
     shown = {name.removesuffix("_count") for name, _ in figures}
     # Store errors come with the next look at the store, borrowed shares where there is an allocation, figures of
-    # summaries, fallbacks, observed plans, silent cuts, clients' compactions, recalls and archived items with the
-    # first one.
+    # summaries, fallbacks, observed plans, silent cuts, clients' compactions, recalls, archived items and refused
+    # connections with the first one.
     later = {"ullage_store_errors_total", "ullage_share_borrowed_tokens_total", "ullage_summaries_total"}
     later |= {"ullage_summary_calls_total", "ullage_summary_tokens_total"}
     later |= {"ullage_fallbacks_total", "ullage_observed_total", "ullage_silent_truncations_total"}
     later |= {"ullage_client_compactions_total", "ullage_recalls_total", "ullage_recall_tokens_total"}
-    later |= {"ullage_archive_items_total"}
+    later |= {"ullage_archive_items_total", "ullage_refused_connections_total"}
     assert names - shown - later == set()
     assert total(figures, "ullage_project_requests_total", project="apollo", task_size="small") == 1
     assert total(figures, "ullage_requests_total") == 5

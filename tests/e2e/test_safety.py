@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.processes import done, living, metrics
+from tests.e2e.processes import done, living, metrics, total
 from tests.material import chat_turn
 from tests.stub import Answer, Call, Fault, Stub
 from tests.stub.faults import JSON, error, events, redirect
@@ -280,3 +281,35 @@ async def test_secrets_do_not_show_in_the_process_list(stub: StartStub, proxy: S
     shown = living(front.home).values()
     assert len(shown) == 4
     assert not [command for command in shown if "CANARY" in command]
+
+
+async def test_endless_heads_take_no_memory_and_are_counted(proxy: StartProxy) -> None:
+    """Heads without an end are refused before they cost what they send; the metrics tell how many."""
+    front = await proxy("http://127.0.0.1:9/v1")
+    field = b": " + b"a" * 32_000 + b"\r\n"
+    head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"x%d" % n + field for n in range(90))
+    sizes = [resident(front.pid)]
+    for _ in range(3):
+        connections = []
+        for _ in range(40):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(front.root.rpartition(":")[2]))
+            writer.write(head)
+            connections.append((reader, writer))
+        for reader, _ in connections:
+            with contextlib.suppress(ConnectionError):  # what was not read any more makes the end a reset
+                assert (await asyncio.wait_for(reader.read(64), 20)).split(b" ")[1:2] in ([b"431"], [])
+        sizes.append(resident(front.pid))
+        for _, writer in connections:
+            writer.transport.abort()
+    sent = 40 * len(head) / 2**20
+    assert sizes[1] - sizes[0] < sent
+    assert sizes[3] - sizes[1] < sent / 4
+    await asyncio.sleep(2)  # metrics are brought up to date every second
+    found = await metrics(front)
+    assert total(found, "ullage_refused_connections_total", reason="head_too_large") == 120
+
+
+def resident(pid: int) -> float:
+    """Resident memory of a process in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0]) / 1024

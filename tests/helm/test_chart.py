@@ -46,7 +46,11 @@ EVERYTHING: dict[str, Any] = {
     "autoscaling": {"enabled": True},
     "podDisruptionBudget": {"enabled": True},
     "ingress": {"enabled": True, "className": "nginx", "tls": [{"hosts": ["ullage.example.com"], "secretName": "tls"}]},
-    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "serviceMonitor": {
+        "enabled": True,
+        "labels": {"release": "prometheus"},
+        "authorization": {"credentials": {"name": "ullage-keys", "key": "ULLAGE_SERVER__ADMIN_KEY"}},
+    },
     "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
     "podLabels": {"team": "models"},
     "podAnnotations": {"note": "yes"},
@@ -105,6 +109,8 @@ def test_everything_renders_every_kind() -> None:
     optional = {"HorizontalPodAutoscaler", "PodDisruptionBudget", "Ingress", "ServiceMonitor", "NetworkPolicy"}
     assert optional <= set(manifests)
     assert "replicas" not in manifests["Deployment"]["spec"]
+    (scraped,) = manifests["ServiceMonitor"]["spec"]["endpoints"]
+    assert scraped["authorization"]["credentials"]["key"] == "ULLAGE_SERVER__ADMIN_KEY"
     assert config_of(manifests)["models"][0]["context_window"] == 1048576
 
 

@@ -66,9 +66,11 @@ class House:
         self.told[outcome] += count
 
     def keep(self, plan: Plan) -> str:
-        assert plan.subject is not None
-        assert plan.record is not None
-        return self.archive.keep(plan.subject, plan.subject.root(plan.links), plan.record.event, plan.before)
+        assert plan.view is not None
+        assert plan.view.layout is not None
+        assert plan.view.edits.record is not None
+        root = plan.view.measured.root_hash(plan.view.layout)
+        return self.archive.keep(plan.view, root, plan.view.edits.record.event)
 
 
 async def plans(rounds: int) -> list[tuple[bytes, Plan]]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from proxy.core.compression.schedule import Demand
 from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, load
+from proxy.core.request import Request
 from proxy.notes.chronicle import Chronicle
-from proxy.ports import Request
 from proxy.walk.plans import Plan
 from tests.fits import TENANT, Desk, body_of
 from tests.material import agent_session
@@ -35,8 +35,8 @@ class Book:
         return plan
 
     async def notes(self, plan: Plan) -> dict[str, bytes]:
-        assert plan.subject is not None
-        return dict(await self.register.notes(TENANT, plan.subject.root(plan.links)))
+        assert plan.view is not None
+        return dict(await self.register.notes(TENANT, plan.view.measured.root_hash(plan.view.measured.lay_out())))
 
 
 async def test_compactions_are_noted_with_what_they_folded() -> None:
@@ -64,11 +64,13 @@ async def test_other_requests_are_noted_once_in_a_while() -> None:
     first = await book.ask(12)
     await book.ask(13)
     (last,) = load(await book.notes(first), LastNote, "z")
-    assert last.items == first.subject.layout.count if first.subject else False
+    assert first.view is not None
+    assert last.items == len(first.view.measured.parsed.items)
     book.recent.clear()
     later = await book.ask(14)
     (last,) = load(await book.notes(first), LastNote, "z")
-    assert last.items == later.subject.layout.count if later.subject else False
+    assert later.view is not None
+    assert last.items == len(later.view.measured.parsed.items)
     assert await book.register.roots(TENANT, first.report.conversation)
 
 

@@ -24,6 +24,9 @@ from proxy.store.sealed import Sealer
 from proxy.tasks import Tasks
 from proxy.upstream import DirectUpstream, Target, Timeouts
 
+HOSTS = frozenset({"x", "proxy.test"})
+"""The names by which tests call the server."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassedThrough:
@@ -52,6 +55,9 @@ class PassThrough:
         return await self.exchange(request, send)
 
     async def compact(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+        return await self.exchange(request, send)
+
+    async def untouched(self, request: ports.Request, send: ports.Send) -> PassedThrough:
         return await self.exchange(request, send)
 
 
@@ -204,6 +210,7 @@ async def house(
     """A server whose only upstream, ``up``, is a fresh stage."""
     stage = Stage()
     config = config or ServerConfig(default_upstream="up")
+    config = replace(config, hosts=config.hosts | HOSTS)
     if api_key is not None:
         config = replace(config, keyed_upstreams=frozenset({"up"}))
     async with listening(stage) as port:

@@ -1,3 +1,5 @@
+import gzip
+
 import pytest
 
 from proxy.core.errors import Forbidden, Unauthorized
@@ -85,6 +87,82 @@ async def test_who_may_use_the_admin_api(key, host, headers, status):
         assert at.reports == []
 
 
+@pytest.mark.parametrize(
+    ("options", "host", "headers", "status"),
+    [
+        ({"access_keys": ("pk-1",), "admin_key": "adm"}, "0.0.0.0", (), 401),
+        ({"access_keys": ("pk-1",), "admin_key": "adm"}, "0.0.0.0", ("Authorization: Bearer pk-1",), 401),
+        ({"access_keys": ("pk-1",), "admin_key": "adm"}, "0.0.0.0", ("Authorization: Bearer adm",), 200),
+        ({"access_keys": ("pk-1",)}, "0.0.0.0", (), 403),
+        ({"access_keys": ("pk-1",), "open_metrics": True}, "0.0.0.0", (), 200),
+        ({"access_keys": ("pk-1",), "admin_key": "adm"}, "127.0.0.1", (), 200),
+        ({"access_keys": ("pk-1",), "admin_key": "adm"}, "127.0.0.1", ("X-Forwarded-For: 1.2.3.4",), 401),
+        ({"access_keys": ("pk-1",)}, "127.0.0.1", ("X-Forwarded-For: 1.2.3.4",), 403),
+        ({}, "0.0.0.0", (), 200),
+    ],
+)
+async def test_who_may_read_the_metrics(options, host, headers, status):
+    """Beside access keys the metrics need the admin key, except on this machine or where a setting opens them."""
+    async with house(ServerConfig("up", **options), host=host) as at:
+        got = await at.ask("GET", "/metrics", b"", *headers)
+        assert got.line.split()[1] == str(status)
+        assert (b"ullage_up" in got.body) == (status == 200)
+        assert at.stage.heard == []
+
+
+STORED_BODIES = [
+    b'{"model":"m","input":"x","previous_response_id":"resp_1"}',
+    b'{"model":"m","input":"x", "conversation" : "conv_1"}',
+    b'{"model":"m","input":"x","conversation":{"id":"conv_1"}}',
+    b'{"model":"m","input":"x","previous_response\\u005fid":"resp_1"}',
+    b'{"\\u0070revious_response_id":"resp_1","model":"m","input":"x"}',
+    b'{"previous_response_id":"resp_1","model":"m","input":"x","previous_response_id":null}',
+]
+OTHER_BODIES = [
+    b'{"model":"m","input":"x"}',
+    b'{"model":"m","input":"x","previous_response_id":null,"conversation":null}',
+    b'{"model":"m","input":"\\"previous_response_id\\": \\"resp_1\\""}',
+    b'{"model":"m","input":[],"tools":[{"parameters":{"properties":{"conversation":{"type":"string"}}}}]}',
+    b'{"model":"m","input":"x","metadata":{"conversation":"conv_1"}}',
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/responses", "/v1/responses/compact"])
+@pytest.mark.parametrize("body", STORED_BODIES)
+async def test_what_the_provider_stored_for_another_caller_is_not_gone_on_from(path, body):
+    """Callers of several access keys share what the upstream stores, so a request that goes on from it is a 403."""
+    async with house(SHARED, api_key="uk") as at:
+        got = await at.ask("POST", path, body, "X-Api-Key: pk-1", "Content-Type: application/json")
+        assert got.line.split()[1] == "403"
+        assert b"server.relay" in got.body
+        assert at.stage.heard == []
+
+
+@pytest.mark.parametrize("body", OTHER_BODIES)
+async def test_words_alone_do_not_go_on_from_anything(body):
+    """Only the body's own member counts: not an empty one, not text, not a tool's parameter of that name."""
+    async with house(SHARED, api_key="uk") as at:
+        assert (await at.ask("POST", "/v1/responses", body, "X-Api-Key: pk-1")).line.split()[1] == "200"
+        assert at.stage.heard[0].body == body
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (ServerConfig("up"), "uk"),
+        (ServerConfig("up", access_keys=("pk-1",)), "uk"),
+        (ServerConfig("up", access_keys=("pk-1", "pk-2"), relay="all"), "uk"),
+        (SHARED, None),
+    ],
+)
+async def test_who_shares_nothing_goes_on_from_its_own(config, key):
+    """One access key is one caller; without keys, or with a key of one's own at the upstream, nothing is shared."""
+    async with house(config, api_key=key) as at:
+        got = await at.ask("POST", "/v1/responses", STORED_BODIES[0], "X-Api-Key: pk-1")
+        assert got.line.split()[1] == "200"
+        assert at.stage.heard[0].body == STORED_BODIES[0]
+
+
 def tenant(config, *headers):
     raw = [tuple(part.encode() for part in header.split(": ", 1)) for header in headers]
     return Access(config).admit(read_headers(raw))
@@ -134,7 +212,10 @@ def test_a_tenant_is_the_same_for_ever():
 
 def owner(config, *headers, loopback=True, host="127.0.0.1:8484"):
     raw = [tuple(part.encode() for part in header.split(": ", 1)) for header in (*headers, f"Host: {host}")]
-    return Access(config).owner(read_headers(raw), [name.decode() for name, _ in raw], loopback=loopback)
+    access = Access(config)
+    access.loopback = loopback
+    access.check_host(host)
+    return access.owner(read_headers(raw), [name.decode() for name, _ in raw])
 
 
 OPEN, ADMIN = ServerConfig("up"), ServerConfig("up", admin_key="boss")
@@ -179,7 +260,86 @@ def test_nobody_else_is_told(config, headers, options, error):
         owner(config, *headers, **options)
 
 
+EVERY_ROUTE = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/embeddings"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/files"),
+    ("GET", "/metrics"),
+    ("GET", "/"),
+    ("GET", "/health/ready"),
+    ("GET", "/ullage/api/status"),
+    ("GET", "/ullage/api/conversations"),
+    ("OPTIONS", "/v1/chat/completions"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
+async def test_a_page_that_points_its_own_name_here_gets_nothing(method, path):
+    """On loopback a foreign Host is a 403 on every route, though Origin agrees with it; the key is never spent."""
+    async with house(api_key="uk") as at:
+        page = ("Host: evil.example.com:8484", "Origin: http://evil.example.com:8484", "Sec-Fetch-Site: same-origin")
+        got = await at.ask(method, path, b"{}" if method == "POST" else b"", *page)
+        assert got.line.split()[1] == "403"
+        assert b"server.hosts" in got.body
+        assert at.stage.heard == []
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("[::1]:8484", 200),
+        ("localhost:8484", 200),
+        ("LOCALHOST.", 200),
+        ("10.0.0.1:80", 200),
+        ("host.docker.internal:8484", 200),
+        ("HOST.docker.INTERNAL", 200),
+        ("evil.host.docker.internal", 403),
+        ("evil.localhost.example.com", 403),
+        ("evil.localhost", 403),
+        ("127.0.0.1.evil.example.com", 403),
+        ("127.0.0.1@evil.example.com", 403),
+        ("evil.example.com:127.0.0.1", 403),
+        ("localhost:8484.evil.example.com", 403),
+        ("[::1].evil.example.com", 403),
+    ],
+)
+async def test_the_names_of_a_loopback_listener(host, status):
+    """Addresses, localhost and listed names are served; what only resembles them is not."""
+    config = ServerConfig("up", hosts=frozenset({"host.docker.internal"}))
+    async with house(config, api_key="uk") as at:
+        assert (await at.ask("GET", "/v1/models/m", b"", f"Host: {host}")).line.split()[1] == str(status)
+
+
+async def test_a_listener_for_other_machines_is_called_by_any_name():
+    """Beyond loopback names are the operator's: access keys guard them."""
+    async with house(host="0.0.0.0") as at:
+        assert (await at.ask("GET", "/v1/models", b"", "Host: llm.example.com")).line.split()[1] == "200"
+
+
+async def test_a_request_without_a_host_is_no_browsers():
+    """Health checks of old load balancers speak HTTP/1.0 without a Host; no browser does."""
+    async with house() as at:
+        assert (await at.raw(b"GET /health/ready HTTP/1.0\r\n\r\n")).line.split()[1] == "200"
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]:8484", "localhost:8484", "LOCALHOST", "10.0.0.1:80"])
 def test_an_address_cannot_be_another_sites_name(host):
     """Addresses and localhost are this machine; only names can be pointed at it by somebody else."""
     assert owner(OPEN, host=host) == tenant(OPEN)
+
+
+@pytest.mark.parametrize(("config", "status"), [(SHARED, "403"), (ServerConfig("up"), "200")])
+async def test_a_body_that_a_fault_left_compressed_goes_on_from_nothing_shared(monkeypatch, config, status):
+    """What cannot be looked at behind shared keys is refused; where nothing is shared it goes on as it came."""
+
+    async def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("proxy.server.asking.inflated", broken)
+    body = gzip.compress(STORED_BODIES[0])
+    async with house(config, api_key="uk") as at:
+        got = await at.ask("POST", "/v1/responses", body, "X-Api-Key: pk-1", "Content-Encoding: gzip")
+        assert got.line.split()[1] == status
+        assert [heard.body for heard in at.stage.heard] == ([body] if status == "200" else [])

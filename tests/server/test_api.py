@@ -92,7 +92,7 @@ async def test_a_wish_is_accepted_for_a_known_conversation() -> None:
         ("GET", "/ullage/api/archive", b"", [MINE], 404),
         ("POST", "/ullage/api/archive/" + "A" * 43, b"{}", [MINE, JSON], 404),
         ("DELETE", f"/ullage/api/conversations/{NAME}", b"", [MINE], 404),
-        ("GET", "/ullage/api/conversations", b"", [], 403),
+        ("GET", "/ullage/api/conversations", b"", ["Host: another.example.com"], 403),
         ("GET", "/ullage/api/conversations", b"", ["Host: localhost"], 200),
         ("GET", "/ullage/api/conversations", b"", [MINE, "Origin: https://evil.example.com"], 403),
         ("POST", "/ullage/api/compact", WISH, [MINE, JSON, "Sec-Fetch-Site: cross-site"], 403),

@@ -7,10 +7,10 @@ import gzip
 
 import pytest
 
-from proxy import ports
 from proxy.core.errors import InvalidRequest
+from proxy.core.request import Request
 from proxy.server.asking import read_request
-from proxy.server.body import BodyReader, Held
+from proxy.server.body import BodyBytes, BodyReader
 from proxy.server.config import Limits
 from proxy.server.intake import Intake, read_headers
 
@@ -22,10 +22,10 @@ def intake(*fields: tuple[str, str]) -> Intake:
     return read_headers([(name.encode(), value.encode()) for name, value in fields])
 
 
-async def asked(body: bytes, headers: Intake, path: str = "/v1/chat/completions") -> ports.Request:
+async def asked(body: bytes, headers: Intake, path: str = "/v1/chat/completions") -> Request:
     """The request that is read."""
-    reader = BodyReader(asyncio.StreamReader(), len(body), Limits(), Held(10**6))  # type: ignore[arg-type]
-    plain = ports.Request("chat", body, b"t" * 32, "r1")
+    reader = BodyReader(asyncio.StreamReader(), len(body), Limits(), BodyBytes(10**6), b"t")  # type: ignore[arg-type]
+    plain = Request("chat", body, b"t" * 32, "r1")
     return await read_request(plain, path, headers, reader, 10**6)
 
 

@@ -5,9 +5,9 @@ import zlib
 import pytest
 
 from proxy.server import Limits, ServerConfig
-from tests.server.house import house
+from tests.server.house import eventually, house
 
-SMALL = ServerConfig("up", limits=Limits(body=100_000, peek=10_000, held=300_000))
+SMALL = ServerConfig("up", limits=Limits(body=100_000, peek=10_000, in_flight_bytes=300_000))
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,65 @@ async def test_a_flood_of_chunks_is_refused():
 
 async def test_a_body_that_trickles_is_given_up():
     """A body slower than the floor speed is a 408."""
-    async with house(ServerConfig("up", limits=Limits(body_seconds=0.3))) as at:
+    async with house(ServerConfig("up", limits=Limits(body_pause=0.3))) as at:
         got = await at.raw(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
         assert got.line.split()[1] == "408"
         assert b"request_timeout" in got.body
+
+
+async def test_a_body_that_stops_is_given_up_however_much_came():
+    """Bytes that came fast buy no more than one pause: a body that stops in its middle is a 408, too."""
+    async with house(ServerConfig("up", limits=Limits(body_pause=0.3, body_rate=1))) as at:
+        for framing, body in (
+            (b"Content-Length: 60000000", b"x" * 50_000),
+            (b"Transfer-Encoding: chunked", b"2\r\n{}"),
+        ):
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n"
+            got = await asyncio.wait_for(at.raw(head + body), 5)
+            assert got.line.split()[1] == "408"
+        assert await eventually(lambda: at.server.in_flight == 0)
+        assert at.stage.heard == []
+
+
+async def test_a_body_below_the_floor_speed_is_given_up_though_it_never_pauses():
+    """A byte every now and then is no progress: without it a few bytes a minute would keep megabytes in memory."""
+    async with house(ServerConfig("up", limits=Limits(body_pause=0.3, body_rate=2**20))) as at:
+        reader, writer = await at.connect()
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n")
+        trickle = asyncio.ensure_future(trickled(writer))
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)).split()[1] == b"408"
+        trickle.cancel()
+
+
+async def test_an_upload_that_stops_is_given_up_at_both_ends():
+    """A relayed upload is under the same rule: the client gets a 408 and the upstream's connection ends."""
+    async with house(ServerConfig("up", limits=Limits(body_pause=0.3))) as at:
+        kind = b"Content-Type: multipart/form-data; boundary=x"
+        head = b"POST /v1/files HTTP/1.1\r\nHost: x\r\n" + kind + b"\r\nContent-Length: 60000000\r\n\r\n"
+        got = await asyncio.wait_for(at.raw(head + b"x" * 50_000), 5)
+        assert got.line.split()[1] == "408"
+        assert await asyncio.wait_for(at.stage.ended.wait(), 5)
+        assert await eventually(lambda: at.server.in_flight == 0)
+
+
+async def test_an_upload_slower_than_a_managed_body_may_be_arrives():
+    """What is not kept in memory may come at the speed of a telephone line."""
+    async with house(ServerConfig("up", limits=Limits(body_pause=1.0, body_rate=2**30, upload_rate=1))) as at:
+        reader, writer = await at.connect()
+        kind = b"Content-Type: multipart/form-data; boundary=x"
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: x\r\n" + kind + b"\r\nContent-Length: 40\r\n\r\n")
+        for _ in range(40):
+            await asyncio.sleep(0.05)
+            writer.write(b"x")
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)) == b"HTTP/1.1 200 OK\r\n"
+        assert at.stage.heard[0].body == b"x" * 40
+
+
+async def trickled(writer):
+    """Write a byte every 50 ms."""
+    while True:
+        writer.write(b"x")
+        await asyncio.sleep(0.05)
 
 
 async def test_a_slow_body_within_its_allowance_is_read():

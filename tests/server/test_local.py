@@ -7,7 +7,7 @@ import pytest
 
 from proxy.core.report import Report
 from proxy.server import Server, ServerConfig
-from tests.server.house import house
+from tests.server.house import HOSTS, house
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -67,7 +67,7 @@ async def test_without_metrics_there_is_no_such_page():
     """Where metrics are turned off the path is a 404 of ours and is not relayed."""
     async with house() as at:
         reports: list[Report] = []
-        config = ServerConfig("up")
+        config = ServerConfig("up", hosts=HOSTS)
         server = Server(
             config,
             at.engine,

@@ -1,10 +1,14 @@
 """The shape: defaults, the example, references, and when keys would be offered to strangers."""
 
+import ast
 import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import proxy
 from proxy.settings import Settings, SettingsError, load, refuse_open
 from tests.settings.files import EXAMPLE, problems, written
 
@@ -144,3 +148,22 @@ def test_every_model_may_be_one(tmp_path):
     """One rule may send whatever is asked for to one model; figures may stand in the model's own rule."""
     text = "upstreams: [{name: up, base_url: http://127.0.0.1:1}]\nmodels: [{name: gpt-5}, {name: '*', model: gpt-5}]\n"
     assert load(written(tmp_path, text), {}, {}).model("x").model == "gpt-5"
+
+
+def settings_named_in_sentences() -> Iterator[str]:
+    """What texts of the code name as ``section.key``; names of files and of log events are none."""
+    sections = "|".join(Settings.model_fields)
+    dotted = re.compile(rf"(?<![\w./-])(?:{sections})(?:\[\])?(?:\.[a-z_]+)+(?![\w/])")
+    for module in sorted(Path(proxy.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                yield from dotted.findall(node.value)
+
+
+def test_every_setting_that_a_text_names_exists() -> None:
+    """An error that says which key to change names one that can be changed."""
+    named = set(settings_named_in_sentences()) - {"server.lock", "tools.yaml"}
+    assert "server.limits.in_flight_bytes" in named
+    schema = Settings.model_json_schema()
+    known = {".".join(path) for path in keys(schema, schema["$defs"])}
+    assert {name.replace("[]", "") for name in named} - known == set()

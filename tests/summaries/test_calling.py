@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.ports import Origin
+from proxy.core.request import Origin
 from proxy.summaries.calling import CallFailed, Summariser, call, credentials, is_subscription, outgoing, path_of
 from proxy.upstream import DirectUpstream, Target
 from tests.conftest import StartStub

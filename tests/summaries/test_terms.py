@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from proxy.core.budget.catalogue import Catalogue, Rule
-from proxy.ports import Origin, Passage
+from proxy.core.request import Origin
+from proxy.ports import Passage
 from proxy.summaries.terms import UNKNOWN_WINDOW, Terms
 from tests.summaries.desk import ROUTE, TENANT, entries_of, passage_of
 

@@ -231,6 +231,8 @@ def test_gauges_follow_what_they_are_told():
     telemetry.store_error("timeout")
     telemetry.fault("answer", "r-1", ValueError("CANARY"))
     telemetry.lines_dropped(4)
+    telemetry.refused_connections({"full": 2})
+    telemetry.refused_connections({"full": 3, "not_http": 1})
     found = shown(telemetry)
     assert value(found, "ullage_in_flight") == 1
     assert value(found, "ullage_store_up") == 0
@@ -238,6 +240,8 @@ def test_gauges_follow_what_they_are_told():
     assert value(found, "ullage_store_errors_total", kind="timeout") == 1
     assert value(found, "ullage_internal_errors_total", where="answer") == 1
     assert value(found, "ullage_log_lines_dropped") == 4
+    assert value(found, "ullage_refused_connections_total", reason="full") == 3
+    assert value(found, "ullage_refused_connections_total", reason="not_http") == 1
 
 
 WORKER = """

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.report import Report
-from proxy.ports import Request
+from proxy.core.request import Request
 from proxy.walk.bodies import renamed, rerouted, truncating, with_output
 from proxy.walk.plans import Plan
 from proxy.walk.reading import Located

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.figures import Shares
-from proxy.ports import Passage, Request, Summary
+from proxy.core.request import Request
+from proxy.ports import Passage, Summary
 from proxy.walk.clientcompaction import NEARLY, ClientCompaction
 from proxy.walk.plans import Plan
 from proxy.walk.reading import Reader

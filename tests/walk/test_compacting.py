@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.report import Report
-from proxy.ports import Request
+from proxy.core.request import Request
 from proxy.walk.compacting import Compacting, Kind, Made, Serving, is_trigger
 from tests.e2e.test_client_compaction import asked
 from tests.fits import TENANT, Desk, count
@@ -25,8 +24,8 @@ async def made(desk: Desk, body: dict[str, Any], kind: Kind = "trigger") -> Made
     """The compaction of *body*."""
     request, ours = desk.compacting.opened(Request("responses", json.dumps(body).encode(), TENANT, "r"))
     located = desk.fitter.locate(request)
-    subject = await desk.fitter.measure(request, located, ROUTE, Report("r", "responses"), WINDOW, 1.0)
-    return await desk.compacting.make(subject, kind, ours)
+    measured = await desk.fitter.measure(request, located, ROUTE, WINDOW, 1.0, "configured")
+    return await desk.compacting.make(measured, kind, ours)
 
 
 async def test_a_compaction_holds_what_matters_and_is_small() -> None:

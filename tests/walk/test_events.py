@@ -16,10 +16,11 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compression.mild import Mild
 from proxy.core.compression.schedule import Demand, Rules, Rungs
-from proxy.ports import Options, Passage, Request, Summary
+from proxy.core.decisions import Policy
+from proxy.core.request import Options, Request
+from proxy.ports import Passage, Summary
 from proxy.store import open_store
 from proxy.tasks import Tasks
-from proxy.walk.plans import Policy
 from tests.drawn import SESSIONS, WINDOW, growing, requests_of
 from tests.fits import (
     POLICY,

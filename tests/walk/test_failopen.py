@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.budget.catalogue import Catalogue, Rule
 from proxy.core.errors import InvalidRequest, UpstreamTimeout
-from proxy.ports import Request
+from proxy.core.request import Request
 from proxy.walk.answering import Answer, Looker
 from proxy.walk.fitting import Fitter
 from proxy.walk.planning import Planner

@@ -16,8 +16,8 @@ from proxy.core.budget.shares import Allocation
 from proxy.core.compression.schedule import Demand, Rungs
 from proxy.core.compression.truncate import Truncate
 from proxy.core.conversation.items import lay_out
-from proxy.ports import Request
-from proxy.walk.plans import Policy
+from proxy.core.decisions import Policy
+from proxy.core.request import Request
 from tests import strategies
 from tests.drawn import SESSIONS, SPARING, WINDOW, asked, coding_session, growing, requests_of, windows
 from tests.fits import (

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.compression.clearing import PLACEHOLDER
-from proxy.ports import Options, Request
+from proxy.core.request import Options, Request
 from tests.fits import TENANT, Desk
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session

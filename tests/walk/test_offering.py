@@ -8,9 +8,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from proxy.core.compression.record import Record
+from proxy.core.compression.schedule import Event
 from proxy.core.recall.tool import MENTION, NAME
-from proxy.walk.offering import PART, told
+from proxy.walk.offering import PART
 from proxy.walk.plans import Plan
 from tests.fits import POLICY, Book, Desk
 from tests.forms import body_of, tools_of
@@ -35,7 +38,8 @@ async def plan(
 async def test_a_view_that_leaves_something_out_offers_the_tool(api: str) -> None:
     """The tool stands behind the client's own, the block mentions it, and its tokens are counted."""
     found, without = await plan(api), await plan(api, desk=Desk())
-    assert found.recall
+    assert found.view is not None
+    assert found.view.edits.addition
     assert found.report.stages[-1] == "recall"
     body, bare = json.loads(found.body), json.loads(without.body)
     assert body["tools"][:-1] == bare["tools"] == tools_of(AGENT_TOOLS, api)
@@ -73,7 +77,8 @@ async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> No
     else:
         desk = Desk()
     found = await plan(api, chat, desk, window, **members)
-    assert not found.recall
+    assert found.view is not None
+    assert not found.view.edits.addition
     assert "recall" not in found.report.stages
     assert found.body == (await plan(api, chat, Desk(), window, **members)).body
     assert MENTION.encode() not in found.body
@@ -87,7 +92,12 @@ async def test_views_only_grow_between_two_events() -> None:
     tools, views = [], []
     for at in range(30):
         found = await plan("chat", messages, desks[at % 2])
-        tools.append((found.record is not None, json.dumps(json.loads(found.body)["tools"])))
+        tools.append(
+            (
+                found.view is not None and found.view.edits.record is not None,
+                json.dumps(json.loads(found.body)["tools"]),
+            )
+        )
         views.append((found.report.event, json.loads(found.body)["messages"]))
         messages = [*messages, *agent_round(100 + at, 300)]
     assert len(set(tools)) == 2, "one array before the first event, another one from then on"
@@ -108,7 +118,8 @@ async def test_no_request_is_refused_for_want_of_room_for_the_tool() -> None:
 
 def test_a_block_mentions_it_only_where_it_is_offered() -> None:
     """No mention without the tool, and none without a block."""
-    assert told("block", recall=True).endswith(MENTION)
-    assert told("block", recall=False) == "block"
-    assert told("", recall=True) == ""
+    record = Record(1, Event(1, 1, 1), "block", {}, 1, 1, 1)
+    assert record.block_with(MENTION).endswith(MENTION)
+    assert record.block_with("") == "block"
+    assert structs.replace(record, block="").block_with(MENTION) == ""
     assert PART > 1

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.recall.tool import NAME
-from proxy.walk.passages import MOST_SUMMARY, Subject, passage_of, stepped
-from tests.fits import POLICY, Desk, count
+from proxy.walk.passages import MOST_SUMMARY, passage_of, stepped
+from tests.fits import POLICY, Desk
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session
 
@@ -30,23 +30,13 @@ async def test_a_warm_prompt_has_the_tools_that_were_sent(api: str) -> None:
     """Where the view offers the recall tool, a prompt that is to be found in the provider's cache offers it too."""
     body = json.dumps(body_of(api, agent_session(30, 300), AGENT_TOOLS)).encode()
     plan = await Desk(policy=replace(POLICY, recall=True)).plan(body, 8192, api=api, model="gpt-4o-mini")
-    about, record = plan.subject, plan.record
-    assert about is not None
+    assert plan.view is not None
+    assert plan.view.layout is not None
+    record, measured = plan.view.edits.record, plan.view.measured
     assert record is not None
-    subject = Subject(
-        about.request,
-        about.route,
-        about.reading,
-        about.raw,
-        about.figures,
-        1.0,
-        plan.links,
-        about.root(plan.links),
-        True,
-    )
-    passage = passage_of(subject, record.event.place, record, 0.05, count)
+    passage = passage_of(measured, plan.view.layout, record.event.place, record, 0.05)
     assert passage is not None
-    warm = passage.warm(len(about.reading.items))
+    warm = passage.warm(len(measured.parsed.items))
     assert warm is not None
     sent = json.loads(plan.body)
     assert json.loads(warm.outline)["tools"] == sent["tools"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.core.overflow.kinds import Overflow
-from proxy.ports import Mode, Options, Request
+from proxy.core.request import Mode, Options, Request
 from tests.fits import TENANT, Message, body_of, slices
 from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.rooms import (

@@ -11,10 +11,10 @@ import pytest
 
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.errors import UpstreamUnreachable
+from proxy.core.request import Options, Request
 from proxy.engine import Engine
-from proxy.ports import Options, Reply, Request
+from proxy.ports import Reply
 from proxy.walk.answering import Answer
-from proxy.walk.plans import Plan
 from proxy.walk.recovery import is_smaller
 from tests.fits import POLICY, TENANT, Book, Desk, body_of, classifier, slices
 from tests.material import agent_session, prose
@@ -310,11 +310,12 @@ async def test_repeated_refusals_without_a_figure_teach() -> None:
     assert [row["how"] for row in house.desk.lessons.learned()] in ([], ["worked out"])
 
 
-def test_smaller_is_less_and_never_the_same() -> None:
+async def test_smaller_is_less_and_never_the_same() -> None:
     """Fewer tokens or less output, and never the same bytes."""
-    report = Plan(b"a", report=None, tokens=10)  # type: ignore[arg-type]
-    assert is_smaller(replace(report, body=b"b", tokens=9), report, 10)
-    assert not is_smaller(replace(report, tokens=9), report, 10)
-    assert not is_smaller(replace(report, body=b"b"), report, 10)
-    assert is_smaller(replace(report, body=b"b", output=5), report, 10)
-    assert not is_smaller(replace(report, body=b"b", output=5), replace(report, output=5), 10)
+    plan = await Desk().plan(body_of(agent_session(3, 100)), 8192)
+    tokens = plan.tokens or 0
+    assert is_smaller(replace(plan, body=b"b", extended=-1), plan, tokens)
+    assert not is_smaller(replace(plan, extended=-1), plan, tokens)
+    assert not is_smaller(replace(plan, body=b"b"), plan, tokens)
+    assert is_smaller(replace(plan, body=b"b", output=5), plan, tokens)
+    assert not is_smaller(replace(plan, body=b"b", output=5), replace(plan, output=5), tokens)

@@ -28,6 +28,12 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     by: str = ""
     upto: int = 0
 
+    def block_with(self, note: str) -> str:
+        """The block with *note* as its last line; as it is if there is no block or no note."""
+        if not self.block or not note:
+            return self.block
+        return f"{self.block}\n{note}"
+
 
 def dump(record: Record) -> bytes:
     """The bytes of *record*."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.conversation.identity import session_in
-from proxy.core.conversation.scan import Field, members, reject_duplicates
+from proxy.core.conversation.scan import ESCAPED_LETTER, Field, members, reject_duplicates
 from proxy.core.errors import InvalidRequest
 
 TOOLS = ("tools", "functions")
@@ -21,6 +21,8 @@ COUNTED = (
 
 STORED = ("previous_response_id", "conversation")
 """Members by which a request goes on from what the provider keeps."""
+
+_STORED_KEY = re.compile(rb'"(?:%b)"\s*:' % b"|".join(name.encode() for name in STORED))
 
 UNSEEN = (*STORED, "prompt", "mcp_servers", "container")
 """Members that bring input which is not in the body."""
@@ -39,6 +41,21 @@ EMPTY = ("null", "[]", "{}", '""')
 
 SYSTEM = ("instructions", "system")
 """Those of them that are the operator's words: a text, or a list of text blocks."""
+
+
+def continues_stored(body: bytes) -> bool:
+    """Whether a request with *body* goes on from what the provider keeps.
+
+    Parsers disagree on which of two equal members holds, so one that says something is enough. A body that may name one
+    and cannot be read counts as one that does.
+    """
+    if not _STORED_KEY.search(body) and not ESCAPED_LETTER.search(body):
+        return False
+    try:
+        text = body.decode()
+        return any(field.key in STORED and text[field.start : field.end] not in EMPTY for field in members(text))
+    except (ValueError, RecursionError):
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from proxy.core.overflow.kinds import Overflow
 Lower = Literal["never", "last", "first"]
 """When a request's own output figure may be lowered."""
 
-Extent = Literal["keep", "gentle", "any"]
-"""How far a view may go: no new event at all, nothing dropped or clipped by a new one, or whatever it takes."""
+MaxLoss = Literal["none", "no_drop", "any"]
+"""How much a view may lose: no new compaction at all, nothing dropped or clipped by a new one, or whatever it takes."""
 
 
-def first_extent(steps: Sequence[str]) -> Extent:
-    """How far the model that was asked for may go before another step of its policy is looked at."""
+def first_max_loss(steps: Sequence[str]) -> MaxLoss:
+    """How much the model that was asked for may lose before another step of its policy is looked at."""
     if tuple(steps) == (COMPRESS,):
         return "any"
-    return "gentle" if steps[0] == COMPRESS else "keep"
+    return "no_drop" if steps[0] == COMPRESS else "none"
 
 
 def retries_smaller(overflow: Overflow, lower: Lower) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.conversation.outline import COUNTED, read_outline, splice
+from proxy.core.conversation.outline import COUNTED, continues_stored, read_outline, splice
 from proxy.core.conversation.scan import members, scan
 from proxy.core.errors import InvalidRequest
 from tests import strategies
@@ -197,3 +197,22 @@ MANAGED: list[tuple[dict[str, Any], int | None]] = [
 def test_from_where_the_provider_shortens_the_conversation(members: dict[str, Any], managed: int | None) -> None:
     """The least that the client asks the provider to act at, by itself."""
     assert outline(**members).managed == managed
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"previous_response_id": "resp_1"}', True),
+        (b'{"conversation": {"id": "c"}}', True),
+        (b'{"conversation": "", "previous_response_id": null}', False),
+        (b'{"input": "conversation"}', False),
+        (b'{"input": {"conversation": "c"}}', False),
+        (b'{"previous_response_id": "resp_1"', True),
+        (b'{"conversation": "\xff"}', True),
+        (b"{}", False),
+        (b"", False),
+    ],
+)
+def test_a_body_that_goes_on_from_what_is_stored_is_recognised(body, found):
+    """Members at the top level decide; a body that names one and cannot be read counts as one that has it."""
+    assert continues_stored(body) == found

@@ -1,0 +1,366 @@
+"""The values of a decision: the measured request, what has been looked up since, and what the planner returns.
+
+All are frozen. Tokens are by our own count unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final, Literal
+
+from proxy.core.budget.catalogue import Route
+from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, reserve, scaled
+from proxy.core.budget.regions import Totals
+from proxy.core.compression.record import Record
+from proxy.core.compression.schedule import Event, Rules, Schedule
+from proxy.core.compression.truncate import Truncate
+from proxy.core.compression.view import Raw
+from proxy.core.conversation import chat, messages, responses
+from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.items import Item, Layout
+from proxy.core.conversation.outline import Outline
+from proxy.core.conversation.scan import Scan
+from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
+from proxy.core.errors import ContextTooLong
+from proxy.core.overflow.policy import Lower, MaxLoss
+from proxy.core.request import Request
+
+DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How views are kept small: the schedule's rules, and when an output figure may be lowered.
+
+    ``stored``: whether a provider may cut a history that only it has, or its error is the answer. ``economy`` compacts
+    where going on gets dear and not only where the window gets full. ``always`` caps every tool result before it is
+    first sent. ``recall`` offers a tool that shows what left a view. ``tools`` says what clients' tools do.
+    """
+
+    rules: Rules
+    lower_output: Lower = "last"
+    stored: Literal["truncate", "error"] = "truncate"
+    economy: bool = False
+    buffers: Buffers = NO_BUFFERS
+    always: Truncate | None = None
+    recall: bool = False
+    tools: ToolMap = NO_TOOLS
+
+    def budget(self, route: Route, window: int, requested: int | None, fixed: int, token_ratio: float) -> Figures:
+        """The token budget of a request; *window* and *requested* are in the provider's tokens, *fixed* in ours."""
+        default = reserve(None, route.max_output, window)
+        max_input = None if route.max_input is None else scaled(route.max_input, token_ratio)
+        price_cap = scaled(economy_cap(window, route.tier), token_ratio) if self.economy else None
+        reserved = reserve(requested, route.max_output, window)
+        return Figures(
+            scaled(window, token_ratio),
+            scaled(reserved, token_ratio),
+            fixed,
+            scaled(default, token_ratio),
+            max_input,
+            price_cap,
+            self.buffers,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRoute:
+    """A route and what is known of it for one tenant at one moment.
+
+    ``window`` is in the provider's tokens. ``stated_window`` is the window as far as a person, a server or an error
+    stated it, in tokens of our count or the provider's, whichever are more; None if it was only inferred.
+    ``token_ratio``: provider tokens per token of our count.
+    """
+
+    route: Route
+    window: int
+    window_source: str
+    stated_window: int | None
+    token_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBody:
+    """A body whose items are recognised: ``scan`` says where they stand, ``envelope`` what is around them."""
+
+    body: bytes = field(repr=False)
+    scan: Scan = field(repr=False)
+    items: tuple[Item, ...]
+    envelope: Outline = field(repr=False)
+
+    def item(self, index: int) -> bytes:
+        """The client's own bytes of one item."""
+        start, end = self.scan.spans[index]
+        return self.body[start:end]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of a request as the client sent it.
+
+    ``fixed`` is all but the history; ``members`` are the counted members of the envelope; ``roles`` the items by role.
+    """
+
+    fixed: int
+    members: Mapping[str, int]
+    roles: Totals
+
+    @property
+    def history(self) -> int:
+        """Tokens of all items that are not system items."""
+        return self.roles.history
+
+    @property
+    def total(self) -> int:
+        """Tokens of the whole request."""
+        return self.fixed + self.roles.history
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What a feature adds to compacted views; ``tokens`` is 0 if there is nothing to add.
+
+    ``tools`` is the tools member with one more tool, as JSON; ``note`` a line at the end of the block.
+    """
+
+    tools: str = field(default="", repr=False)
+    note: str = ""
+    tokens: int = 0
+
+
+NO_ADDITION: Final = Addition()
+
+
+@dataclass(frozen=True, slots=True)
+class UsageAnchor:
+    """The newest prefix of a conversation that a provider has counted; ``boundary`` of its compaction, -1 if none."""
+
+    counted: int
+    reported: int
+    boundary: int
+
+    def expect(self, boundary: int, tokens: int, token_ratio: float) -> int | None:
+        """What the provider will count for a view of *tokens*, in its own tokens: exactly so far, estimated beyond.
+
+        None if the view comes from another compaction than the prefix, so that nothing is known of it.
+        """
+        if self.boundary != boundary or self.counted > tokens:
+            return None
+        return self.reported + int((tokens - self.counted) * token_ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionTarget:
+    """What a view must reach.
+
+    ``limit`` is the most it may take, None for the budget. ``reserve`` replaces the budget's default reserve.
+    ``force`` compacts although the request fits; ``dry_run`` stores nothing; ``replaces``: the record at this boundary
+    may be replaced. ``tries`` is how often verification may still tighten the limit.
+    """
+
+    limit: int | None = None
+    reserve: int | None = None
+    force: bool = False
+    max_loss: MaxLoss = "any"
+    lower_output: Lower = "last"
+    dry_run: bool = False
+    wait_for_summary: bool = False
+    replaces: bool = False
+    tries: int = 2
+    keep_addition: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing is asked but that the view fits its budget."""
+        return not self.force and self.limit is None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRequest:
+    """A request measured once for one model.
+
+    ``budget`` counts the tools array as small as it is made (``tools_json``, empty if it stays as it is) and the
+    addition. ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route, ``lay_out``
+    gives the structure of the items, continued from a known prefix.
+    """
+
+    request: Request
+    known: KnownRoute
+    parsed: ParsedBody
+    counts: TokenCounts
+    prefix_hashes: tuple[bytes, ...] = field(repr=False)
+    budget: Figures
+    requested_output: int | None
+    client_compaction: str
+    tools_json: str = field(repr=False)
+    addition: Addition
+    anchor: UsageAnchor | None
+    target: CompactionTarget
+    count: Callable[[str], int] = field(repr=False, compare=False)
+    lay_out: Callable[[], Layout] = field(repr=False, compare=False)
+
+    @property
+    def route(self) -> Route:
+        """The upstream and model."""
+        return self.known.route
+
+    @property
+    def token_ratio(self) -> float:
+        """Provider tokens per token of our count."""
+        return self.known.token_ratio
+
+    @property
+    def dialect(self) -> Dialect:
+        """What is known of the request's API."""
+        return DIALECTS[self.request.api]
+
+    def original(self, layout: Layout) -> Raw:
+        """The items as the client sent them, for the stages to write from."""
+        return Raw(self.parsed.body, self.parsed.scan.spans, self.parsed.items, layout, self.dialect)
+
+    def root_hash(self, layout: Layout) -> bytes:
+        """The prefix hash after the first user item, which names the conversation; empty if there are no items."""
+        if not self.prefix_hashes:
+            return b""
+        return self.prefix_hashes[layout.task if layout.task is not None else 0]
+
+    def budget_for(self, target: CompactionTarget) -> Figures:
+        """The budget as *target* leaves it: with a smaller reserve, or without room for the addition."""
+        budget = self.budget
+        if target.reserve is not None:
+            budget = replace(budget, reserve=target.reserve)
+        if not target.keep_addition:
+            budget = replace(budget, fixed=budget.fixed - self.addition.tokens)
+        return budget
+
+    def schedule(self, policy: Policy, layout: Layout, budget: Figures) -> Schedule:
+        """The schedule of this conversation's compactions under *budget*."""
+        rules = policy.rules
+        if self.parsed.envelope.stored:
+            # Calls whose results are here, and results whose calls are, may be what the provider keeps.
+            rules = replace(rules, rungs=replace(rules.rungs, fold=False, drop=False))
+        return Schedule(self.parsed.items, layout, budget, rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Nothing was looked up yet."""
+
+
+START: Final = Start()
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """The layout, and the newest compaction record on the conversation's prefix hashes.
+
+    ``requested``: an operator asked for a compaction. ``first`` is the compaction before this request's first one;
+    ``wrote``: this request wrote a record.
+    """
+
+    layout: Layout
+    record: Record | None
+    requested: bool = False
+    first: Event | None = None
+    wrote: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A record for ``target``: ours, or another replica's; None if the view needs no compaction.
+
+    ``found.record`` is the record before this one.
+    """
+
+    found: LookedUp
+    target: CompactionTarget
+    record: Record | None
+    lowered_output: int | None
+
+
+Progress = Start | LookedUp | Written
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """How a view differs from what the client sent; each part may be absent.
+
+    ``previous`` is the compaction of the conversation's last view.
+    """
+
+    record: Record | None = None
+    previous: Event | None = None
+    compacted_now: bool = False
+    lowered_output: int | None = None
+    tools_shrunk: bool = False
+    addition: bool = False
+    stages: tuple[str, ...] = ()
+
+    @property
+    def is_verbatim(self) -> bool:
+        """True if the view is what the client sent, byte for byte."""
+        return self.record is None and self.lowered_output is None and not self.tools_shrunk
+
+
+NO_EDITS: Final = Edits()
+
+
+@dataclass(frozen=True, slots=True)
+class CountedView:
+    """What goes upstream for a measured request.
+
+    ``budget`` is what it was held against; ``layout`` is None below the low mark. ``expected_tokens`` is what the
+    provider will count, by its own last count. ``roles`` are the client's own items in the view, ``summary`` the
+    tokens of the block.
+    """
+
+    measured: MeasuredRequest
+    budget: Figures
+    layout: Layout | None
+    body: bytes = field(repr=False)
+    tokens: int
+    expected_tokens: int
+    roles: Totals
+    summary: int = 0
+    edits: Edits = NO_EDITS
+
+
+@dataclass(frozen=True, slots=True)
+class NeedRecord:
+    """Lay the items out and look up the newest record."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedBlock:
+    """Write the texts of a compaction and store its record."""
+
+    found: LookedUp
+    target: CompactionTarget
+    compaction: Event
+    lowered_output: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Send the view."""
+
+    view: CountedView
+
+
+@dataclass(frozen=True, slots=True)
+class TooLossy:
+    """The view would lose more than the target allows; nothing was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Refuse the request; ``view`` is the smallest one, for the report."""
+
+    error: ContextTooLong
+    view: CountedView
+
+
+FinalDecision = Forward | TooLossy | Reject
+Decision = NeedRecord | NeedBlock | FinalDecision

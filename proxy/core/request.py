@@ -1,0 +1,59 @@
+"""One managed request as the server hands it to the engine: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Mode = Literal["on", "observe", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a caller asked of Ullage in ``x-ullage-*`` request headers.
+
+    ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the first prefix hash;
+    ``project`` and ``task_size`` are labels.
+    """
+
+    mode: Mode = "on"
+    conversation: str = ""
+    window: int | None = None
+    compact_now: bool = False
+    project: str = ""
+    task_size: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request came in and with which end-to-end headers, the caller's credentials among them.
+
+    Kept in memory only while the request, or a job it started, is under way; never logged, never stored.
+    """
+
+    path_qs: str
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One managed request.
+
+    ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is scoped by it.
+    ``model`` is the one the path names, if it names one; it wins over the body's. ``session`` is what the client's
+    headers call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``compacting``
+    is whose own compaction of its conversation the headers announce.
+    ``variant`` is what its headers ask for that changes a model's window, such as a beta flag.
+    """
+
+    api: str
+    body: bytes
+    tenant: bytes
+    request_id: str
+    options: Options = Options()
+    model: str = ""
+    session: str = ""
+    epoch: int = 0
+    variant: str = ""
+    compacting: str = ""
+    origin: Origin | None = None

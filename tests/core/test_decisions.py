@@ -1,0 +1,41 @@
+"""The values of a decision: budgets as targets leave them, and what is expected of a provider's count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.core.decisions import CompactionTarget, UsageAnchor
+from tests.core.test_planner import measured
+from tests.material import agent_session
+
+
+def test_a_target_changes_the_budget_and_nothing_else() -> None:
+    """A smaller reserve gives the input more room; the addition's room is given back if it is not kept."""
+    request = measured(agent_session(3, 100))
+    assert request.budget_for(CompactionTarget()) == request.budget
+    roomier = request.budget_for(CompactionTarget(reserve=10))
+    assert roomier.budget == request.budget.window - 10
+    added = replace(request, addition=replace(request.addition, tokens=7, note="n"))
+    assert added.budget_for(CompactionTarget(keep_addition=False)).fixed == request.budget.fixed - 7
+
+
+def test_only_a_target_that_asks_for_nothing_is_plain() -> None:
+    """Force and a limit are more than fitting."""
+    assert CompactionTarget().is_plain
+    assert not CompactionTarget(force=True).is_plain
+    assert not CompactionTarget(limit=0).is_plain
+
+
+def test_an_anchor_speaks_for_its_own_compaction_only() -> None:
+    """What was counted for a prefix says nothing of a view after another compaction, nor of a smaller one."""
+    anchor = UsageAnchor(counted=1000, reported=1300, boundary=4)
+    assert anchor.expect(4, 1100, 1.5) == 1450
+    assert anchor.expect(-1, 1100, 1.5) is None
+    assert anchor.expect(4, 900, 1.5) is None
+
+
+def test_a_conversation_is_named_by_its_first_user_item() -> None:
+    """The root hash is the prefix hash after the task, whatever follows; nothing names an empty one."""
+    short, longer = measured(agent_session(3, 100)), measured(agent_session(6, 100))
+    assert short.root_hash(short.lay_out()) == longer.root_hash(longer.lay_out()) == short.prefix_hashes[1]
+    assert replace(short, prefix_hashes=()).root_hash(short.lay_out()) == b""

@@ -1,0 +1,225 @@
+"""The planner as a table of states, and what holds for every way through it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.budget.catalogue import Route
+from proxy.core.decisions import (
+    CompactionTarget,
+    Forward,
+    LookedUp,
+    MeasuredRequest,
+    NeedBlock,
+    NeedRecord,
+    Policy,
+    Reject,
+    TooLossy,
+    Written,
+)
+from proxy.core.planner import decide
+from proxy.core.request import Request
+from tests.fits import POLICY, TENANT, UNSHRUNK, Book, Desk, body_of, tools
+from tests.material import AGENT_TOOLS, agent_session, chat_turn, prose
+from tests.strategies import agent_sessions
+
+WINDOW = 8192
+Message = dict[str, Any]
+PLANNING = replace(POLICY, tools=tools())
+MOST_BLOCKS = 9
+"""Three tries each with the request's own target, without its default reserve and without the addition."""
+
+
+def measured(
+    messages: Sequence[Message],
+    window: int = WINDOW,
+    target: CompactionTarget | None = None,
+    desk: Desk | None = None,
+    ratio: float = 1.0,
+    **members: Any,
+) -> MeasuredRequest:
+    """*messages* as a measured request; *ratio*: provider tokens per token of our count."""
+    fitter = (desk or Desk()).fitter
+    request = Request("chat", body_of(messages, **members), TENANT, "r")
+    route = Route("stub", "house-model", window, None, "o200k_base", "configured")
+    located = fitter.locate(request)
+    return asyncio.run(fitter.measure(request, located, route, window, ratio, "configured", target))
+
+
+def looked_up(request: MeasuredRequest) -> LookedUp:
+    """What is known of *request* once nothing was found in the store."""
+    return LookedUp(request.lay_out(), None)
+
+
+def written(request: MeasuredRequest, need: NeedBlock, desk: Desk | None = None) -> Written:
+    """The record that *need* asks for, written by the real engine over a store of its own."""
+    return asyncio.run((desk or Desk()).fitter.events.write(request, need))
+
+
+LONG = agent_session(20, 500)
+SHORT = agent_session(3, 100)
+
+
+def test_below_the_low_mark_nothing_is_looked_up() -> None:
+    """What fits by far is forwarded as it came, with no store asked."""
+    request = measured(SHORT)
+    decision = decide(request, PLANNING)
+    assert isinstance(decision, Forward)
+    assert decision.view.body is request.request.body
+    assert decision.view.edits.is_verbatim
+    assert decision.view.layout is None
+
+
+@pytest.mark.parametrize("target", [CompactionTarget(force=True), CompactionTarget(limit=100)], ids=["now", "limit"])
+def test_a_tightened_target_is_never_answered_without_the_record(target: CompactionTarget) -> None:
+    """A request that fits, but is asked for less, needs to know what was sent before."""
+    assert isinstance(decide(measured(SHORT, target=target), PLANNING), NeedRecord)
+
+
+def test_above_the_low_mark_the_record_is_needed() -> None:
+    """From there on the conversation may have been compacted before."""
+    assert isinstance(decide(measured(LONG), PLANNING), NeedRecord)
+
+
+def test_without_a_record_between_the_marks_the_bytes_are_forwarded() -> None:
+    """No compaction is due below the high mark."""
+    request = measured(agent_session(8, 500))
+    assert isinstance(decide(request, PLANNING), NeedRecord)
+    decision = decide(request, PLANNING, looked_up(request))
+    assert isinstance(decision, Forward)
+    assert decision.view.edits.is_verbatim
+    assert decision.view.layout is not None
+
+
+def test_above_the_high_mark_a_block_is_needed_and_then_the_view_fits() -> None:
+    """A new compaction names its boundary, and what is made of it fits."""
+    request = measured(LONG)
+    need = decide(request, PLANNING, looked_up(request))
+    assert isinstance(need, NeedBlock)
+    assert need.compaction.place in need.found.layout.places
+    final = decide(request, PLANNING, written(request, need))
+    assert isinstance(final, Forward)
+    assert final.view.edits.compacted_now
+    assert final.view.tokens <= request.budget.budget
+
+
+def test_a_record_that_still_does_is_used_again() -> None:
+    """The view after a known record is built without another block, and is no new compaction."""
+    request = measured(LONG)
+    need = decide(request, PLANNING, looked_up(request))
+    assert isinstance(need, NeedBlock)
+    record = written(request, need).record
+    longer = measured([*LONG, *agent_session(1, 50)[2:]])
+    found = LookedUp(longer.lay_out(), record, first=record.event if record else None)
+    decision = decide(longer, PLANNING, found)
+    assert isinstance(decision, Forward)
+    assert decision.view.edits.record is record
+    assert not decision.view.edits.compacted_now
+
+
+@pytest.mark.parametrize(("max_loss", "messages"), [("none", LONG), ("no_drop", [*chat_turn(1, 9000)[:1]])])
+def test_what_would_lose_too_much_is_said_before_anything_is_written(max_loss: Any, messages: list[Message]) -> None:
+    """A model that may not compact, or not clip, gets no view, and no block is asked for."""
+    request = measured(messages, target=CompactionTarget(max_loss=max_loss))
+    assert isinstance(decide(request, PLANNING, looked_up(request)), TooLossy)
+
+
+def test_an_operators_request_compacts_what_would_fit() -> None:
+    """Asked for, a compaction happens below the mark; not for a dry run; and once at one boundary."""
+    request = measured(agent_session(8, 500))
+    found = replace(looked_up(request), requested=True)
+    need = decide(request, PLANNING, found)
+    assert isinstance(need, NeedBlock)
+    assert need.target.wait_for_summary
+    dry = replace(request, target=CompactionTarget(dry_run=True))
+    assert isinstance(decide(dry, PLANNING, found), Forward)
+    again = replace(found, record=written(request, need).record)
+    assert isinstance(decide(request, PLANNING, again), Forward)
+
+
+def test_what_the_provider_counts_is_what_must_fit() -> None:
+    """A view inside our own count is compacted if the provider counts half as much again."""
+    messages = agent_session(10, 500)
+    assert isinstance(decide(measured(messages), PLANNING, looked_up(measured(messages))), Forward)
+    dear = measured(messages, ratio=1.5)
+    assert isinstance(decide(dear, PLANNING, looked_up(dear)), NeedBlock)
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_only_a_stated_window_refuses(stated: bool) -> None:
+    """System text that nothing can shrink is refused if somebody stated the window; if not, the provider judges."""
+    messages = [{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}]
+    request = measured(messages, max_tokens=100)
+    if not stated:
+        request = replace(request, known=replace(request.known, stated_window=None))
+    final = finish(request)
+    assert isinstance(final, Reject if stated else Forward)
+    if isinstance(final, Reject):
+        assert final.error.largest == "system messages"
+
+
+def finish(request: MeasuredRequest, desk: Desk | None = None) -> Forward | TooLossy | Reject:
+    """The final decision, with every target on the way at least as tight as the one before."""
+    desk = desk or Desk(Book())
+    decision = decide(request, PLANNING)
+    blocks: list[NeedBlock] = []
+    while True:
+        match decision:
+            case NeedRecord():
+                decision = decide(request, PLANNING, looked_up(request))
+            case NeedBlock():
+                blocks.append(decision)
+                assert len(blocks) <= MOST_BLOCKS
+                decision = decide(request, PLANNING, written(request, decision, desk))
+            case Forward() | TooLossy() | Reject():
+                for earlier, later in itertools.pairwise(blocks):
+                    assert is_tighter(later.target, earlier.target)
+                return decision
+
+
+def is_tighter(target: CompactionTarget, than: CompactionTarget) -> bool:
+    """True if *target* gives up something that *than* did not: room of the view, the reserve, or the addition."""
+    if target.keep_addition != than.keep_addition or target.reserve != than.reserve:
+        return not target.keep_addition or target.reserve is not None
+    return target.limit is not None and target.tries < than.tries and (than.limit is None or target.limit <= than.limit)
+
+
+@settings(max_examples=25, phases=UNSHRUNK)
+@given(
+    st.one_of(
+        agent_sessions(), st.integers(2, 30).map(lambda turns: [m for t in range(turns) for m in chat_turn(t, 90)])
+    ),
+    st.sampled_from([1024, 2048, 4096, 16_384]),
+    st.sampled_from([0.8, 1.0, 1.5, 2.5]),
+    st.sampled_from([None, 100, 1500]),
+)
+def test_every_way_ends_in_a_view_that_fits_or_a_refusal(
+    messages: list[Message], window: int, ratio: float, output: int | None
+) -> None:
+    """Whatever the conversation, the window and the provider's count: few blocks, each tighter, and then it fits."""
+    members = {} if output is None else {"max_tokens": output}
+    if messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    request = measured(messages, window, ratio=ratio, tools=AGENT_TOOLS, **members)
+    final = finish(request)
+    assert not isinstance(final, TooLossy)
+    if isinstance(final, Forward):
+        reserve = final.view.edits.lowered_output or final.view.budget.reserve
+        assert final.view.expected_tokens <= final.view.budget.inside(reserve) * ratio + ratio
+
+
+def test_a_policy_without_stages_refuses_or_forwards() -> None:
+    """With every stage off nothing is written: what is too large is refused."""
+    off = replace(POLICY.rules, rungs=replace(POLICY.rules.rungs, fold=False, drop=False, clip=False, tools=False))
+    bare = Policy(replace(off, truncate=None, mild=replace(off.mild, dedup=None, prune=None)))
+    request = measured(LONG)
+    final = decide(request, bare, looked_up(request))
+    assert isinstance(final, Reject)
