@@ -19,6 +19,7 @@ import pytest
 
 from tests.conftest import StartStub
 from tests.forms import body_of
+from tests.harness import ROOT, Proxy
 from tests.injection import Injected, Injection, called, name_of
 from tests.material import AGENT_TOOLS, agent_round, agent_session, chat_turn
 from tests.recalls import LOOK, PATHS, Front, front
@@ -300,3 +301,34 @@ async def test_a_fault_anywhere_on_its_way_costs_no_request(lab: Lab, api: str, 
         done |= cases
     assert len(done) > 600
     assert wrong == {}
+
+
+BREAKS = """
+from proxy.walk import planning
+
+async def broken(*_, **__):
+    raise ZeroDivisionError("CANARY")
+
+planning.Planner.fit = broken
+"""
+"""Run by the interpreter before the proxy's own code."""
+
+
+async def test_a_fault_is_seen_by_client_and_operator(stub: StartStub, tmp_path: Path) -> None:
+    """The outcome names it, the log has type and frames and nothing of the request, a metric counts it."""
+    server = await stub(window=200_000)
+    (tmp_path / "sitecustomize.py").write_text(BREAKS)
+    surroundings = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    body = json.dumps(body_of("chat", [{"role": "user", "content": "CANARY " * 9000}])).encode()
+    async with Proxy(server.url, window=8192, environment=surroundings) as proxy, httpx.AsyncClient() as client:
+        answer = await client.post(f"{proxy.url}/chat/completions", content=body)
+        metrics = await client.get(f"{proxy.root}/metrics")
+        proxy.end()
+        log = proxy.log.read_text()
+    assert (answer.status_code, answer.headers["x-ullage-outcome"]) == (200, "degraded;internal_error")
+    assert [seen.body for seen in server.chats()] == [body]
+    assert 'ullage_internal_errors_total{where="request"} 1.0' in metrics.text
+    assert "CANARY" not in log
+    (line,) = [json.loads(line) for line in log.splitlines() if '"proxy.internal_error"' in line]
+    assert (line["error"], line["where"]) == ("ZeroDivisionError", "request")
+    assert any("broken" in frame for frame in line["frames"])
