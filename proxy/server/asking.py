@@ -56,5 +56,5 @@ def named_model(body: bytes, *, complete: bool) -> str:
         return found[1].decode("utf-8", "replace") if found else ""
     try:
         return _NAMED.decode(body).model
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""

@@ -149,5 +149,5 @@ def _model_of(body: bytes) -> str:
     """The model that *body* names, read apart from all that may just have failed; empty if it names none."""
     try:
         return _NAMED.decode(body).model
-    except (msgspec.DecodeError, UnicodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return ""
