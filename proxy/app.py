@@ -23,6 +23,7 @@ from proxy.building import models_of, open_engine, server_config
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
+from proxy.faults import Faults
 from proxy.notes.archive import Archive
 from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
@@ -167,11 +168,12 @@ class House:
             telemetry.summary(report)
             logs.summary_done(report)
 
+        faults = Faults(logs.fault, telemetry.fault)
         archive = open_archive(settings, store, tasks, telemetry.archived)
         chronicle = open_chronicle(store, archive)
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
         engine = await asyncio.to_thread(
-            open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle
+            open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle, faults
         )
 
         def observe(report: Report, duration: float) -> None:
@@ -195,7 +197,7 @@ class House:
         models = models_of(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
         told_of = open_conversations(settings, store)
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of)
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of, faults)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)

@@ -22,6 +22,7 @@ from proxy.core.compression.truncate import Truncate
 from proxy.core.decisions import Policy
 from proxy.core.overflow.classify import Classifier
 from proxy.engine import Engine
+from proxy.faults import Faults
 from proxy.notes.chronicle import Chronicle
 from proxy.routing import open_headers, open_names
 from proxy.server import Limits, Models, Place, ServerConfig
@@ -58,11 +59,12 @@ def open_engine(
     notice: Notice = unnoticed,
     jobs: Jobs | None = None,
     chronicle: Chronicle | None = None,
+    faults: Faults | None = None,
 ) -> Engine:
     """The conductor of *settings*, with memories of its own.
 
     *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any; *chronicle* notes
-    what becomes of conversations.
+    what becomes of conversations. *faults* of ours are reported there.
     """
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
@@ -101,6 +103,7 @@ def open_engine(
         own=own if wanted.client_compaction == "answer" else None,
         recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
         chronicle=chronicle,
+        faults=faults,
     )
 
 

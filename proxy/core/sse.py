@@ -35,6 +35,11 @@ class Events:
         """Bytes that came of an event that has not ended."""
         return len(self._rest)
 
+    @property
+    def pending(self) -> bytes:
+        """What came of an event that has not ended."""
+        return bytes(self._rest)
+
     def rest(self) -> bytes:
         """What came of an event that never ended."""
         rest = bytes(self._rest)

@@ -96,14 +96,14 @@ def check_known(path: str, reply: ports.Reply) -> None:
 def start(
     out: Outgoing,
     reply: ports.Reply,
-    report: Report,
+    own: Sequence[tuple[str, str]],
     cors: Sequence[tuple[str, str]],
     *,
     sized: bool = True,
     close_delimited: bool = False,
 ) -> None:
-    """Write the head of a relayed answer: the upstream's headers, then ours; its length only if *sized*."""
-    headers = [*reply.headers, *response_headers(report)]
+    """Write the head of a relayed answer: the upstream's headers, then our *own*; its length only if *sized*."""
+    headers = [*reply.headers, *own]
     if not sized:
         headers = [pair for pair in headers if pair[0].lower() != "content-length"]
     if cors:

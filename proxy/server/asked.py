@@ -83,6 +83,11 @@ class UsageHider:
             self._events.feed(rest[len(begun) :])  # these may begin the end of the event
         return b"".join(passed)
 
+    @property
+    def pending(self) -> bytes:
+        """What came and did not go on yet."""
+        return self._events.pending
+
     def rest(self) -> bytes:
         """What is left when the stream ends without the end of its last event."""
         return self._events.rest()

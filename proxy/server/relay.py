@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from typing import Final
 
 from proxy import ports
 from proxy.server import answers
-from proxy.server.asked import UsageHider
+from proxy.server.observer import ReplyObserver
 from proxy.server.outgoing import Outgoing
 
 # What each API sends last: https://platform.openai.com/docs/api-reference/chat-streaming (``[DONE]``, which some
@@ -45,41 +44,33 @@ class StreamEnd:
 
 
 class BodyRelay:
-    """Passes the body of *reply* on to *out*, and each chunk as it came to the *watchers*.
+    """Passes the body of *reply* on to *out*, as *observer* has it.
 
-    *hider*, if any, edits a stream that can be read. ``edited`` and ``close_delimited`` say how the body is framed.
+    ``close_delimited``: the body ends with its connection, and the client's does likewise.
     """
 
-    def __init__(
-        self,
-        out: Outgoing,
-        reply: ports.Reply,
-        hider: UsageHider | None,
-        watchers: Sequence[Callable[[bytes], None]],
-    ) -> None:
+    def __init__(self, out: Outgoing, reply: ports.Reply, observer: ReplyObserver) -> None:
         self._out = out
         self._reply = reply
-        self.streamed = reply.header("content-type").startswith("text/event-stream")
-        self._readable = self.streamed and not reply.header("content-encoding")
-        self._hider = hider if self._readable else None
+        self._observer = observer
+        streamed = reply.header("content-type").startswith("text/event-stream")
+        self._readable = streamed and not reply.header("content-encoding")
         # A client sees that a stream lacks its end only if the stream is chunked. Other bodies end as they came.
         self._end = StreamEnd() if self._readable and reply.close_delimited else None
-        self._watchers = [*watchers, self._end.feed] if self._end is not None else watchers
-        self.edited = self._hider is not None
         self.close_delimited = reply.close_delimited and self._end is None
 
     async def run(self, first: bytes) -> bool:
         """Pass on *first* and all that follows. Return False if a stream ended that never said that it was done."""
-        out, hider = self._out, self._hider
+        out, observer = self._out, self._observer
         chunk = first or await self._reply.next_chunk()
         while chunk:
-            out.write(hider.feed(chunk) if hider else chunk)
-            for watch in self._watchers:
-                watch(chunk)
+            out.write(observer.feed(chunk))
+            if self._end is not None:
+                self._end.feed(chunk)
             if out.paused:
                 await out.drain()
             chunk = await self._reply.next_chunk()
-        self._write_rest()
+        out.write(observer.rest())
         if self._end is None or self._end.done:
             out.finish()
             return True
@@ -88,9 +79,5 @@ class BodyRelay:
 
     def break_off(self, api: str) -> None:
         """End a body that broke so that the client sees it: a stream with an event in the words of *api*."""
-        self._write_rest()
+        self._out.write(self._observer.rest())
         self._out.break_off(answers.last_event(answers.StreamBroken(), api) if self._readable else b"")
-
-    def _write_rest(self) -> None:
-        if self._hider is not None:
-            self._out.write(self._hider.rest())

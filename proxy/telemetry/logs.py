@@ -170,8 +170,14 @@ class Logs:
         """An event loop's exception handler that repeats nothing an exception or a request says."""
         del loop
         error = context.get("exception")
-        # The message is a fixed text of asyncio's; the rest of the context holds objects whose repr quotes data.
-        self.log.error("proxy.loop_error", problem=str(context.get("message", "")), exc_info=error)
+        # The message is a fixed text of asyncio's, but that of a callback quotes its arguments; the rest of the context
+        # holds objects whose repr quotes data.
+        problem = "Exception in callback" if "handle" in context else str(context.get("message", ""))
+        self.log.error("proxy.loop_error", problem=problem, exc_info=error)
+
+    def fault(self, where: str, request_id: str, fault: Exception) -> None:
+        """Write that a fault of ours was met in a part of a request that was answered all the same."""
+        self.log.error("proxy.internal_error", where=where, request_id=request_id, exc_info=fault)
 
     def adopt_libraries(self) -> None:
         """Send what libraries log (warnings and worse) through this logger, without their texts' data."""

@@ -110,6 +110,11 @@ class Telemetry:
         """Count a store error; *kind* is a fixed word such as ``timeout``."""
         self._families.store_errors.labels(kind).inc()
 
+    def fault(self, where: str, request_id: str, fault: Exception) -> None:
+        """Count a fault of ours that cost no request; *where* is a fixed word."""
+        del request_id, fault
+        self._families.faults.labels(where).inc()
+
     def archived(self, outcome: str, count: int) -> None:
         """Count *count* originals with which something happened."""
         self._families.archived.labels(outcome).inc(count)
@@ -271,6 +276,9 @@ class _Families:
             "ullage_learned_windows", "Windows that hold because traffic taught them.", multiprocess_mode="livemax"
         )
         self.upstream_errors = counter("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream", "class"))
+        self.faults = counter(
+            "ullage_internal_errors_total", "Faults of the proxy's own that cost no request.", ("where",)
+        )
         self.store_errors = counter("ullage_store_errors_total", "Errors of the store.", ("kind",))
         # Over several workers: requests add up, and the store is as bad as the worst of them sees it.
         self.refused_connections = counter(

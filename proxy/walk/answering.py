@@ -117,68 +117,69 @@ class Looker:
         self._classifier = classifier
         self._recovery = recovery
 
-    async def look(self, reply: Reply, request: Request, plan: Plan, *, again: bool) -> tuple[bytes, Overflow | None]:
-        """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is.
+    async def look(
+        self, reply: Reply, request: Request, plan: Plan, taken: list[bytes], *, again: bool
+    ) -> tuple[bytes, Overflow | None]:
+        """The bytes read from *reply* to find out, and the overflow if it is one: then they are all there is.
 
-        A claim is held against what is known of *request*, which was sent as *plan* has it; that costs a count, so only
-        a claim does. A provider that was believed once is believed *again*.
+        They are added to *taken* as they come, so that none is lost if this fails. A claim is held against what is
+        known of *request*, which was sent as *plan* has it; that costs a count, so only a claim does. A provider that
+        was believed once is believed *again*.
         """
-        try:
-            return await self._judge(reply, request, plan, again)
-        except BaseException:
-            reply.close()  # whoever waited is gone or the connection broke: nobody else would end the call
-            raise
+        found = await self._judge(reply, request, plan, taken, again)
+        return b"".join(taken), found
 
-    async def _judge(self, reply: Reply, request: Request, plan: Plan, again: bool) -> tuple[bytes, Overflow | None]:
+    async def _judge(
+        self, reply: Reply, request: Request, plan: Plan, taken: list[bytes], again: bool
+    ) -> Overflow | None:
         if reply.status >= 400:
-            body, complete = await _read(reply, ERROR_BYTES)
-            read: Judged = partial(self._classifier.answer, reply.status, reply.headers, body)
-            claim = read(NOTHING_KNOWN) if complete else None
+            if not await _read(reply, taken, ERROR_BYTES):
+                return None
+            read: Judged = partial(self._classifier.answer, reply.status, reply.headers, b"".join(taken))
+            claim = read(NOTHING_KNOWN)
         elif reply.status == 200:
             opening = Opening(self._classifier, reply.headers)
-            body, claim = await _watch(reply, opening)
+            claim = await _watch(reply, taken, opening)
             read = opening.judged
         else:
-            return b"", None
+            return None
         if not self._recovery.concerns(claim):
-            return body, None
+            return None
         if not again:
             prior = await self._recovery.prior(request, plan)
             large = len(plan.body) > JUDGED_INLINE
             claim = await asyncio.to_thread(read, prior) if large else read(prior)
-        return body, claim if self._recovery.concerns(claim) else None
+        return claim if self._recovery.concerns(claim) else None
 
 
-async def _watch(reply: Reply, opening: Opening) -> tuple[bytes, Overflow | None]:
+async def _watch(reply: Reply, taken: list[bytes], opening: Opening) -> Overflow | None:
     """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow.
 
     However small the request is by our count: a window that is believed too large makes every request look small.
     """
-    taken = [await reply.next_chunk()]
+    taken.append(await reply.next_chunk())
     loop = asyncio.get_running_loop()
     deadline = loop.time() + HOLD_SECONDS
     while taken[-1] and opening.feed(taken[-1]) == "undecided":
         chunk = await _before(deadline, reply.next_chunk())
         if chunk is None:
-            return b"".join(taken), None
+            return None
         taken.append(chunk)
     if opening.finish() != "overflow":
-        return b"".join(taken), None
-    rest, complete = await _read(reply, ERROR_BYTES, deadline)
-    return b"".join(taken) + rest, opening.overflow if complete else None
+        return None
+    return opening.overflow if await _read(reply, taken, ERROR_BYTES, deadline) else None
 
 
-async def _read(reply: Reply, limit: int, deadline: float | None = None) -> tuple[bytes, bool]:
-    """The rest of a reply up to *limit* bytes, and whether that was all of it."""
-    taken: list[bytes] = []
+async def _read(reply: Reply, taken: list[bytes], limit: int, deadline: float | None = None) -> bool:
+    """Add the rest of a reply to *taken*, up to *limit* bytes; return True if that was all of it."""
     size = 0
     while size <= limit:
         chunk = await (reply.next_chunk() if deadline is None else _before(deadline, reply.next_chunk()))
         if not chunk:
-            return b"".join(taken), chunk is not None
+            return chunk is not None
         taken.append(chunk)
         size += len(chunk)
-    return b"".join(taken), False
+    return False
 
 
 async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:

@@ -229,6 +229,7 @@ def test_gauges_follow_what_they_are_told():
     telemetry.in_flight(1)
     telemetry.store_state(up=False, breaker="open")
     telemetry.store_error("timeout")
+    telemetry.fault("answer", "r-1", ValueError("CANARY"))
     telemetry.lines_dropped(4)
     telemetry.refused_connections({"full": 2})
     telemetry.refused_connections({"full": 3, "not_http": 1})
@@ -237,6 +238,7 @@ def test_gauges_follow_what_they_are_told():
     assert value(found, "ullage_store_up") == 0
     assert value(found, "ullage_store_breaker_state") == 2
     assert value(found, "ullage_store_errors_total", kind="timeout") == 1
+    assert value(found, "ullage_internal_errors_total", where="answer") == 1
     assert value(found, "ullage_log_lines_dropped") == 4
     assert value(found, "ullage_refused_connections_total", reason="full") == 3
     assert value(found, "ullage_refused_connections_total", reason="not_http") == 1

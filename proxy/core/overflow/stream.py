@@ -155,15 +155,18 @@ class Ending:
     def __init__(self, classifier: Classifier, headers: Headers = ()) -> None:
         self.overflow: Overflow | None = None
         self._classifier = classifier
-        self._plain = Plain(_header(headers, "content-encoding"), _WATCHED)
+        encoding = _header(headers, "content-encoding")
+        self._plain = Plain(encoding, _WATCHED) if encoding else None
         self._event = bytearray()
         self._suspect = False
         self._tail = b""
 
     def feed(self, chunk: bytes) -> None:
         """Look at *chunk*; never raises."""
-        data = self._plain.feed(chunk)
-        if self.overflow is not None or not data:
+        if self.overflow is not None:
+            return
+        data = chunk if self._plain is None else self._plain.feed(chunk)
+        if not data:
             return
         near = self._tail + data
         self._suspect = self._suspect or b'"error"' in near or b"event: error" in near
