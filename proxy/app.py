@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
 import signal
 import socket
@@ -54,12 +53,6 @@ if TYPE_CHECKING:
 
 HOUSEKEEPING_SECONDS = 1.0
 
-COLLECTED = (20_000, 10, 10)
-"""New objects before a collection (Python's own: 700), and collections before an older generation is looked at.
-
-A parsed body is some 100,000 objects at once and no cycle: with 700 a third of the time that it takes is collections.
-"""
-
 ARCHIVE_SECONDS = 2.0
 """What a process that ends gives originals to reach the store."""
 
@@ -96,8 +89,7 @@ async def serve(start: Start, worker: Worker) -> int:
         return _cannot_start(error)
     housekeeping = tasks.spawn(house.keep(), "housekeeping")
     lag = LagWatch(house.telemetry.loop_lag, logs.loop_lagged)
-    gc.freeze()  # what start-up built stays: no collection needs to look at it again
-    gc.set_threshold(*COLLECTED)
+    memories.collect_rarely()
     lag.start()
     await stopping[0].wait()
     await _unless(stopping[1], house.drain(settings.server.drain))

@@ -20,6 +20,7 @@ from proxy.core.overflow.stream import Ending
 from proxy.core.report import SERVED, Report, Usage
 from proxy.core.request import Mode, Request
 from proxy.notes.chronicle import Chronicle
+from proxy.offload import offload
 from proxy.ports import Clock, Reply, Send
 from proxy.walk.answering import Answer, Looker, Told, Written, learn_nothing
 from proxy.walk.bodies import renamed
@@ -123,9 +124,9 @@ class Engine:
 
         Raises ``InvalidRequest`` for a body that cannot be read, and what *send* raises.
         """
-        request, ours = self._compacting.opened(await self._managed(request))
+        request, ours = await self._opened(await self._managed(request))
         if request.api == "responses" and request.body.rfind(TRIGGER.encode(), -TAIL) >= 0:
-            located = self._fitter.locate(request)
+            located = await self._fitter.located(request)
             if ends_with_trigger(located):
                 return await self._compact(request, located, send, "trigger", ours)
         return await self._exchange(request, send)
@@ -135,9 +136,14 @@ class Engine:
 
         Raises as ``exchange`` does.
         """
-        request, ours = self._compacting.opened(request)
+        request, ours = await self._opened(request)
         request = replace(request, compacting=request.compacting or OTHER)
-        return await self._compact(request, self._fitter.locate(request), send, "endpoint", ours)
+        return await self._compact(request, await self._fitter.located(request), send, "endpoint", ours)
+
+    async def _opened(self, request: Request) -> tuple[Request, tuple[int, ...]]:
+        """*request* without compaction items of ours, and the indexes where they stood."""
+        size = len(request.body) if request.api == "responses" else 0
+        return await offload(size, self._compacting.opened, request)
 
     async def _managed(self, request: Request) -> Request:
         """*request* after the context edits it asks of a server that cannot do them.
@@ -146,7 +152,7 @@ class Engine:
         """
         if not self._managing.concerns(request) or request.options.mode == "off" or self._mode == "off":
             return request
-        model = request.model or self._fitter.locate(request).outline.model
+        model = request.model or (await self._fitter.located(request)).outline.model
         served = await self._managing.served(request, self._catalogue.resolve(model))
         if served.options.window != request.options.window:
             plan = await self.planner.planned(served, "any", dry_run=True)
@@ -266,13 +272,13 @@ class Engine:
         assert plan.route is not None
         return bool(plan.report.fallback) and plan.route.upstream != self.upstream_of(plan.report.model)
 
-    def _named(self, plan: Plan, request: Request) -> bytes:
+    async def _named(self, plan: Plan, request: Request) -> bytes:
         """The body to send: the plan's, under the name that the upstream has for the model."""
         assert plan.route is not None
         if request.model or plan.route.model == plan.route.asked:
             return plan.body
         named = replace(request, body=plan.body)
-        return renamed(named, self._fitter.locate(named), plan.route.model)
+        return renamed(named, await self._fitter.located(named), plan.route.model)
 
     async def _send(
         self, request: Request, plan: Plan, send: Send, course: Course
@@ -285,7 +291,7 @@ class Engine:
         fallback, later = bool(plan.report.fallback), course.overflows > 0
         course.sent += 1
         try:
-            body = self._named(plan, plan.request or request)
+            body = await self._named(plan, plan.request or request)
             foreign = self._is_foreign(plan)
             reply = await send(plan.route.upstream, body, keyless=foreign, model=plan.route.asked)
             head, overflow = await self._looker.look(reply, plan, again=later)
@@ -307,14 +313,14 @@ class Engine:
         if request.options.mode != "on" or self._mode != "on":
             return None
         if overflow is not None:
-            await self._recovery.learn(self._fitter.capped(plan.request or request), plan, overflow)
+            await self._recovery.learn(await self._fitter.capped(plan.request or request), plan, overflow)
             if course.goes_elsewhere_first(plan):
                 course.later = (plan, overflow)
             elif smaller := await self._smaller(request, plan, overflow, course):
                 return smaller
             elif overflow.kind == "output_cap":
                 return None  # another model has another cap, but nobody said that it was the conversation's length
-        while course.left and self.planner.may_leave(request):
+        while course.left and await self.planner.may_leave(request):
             found = await self.planner.by_fallback(request, course.left.pop(0), "any")
             if found.error is None:
                 return found
@@ -326,7 +332,7 @@ class Engine:
     async def _smaller(self, request: Request, plan: Plan, overflow: Overflow, course: Course) -> Plan | None:
         if course.retries >= RETRIES:
             return None
-        smaller = await self._recovery.smaller(self._fitter.capped(plan.request or request), plan, overflow)
+        smaller = await self._recovery.smaller(await self._fitter.capped(plan.request or request), plan, overflow)
         if smaller is None:
             return None
         course.retries += 1
@@ -345,7 +351,7 @@ class Engine:
         body = plan.body if plan.error is None else request.body
         how = self._counting.get(plan.route.upstream, "auto")
         if how != "own":
-            named = self._named(replace(plan, body=body), plan.request or request)
+            named = await self._named(replace(plan, body=body), plan.request or request)
             reply = await send(plan.route.upstream, named, keyless=self._is_foreign(plan), model=plan.route.asked)
             if how == "relay" or reply.status not in UNCOUNTED:
                 return Answer(report, reply)
@@ -353,7 +359,7 @@ class Engine:
         tokens = report.tokens_after
         if tokens is None or report.bounded or plan.error is not None:
             asked = replace(plan.request or request, body=body)
-            counted = await self._fitter.weigh(asked, self._fitter.locate(asked), plan.route)
+            counted = await self._fitter.weigh(asked, await self._fitter.located(asked), plan.route)
             factor = self._lessons.now(plan.route, request.tenant).lesson.calibration.factor
             tokens = int(counted * factor)
         return Answer(report, Written(b'{"input_tokens":%d}' % tokens))

@@ -191,7 +191,7 @@ class Handler:
         body = await reader.whole()
         encoding = intake.seen.get("content-encoding")
         if encoding is not None:
-            body = await inflated(body, encoding, self._limits.body)
+            body = await inflated(body, encoding, self._limits)
             reader.count(len(body))
             intake.drop(("content-encoding",))
         headers = intake.forward

@@ -158,6 +158,15 @@ class Schedule:
         """Whether the present view after *event* takes at most *budget*."""
         return self._fixed + self.weight(self._layout.count, event) <= budget
 
+    def least(self) -> int:
+        """Tokens that no view of the conversation goes below: its newest round, every item as short as can be.
+
+        What is short is never made shorter, and no call of a round goes without the others.
+        """
+        count, cuts = self._layout.count, self._layout.cuts
+        newest = self._items[cuts[-1] : count] if cuts else ()
+        return self._fixed + sum(_least(item) for item in newest if item.role != "system")
+
     def _over(self, place: int, event: Event | None) -> bool:
         return self._fixed + self.weight(place, event) > self._high
 
@@ -364,6 +373,10 @@ class Schedule:
         clipped = replace(event, place=place, clips=tuple(sorted(clips.items())), trims=trims, stages=stages)
         after = self._kept(place, clipped)
         return replace(clipped, after=after) if after < total else None
+
+
+def _least(item: Item) -> int:
+    return item.tokens if item.tokens <= CLIP_FLOOR else item.media + item.sealed
 
 
 def _helps(event: Event | None, present: int) -> bool:

@@ -309,3 +309,19 @@ def test_an_allocation_never_makes_a_view_fit_less(items: list[Item], asked: Fig
     since = plain.run(None)
     if plain.run(since) == since:
         assert shared.run(since) == since
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories())
+def test_no_view_goes_below_the_least(items: list[Item]) -> None:
+    """However little is asked for, what a compaction leaves is no less than the newest round at its shortest."""
+    plan = schedule(items)
+    event = plan.run(None, Demand(force=True, limit=0))
+    assert FIGURES.stepped + plan.weight(len(items), event) >= plan.least()
+
+
+def test_the_least_counts_what_cannot_be_shortened() -> None:
+    """A round of many short results weighs all of them, one long result next to nothing."""
+    many = agent(1, result=10, parallel=500)
+    assert schedule(many).least() >= 500 * 10
+    assert schedule(agent(1, result=50_000)).least() < 1_000
