@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
 import socket
 import sys
@@ -26,6 +25,7 @@ from proxy.engine import Engine
 from proxy.faults import Faults
 from proxy.notes.archive import Archive
 from proxy.noting import open_archive, open_chronicle, open_conversations
+from proxy.offload import SWITCH_SECONDS
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Server
 from proxy.server.connection import limit_of_files
@@ -47,6 +47,7 @@ from proxy.store import (
 from proxy.summaries import Jobs
 from proxy.tasks import Tasks
 from proxy.telemetry import shared
+from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Probes, Upstreams
@@ -86,6 +87,7 @@ async def serve(start: Start, worker: Worker) -> int:
     """One process's life: build, listen, work, drain, close; the exit code."""
     settings = start.settings
     memories.keep_large_blocks()
+    sys.setswitchinterval(SWITCH_SECONDS)
     logs, tasks = _begin(settings)
     ending = Ending()
     ending.listen()
@@ -96,9 +98,12 @@ async def serve(start: Start, worker: Worker) -> int:
         logs.close()
         return _cannot_start(error)
     housekeeping = tasks.spawn(house.keep(), "housekeeping")
-    gc.freeze()  # what start-up built stays: no collection needs to look at it again
+    lag = LagWatch(house.telemetry.loop_lag, logs.loop_lagged)
+    memories.collect_rarely()
+    lag.start()
     await ending.asked.wait()
     await ending.unless_at_once(house.drain(settings.server.drain))
+    lag.stop()
     housekeeping.cancel()  # it never ends by itself: nothing should wait for it
     await house.close()
     await tasks.finish(1.0)
@@ -127,7 +132,7 @@ class House:
         self._probes = probes
         self._upstream = upstream
         self._store = store
-        self._telemetry = telemetry
+        self.telemetry = telemetry
         self._logs = logs
         self._jobs = jobs
         self._store_errors: Counter[str] = Counter()
@@ -214,18 +219,18 @@ class House:
         """Tell the metrics, every second, what no request tells them."""
         while True:
             state = self._store.state()
-            self._telemetry.store_state(up=state.up, breaker=state.breaker)
+            self.telemetry.store_state(up=state.up, breaker=state.breaker)
             fresh = Counter(state.errors) - self._store_errors
             for kind in fresh.elements():
-                self._telemetry.store_error(kind)
+                self.telemetry.store_error(kind)
             self._store_errors += fresh
-            self._telemetry.in_flight(self.server.in_flight)
-            self._telemetry.refused_connections(self.server.refusals)
-            self._telemetry.learned_windows(len(self._engine.learned()))
-            self._telemetry.lines_dropped(self._logs.writer.dropped)
+            self.telemetry.in_flight(self.server.in_flight)
+            self.telemetry.refused_connections(self.server.refusals)
+            self.telemetry.learned_windows(len(self._engine.learned()))
+            self.telemetry.lines_dropped(self._logs.writer.dropped)
             self._note_descriptors()
             if self._jobs is not None:
-                self._telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
+                self.telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
     def _note_descriptors(self) -> None:
@@ -233,7 +238,7 @@ class House:
         count = self.server.without_descriptor + self._upstream.without_descriptor
         fresh, self._without_descriptor = count - self._without_descriptor, count
         if fresh:
-            self._telemetry.without_descriptor(fresh)
+            self.telemetry.without_descriptor(fresh)
             advice = "raise the limit of open files (ulimit -n, LimitNOFILE), or run more replicas"
             self._logs.log.warning(
                 "server.out_of_descriptors", connections=fresh, limit=limit_of_files(), advice=advice

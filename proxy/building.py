@@ -74,7 +74,8 @@ def open_engine(
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     tools = configuration.tool_map(settings.tools)
     outlines, prefixes = memories.outlines(), memories.prefixes()
-    reader = Reader(tokenizers, LRUCache(ITEMS), outlines, LRUCache(SIZES), prefixes, tools)
+    most = settings.server.limits.items
+    reader = Reader(tokenizers, memories.Locked(ITEMS), outlines, memories.Locked(SIZES), prefixes, tools, most)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
     rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
     economy, always = wanted.policy == "economy", _always(stages)
@@ -84,7 +85,9 @@ def open_engine(
     )
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
-    fitter = Fitter(reader, store, policy, memories.records(), LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
+    fitter = Fitter(
+        reader, store, policy, memories.records(), LRUCache(ASKED), memories.Locked(TOOL_ARRAYS), lessons, jobs
+    )
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
     serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
@@ -165,6 +168,7 @@ def server_config(settings: Settings) -> ServerConfig:
         limits=replace(
             Limits(),
             body=limits.body,
+            inflation=limits.inflation,
             in_flight_bytes=limits.in_flight_bytes,
             in_flight=limits.in_flight,
             header=limits.headers,

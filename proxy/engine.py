@@ -21,6 +21,7 @@ from proxy.core.report import SERVED, Report, Usage
 from proxy.core.request import Mode, Request
 from proxy.faults import Faults
 from proxy.notes.chronicle import Chronicle
+from proxy.offload import offload
 from proxy.ports import Clock, Reply, Send
 from proxy.walk.answering import Answer, Looker, Told, Written, learn_nothing
 from proxy.walk.bodies import renamed
@@ -152,17 +153,22 @@ class Engine:
         return await self._fail_open.untouched(request, send)
 
     async def _answered(self, request: Request, send: Sending) -> Answer:
-        request, ours = self._compacting.opened(await self._managed(request))
+        request, ours = await self._opened(await self._managed(request))
         if request.api == "responses" and request.body.rfind(TRIGGER.encode(), -TAIL) >= 0:
-            located = self._fitter.locate(request)
+            located = await self._fitter.located(request)
             if ends_with_trigger(located):
                 return await self._compact(request, located, send, "trigger", ours)
         return await self._exchange(request, send)
 
     async def _compacted(self, request: Request, send: Sending) -> Answer:
-        request, ours = self._compacting.opened(request)
+        request, ours = await self._opened(request)
         request = replace(request, compacting=request.compacting or OTHER)
-        return await self._compact(request, self._fitter.locate(request), send, "endpoint", ours)
+        return await self._compact(request, await self._fitter.located(request), send, "endpoint", ours)
+
+    async def _opened(self, request: Request) -> tuple[Request, tuple[int, ...]]:
+        """*request* without compaction items of ours, and the indexes where they stood."""
+        size = len(request.body) if request.api == "responses" else 0
+        return await offload(size, self._compacting.opened, request)
 
     async def _managed(self, request: Request) -> Request:
         """*request* after the context edits it asks of a server that cannot do them.
@@ -171,7 +177,7 @@ class Engine:
         """
         if not self._managing.concerns(request) or request.options.mode == "off" or self._mode == "off":
             return request
-        model = request.model or self._fitter.locate(request).outline.model
+        model = request.model or (await self._fitter.located(request)).outline.model
         served = await self._managing.served(request, self._catalogue.resolve(model))
         if served.options.window != request.options.window:
             plan = await self.planner.planned(served, "any", dry_run=True)
@@ -239,7 +245,8 @@ class Engine:
             if reply is not None and overflow is None:
                 if course.unsure and reply.status == 200 and not plan.report.fallback:
                     refused, claim = course.unsure
-                    await self._recovery.learn(self._fitter.capped(refused.request or request), refused, claim)
+                    capped = await self._fitter.capped(refused.request or request)
+                    await self._recovery.learn(capped, refused, claim)
                 # Beside the answer, not before it: whatever goes wrong there is reported, and costs no request.
                 asyncio.get_running_loop().call_soon(self._note, request, plan, reply.status)
                 ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
@@ -297,13 +304,13 @@ class Engine:
         assert plan.route is not None
         return bool(plan.report.fallback) and plan.route.upstream != self.upstream_of(plan.report.model)
 
-    def _named(self, plan: Plan, request: Request) -> bytes:
+    async def _named(self, plan: Plan, request: Request) -> bytes:
         """The body to send: the plan's, under the name that the upstream has for the model."""
         assert plan.route is not None
         if request.model or plan.route.model == plan.route.asked:
             return plan.body
         named = replace(request, body=plan.body)
-        return renamed(named, self._fitter.locate(named), plan.route.model)
+        return renamed(named, await self._fitter.located(named), plan.route.model)
 
     async def _send(
         self, request: Request, plan: Plan, send: Sending, course: Course
@@ -316,10 +323,10 @@ class Engine:
         fallback, later = bool(plan.report.fallback), course.overflows > 0
         course.sent += 1
         try:
-            body = self._named(plan, plan.request or request)
+            body = await self._named(plan, plan.request or request)
             foreign = self._is_foreign(plan)
             reply = await send(plan.route.upstream, body, keyless=foreign, model=plan.route.asked)
-            capped = self._fitter.capped(plan.request or request)
+            capped = await self._fitter.capped(plan.request or request)
             head, overflow = await self._looker.look(reply, capped, plan, send.taken, again=later)
         except (UpstreamUnreachable, UpstreamTimeout):
             send.drop()
@@ -341,7 +348,7 @@ class Engine:
             return None
         if overflow is not None:
             if overflow.sure and course.unsure is None:
-                await self._recovery.learn(self._fitter.capped(plan.request or request), plan, overflow)
+                await self._recovery.learn(await self._fitter.capped(plan.request or request), plan, overflow)
             else:
                 course.unsure = (plan, overflow)
             if course.goes_elsewhere_first(plan):
@@ -350,7 +357,7 @@ class Engine:
                 return smaller
             elif overflow.kind == "output_cap":
                 return None  # another model has another cap, but nobody said that it was the conversation's length
-        while course.left and self.planner.may_leave(request):
+        while course.left and await self.planner.may_leave(request):
             found = await self.planner.by_fallback(request, course.left.pop(0), "any")
             if found.error is None:
                 return found
@@ -362,7 +369,7 @@ class Engine:
     async def _smaller(self, request: Request, plan: Plan, overflow: Overflow, course: Course) -> Plan | None:
         if course.retries >= RETRIES:
             return None
-        smaller = await self._recovery.smaller(self._fitter.capped(plan.request or request), plan, overflow)
+        smaller = await self._recovery.smaller(await self._fitter.capped(plan.request or request), plan, overflow)
         if smaller is None:
             return None
         course.retries += 1
@@ -377,14 +384,14 @@ class Engine:
         body = plan.body if plan.error is None else request.body
         how = self._counting.get(plan.route.upstream, "auto")
         if how != "own":
-            named = self._named(replace(plan, body=body), plan.request or request)
+            named = await self._named(replace(plan, body=body), plan.request or request)
             reply = await send(plan.route.upstream, named, keyless=self._is_foreign(plan), model=plan.route.asked)
             if how == "relay" or reply.status not in UNCOUNTED:
                 return Answer(report, reply)
         tokens = report.tokens_after
         if tokens is None or report.bounded or plan.error is not None:
             asked = replace(plan.request or request, body=body)
-            counted = await self._fitter.weigh(asked, self._fitter.locate(asked), plan.route)
+            counted = await self._fitter.weigh(asked, await self._fitter.located(asked), plan.route)
             factor = self._lessons.now(plan.route, request.tenant).lesson.calibration.factor
             tokens = int(counted * factor)
         send.drop()

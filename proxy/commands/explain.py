@@ -150,7 +150,7 @@ async def _read_back(plan: Plan, measured: MeasuredRequest, settings: Settings, 
     reader = Reader(tokenizers, {}, {}, {}, {})
 
     async def read(body: bytes) -> Reading:
-        located = reader.locate(dialect, TENANT, body)
+        located = await reader.located(dialect, TENANT, body)
         return await reader.read(dialect, route.encoding, TENANT, located, route.model)
 
     wanted = settings.compression

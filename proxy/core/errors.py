@@ -78,6 +78,31 @@ class BodyTooLarge(UllageError):
         self.limit = limit
 
 
+class TooManyItems(InvalidRequest):
+    """The conversation has more items than the proxy accepts, whatever their size; ``limit`` is their number."""
+
+    status = 413
+    code = "too_many_items"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request has more than {limit} messages or items (server.limits.items).")
+        self.limit = limit
+
+
+class InflatesTooFar(UllageError):
+    """The compressed body unfolds to more than ``limit`` times its size."""
+
+    status = 413
+    code = "request_inflates_too_far"
+    kind = "invalid_request_error"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"The compressed request body unfolds to more than {limit} times its size (server.limits.inflation)."
+        )
+        self.limit = limit
+
+
 class Overloaded(UllageError):
     """The proxy is at a configured limit; the caller should come back in ``retry_after`` seconds."""
 

@@ -144,13 +144,20 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     if excess <= 0:
         return Forward(view)
     found = _go_on_from(written)
-    for tighter in (tighter_limit, without_default_reserve, without_addition):
+    tighter_targets = () if _is_hopeless(measured, policy, found.layout, view) else TIGHTER_TARGETS
+    for tighter in tighter_targets:
         target = tighter(measured, written, view, excess)
         if target is not None:
             return _planned(measured, policy, found, target)
     if excess > guessed_tokens(view) and is_certain(view, reserve):
         return Reject(refusal(view, reserve), view)
     return Forward(view)  # only guesses are too much: the provider judges
+
+
+def _is_hopeless(measured: MeasuredRequest, policy: Policy, layout: Layout, view: CountedView) -> bool:
+    """True if the newest round alone is too large, however short: each more try would cost as much as the first."""
+    budget = view.budget
+    return measured.schedule(policy, layout, budget).least() > budget.inside(budget.window // LEAST_RESERVE)
 
 
 def _go_on_from(written: Written) -> LookedUp:
@@ -221,6 +228,8 @@ def without_addition(
         return None
     return replace(written.target, keep_addition=False, replaces=True, tries=2)
 
+
+TIGHTER_TARGETS = (tighter_limit, without_default_reserve, without_addition)
 
 # What the schedule is asked.
 

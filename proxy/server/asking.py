@@ -12,6 +12,7 @@ from proxy.core.conversation.compaction import announced
 from proxy.core.conversation.identity import epoch_of, session_of
 from proxy.core.request import Origin, Request
 from proxy.server.body import BodyReader, inflated
+from proxy.server.config import Limits
 from proxy.server.intake import Intake, options, window_variant
 from proxy.server.routes import managed
 
@@ -25,14 +26,14 @@ class _Named(msgspec.Struct):
 _NAMED: Final = msgspec.json.Decoder(_Named)
 
 
-async def read_request(plain: Request, path_qs: str, intake: Intake, reader: BodyReader, most: int) -> Request:
+async def read_request(plain: Request, path_qs: str, intake: Intake, reader: BodyReader, limits: Limits) -> Request:
     """Add to *plain*, which has the body as it came, what the path and the headers say.
 
-    A content-encoding is taken off, to at most *most* bytes, and its header with it. Raises ``InvalidRequest``.
+    A content-encoding is taken off, within *limits*, and its header with it. Raises ``InvalidRequest``.
     """
     asking, encoding = plain, intake.seen.get("content-encoding")
     if encoding is not None:
-        asking = replace(asking, body=await inflated(asking.body, encoding, most))
+        asking = replace(asking, body=await inflated(asking.body, encoding, limits))
         reader.count(len(asking.body))
     _, model = managed(path_qs.partition("?")[0]) or ("", "")
     asking = replace(

@@ -196,7 +196,7 @@ class Handler:
         plain = Request(call.report.api, body, tenant, call.report.request_id)
         answering, asking = self._answering(path), plain
         try:
-            asking = await read_request(plain, path_qs, intake, reader, self._limits.body)
+            asking = await read_request(plain, path_qs, intake, reader, self._limits)
         except UllageError:
             raise
         except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request

@@ -32,6 +32,8 @@ class Limits(Section):
     """What one worker process accepts at most."""
 
     body: Bytes = Field(default=64 * MIB, description="Bytes of a managed body; relayed ones stream without limit.")
+    items: int = Field(default=20_000, gt=0, description="Messages or input items of one request; more are refused.")
+    inflation: int = Field(default=100, gt=0, description="Times its size that a compressed body may unfold to.")
     in_flight: int = Field(default=512, gt=0, description="Requests under way at once; more are answered 503.")
     in_flight_bytes: Bytes = Field(
         default=512 * MIB, description="Bytes of all managed bodies that have arrived; one caller alone has half."

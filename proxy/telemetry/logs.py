@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -166,6 +166,10 @@ class Logs:
         """Write that the background task *name* failed."""
         self.log.error("proxy.task_failed", task=name, exc_info=error)
 
+    def loop_lagged(self, seconds: float, frames: Sequence[str]) -> None:
+        """Write that the event loop kept everybody waiting, and what ran meanwhile."""
+        self.log.warning("proxy.loop_lagged", seconds=round(seconds, 3), frames=list(frames))
+
     def loop_failed(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         """An event loop's exception handler that repeats nothing an exception or a request says."""
         del loop
@@ -227,9 +231,12 @@ def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
 def frames(trace: TracebackType | None) -> list[str]:
     """The innermost frames of *trace* as ``file:line function``: no source text, no values."""
     summary = traceback.StackSummary.extract(traceback.walk_tb(trace), lookup_lines=False)
-    return [
-        f"{'/'.join(frame.filename.split('/')[-3:])}:{frame.lineno} {frame.name}" for frame in summary[-DEEPEST_STACK:]
-    ]
+    return [place_of(frame) for frame in summary[-DEEPEST_STACK:]]
+
+
+def place_of(frame: traceback.FrameSummary) -> str:
+    """Where *frame* stands, as ``file:line function``."""
+    return f"{'/'.join(frame.filename.split('/')[-3:])}:{frame.lineno} {frame.name}"
 
 
 def _plain(text: str) -> str:

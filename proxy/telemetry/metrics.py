@@ -22,6 +22,7 @@ Breaker = Literal["closed", "half-open", "open"]
 _BREAKER = {"closed": 0, "half-open": 1, "open": 2}
 _OVERHEAD = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _DURATION = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_LAG = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _FILL = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
@@ -90,6 +91,10 @@ class Telemetry:
         """Say how many summary jobs run, and how many summarisers are not asked because they failed."""
         self._families.summaries_running.set(running)
         self._families.summary_breakers.set(broken)
+
+    def loop_lag(self, seconds: float) -> None:
+        """Note how late the event loop was for something that was due."""
+        self._families.loop_lag.observe(seconds)
 
     def in_flight(self, count: int) -> None:
         """Say how many requests this process has under way."""
@@ -280,6 +285,9 @@ class _Families:
             "ullage_internal_errors_total", "Faults of the proxy's own that cost no request.", ("where",)
         )
         self.store_errors = counter("ullage_store_errors_total", "Errors of the store.", ("kind",))
+        self.loop_lag = histogram(
+            "ullage_loop_lag_seconds", "How late the event loop is for what is due, every 50 ms.", buckets=_LAG
+        )
         # Over several workers: requests add up, and the store is as bad as the worst of them sees it.
         self.refused_connections = counter(
             "ullage_refused_connections_total",

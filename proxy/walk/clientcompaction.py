@@ -6,7 +6,6 @@ after it is told as a block tells folded rounds; the user's words stand in it as
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Callable
@@ -23,8 +22,9 @@ from proxy.core.conversation.outline import Outline
 from proxy.core.decisions import MeasuredRequest
 from proxy.core.report import SERVED, Report
 from proxy.core.request import Request
+from proxy.offload import load_of, offload
 from proxy.ports import Summary
-from proxy.walk.events import RENDER_INLINE, Events
+from proxy.walk.events import Events
 from proxy.walk.plans import Plan
 from proxy.walk.reading import Reader
 
@@ -68,10 +68,8 @@ class ClientCompaction:
         sums = raw.layout.sums
         if sums[summary.cut] < NEARLY * sums[-1]:
             return None
-        large = len(measured.parsed.body) > RENDER_INLINE
-        text = (
-            await asyncio.to_thread(self._text, measured, raw, summary) if large else self._text(measured, raw, summary)
-        )
+        size = load_of(len(measured.parsed.body), len(measured.parsed.items))
+        text = await offload(size, self._text, measured, raw, summary)
         count = self._reader.count(measured.route.encoding, measured.route.model)
         tokens = int(count(text) * measured.token_ratio)
         if outline.requested is not None and tokens > outline.requested:

@@ -110,7 +110,7 @@ class Recovery:
         """Keep what *overflow* teaches, after *plan* of *request* was refused with it."""
         if plan.route is None or overflow.kind == "output_cap":
             return
-        located = self._fitter.locate(request)
+        located = await self._fitter.located(request)
         if located.outline.stored:
             return
         sent = None if located.outline.unseen else await self._weight(request, located, plan)
@@ -129,8 +129,8 @@ class Recovery:
         assert plan.route is not None
         route = plan.route
         if overflow.kind == "output_cap":
-            return self._less_output(request, plan, overflow)
-        located = self._fitter.locate(request)
+            return await self._less_output(request, plan, overflow)
+        located = await self._fitter.located(request)
         if located.outline.stored:
             return truncating(located, plan) if self._fitter.may_truncate else None
         sent = await self._weight(request, located, plan)
@@ -156,10 +156,10 @@ class Recovery:
                 return replace(found, report=told)
         return None
 
-    def _less_output(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
+    async def _less_output(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
         if overflow.limit is None or (plan.output is not None and plan.output <= overflow.limit):
             return None
-        located = self._fitter.locate(replace(request, body=plan.body))
+        located = await self._fitter.located(replace(request, body=plan.body))
         return with_output(request.api, located, plan, overflow.limit)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import re
 from collections.abc import AsyncIterator
@@ -311,3 +312,27 @@ def resident(pid: int) -> float:
     """Resident memory of a process in MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0]) / 1024
+
+
+async def test_a_small_bomb_is_refused_and_costs_nobody_else(
+    stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
+) -> None:
+    """A few kilobytes that unfold to a million empty messages are refused; so are too many that come as they are."""
+    server = await stub()
+    front = await proxy(server.url, config={**config(server), "server": {"limits": {"items": 500}}})
+    many = b'{"model":"m","messages":[' + b"{}," * 1_300_000 + b"{}]}"
+    answer = await web.post(
+        f"{front.url}/chat/completions",
+        content=gzip.compress(many),
+        headers={"content-type": "application/json", "content-encoding": "gzip"},
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_inflates_too_far")
+    for path, member in (("chat/completions", "messages"), ("messages", "messages"), ("responses", "input")):
+        item = {"role": "user", "content": "Hi."}
+        body = {"model": "m", "max_tokens": 16, member: [item] * 501}
+        answer = await web.post(f"{front.url}/{path}", json=body)
+        assert answer.status_code == 413
+        assert "server.limits.items" in answer.text
+        assert "too_many_items" in answer.headers["x-ullage-outcome"]
+    assert server.seen == []
+    assert total(await metrics(front), "ullage_loop_lag_seconds_count") > 0

@@ -285,3 +285,13 @@ def test_a_directory_without_the_variable_is_an_error(tmp_path):
     """Figures that would silently stay in one process are refused."""
     with pytest.raises(ValueError, match=VARIABLE):
         Telemetry("0", tmp_path)
+
+
+def test_the_loops_lag_is_a_histogram():
+    """Every beat counts, and its lag is found in the buckets."""
+    telemetry = Telemetry("1")
+    telemetry.loop_lag(0.0)
+    telemetry.loop_lag(0.3)
+    found = shown(telemetry)
+    assert value(found, "ullage_loop_lag_seconds_count") == 2
+    assert value(found, "ullage_loop_lag_seconds_bucket", le="0.25") == 1

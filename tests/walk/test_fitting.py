@@ -322,12 +322,12 @@ async def test_results_are_capped_before_they_are_first_sent() -> None:
     """With a cap for all, an oversize result is the same cut bytes in every request; others keep theirs."""
     desk = Desk(policy=replace(POLICY, always=Truncate(50, 50_000)))
     messages = coding_session(2, 100)
-    first = desk.fitter.capped(Request("chat", body_of(messages), TENANT, "r"))
-    later = desk.fitter.capped(Request("chat", body_of([*messages, *coding_session(3, 100)[-2:]]), TENANT, "r"))
+    first = await desk.fitter.capped(Request("chat", body_of(messages), TENANT, "r"))
+    later = await desk.fitter.capped(Request("chat", body_of([*messages, *coding_session(3, 100)[-2:]]), TENANT, "r"))
     assert slices(later.body)[: len(messages)] == slices(first.body) != slices(body_of(messages))
-    assert desk.fitter.capped(first) is first
+    assert (await desk.fitter.capped(first)) is first
     broken = Request("chat", b'{"messages": [' * 3, TENANT, "r")
-    assert desk.fitter.capped(broken) is broken
+    assert (await desk.fitter.capped(broken)) is broken
 
 
 USUAL = Buffers(reserve=16_000, warning=24_000, auto_compact=12_000, blocking=3_000)

@@ -40,6 +40,9 @@ LABEL = 6
 LONGEST = 160
 """Characters of a token, an error line or a command; what is longer is data, not a name."""
 
+LONGEST_ARGUMENTS = 262_144
+"""Characters of a call's arguments that are read as JSON; longer ones are plain text."""
+
 _WINDOW = 65_536
 _SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*]+")
 _URL = re.compile(r"https?://\S{3,}")
@@ -266,6 +269,8 @@ def _literal(arguments: str) -> Any:
 
 def command_of(arguments: str) -> str:
     """The shell command or commands in a call's arguments, on one line; empty if there is none."""
+    if len(arguments) > LONGEST_ARGUMENTS:
+        return ""
     try:
         values = _literal(arguments)
     except (ValueError, RecursionError):
@@ -287,6 +292,8 @@ def _one_command(value: Any) -> str:
 
 def plain_arguments(arguments: str) -> str:
     """The string and number values of a call's JSON arguments, one a line; the text itself where it is no JSON."""
+    if len(arguments) > LONGEST_ARGUMENTS:
+        return arguments
     try:
         stack = [_literal(arguments)]
     except (ValueError, RecursionError):

@@ -104,6 +104,15 @@ class Schedule:
         """Whether the present view after *event* takes at most *budget*."""
         return self._fixed + self.weight(self._layout.count, event) <= budget
 
+    def least(self) -> int:
+        """Tokens that no view of the conversation goes below: its newest round, every item as short as can be.
+
+        What is short is never made shorter, and no call of a round goes without the others.
+        """
+        count, cuts = self._layout.count, self._layout.cuts
+        newest = self._items[cuts[-1] : count] if cuts else ()
+        return self._fixed + sum(_least(item) for item in newest if item.role != "system")
+
     def _over(self, place: int, event: Event | None) -> bool:
         return self._fixed + self.weight(place, event) > self._high
 
@@ -393,6 +402,10 @@ class Schedule:
         reduced, gone = self._sizes(event), {swap.index for swap in event.swaps}
         kept = [i for i in range(event.cut, place) if self._items[i].role != "system" and i not in gone]
         return {i: reduced.get(i, self._items[i].tokens) for i in (*event.anchors, *kept)}
+
+
+def _least(item: Item) -> int:
+    return item.tokens if item.tokens <= CLIP_FLOOR else item.media + item.sealed
 
 
 def _helps(event: Event | None, present: int) -> bool:

@@ -16,7 +16,9 @@ from typing import Any, Literal, get_args
 
 from proxy.core.conversation.facts import short_digest
 from proxy.core.conversation.items import Call
+from proxy.core.conversation.scan import ONE_CALL, decode
 from proxy.core.conversation.written import NO_FORMS, Forms
+from proxy.core.errors import InvalidRequest
 
 Kind = Literal[
     "file_read",
@@ -202,8 +204,10 @@ NO_TOOLS = ToolMap({})
 
 def _values(arguments: str) -> Any:
     try:
+        if len(arguments) > ONE_CALL:
+            return decode(arguments.encode())
         return json.loads(arguments)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, InvalidRequest):
         return None
 
 

@@ -373,3 +373,19 @@ def test_an_unread_result_too_big_for_the_room_takes_all_of_it() -> None:
     event = schedule(items).run(None)
     assert event is not None
     assert FIGURES.budget - 8 <= FIGURES.stepped + event.after <= FIGURES.budget
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories())
+def test_no_view_goes_below_the_least(items: list[Item]) -> None:
+    """However little is asked for, what a compaction leaves is no less than the newest round at its shortest."""
+    plan = schedule(items)
+    event = plan.run(None, Demand(force=True, limit=0))
+    assert FIGURES.stepped + plan.weight(len(items), event) >= plan.least()
+
+
+def test_the_least_counts_what_cannot_be_shortened() -> None:
+    """A round of many short results weighs all of them, one long result next to nothing."""
+    many = agent(1, result=10, parallel=500)
+    assert schedule(many).least() >= 500 * 10
+    assert schedule(agent(1, result=50_000)).least() < 1_000
