@@ -137,15 +137,20 @@ DURATION: Final = "duration"
 """The one row that is no part of a report: the seconds are known only when the answer has gone."""
 
 
+NO_LABELS: Final[tuple[str, ...]] = ()
+"""The values of a metric's own labels if it has none."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """A metric for Prometheus: its name, one sentence about it, its labels, and what a report adds to it.
 
-    ``labels`` are attributes of a report, ``by`` the labels whose values come with the amount. A report adds to the
-    metric if its attribute ``when`` (that of the row, if empty) is not at its default. ``amount`` takes the report and
-    that attribute: it returns a number, a number for each value of ``by``, or ``None`` to add nothing; without it the
-    attribute itself is the amount. Series for the values ``zero`` begin at 0 with the first request of their labels.
-    ``across`` says how a gauge of several worker processes becomes one figure.
+    ``labels`` are attributes of a report, ``by`` further labels, and ``own`` their value; if that is ``None``, the
+    values come with the amount. A report adds to the metric if its attribute ``when`` (that of the row, if empty) is
+    not at its default, or ``always``. ``amount`` takes the report and that attribute: it returns a number, a number for
+    each value of ``by``, or ``None`` to add nothing; without it the attribute itself is the amount. ``from_zero``: the
+    series begins at 0 with the first request of its labels. ``across`` says how a gauge of several worker processes
+    becomes one figure.
     """
 
     name: str
@@ -153,9 +158,11 @@ class Metric:
     labels: tuple[str, ...] = ()
     by: tuple[str, ...] = ()
     kind: Kind = "counter"
+    own: Value | None = NO_LABELS
     when: str = ""
+    always: bool = False
     amount: Callable[[Report, Any], Amount] | None = None
-    zero: tuple[Value, ...] = ()
+    from_zero: bool = False
     buckets: tuple[float, ...] = ()
     across: Literal["livesum", "livemin", "livemax", "livemostrecent"] = "livesum"
 
@@ -165,8 +172,8 @@ class Field:
     """One row: an attribute of a report, its key in the log line, its response header, its metrics, and what it means.
 
     ``logged`` turns the value into what is logged; ``foreign`` marks text that others chose, which is made harmless
-    first. ``shown`` turns report and value into the header's text, and ``""`` leaves the header out; without it the
-    value is shown unless it is at its default.
+    first. The header is left out if the value is at its default, except if it ``always`` stands; ``shown`` turns report
+    and value into its text.
     """
 
     name: str
@@ -177,21 +184,20 @@ class Field:
     logged: Callable[[Any], object] | None = None
     foreign: bool = False
     shown: Callable[[Report, Any], str] | None = None
+    always: bool = False
 
 
-def _shown_pressure(report: Report, pressure: float | None) -> str:
-    if pressure is None or report.tokens_after is None or not report.budget:
-        return ""
-    if not report.bounded:
+def _shown_pressure(report: Report, pressure: float) -> str:
+    if not report.bounded or report.tokens_after is None or not report.budget:
         return f"{max(pressure, 0.01):.2f}"
     # A bound never rounds down.
     return f"<{max(-(-100 * report.tokens_after // report.budget) / 100, 0.01):.2f}"
 
 
-def _context_tokens(region: str, when: str) -> Metric:
+def _context_tokens(region: str) -> Metric:
     about = "Input tokens, as the client sent them (before) and as they went upstream (after)."
     name, labels, by = "ullage_context_tokens_total", ("model",), ("region",)
-    return Metric(name, about, labels, by, when=when, amount=lambda _, tokens: {region: tokens}, zero=(region,))
+    return Metric(name, about, labels, by, own=region, from_zero=True)
 
 
 def _upstream_error(report: Report) -> Amount:
@@ -205,14 +211,36 @@ def _upstream_error(report: Report) -> Amount:
     return {"server" if report.status >= 500 else "client": 1}
 
 
-def _project_tokens(report: Report) -> Amount:
-    return None if report.outcome == "refused" else {(report.project, report.task_size): report.tokens_sent or 0}
-
-
 def _overflows(report: Report, overflows: int) -> Amount:
     retried = min(overflows, report.retries)
     stages = {"retried": retried, "returned": overflows - retried}
     return {stage: count for stage, count in stages.items() if count}
+
+
+def _label_metrics(row: str) -> tuple[Metric, ...]:
+    """The metrics of both labels of a client; a report that has both counts in the row ``project`` only."""
+
+    def requests(report: Report, _: str) -> Amount:
+        if row == "task_size" and report.project:
+            return None
+        return {(report.project, report.task_size): 1}
+
+    def tokens(report: Report, _: str) -> Amount:
+        if report.outcome == "refused" or (row == "task_size" and report.project):
+            return None
+        return {(report.project, report.task_size): report.tokens_sent or 0}
+
+    both = ("project", "task_size")
+    return (
+        Metric(
+            "ullage_project_requests_total",
+            "Requests that named a project or size.",
+            by=both,
+            own=None,
+            amount=requests,
+        ),
+        Metric("ullage_project_tokens_total", "Input tokens of those requests.", by=both, own=None, amount=tokens),
+    )
 
 
 # fmt: off
@@ -227,12 +255,13 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("status", "status", "The HTTP status that the client got; 499 if it left before its answer.", metrics=(
         Metric("ullage_requests_total", "Finished requests.", ("api", "model", "upstream", "status", "outcome"),
                when="api", amount=lambda *_: 1),
-        Metric("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream",), ("class",),
+        Metric("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream",), ("class",), own=None,
                when="api", amount=lambda r, _: _upstream_error(r) if r.reason or r.status >= 400 else None),
     )),
     Field("outcome", "outcome",
           "`verbatim`, `compacted`, `degraded` or `refused`; the header adds the reason behind a semicolon.",
-          "x-ullage-outcome", shown=lambda r, outcome: f"{outcome};{r.reason}" if r.reason else outcome),
+          "x-ullage-outcome", always=True,
+          shown=lambda r, outcome: f"{outcome};{r.reason}" if r.reason else outcome),
     Field("reason", "reason", "A fixed word that says why, if there is more to say than the outcome.", foreign=True,
           metrics=(Metric(
               "ullage_silent_truncations_total", "Prompts that a server cut without a word.", ("model",),
@@ -241,24 +270,24 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("stages", "stages", "The stages of compression that made the view, in their order.", "x-ullage-stages",
           shown=lambda _, stages: ",".join(stages),
           metrics=(Metric(
-              "ullage_stages_total", "Compression stages used.", by=("stage",),
+              "ullage_stages_total", "Compression stages used.", by=("stage",), own=None,
               amount=lambda r, stages: {stage: stages.count(stage) for stage in stages} if r.applied else None),)),
     Field("tokens_before", "tokens_before", "Tokens of the input as the client sent it.", metrics=(
-        _context_tokens("before", "tokens_before"),
+        _context_tokens("before"),
     )),
     Field("tokens_after", "tokens_after",
           "Tokens of the view; `<` in the header marks an upper bound, if the size in bytes spared the count.",
-          "x-ullage-tokens", shown=lambda r, tokens: "" if tokens is None else f"{'<' if r.bounded else ''}{tokens}"),
+          "x-ullage-tokens", shown=lambda r, tokens: f"<{tokens}" if r.bounded else str(tokens)),
     Field("tokens_sent", "", "Tokens that went upstream: the view's, or in mode observe those of the client's body.",
           metrics=(
-              _context_tokens("after", "tokens_sent"),
+              _context_tokens("after"),
               Metric("ullage_context_fill_ratio", "Input sent upstream over the model's window.", ("model",),
-                     kind="histogram", buckets=FILL_BUCKETS, zero=("",),
+                     kind="histogram", buckets=FILL_BUCKETS, from_zero=True,
                      amount=lambda r, tokens: tokens / r.window if r.window else None),
           )),
     Field("tokens_removed", "", "How many tokens the view is smaller than what the client sent.",
           "x-ullage-tokens-removed", metrics=(Metric(
-              "ullage_tokens_removed_total", "Input tokens that did not go upstream.", ("model",), zero=("",),
+              "ullage_tokens_removed_total", "Input tokens that did not go upstream.", ("model",), from_zero=True,
               amount=lambda r, tokens: tokens if r.applied else None),)),
     Field("bounded", "bounded", "Whether the size in bytes spared the count, so that token figures are upper bounds."),
     Field("window", "window", "The model's context window.", "x-ullage-window"),
@@ -266,22 +295,20 @@ FIELDS: Final[tuple[Field, ...]] = (
           "Who says how large the window is: `configured`, `server`, `learned`, `table`, `assumed` or `request`.",
           metrics=(Metric(
               "ullage_window_tokens", "A model's window; 0 once another source says how large it is.",
-              ("upstream", "model"), ("source",), kind="gauge", when="tokens_sent", across="livemostrecent",
+              ("upstream", "model"), ("source",), own=None, kind="gauge", when="tokens_sent", across="livemostrecent",
               amount=lambda r, _: {r.source: r.window} if r.window and r.source != "request" else None),)),
     Field("regions", "regions", "The view's tokens by region, and the room reserved for the answer.", metrics=(Metric(
         "ullage_region_tokens_total",
         "Input tokens that went upstream, by region, and the room kept for answers (reserve).", ("model",), ("region",),
-        amount=lambda r, regions: None if r.tokens_sent is None else regions),)),
+        own=None, amount=lambda r, regions: None if r.tokens_sent is None else regions),)),
     Field("borrowed", "borrowed", "Tokens by which parts exceed their own share of an allocation.", metrics=(
-        Metric("ullage_share_borrowed_tokens_total", "Tokens by which parts exceeded their share.", by=("part",)),
+        Metric("ullage_share_borrowed_tokens_total", "Tokens by which parts exceeded their share.", by=("part",),
+               own=None),
     )),
-    Field("project", "project", "The client's label `x-ullage-project`.", foreign=True, metrics=(
-        Metric("ullage_project_requests_total", "Requests that named a project or size.", by=("project", "task_size"),
-               when="api", amount=lambda r, _: {(r.project, r.task_size): 1} if r.project or r.task_size else None),
-        Metric("ullage_project_tokens_total", "Input tokens of those requests.", by=("project", "task_size"),
-               when="api", amount=lambda r, _: _project_tokens(r) if r.project or r.task_size else None),
-    )),
-    Field("task_size", "task_size", "The client's label `x-ullage-task-size`."),
+    Field("project", "project", "The client's label `x-ullage-project`.", foreign=True,
+          metrics=_label_metrics("project")),
+    Field("task_size", "task_size", "The client's label `x-ullage-task-size`.",
+          metrics=_label_metrics("task_size")),
     Field("budget", "", "Tokens that the input may use: the window without the room for the answer and a margin."),
     Field("pressure", "pressure", "Tokens of the view over the budget.", "x-ullage-pressure", shown=_shown_pressure,
           logged=lambda pressure: None if pressure is None else round(pressure, 3)),
@@ -291,19 +318,20 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("client_compaction", "client_compaction", "Whose own compaction the request is, if it is one.",
           metrics=(Metric(
               "ullage_client_compactions_total", "Requests by which clients compacted themselves.", by=("client",),
-              amount=lambda _, client: {client: 1}),)),
+              own=None, amount=lambda _, client: {client: 1}),)),
     Field("observed", "observed", "Whether mode observe sent the client's own bytes; the rest says what it would do.",
           metrics=(Metric(
-              "ullage_observed_total", "Requests that mode observe let pass.", by=("would",),
+              "ullage_observed_total", "Requests that mode observe let pass.", by=("would",), own=None,
               amount=lambda r, _: {r.reason[6:]: 1} if r.reason.startswith("would_") else None),)),
     Field("retries", "retries", "How often the request was sent again.", "x-ullage-retries", metrics=(
         Metric("ullage_retries_total", "Requests sent again.", ("upstream",)),
     )),
     Field("overflows", "overflows", "How often an upstream reported that the request is too long.", metrics=(
-        Metric("ullage_overflow_errors_total", "Overflows that upstreams reported.", by=("stage",), amount=_overflows),
+        Metric("ullage_overflow_errors_total", "Overflows that upstreams reported.", by=("stage",), own=None,
+               amount=_overflows),
     )),
     Field("fallback", "fallback", "The model that was asked instead.", "x-ullage-fallback", metrics=(Metric(
-        "ullage_fallbacks_total", "Requests that went to a fallback model.", ("model",), ("fallback",),
+        "ullage_fallbacks_total", "Requests that went to a fallback model.", ("model",), ("fallback",), own=None,
         amount=lambda _, fallback: {fallback: 1}),)),
     Field("usage.input_tokens", "input_tokens", "Input tokens that the upstream reported, cached ones among them."),
     Field("usage.output_tokens", "output_tokens", "Output tokens that the upstream reported."),
@@ -311,7 +339,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("overhead_seconds", "overhead_ms", "Time spent in the proxy itself; milliseconds in the log.",
           logged=lambda seconds: round(seconds * 1000, 3), metrics=(Metric(
               "ullage_overhead_seconds", "Time spent in the proxy itself.", ("api",), kind="histogram",
-              buckets=OVERHEAD_BUCKETS, when="api", amount=lambda r, _: r.overhead_seconds),)),
+              buckets=OVERHEAD_BUCKETS, always=True),)),
     Field(DURATION, "duration_ms", "Time from the request's head to the answer's last byte; milliseconds in the log.",
           logged=lambda seconds: round(seconds * 1000, 1), metrics=(Metric(
               "ullage_request_seconds", "From a request's head to its answer's last byte.", ("api",), kind="histogram",
@@ -333,16 +361,15 @@ FIELDS: Final[tuple[Field, ...]] = (
 
 _SHOWN: Final = tuple(field for field in FIELDS if field.header)
 _VALUES: Final = attrgetter(*(field.name for field in _SHOWN))
-_DEFAULTS: Final[tuple[object, ...]] = _VALUES(Report("", ""))
+_DEFAULTS: Final[tuple[object, ...]] = tuple(
+    None if field.always else default for field, default in zip(_SHOWN, _VALUES(Report("", "")), strict=True)
+)
 
 
 def response_headers(report: Report) -> list[tuple[str, str]]:
     """The ``x-ullage-*`` response headers that are known before the first byte goes to the client."""
     headers = []
     for field, value, default in zip(_SHOWN, _VALUES(report), _DEFAULTS, strict=True):
-        if field.shown is not None:
-            if text := field.shown(report, value):
-                headers.append((field.header, text))
-        elif value != default:
-            headers.append((field.header, str(value)))
+        if value != default:
+            headers.append((field.header, str(value) if field.shown is None else field.shown(report, value)))
     return headers
