@@ -150,7 +150,7 @@ class Metric:
     not at its default, or ``always``. ``amount`` takes the report and that attribute: it returns a number, a number for
     each value of ``by``, or ``None`` to add nothing; without it the attribute itself is the amount. ``from_zero``: the
     series begins at 0 with the first request of its labels. ``across`` says how a gauge of several worker processes
-    becomes one figure.
+    becomes one figure. ``doc`` is what the documentation has to say beside ``about``.
     """
 
     name: str
@@ -163,6 +163,7 @@ class Metric:
     always: bool = False
     amount: Callable[[Report, Any], Amount] | None = None
     from_zero: bool = False
+    doc: str = ""
     buckets: tuple[float, ...] = ()
     across: Literal["livesum", "livemin", "livemax", "livemostrecent"] = "livesum"
 
@@ -245,17 +246,18 @@ def _label_metrics(row: str) -> tuple[Metric, ...]:
 
 # fmt: off
 FIELDS: Final[tuple[Field, ...]] = (
-    Field("request_id", "request_id", "The name of this request in logs, errors and `x-request-id`."),
+    Field("request_id", "request_id", "The name of this request in the log."),
     Field("api", "api", "`chat`, `messages` or `responses`."),
     Field("model", "model", "The model that the client asked for.", foreign=True),
     Field("upstream", "upstream", "The configured upstream that it went to."),
     Field("conversation", "conversation", "A short name of the conversation, which tells nothing of its content.",
           "x-ullage-conversation"),
-    Field("epoch", "epoch", "How often the client itself has compacted this session, as it says."),
+    Field("epoch", "epoch", "How often the client itself has compacted this session, if it says so (Codex)."),
     Field("status", "status", "The HTTP status that the client got; 499 if it left before its answer.", metrics=(
         Metric("ullage_requests_total", "Finished requests.", ("api", "model", "upstream", "status", "outcome"),
                when="api", amount=lambda *_: 1),
         Metric("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream",), ("class",), own=None,
+               doc="`unreachable`, `timeout`, `stream_error`, `truncated`, `rate_limited`, `server` or `client`.",
                when="api", amount=lambda r, _: _upstream_error(r) if r.reason or r.status >= 400 else None),
     )),
     Field("outcome", "outcome",
@@ -271,6 +273,7 @@ FIELDS: Final[tuple[Field, ...]] = (
           shown=lambda _, stages: ",".join(stages),
           metrics=(Metric(
               "ullage_stages_total", "Compression stages used.", by=("stage",), own=None,
+              doc="Each once per request.",
               amount=lambda r, stages: {stage: stages.count(stage) for stage in stages} if r.applied else None),)),
     Field("tokens_before", "tokens_before", "Tokens of the input as the client sent it.", metrics=(
         _context_tokens("before"),
@@ -278,7 +281,8 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("tokens_after", "tokens_after",
           "Tokens of the view; `<` in the header marks an upper bound, if the size in bytes spared the count.",
           "x-ullage-tokens", shown=lambda r, tokens: f"<{tokens}" if r.bounded else str(tokens)),
-    Field("tokens_sent", "", "Tokens that went upstream: the view's, or in mode observe those of the client's body.",
+    Field("tokens_sent", "",
+          "Tokens that went upstream: the view's, or in mode observe the client's own; none if it was refused.",
           metrics=(
               _context_tokens("after"),
               Metric("ullage_context_fill_ratio", "Input sent upstream over the model's window.", ("model",),
@@ -296,12 +300,16 @@ FIELDS: Final[tuple[Field, ...]] = (
           metrics=(Metric(
               "ullage_window_tokens", "A model's window; 0 once another source says how large it is.",
               ("upstream", "model"), ("source",), own=None, kind="gauge", when="tokens_sent", across="livemostrecent",
+              doc="A window that a request asked for is not shown.",
               amount=lambda r, _: {r.source: r.window} if r.window and r.source != "request" else None),)),
-    Field("regions", "regions", "The view's tokens by region, and the room reserved for the answer.", metrics=(Metric(
+    Field("regions", "regions",
+          "The view's tokens by region: `system`, `tools`, `format`, `memory`, `summary`, `user`, `assistant`, `tool`; "
+          "and `reserve`, the room for the answer.", metrics=(Metric(
         "ullage_region_tokens_total",
         "Input tokens that went upstream, by region, and the room kept for answers (reserve).", ("model",), ("region",),
-        own=None, amount=lambda r, regions: None if r.tokens_sent is None else regions),)),
-    Field("borrowed", "borrowed", "Tokens by which parts exceed their own share of an allocation.", metrics=(
+        own=None, doc="Of counted requests only.",
+        amount=lambda r, regions: None if r.tokens_sent is None else regions),)),
+    Field("borrowed", "borrowed", "Tokens by which parts exceed their own share of `compression.allocation`.", metrics=(
         Metric("ullage_share_borrowed_tokens_total", "Tokens by which parts exceeded their share.", by=("part",),
                own=None),
     )),
@@ -314,20 +322,24 @@ FIELDS: Final[tuple[Field, ...]] = (
           logged=lambda pressure: None if pressure is None else round(pressure, 3)),
     Field("event", "compaction", "Whether this request is the first with a new compaction.", metrics=(Metric(
         "ullage_compactions_total", "Compactions sent for the first time.", ("model",),
+        doc="Later requests of the conversation reuse them.",
         amount=lambda r, _: 1 if r.applied else None),)),
     Field("client_compaction", "client_compaction", "Whose own compaction the request is, if it is one.",
           metrics=(Metric(
               "ullage_client_compactions_total", "Requests by which clients compacted themselves.", by=("client",),
-              own=None, amount=lambda _, client: {client: 1}),)),
+              own=None,
+              doc="`other` if only its intent and its form tell.", amount=lambda _, client: {client: 1}),)),
     Field("observed", "observed", "Whether mode observe sent the client's own bytes; the rest says what it would do.",
           metrics=(Metric(
               "ullage_observed_total", "Requests that mode observe let pass.", by=("would",), own=None,
+              doc="Would have been `compact`ed or `refuse`d.",
               amount=lambda r, _: {r.reason[6:]: 1} if r.reason.startswith("would_") else None),)),
     Field("retries", "retries", "How often the request was sent again.", "x-ullage-retries", metrics=(
         Metric("ullage_retries_total", "Requests sent again.", ("upstream",)),
     )),
     Field("overflows", "overflows", "How often an upstream reported that the request is too long.", metrics=(
         Metric("ullage_overflow_errors_total", "Overflows that upstreams reported.", by=("stage",), own=None,
+               doc="`retried` and made good, or `returned` to the client.",
                amount=_overflows),
     )),
     Field("fallback", "fallback", "The model that was asked instead.", "x-ullage-fallback", metrics=(Metric(

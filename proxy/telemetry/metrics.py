@@ -28,29 +28,38 @@ LAG_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 
 # fmt: off
 LOOP_LAG: Final = Metric("ullage_loop_lag_seconds", "How late the event loop is for what is due, every 50 ms.",
-                         kind="histogram", buckets=LAG_BUCKETS)
+                         kind="histogram", buckets=LAG_BUCKETS,
+                         doc="What every other client waits beside its own request. From 0.2 s on the line "
+                             "`proxy.loop_lagged` says what ran.")
 REFUSED_CONNECTIONS: Final = Metric(
     "ullage_refused_connections_total", "Client connections closed for what came on them, or to keep their number.",
-    by=("reason",))
+    by=("reason",),
+    doc="The head too large or with too many fields (`head_too_large`), `not_http`, one too many (`full`), or idle "
+        "while others waited (`made_room`).")
 WITHOUT_DESCRIPTOR: Final = Metric("ullage_out_of_descriptors_total",
-                                   "Connections that met the limit of open files.")
+                                   "Connections that met the limit of open files.",
+                                   doc="Of clients and to upstreams. Raise the limit (`ulimit -n`, `LimitNOFILE`).")
 IN_FLIGHT: Final = Metric("ullage_in_flight", "Requests under way.", kind="gauge")
 LINES_DROPPED: Final = Metric("ullage_log_lines_dropped", "Log lines nobody read in time.", kind="gauge")
 INTERNAL_ERRORS: Final = Metric("ullage_internal_errors_total", "Faults of the proxy's own that cost no request.",
-                                by=("where",))
+                                by=("where",),
+                                doc="In making a `request` smaller, in watching an `answer`, in what is noted `after`.")
 LEARNED_WINDOWS: Final = Metric("ullage_learned_windows", "Windows that hold because traffic taught them.",
                                 kind="gauge", across="livemax")
-STORE_UP: Final = Metric("ullage_store_up", "1 if the store answers.", kind="gauge", across="livemin")
+STORE_UP: Final = Metric("ullage_store_up", "1 if the store answers.", kind="gauge", across="livemin",
+                         doc="0 for memory in its place, and if the store refuses what it is asked.")
 STORE_BREAKER: Final = Metric("ullage_store_breaker_state", "0 closed, 1 half open, 2 open.", kind="gauge",
                               across="livemax")
 STORE_ERRORS: Final = Metric("ullage_store_errors_total", "Errors of the store.", by=("kind",))
 ARCHIVED: Final = Metric("ullage_archive_items_total", "Originals of what left views, by what became of them.",
-                         by=("outcome",))
+                         by=("outcome",), doc="`kept`, `too_big`, `dropped` (too much waited already) or `failed`.")
 SUMMARIES: Final = Metric("ullage_summaries_total", "Summary jobs, by client and by what became of them.",
-                          by=("tenant", "outcome", "reason"))
+                          by=("tenant", "outcome", "reason"),
+                          doc="`written`, `adopted` (another replica was first), `failed` or `skipped`, and why.")
 SUMMARY_CALLS: Final = Metric("ullage_summary_calls_total", "Calls of summarisers.", by=("upstream", "model"))
 SUMMARY_TOKENS: Final = Metric("ullage_summary_tokens_total", "Tokens that summaries took, by client.",
-                               by=("tenant", "direction"))
+                               by=("tenant", "direction"),
+                               doc="`input` and `output`; a client is a short keyed name, `other` after 100 of them.")
 SUMMARY_SECONDS: Final = Metric("ullage_summary_seconds", "From a summary job's beginning to its end.",
                                 kind="histogram", buckets=DURATION_BUCKETS)
 SUMMARIES_RUNNING: Final = Metric("ullage_summaries_running", "Summary jobs under way.", kind="gauge")
