@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
-import signal
 import socket
 import sys
 import time
@@ -15,33 +13,41 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxy import memories
 from proxy import settings as configuration
+from proxy.announcing import announce, bracketed, warn_of_silent
 from proxy.building import models_of, open_engine, server_config
-from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine import Engine
+from proxy.faults import Faults
 from proxy.notes.archive import Archive
 from proxy.noting import open_archive, open_chronicle, open_conversations
+from proxy.offload import SWITCH_SECONDS
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Server
+from proxy.server.connection import limit_of_files
 from proxy.settings import Settings
+from proxy.signals import Ending
 from proxy.store import (
+    INSTEAD,
     Embedded,
     EmbeddedUnavailable,
     Store,
     StoreMisconfigured,
     StoreUnsupported,
+    describe_store,
     existing_key,
     master_key,
     open_store,
+    store_status,
 )
 from proxy.summaries import Jobs
 from proxy.tasks import Tasks
 from proxy.telemetry import shared
+from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Probes, Upstreams
@@ -66,19 +72,25 @@ def run(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a process starts with; ``key`` is the master key where the parent knows it, ``before`` one before it."""
+    """What a process starts with; ``key`` is the master key where the parent knows it, ``before`` one before it.
+
+    ``instead``: the store in ``settings`` stands in for the configured one, which cannot be used.
+    """
 
     settings: Settings
     key: bytes | None = field(default=None, repr=False)
     before: bytes | None = field(default=None, repr=False)
+    instead: bool = False
 
 
 async def serve(start: Start, worker: Worker) -> int:
     """One process's life: build, listen, work, drain, close; the exit code."""
     settings = start.settings
     memories.keep_large_blocks()
+    sys.setswitchinterval(SWITCH_SECONDS)
     logs, tasks = _begin(settings)
-    stopping = _on_signals()
+    ending = Ending()
+    ending.listen()
     try:
         house = await House.build(start, worker, logs, tasks)
     except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
@@ -86,9 +98,12 @@ async def serve(start: Start, worker: Worker) -> int:
         logs.close()
         return _cannot_start(error)
     housekeeping = tasks.spawn(house.keep(), "housekeeping")
-    gc.freeze()  # what start-up built stays: no collection needs to look at it again
-    await stopping[0].wait()
-    await _unless(stopping[1], house.drain(settings.server.drain))
+    lag = LagWatch(house.telemetry.loop_lag, logs.loop_lagged)
+    memories.collect_rarely()
+    lag.start()
+    await ending.asked.wait()
+    await ending.unless_at_once(house.drain(settings.server.drain))
+    lag.stop()
     housekeeping.cancel()  # it never ends by itself: nothing should wait for it
     await house.close()
     await tasks.finish(1.0)
@@ -117,10 +132,11 @@ class House:
         self._probes = probes
         self._upstream = upstream
         self._store = store
-        self._telemetry = telemetry
+        self.telemetry = telemetry
         self._logs = logs
         self._jobs = jobs
         self._store_errors: Counter[str] = Counter()
+        self._without_descriptor = 0
 
     @classmethod
     async def build(cls, start: Start, worker: Worker, logs: Logs, tasks: Tasks) -> House:
@@ -157,11 +173,12 @@ class House:
             telemetry.summary(report)
             logs.summary_done(report)
 
+        faults = Faults(logs.fault, telemetry.fault)
         archive = open_archive(settings, store, tasks, telemetry.archived)
         chronicle = open_chronicle(store, archive)
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
         engine = await asyncio.to_thread(
-            open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle
+            open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle, faults
         )
 
         def observe(report: Report, duration: float) -> None:
@@ -176,7 +193,7 @@ class House:
                 "windows": probes.known(),
                 "probes": probes.surveys(),
                 **engine.windows(),
-                "store": _store_status(store),
+                "store": store_status(store.state()),
                 "summaries": jobs.status() if jobs is not None else {"mode": "off"},
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
@@ -185,14 +202,15 @@ class House:
         models = models_of(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
         told_of = open_conversations(settings, store)
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of)
+        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of, faults)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
         except OSError as error:
             raise CannotListen(host, settings.server.port, error) from error
         if not many:
-            _announce(settings, catalogue, _address(settings, port), _describe(store, settings))
+            announce(settings, catalogue, port, describe_store(store.state(), settings.store.path))
+            tasks.spawn(warn_of_silent(settings, logs.warn), "look for the upstreams")
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, archive)
@@ -201,18 +219,30 @@ class House:
         """Tell the metrics, every second, what no request tells them."""
         while True:
             state = self._store.state()
-            self._telemetry.store_state(up=state.up, breaker=state.breaker)
+            self.telemetry.store_state(up=state.up, breaker=state.breaker)
             fresh = Counter(state.errors) - self._store_errors
             for kind in fresh.elements():
-                self._telemetry.store_error(kind)
+                self.telemetry.store_error(kind)
             self._store_errors += fresh
-            self._telemetry.in_flight(self.server.in_flight)
-            self._telemetry.refused_connections(self.server.refusals)
-            self._telemetry.learned_windows(len(self._engine.learned()))
-            self._telemetry.lines_dropped(self._logs.writer.dropped)
+            self.telemetry.in_flight(self.server.in_flight)
+            self.telemetry.refused_connections(self.server.refusals)
+            self.telemetry.learned_windows(len(self._engine.learned()))
+            self.telemetry.lines_dropped(self._logs.writer.dropped)
+            self._note_descriptors()
             if self._jobs is not None:
-                self._telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
+                self.telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
+
+    def _note_descriptors(self) -> None:
+        """Tell of connections that met the limit of open files since the last time."""
+        count = self.server.without_descriptor + self._upstream.without_descriptor
+        fresh, self._without_descriptor = count - self._without_descriptor, count
+        if fresh:
+            self.telemetry.without_descriptor(fresh)
+            advice = "raise the limit of open files (ulimit -n, LimitNOFILE), or run more replicas"
+            self._logs.log.warning(
+                "server.out_of_descriptors", connections=fresh, limit=limit_of_files(), advice=advice
+            )
 
     async def drain(self, seconds: float) -> None:
         """Let running requests end, then the summaries they started, all within *seconds*."""
@@ -242,7 +272,8 @@ async def _supervise(settings: Settings) -> int:
     """Own the embedded store and the port, keep the workers running; the exit code."""
     logs, tasks = _begin(settings)
     # From here on a signal no longer ends this process on the spot: what it has started must be ended first.
-    stopping = _on_signals()
+    ending = Ending()
+    ending.listen()
     async with AsyncExitStack() as opened:
         opened.callback(logs.close)
         opened.push_async_callback(tasks.finish, 1.0)
@@ -254,7 +285,10 @@ async def _supervise(settings: Settings) -> int:
         port = held.getsockname()[1]
         server = settings.server.model_copy(update={"port": port})
         given = replace(given, settings=given.settings.model_copy(update={"server": server}))
-        folder = shared.make_directory()
+        try:
+            folder = shared.make_directory()
+        except OSError as error:
+            return _cannot_start(NoPlaceForFigures(error))
         opened.callback(shared.remove_directory, folder)
         supervisor = Supervisor(
             "proxy.app:serve",
@@ -262,13 +296,15 @@ async def _supervise(settings: Settings) -> int:
             settings.server.workers,
             environ={**os.environ, shared.VARIABLE: str(folder)},
             drain=settings.server.drain,
+            ending=ending,
             events=lambda event, **facts: logs.log.info(event, **facts),
             on_exit=lambda pid: shared.forget_worker(folder, pid),
         )
         catalogue = await asyncio.to_thread(open_catalogue, settings)
-        if stopping[0].is_set():
+        if ending.asked.is_set():
             return 0
-        _announce(settings, catalogue, _address(settings, port), store)
+        announce(settings, catalogue, port, store)
+        tasks.spawn(warn_of_silent(settings, logs.warn), "look for the upstreams")
         return await supervisor.run()
 
 
@@ -280,6 +316,14 @@ def _begin(settings: Settings) -> tuple[Logs, Tasks]:
     return logs, Tasks(logs.task_failed)
 
 
+class NoPlaceForFigures(Exception):
+    """There is no directory in which workers can share their figures; the text says what to do."""
+
+    def __init__(self, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        super().__init__(f"workers share figures in a temporary directory: {reason}. Set TMPDIR, or use one worker.")
+
+
 class CannotListen(Exception):
     """The configured address cannot be listened on; the text says which, why, and what to do."""
 
@@ -287,7 +331,7 @@ class CannotListen(Exception):
         taken = error.errno == errno.EADDRINUSE
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or type(error).__name__
         remedy = " Give another --port, or 0 for any free one." if taken else ""
-        super().__init__(f"{_bracketed(host)}:{port}: {reason.lower()}.{remedy}")
+        super().__init__(f"{bracketed(host)}:{port}: {reason.lower()}.{remedy}")
 
 
 def _cannot_start(error: Exception) -> int:
@@ -310,11 +354,12 @@ async def _shared_store(settings: Settings, opened: AsyncExitStack, logs: Logs, 
         # What is wrong with it is said once, and not by every worker at each of its starts.
         store = await _open_store(Start(settings), logs, tasks)
         await store.close()
-        return Start(settings), _describe(store, settings)
-    if url == "embedded":
+        return Start(settings), describe_store(store.state(), settings.store.path)
+    instead = url == "embedded"
+    if instead:
         embedded: Embedded | None = None
         try:
-            embedded = await Embedded.start(path, tasks.spawn)
+            embedded = await Embedded.start(path, tasks.spawn, logs.warn)
             key = None if settings.store.key else master_key(path)
             before = existing_key(path) if settings.store.key else None
         except (EmbeddedUnavailable, OSError, ValueError) as error:
@@ -325,7 +370,8 @@ async def _shared_store(settings: Settings, opened: AsyncExitStack, logs: Logs, 
             opened.push_async_callback(embedded.close)
             return Start(_with_store(settings, embedded.url), key, before), f"embedded  ({path})"
     logs.log.warning("store.memory_per_worker", advice="workers may word the same event differently")
-    return Start(_with_store(settings, "memory")), "memory  (each worker its own)"
+    words = "memory  (each worker its own" + (INSTEAD if instead else "") + ")"
+    return Start(_with_store(settings, "memory"), instead=instead), words
 
 
 def _with_store(settings: Settings, url: str) -> Settings:
@@ -342,59 +388,7 @@ async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
         directory=store.path,
         key=store.key.get_secret_value().encode() if store.key else start.key,
         others=others,
+        instead=start.instead,
         spawn=tasks.spawn,
-        warn=lambda event, facts: logs.log.warning(event, **facts),
+        warn=logs.warn,
     )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _address(settings: Settings, port: int) -> str:
-    return f"http://{_bracketed(settings.server.host)}:{port}"
-
-
-def _announce(settings: Settings, catalogue: Catalogue, address: str, store: str) -> None:
-    """Print the start-up summary on standard error: standard output is for log lines."""
-    facts = {"address": address, "store": store}
-    for rule in settings.models:
-        route = catalogue.resolve(rule.name)
-        if rule.context_window is None and route.source == "table":
-            facts[f"window {rule.name}"] = f"{route.window:,} tokens, by the model table"
-    text = configuration.summary(settings, facts)
-    print(f"ullage {configuration.version()}\n{text}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _describe(store: Store, settings: Settings) -> str:
-    state = store.state()
-    where = {"embedded": str(settings.store.path), "memory": "this process only"}.get(state.kind, state.url_redacted)
-    guest = "" if state.owner is not False else ", shared with the process that started it"
-    return f"{state.kind}  ({where}{guest}{'' if state.up else ', not reachable: serving without it'})"
-
-
-def _store_status(store: Store) -> dict[str, object]:
-    state = store.state()
-    return {"kind": state.kind, "up": state.up, "breaker": state.breaker, "errors": dict(state.errors)}
-
-
-def _on_signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Two events: the first signal asks for a drain, the second for an end at once."""
-    stop, now = asyncio.Event(), asyncio.Event()
-
-    def told() -> None:
-        (now if stop.is_set() else stop).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told)
-    return stop, now
-
-
-async def _unless(event: asyncio.Event, work: Any) -> None:
-    """Await *work* unless *event* is set first."""
-    async with asyncio.TaskGroup() as group:
-        job = group.create_task(work, name="drain")
-        alarm = group.create_task(event.wait(), name="second signal")
-        await asyncio.wait({job, alarm}, return_when=asyncio.FIRST_COMPLETED)
-        job.cancel()
-        alarm.cancel()

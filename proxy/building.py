@@ -15,13 +15,14 @@ from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.compression.dedup import Dedup
+from proxy.core.compression.event import Rules, Rungs
 from proxy.core.compression.mild import Mild
 from proxy.core.compression.prune import WEIGHTS, Prune
-from proxy.core.compression.schedule import Rules, Rungs
 from proxy.core.compression.truncate import Truncate
 from proxy.core.decisions import Policy
 from proxy.core.overflow.classify import Classifier
 from proxy.engine import Engine
+from proxy.faults import Faults
 from proxy.notes.chronicle import Chronicle
 from proxy.routing import open_headers, open_names
 from proxy.server import Limits, Models, Place, ServerConfig
@@ -58,11 +59,12 @@ def open_engine(
     notice: Notice = unnoticed,
     jobs: Jobs | None = None,
     chronicle: Chronicle | None = None,
+    faults: Faults | None = None,
 ) -> Engine:
     """The conductor of *settings*, with memories of its own.
 
     *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any; *chronicle* notes
-    what becomes of conversations.
+    what becomes of conversations. *faults* of ours are reported there.
     """
     wanted = settings.compression
     marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
@@ -72,7 +74,8 @@ def open_engine(
     rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     tools = configuration.tool_map(settings.tools)
     outlines, prefixes = memories.outlines(), memories.prefixes()
-    reader = Reader(tokenizers, LRUCache(ITEMS), outlines, LRUCache(SIZES), prefixes, tools)
+    most = settings.server.limits.items
+    reader = Reader(tokenizers, memories.Locked(ITEMS), outlines, memories.Locked(SIZES), prefixes, tools, most)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
     rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
     economy, always = wanted.policy == "economy", _always(stages)
@@ -82,7 +85,9 @@ def open_engine(
     )
     lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
-    fitter = Fitter(reader, store, policy, memories.records(), LRUCache(ASKED), LRUCache(TOOL_ARRAYS), lessons, jobs)
+    fitter = Fitter(
+        reader, store, policy, memories.records(), LRUCache(ASKED), memories.Locked(TOOL_ARRAYS), lessons, jobs
+    )
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
     serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
@@ -101,6 +106,7 @@ def open_engine(
         own=own if wanted.client_compaction == "answer" else None,
         recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
         chronicle=chronicle,
+        faults=faults,
     )
 
 
@@ -162,6 +168,7 @@ def server_config(settings: Settings) -> ServerConfig:
         limits=replace(
             Limits(),
             body=limits.body,
+            inflation=limits.inflation,
             in_flight_bytes=limits.in_flight_bytes,
             in_flight=limits.in_flight,
             header=limits.headers,

@@ -354,7 +354,7 @@ def connect(
             told, output = asyncio.run(limits(settings, model)) if model else (None, None)
             size = window or told
             root = (url or configured_address(os.environ)).rstrip("/").removesuffix("/v1")
-            facts = Facts(root, key or chosen.key, model, size and size * (10 if roomy else 1), output)
+            facts = Facts(root, key or chosen.key, model, size and size * (10 if roomy else 1), output, size)
             said = clients_of.connect(client, chosen, facts, os.environ, journal if write else None)
     except (clients_of.ConnectError, OSError) as error:
         typer.echo(str(error), err=True)

@@ -19,12 +19,15 @@ from proxy.core.overflow.policy import is_news
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import SERVED, Report, Usage
 from proxy.core.request import Mode, Request
+from proxy.faults import Faults
 from proxy.notes.chronicle import Chronicle
+from proxy.offload import offload
 from proxy.ports import Clock, Reply, Send
 from proxy.walk.answering import Answer, Looker, Told, Written, learn_nothing
 from proxy.walk.bodies import renamed
 from proxy.walk.clientcompaction import ClientCompaction
 from proxy.walk.compacting import ASSUMED, Compacting, Kind, ends_with_trigger
+from proxy.walk.failopen import FailOpen, Sending
 from proxy.walk.fitting import Fitter
 from proxy.walk.generations import recalled
 from proxy.walk.lessons import Lessons, Sent
@@ -50,6 +53,9 @@ LOSSY = frozenset({"drop", "clip"})
 Counting = Literal["auto", "relay", "own"]
 """Who answers ``count_tokens``: the upstream if it can, the upstream, or our own count."""
 
+COUNT_TOKENS = "count_tokens"
+"""What a request for a count is reported as."""
+
 SHOWN = 100
 """Models that are shown to people at once."""
 
@@ -72,6 +78,7 @@ class Engine:
         own: ClientCompaction | None = None,
         recalling: Recalling | None = None,
         chronicle: Chronicle | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self._own = own
         self._recalling = recalling
@@ -88,6 +95,8 @@ class Engine:
         self._recovery = Recovery(fitter, lessons)
         self._looker = Looker(classifier, self._recovery)
         self.planner = Planner(catalogue, fitter, mode, lessons, self._recovery)
+        self._faults = faults or Faults()
+        self._fail_open = FailOpen(catalogue, fitter, self._faults)
 
     def upstream_of(self, model: str) -> str:
         """The name of the upstream that serves *model*. Raises ``NotFound`` where none does."""
@@ -123,21 +132,43 @@ class Engine:
 
         Raises ``InvalidRequest`` for a body that cannot be read, and what *send* raises.
         """
-        request, ours = self._compacting.opened(await self._managed(request))
-        if request.api == "responses" and request.body.rfind(TRIGGER.encode(), -TAIL) >= 0:
-            located = self._fitter.locate(request)
-            if ends_with_trigger(located):
-                return await self._compact(request, located, send, "trigger", ours)
-        return await self._exchange(request, send)
+        return await self._fail_open.answer(request, send, self._answered)
 
     async def compact(self, request: Request, send: Send) -> Answer:
         """The answer to a request for a compaction: the upstream's where it has them, else our own.
 
         Raises as ``exchange`` does.
         """
-        request, ours = self._compacting.opened(request)
+        return await self._fail_open.answer(request, send, self._compacted)
+
+    async def count(self, request: Request, send: Send) -> Answer:
+        """The answer to a request that asks what a conversation weighs: that of the view that would be sent.
+
+        The upstream's where it has one, else our own count. Nothing is recorded. Raises as ``exchange`` does.
+        """
+        return await self._fail_open.answer(request, send, self._counted, COUNT_TOKENS)
+
+    async def untouched(self, request: Request, send: Send) -> Answer:
+        """The upstream's answer to the client's own bytes, after a fault of ours. Raises what *send* raises."""
+        return await self._fail_open.untouched(request, send)
+
+    async def _answered(self, request: Request, send: Sending) -> Answer:
+        request, ours = await self._opened(await self._managed(request))
+        if request.api == "responses" and request.body.rfind(TRIGGER.encode(), -TAIL) >= 0:
+            located = await self._fitter.located(request)
+            if ends_with_trigger(located):
+                return await self._compact(request, located, send, "trigger", ours)
+        return await self._exchange(request, send)
+
+    async def _compacted(self, request: Request, send: Sending) -> Answer:
+        request, ours = await self._opened(request)
         request = replace(request, compacting=request.compacting or OTHER)
-        return await self._compact(request, self._fitter.locate(request), send, "endpoint", ours)
+        return await self._compact(request, await self._fitter.located(request), send, "endpoint", ours)
+
+    async def _opened(self, request: Request) -> tuple[Request, tuple[int, ...]]:
+        """*request* without compaction items of ours, and the indexes where they stood."""
+        size = len(request.body) if request.api == "responses" else 0
+        return await offload(size, self._compacting.opened, request)
 
     async def _managed(self, request: Request) -> Request:
         """*request* after the context edits it asks of a server that cannot do them.
@@ -146,7 +177,7 @@ class Engine:
         """
         if not self._managing.concerns(request) or request.options.mode == "off" or self._mode == "off":
             return request
-        model = request.model or self._fitter.locate(request).outline.model
+        model = request.model or (await self._fitter.located(request)).outline.model
         served = await self._managing.served(request, self._catalogue.resolve(model))
         if served.options.window != request.options.window:
             plan = await self.planner.planned(served, "any", dry_run=True)
@@ -155,7 +186,7 @@ class Engine:
         return served
 
     async def _compact(
-        self, request: Request, located: Located, send: Send, kind: Kind, ours: tuple[int, ...]
+        self, request: Request, located: Located, send: Sending, kind: Kind, ours: tuple[int, ...]
     ) -> Answer:
         outline = located.outline
         upstream = self.upstream_of(request.model or outline.model)
@@ -170,8 +201,7 @@ class Engine:
                 or not (reply is None or self._compacting.is_unable(kind, reply, answer.head))
             ):
                 return answer
-            if reply is not None:
-                reply.close()
+            send.finish()
         return await self._own_compaction(request, located, kind, ours)
 
     async def _own_compaction(self, request: Request, located: Located, kind: Kind, ours: tuple[int, ...]) -> Answer:
@@ -197,7 +227,7 @@ class Engine:
             report = report.but(conversation=name_of(request.tenant, session))
         return Answer(report, Written(body, content))
 
-    async def _exchange(self, request: Request, send: Send) -> Answer:
+    async def _exchange(self, request: Request, send: Sending) -> Answer:
         """The answer to a request that goes on with its conversation."""
         started = self._clock()
         plan = await self.planner.fit(request)
@@ -213,11 +243,12 @@ class Engine:
                 return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
             reply, head, overflow = await self._send(request, plan, send, course)
             if reply is not None and overflow is None:
+                if course.unsure and reply.status == 200 and not plan.report.fallback:
+                    refused, claim = course.unsure
+                    capped = await self._fitter.capped(refused.request or request)
+                    await self._recovery.learn(capped, refused, claim)
                 # Beside the answer, not before it: whatever goes wrong there is reported, and costs no request.
-                soon = asyncio.get_running_loop().call_soon
-                soon(self._fitter.events.answered, plan.request or request, plan, reply.status)
-                if self._chronicle is not None:
-                    soon(self._chronicle.answered, plan.request or request, plan)
+                asyncio.get_running_loop().call_soon(self._note, request, plan, reply.status)
                 ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
                 late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
                 learn = self._learner(reply, plan.sent, ending, late)
@@ -225,7 +256,7 @@ class Engine:
                 if plan.view is None or not plan.view.edits.addition or self._recalling is None:
                     return answer
                 again = partial(self._again, request, send)
-                return await recalled(self._recalling.turn(request, plan, again), answer)
+                return await recalled(self._recalling.turn(request, plan, again), answer, send, self._faults)
             if reply is not None and first is None:
                 first = Answer(report, Told(reply), head)
             assert first is not None
@@ -237,7 +268,14 @@ class Engine:
                 return replace(first, report=first.report.but(outcome="degraded", reason="overflow", **facts))
             plan = following
 
-    async def _again(self, request: Request, send: Send, plan: Plan, grow: Grow) -> Asked:
+    def _note(self, request: Request, plan: Plan, status: int) -> None:
+        """Note that *plan* was answered with *status*."""
+        asked, events, chronicle = plan.request or request, self._fitter.events, self._chronicle
+        self._faults.attempt("after", request.request_id, lambda: events.answered(asked, plan, status), None)
+        if chronicle is not None:
+            self._faults.attempt("after", request.request_id, lambda: chronicle.answered(asked, plan), None)
+
+    async def _again(self, request: Request, send: Sending, plan: Plan, grow: Grow) -> Asked:
         """*plan* sent once more as *grow* has it; after an overflow a smaller one, while that is smaller at all."""
         course = Course(plan)
         course.left = []  # the same model goes on: another one did not begin this answer
@@ -266,16 +304,16 @@ class Engine:
         assert plan.route is not None
         return bool(plan.report.fallback) and plan.route.upstream != self.upstream_of(plan.report.model)
 
-    def _named(self, plan: Plan, request: Request) -> bytes:
+    async def _named(self, plan: Plan, request: Request) -> bytes:
         """The body to send: the plan's, under the name that the upstream has for the model."""
         assert plan.route is not None
         if request.model or plan.route.model == plan.route.asked:
             return plan.body
         named = replace(request, body=plan.body)
-        return renamed(named, self._fitter.locate(named), plan.route.model)
+        return renamed(named, await self._fitter.located(named), plan.route.model)
 
     async def _send(
-        self, request: Request, plan: Plan, send: Send, course: Course
+        self, request: Request, plan: Plan, send: Sending, course: Course
     ) -> tuple[Reply | None, bytes, Overflow | None]:
         """The reply to *plan*, the bytes taken from it, and the overflow if it is one.
 
@@ -285,20 +323,22 @@ class Engine:
         fallback, later = bool(plan.report.fallback), course.overflows > 0
         course.sent += 1
         try:
-            body = self._named(plan, plan.request or request)
+            body = await self._named(plan, plan.request or request)
             foreign = self._is_foreign(plan)
             reply = await send(plan.route.upstream, body, keyless=foreign, model=plan.route.asked)
-            head, overflow = await self._looker.look(reply, plan, again=later)
+            capped = await self._fitter.capped(plan.request or request)
+            head, overflow = await self._looker.look(reply, capped, plan, send.taken, again=later)
         except (UpstreamUnreachable, UpstreamTimeout):
+            send.drop()
             if fallback and later:
                 return None, b"", None
             raise
         course.overflows += overflow is not None
         if overflow is not None:
-            reply.close()
+            send.overflowed()
         elif later and not is_news(reply.status, rescue=fallback):
             course.overflows += not fallback
-            reply.close()
+            send.drop()
             return None, b"", None
         return reply, head, overflow
 
@@ -307,14 +347,17 @@ class Engine:
         if request.options.mode != "on" or self._mode != "on":
             return None
         if overflow is not None:
-            await self._recovery.learn(self._fitter.capped(plan.request or request), plan, overflow)
+            if overflow.sure and course.unsure is None:
+                await self._recovery.learn(await self._fitter.capped(plan.request or request), plan, overflow)
+            else:
+                course.unsure = (plan, overflow)
             if course.goes_elsewhere_first(plan):
                 course.later = (plan, overflow)
             elif smaller := await self._smaller(request, plan, overflow, course):
                 return smaller
             elif overflow.kind == "output_cap":
                 return None  # another model has another cap, but nobody said that it was the conversation's length
-        while course.left and self.planner.may_leave(request):
+        while course.left and await self.planner.may_leave(request):
             found = await self.planner.by_fallback(request, course.left.pop(0), "any")
             if found.error is None:
                 return found
@@ -326,36 +369,32 @@ class Engine:
     async def _smaller(self, request: Request, plan: Plan, overflow: Overflow, course: Course) -> Plan | None:
         if course.retries >= RETRIES:
             return None
-        smaller = await self._recovery.smaller(self._fitter.capped(plan.request or request), plan, overflow)
+        smaller = await self._recovery.smaller(await self._fitter.capped(plan.request or request), plan, overflow)
         if smaller is None:
             return None
         course.retries += 1
         report = as_fallback(smaller.report, plan.report.fallback)
         return replace(smaller.instead_of(plan), request=plan.request, report=report)
 
-    async def count(self, request: Request, send: Send) -> Answer:
-        """The answer to a request that asks what a conversation weighs: that of the view that would be sent.
-
-        The upstream's where it has one, else our own count. Nothing is recorded. Raises as ``exchange`` does.
-        """
+    async def _counted(self, request: Request, send: Sending) -> Answer:
         request = await self._managed(request)
         plan = await self.planner.fit(request, dry_run=True)
         assert plan.route is not None
-        report = plan.report.but(api="count_tokens", event=False)
+        report = plan.report.but(api=COUNT_TOKENS, event=False)
         body = plan.body if plan.error is None else request.body
         how = self._counting.get(plan.route.upstream, "auto")
         if how != "own":
-            named = self._named(replace(plan, body=body), plan.request or request)
+            named = await self._named(replace(plan, body=body), plan.request or request)
             reply = await send(plan.route.upstream, named, keyless=self._is_foreign(plan), model=plan.route.asked)
             if how == "relay" or reply.status not in UNCOUNTED:
                 return Answer(report, reply)
-            reply.close()
         tokens = report.tokens_after
         if tokens is None or report.bounded or plan.error is not None:
             asked = replace(plan.request or request, body=body)
-            counted = await self._fitter.weigh(asked, self._fitter.locate(asked), plan.route)
+            counted = await self._fitter.weigh(asked, await self._fitter.located(asked), plan.route)
             factor = self._lessons.now(plan.route, request.tenant).lesson.calibration.factor
             tokens = int(counted * factor)
+        send.drop()
         return Answer(report, Written(b'{"input_tokens":%d}' % tokens))
 
     def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None, late: Sent) -> Callable[[Usage], bool]:
@@ -364,7 +403,9 @@ class Engine:
 
         def learn(usage: Usage) -> bool:
             if ending is not None and ending.overflow is not None:
-                self._lessons.ended(late, ending.overflow, usage)
+                found = self._recovery.after_content(late, ending.overflow, usage)
+                if found is not None:
+                    self._lessons.ended(late, found, usage)
                 return False
             return (
                 sent is not None and usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)

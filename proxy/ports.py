@@ -25,6 +25,10 @@ class Reply(Protocol):
     def headers(self) -> Sequence[tuple[str, str]]:
         """The end-to-end response headers as they came, repeated ones included."""
 
+    @property
+    def close_delimited(self) -> bool:
+        """True if only the end of the connection says where the body ends (RFC 9112, section 6.3)."""
+
     def header(self, name: str) -> str:
         """The first header called *name* (any case), or an empty string."""
 

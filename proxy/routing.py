@@ -132,7 +132,8 @@ def _headers(upstream: configuration.Upstream) -> dict[str, str]:
 
 
 def _timeouts(upstream: configuration.Upstream) -> Timeouts:
-    return Timeouts(upstream.timeouts.connect, upstream.timeouts.first_byte, upstream.timeouts.idle)
+    given = upstream.timeouts
+    return Timeouts(given.connect, given.first_byte, given.idle, given.total, given.keep_alive)
 
 
 class Board:

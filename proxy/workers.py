@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from proxy.signals import Ending
+
 new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
     import uvloop
@@ -71,6 +73,8 @@ def reserve(host: str, port: int) -> socket.socket:
             _bind(probe, family, address, socket.SO_REUSEADDR)
     held = socket.socket(family, kind, proto)
     try:
+        # Connections that a single process closed wait for a minute (TIME_WAIT) and did not share their port.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _bind(held, family, address, socket.SO_REUSEPORT)
     except OSError:
         held.close()
@@ -103,11 +107,12 @@ def _bind(held: socket.socket, family: int, address: Any, option: int) -> None:
 
 
 class Supervisor:
-    """Keeps *count* workers running until SIGTERM or SIGINT, or until they turn out not to start at all.
+    """Keeps *count* workers running until a signal ends them, or until they turn out not to start at all.
 
     *main* is ``module:function``, *argument* anything that can be pickled; it reaches the worker through a pipe, so
     secrets show neither in the process list nor in the environment. *drain* is how many seconds workers get to end
-    after the first signal; a second signal ends them at once. *on_exit* is called with the pid of each ended worker.
+    after the first signal; a second signal ends them at once (*ending*). *on_exit* is called with the pid of
+    each ended worker.
     """
 
     def __init__(
@@ -119,6 +124,7 @@ class Supervisor:
         environ: Mapping[str, str],
         drain: float,
         events: Events,
+        ending: Ending | None = None,
         on_exit: OnExit | None = None,
     ) -> None:
         self._main = main
@@ -129,30 +135,23 @@ class Supervisor:
         self._events = events
         self._on_exit = on_exit
         self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._stopping = asyncio.Event()
-        self._at_once = asyncio.Event()
+        self._ending = ending or Ending()
         self._false_starts = [0] * count
 
     async def run(self) -> int:
         """The exit code: 0 after a signal and a clean end, 1 when workers do not start or had to be killed."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        self._ending.listen()
         try:
             async with asyncio.TaskGroup() as group:
                 slots = [group.create_task(self._keep(index), name=f"worker-{index}") for index in range(self._count)]
                 killed = await self._end_when_told(slots)
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
             self._send(signal.SIGKILL)
         return 1 if killed or self._hopeless else 0
 
     def stop(self) -> None:
         """Drain and end; called again: end at once."""
-        if self._stopping.is_set():
-            self._at_once.set()
-        self._stopping.set()
+        self._ending.stop()
 
     @property
     def pids(self) -> dict[int, int]:
@@ -165,11 +164,11 @@ class Supervisor:
 
     async def _keep(self, index: int) -> None:
         backoff = FIRST_BACKOFF
-        while not self._stopping.is_set():
+        while not self._ending.asked.is_set():
             began = time.monotonic()
             code = await self._run_one(index)
             lived = time.monotonic() - began
-            if self._stopping.is_set():
+            if self._ending.asked.is_set():
                 return
             if lived >= SETTLED_SECONDS:
                 self._false_starts[index], backoff = 0, FIRST_BACKOFF
@@ -178,9 +177,9 @@ class Supervisor:
             self._events("worker.ended", worker=index, exit_code=code, seconds=round(lived, 2))
             if self._hopeless:
                 self._events("worker.given_up", count=sum(self._false_starts))
-                self._stopping.set()
+                self._ending.asked.set()
                 return
-            await _wait(self._stopping, backoff)
+            await _wait(self._ending.asked, backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     async def _run_one(self, index: int) -> int:
@@ -195,8 +194,8 @@ class Supervisor:
             if process.stdin is not None:
                 process.stdin.write(_LENGTH.pack(len(self._payload)) + self._payload)
             # A signal that came while the process was being made has not reached it.
-            if self._stopping.is_set():
-                process.send_signal(signal.SIGKILL if self._at_once.is_set() else signal.SIGTERM)
+            if self._ending.asked.is_set():
+                process.send_signal(signal.SIGKILL if self._ending.at_once.is_set() else signal.SIGTERM)
             # The pipe stays open: its end tells the worker that the parent is gone.
             return await process.wait()
         finally:
@@ -208,13 +207,13 @@ class Supervisor:
 
     async def _end_when_told(self, slots: Sequence[asyncio.Task[None]]) -> bool:
         """Whether workers had to be killed."""
-        await self._stopping.wait()
+        await self._ending.asked.wait()
         self._send(signal.SIGTERM)
         async with asyncio.TaskGroup() as group:
-            hurry = group.create_task(self._at_once.wait(), name="second-signal")
+            hurry = group.create_task(self._ending.at_once.wait(), name="second-signal")
             ended = group.create_task(_all(slots), name="workers-ended")
             await asyncio.wait({hurry, ended}, timeout=self._drain + KILL_GRACE, return_when=asyncio.FIRST_COMPLETED)
-            if self._at_once.is_set():
+            if self._ending.at_once.is_set():
                 self._send(signal.SIGTERM)
                 await asyncio.wait({ended}, timeout=KILL_GRACE)
             hurry.cancel()

@@ -37,6 +37,7 @@ class StartProxy(Protocol):
         environment: Mapping[str, str] | None = None,
         port: int = 0,
         home: Path | None = None,
+        under: Sequence[str] = (),
     ) -> Proxy: ...
 
 
@@ -80,8 +81,9 @@ async def proxy(request: pytest.FixtureRequest) -> AsyncIterator[StartProxy]:
             environment: Mapping[str, str] | None = None,
             port: int = 0,
             home: Path | None = None,
+            under: Sequence[str] = (),
         ) -> Proxy:
-            made = Proxy(upstream, window, config, arguments, environment or {}, port, home)
+            made = Proxy(upstream, window, config, arguments, environment or {}, port, home, under=under)
             started.append(await stack.enter_async_context(made))
             return made
 

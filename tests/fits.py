@@ -17,8 +17,8 @@ from hypothesis import Phase
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
+from proxy.core.compression.event import Demand, Rules, Rungs
 from proxy.core.compression.record import Record, load
-from proxy.core.compression.schedule import Demand, Rules, Rungs
 from proxy.core.compression.truncate import MIDDLE
 from proxy.core.conversation.toolmap import ToolMap
 from proxy.core.decisions import CompactionTarget, Policy

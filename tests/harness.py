@@ -44,6 +44,7 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 class Proxy:
     """A running proxy: an async context manager around one ``ullage serve`` process group.
 
+    ``under`` is a command that runs another, the rest of its arguments.
     Without ``config`` everything is said on the command line. With it the file holds what is given, completed by a
     private data directory, so that no test meets another's store.
     """
@@ -56,6 +57,7 @@ class Proxy:
     port: int = 0
     home: Path | None = None
     process: subprocess.Popen[bytes] | None = None
+    under: Sequence[str] = ()
 
     async def __aenter__(self) -> Self:
         # A short path: the embedded store's socket lives below it, and socket paths end at 108 bytes.
@@ -139,7 +141,12 @@ class Proxy:
     def _spawn(self, environment: Mapping[str, str]) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command(), cwd=self.home, env=environment, stdout=log, stderr=log, start_new_session=True
+                [*self.under, *self._command()],
+                cwd=self.home,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     async def _ready(self) -> None:

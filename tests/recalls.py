@@ -15,7 +15,8 @@ import pytest
 from proxy.building import open_engine
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Report
-from proxy.noting import open_conversations
+from proxy.faults import Faults
+from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.routing import open_catalogue, open_upstream
 from proxy.server import Models, Place, Server, ServerConfig
 from proxy.settings import Settings
@@ -77,11 +78,16 @@ def recalling(*answers: Answer) -> Callable[[Seen], Answer]:
 
 @dataclass
 class Front:
-    """A running proxy; ``reports`` are those of its requests, in order."""
+    """A running proxy; ``reports`` are those of its requests, in order, ``faults`` what cost none of them anything.
+
+    ``failures`` are those of background tasks; at the end there must be none.
+    """
 
     url: str
     client: httpx.AsyncClient
     reports: list[Report] = field(default_factory=list)
+    faults: list[tuple[str, str, Exception]] = field(default_factory=list)
+    failures: list[BaseException] = field(default_factory=list)
 
     async def ask(self, api: str, body: Mapping[str, Any], **headers: str) -> httpx.Response:
         """The answer to *body*, whole."""
@@ -89,21 +95,28 @@ class Front:
 
 
 @contextlib.asynccontextmanager
-async def front(stub: Stub, folder: Path, *, enabled: bool = True, usage: bool = False) -> AsyncIterator[Front]:
-    """A proxy in front of *stub*; with *usage* it asks for that of streams by itself."""
+async def front(
+    stub: Stub, folder: Path, *, enabled: bool = True, usage: bool = False, **more: Mapping[str, Any] | Sequence[Any]
+) -> AsyncIterator[Front]:
+    """A proxy in front of *stub*; with *usage* it asks for that of streams by itself. *more* are settings."""
     settings = Settings.model_validate(
         {
             "upstreams": [{"name": "stub", "base_url": stub.url, "probe": False}],
             "models": [{"name": "*", "context_window": WINDOW}],
             "summaries": {"mode": "off"},
             "compression": {"recall": {"enabled": enabled}},
+            **more,
         }
     )
     failures: list[BaseException] = []
     tasks = Tasks(lambda name, error: failures.append(error))
     store = await open_store("memory", directory=folder, key=None, spawn=tasks.spawn, warn=lambda event, facts: None)
     upstream = open_upstream(settings)
-    engine = open_engine(settings, open_catalogue(settings), tokenizers(), store)
+    faults: list[tuple[str, str, Exception]] = []
+    noticed = Faults(lambda where, name, fault: faults.append((where, name, fault)))
+    archive = open_archive(settings, store, tasks, lambda outcome, count: None)
+    chronicle = open_chronicle(store, archive)
+    engine = open_engine(settings, open_catalogue(settings), tokenizers(), store, chronicle=chronicle, faults=noticed)
     reports: list[Report] = []
     server = Server(
         ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ())),
@@ -115,12 +128,13 @@ async def front(stub: Stub, folder: Path, *, enabled: bool = True, usage: bool =
         status=dict,
         models=Models(upstream, [Place("stub")], "stub", [], lambda model: {}),
         conversations=open_conversations(settings, store),
+        faults=noticed,
     )
     port = await server.start("127.0.0.1", 0)
     url = f"http://127.0.0.1:{port}/v1"
     try:
         async with httpx.AsyncClient(base_url=url, headers=KEYS, trust_env=False, timeout=30) as client:
-            yield Front(url, client, reports)
+            yield Front(url, client, reports, faults, failures)
     finally:
         await server.close()
         await upstream.close()

@@ -11,6 +11,7 @@ from proxy.core.budget.catalogue import Catalogue, Route, Rule
 from proxy.core.decisions import Policy
 from proxy.core.request import Mode, Options, Request
 from proxy.engine import Counting, Engine
+from proxy.faults import Faults, Where
 from proxy.ports import Reply, Send
 from proxy.walk.answering import Answer
 from tests import forms
@@ -31,6 +32,8 @@ DONE = b"data: [DONE]\n\n"
 
 class Given:
     """An upstream's answer of which everything is given: status, headers, and the chunks in which the body comes."""
+
+    close_delimited = False
 
     def __init__(self, status: int, chunks: Sequence[bytes | float], headers: Sequence[tuple[str, str]] = JSON) -> None:
         self.status = status
@@ -113,6 +116,7 @@ class Room:
         self.book = Book()
         self.desk = Desk(self.book, policy, owned=owned)
         self.time = 0.0
+        self.faults: list[tuple[Where, type[Exception]]] = []
         catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
         counted = {"stub": counting}
         desk = self.desk
@@ -126,7 +130,12 @@ class Room:
             counted,
             compacting=desk.compacting,
             managing=desk.managing,
+            faults=Faults(self._failed),
         )
+
+    def _failed(self, where: Where, request_id: str, fault: Exception) -> None:
+        assert request_id == "r1"
+        self.faults.append((where, type(fault)))
 
     def clock(self) -> float:
         self.time += 0.25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,13 +11,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compression.schedule import Demand
+from proxy.core.compression.event import Demand
 from proxy.walk.plans import Plan
 from tests import strategies
 from tests.e2e.checks import changed
-from tests.fits import UNSHRUNK, Desk, is_clip, outline_problems
+from tests.fits import POLICY, UNSHRUNK, Desk, is_clip, outline_problems
 from tests.forms import body_of, kind_of, text_of, to_messages
-from tests.material import AGENT_TOOLS, agent_session, chat_turn, log, prose
+from tests.material import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.stub import Rules, messages, responses, slices
 
 WIRES: dict[str, Any] = {"messages": messages, "responses": responses}
@@ -189,6 +190,74 @@ async def test_the_output_figure_stays_above_the_budget_for_thinking() -> None:
     plan = await Desk().plan(json.dumps(body).encode(), WINDOW, api="messages")
     assert "output" in plan.report.stages
     assert 2000 < json.loads(plan.body)["max_tokens"] < 3900
+
+
+THINKING: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("messages", {"thinking": {"type": "enabled", "budget_tokens": 31_999}}, ("thinking", "budget_tokens")),
+    ("chat", {"reasoning": {"max_tokens": 31_000, "exclude": True}}, ("reasoning", "max_tokens")),
+    ("responses", {"reasoning": {"max_tokens": 31_000, "summary": "auto"}}, ("reasoning", "max_tokens")),
+    ("chat", {"enable_thinking": True, "thinking_budget": 30_000}, ("thinking_budget",)),
+    (
+        "chat",
+        {"extra_body": {"google": {"thinking_config": {"thinking_budget": 24_576}}}},
+        ("extra_body", "google", "thinking_config", "thinking_budget"),
+    ),
+]
+LARGE_TOOLS = [tool(f"tool_{at}", prose(at, 300), path="Where.") for at in range(20)]
+FIGURES = {"messages": "max_tokens", "chat": "max_tokens", "responses": "max_output_tokens"}
+
+
+@pytest.mark.parametrize("window", [16_384, 32_768, 40_960, 57_000])
+@pytest.mark.parametrize(("api", "members", "path"), THINKING)
+async def test_a_budget_for_thinking_is_lowered_with_the_output_figure(
+    api: str, members: dict[str, Any], path: tuple[str, ...], window: int
+) -> None:
+    """An agent's turn whose thinking leaves its window no room is answered, and what is lowered is named."""
+    name = FIGURES[api]
+    body = body_of(api, agent_session(12, 600), tools=LARGE_TOOLS, **{name: 32_000}, **members)
+    plan = await Desk().plan(json.dumps(body).encode(), window, api=api)
+    assert plan.error is None
+    sent, was = json.loads(plan.body), body
+    assert 1_024 < sent[name] <= 32_000
+    assert (plan.tokens or 0) + sent[name] <= window
+    assert ("output" in plan.report.stages) == (sent[name] < 32_000)
+    for key in path:
+        sent, was = sent[key], was[key]
+    budget: Any = sent
+    assert 1_024 <= budget < json.loads(plan.body)[name]
+    assert ("thinking" in plan.report.stages) == (budget != was)
+    others = [{**json.loads(text), name: 0, path[0]: 0} for text in (json.dumps(body), plan.body)]
+    assert others[0].keys() == others[1].keys()
+    if len(path) == 2:
+        assert {**json.loads(plan.body)[path[0]], path[1]: 0} == {**body[path[0]], path[1]: 0}
+
+
+async def test_a_refusal_names_the_output_figure_if_that_is_too_big() -> None:
+    """With a figure that may not be lowered the answer's room is named, not the tools beside it."""
+    body = body_of("messages", agent_session(3, 100), tools=LARGE_TOOLS, max_tokens=32_000)
+    policy = replace(POLICY, lower_output="never")
+    plan = await Desk(policy=policy).plan(json.dumps(body).encode(), 32_768, api="messages")
+    assert plan.error is not None
+    assert "output figure" in plan.error.message
+    assert "32000" in plan.error.message
+    assert "tools" not in plan.error.message
+
+
+@pytest.mark.parametrize("mode", ["first", "last"])
+@pytest.mark.parametrize("figure", [3_000, 3_900, 2_000, 1_200])
+async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: int) -> None:
+    """A request sent again, here or through another replica, is the same bytes; its pressure is of what was sent."""
+    desk = Desk(policy=replace(POLICY, lower_output=mode))
+    for rounds in (4, 8, 14):
+        body = body_of("chat", agent_session(rounds, 300), max_tokens=figure)
+        first = await desk.plan(json.dumps(body).encode(), WINDOW)
+        again = await desk.plan(json.dumps(body).encode(), WINDOW)
+        other = await Desk(desk.book, replace(POLICY, lower_output=mode)).plan(json.dumps(body).encode(), WINDOW)
+        assert first.error is None
+        assert first.body == again.body == other.body
+        assert again.report.budget == first.report.budget == WINDOW - json.loads(first.body)["max_tokens"]
+        assert first.report.pressure is not None
+        assert first.report.pressure <= 1
 
 
 @pytest.mark.parametrize("api", WIRES)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -185,35 +183,6 @@ async def test_a_start_that_breaks_in_the_middle_leaves_no_server(
 def test_an_address_that_cannot_be_listened_on_is_named(host: str, error: OSError, text: str) -> None:
     """The message names address and reason, and a remedy where there is one."""
     assert text in str(CannotListen(host, 1, error))
-
-
-async def test_a_second_signal_cuts_a_drain_short() -> None:
-    """Work is awaited to its end, or only until the alarm; either way nothing is left running."""
-    alarm, done = asyncio.Event(), []
-
-    async def work(seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        done.append(seconds)
-
-    await app._unless(alarm, work(0.01))
-    asyncio.get_running_loop().call_later(0.05, alarm.set)
-    async with asyncio.timeout(5):
-        await app._unless(alarm, work(60))
-    assert done == [0.01]
-
-
-async def test_the_first_signal_stops_and_the_second_hurries() -> None:
-    """SIGTERM and SIGINT each count: one asks for a drain, two for an end at once."""
-    stop, now = app._on_signals()
-    try:
-        os.kill(os.getpid(), signal.SIGINT)
-        await until(stop.is_set)
-        assert not now.is_set()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await until(now.is_set)
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().remove_signal_handler(number)
 
 
 async def prepared(folder: Path, configured: Settings) -> tuple[Start, str, str]:

@@ -287,6 +287,10 @@ def test_fit_refuses_with_a_sentence(tmp_path):
         assert ran.returncode == 1
         assert ran.stderr.startswith(f"{file}: This model's maximum context length is 2048 tokens.")
         assert bool(ran.stdout) == bool(explain)
+    file.write_text(json.dumps({**LONG, "model": "named-in-the-request"}))
+    unknown = ullage("fit", str(file), "--model", "given-beside-it")
+    assert "given-beside-it" in unknown.stderr
+    assert "named-in-the-request" not in unknown.stderr
     gone = ullage("fit", str(tmp_path / "gone.json"))
     assert gone.returncode == 2
     assert "gone.json: cannot be read: No such file" in gone.stderr

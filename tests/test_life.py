@@ -14,7 +14,7 @@ import pytest
 
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.compression import digest, fold
-from proxy.core.compression.schedule import Demand, Rules, Rungs
+from proxy.core.compression.event import Demand, Rules, Rungs
 from proxy.core.decisions import Policy
 from tests.fits import POLICY, Book, Desk, Message, body_of, slices, tokenizers
 from tests.material import AGENT_TOOLS, agent_round, agent_session, tool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import tracemalloc
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import Item
 from proxy.core.decisions import DIALECTS
-from proxy.memories import ByBytes, outlines, prefixes
+from proxy.memories import ByBytes, Locked, outlines, prefixes
 from proxy.walk.reading import Reader
 from tests.fits import tokenizers
 from tests.forms import body_of
@@ -64,3 +65,26 @@ async def test_a_prefix_takes_what_it_is_thought_to(api: str) -> None:
     tracemalloc.stop()
     assert len(known) == len(around) == 1
     assert taken < known.currsize + around.currsize < 4 * taken
+
+
+def test_threads_may_share_a_memory() -> None:
+    """What threads write and read at once neither breaks it nor grows it beyond its limit."""
+    memory: Locked[int, int] = Locked(50)
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for at in range(20_000):
+                key = (at * seed) % 120
+                memory[key] = key
+                assert memory.get((key * 7) % 120) in (None, (key * 7) % 120)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 3, 7, 11)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(memory) == 50

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compression.schedule import Demand
+from proxy.core.compression.event import Demand
 from tests import strategies
 from tests.fits import UNSHRUNK, Desk
 from tests.forms import body_of, kind_of

@@ -256,3 +256,17 @@ def test_an_estimate_grows_with_its_text(text: str, more: str) -> None:
 def test_lone_surrogates_do_not_hide_text(text: str) -> None:
     """Broken characters are estimated like whole ones, and take nothing from their neighbours."""
     assert estimate(text) >= estimate(text.replace("\ud83d", "字").replace("\udfff", "字"))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_cut_changes_no_count(encoding: str) -> None:
+    """Texts that are encoded in pieces count exactly as whole ones, with and without spaces to cut at."""
+    pick = random.Random(7)
+    letters = "".join(pick.choice("abcdefghijklmnop") for _ in range(40_000))
+    texts = [
+        "Some words, 12 of them;  and   spaces.\n\t" * 2_500,
+        letters,
+        base64.b64encode(pick.randbytes(60_000)).decode(),
+    ]
+    for text in texts:
+        assert SHARED.count(encoding, text) == reference(encoding, text)

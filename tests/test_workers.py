@@ -238,3 +238,17 @@ def test_an_ipv6_address_can_be_shared():
         pytest.skip("needs an IPv6 loopback address")
     with held, listen("::1", held.getsockname()[1]) as listener:
         assert listener.getsockname()[1] == held.getsockname()[1]
+
+
+async def test_a_port_on_which_connections_wait_can_be_reserved():
+    """A connection that a single process closed first does not keep workers from its port."""
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+    server.close()
+    await server.wait_closed()
+    with reserve("127.0.0.1", port), listen("127.0.0.1", port):
+        pass

@@ -18,6 +18,9 @@ Format = Literal["json", "toml", "yaml", "env"]
 Step = str | Mapping[str, str]
 """One step into a document: a key, or the element of a list that has these members."""
 
+LEAST_THINKING = 1024
+"""Tokens: https://docs.claude.com/en/docs/build-with-claude/extended-thinking"""
+
 _ALONE = re.compile(r"\{(\w+)\}")
 
 
@@ -26,11 +29,15 @@ class _Data(BaseModel):
 
 
 class Setting(_Data):
-    """One value of a file: where it stands, and what it becomes; ``missing``: only where there is none."""
+    """One value of a file: where it stands, and what it becomes.
+
+    ``missing``: only if there is none. ``least``: only if the window has at least so many tokens.
+    """
 
     at: tuple[str | dict[str, str], ...]
     to: Any
     missing: bool = False
+    least: int = 0
 
 
 class File(_Data):
@@ -57,13 +64,17 @@ class Client(_Data):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a client is told. ``root`` is the proxy's address without a path, figures are in tokens."""
+    """What a client is told. ``root`` is the proxy's address without a path, figures are in tokens.
+
+    ``window`` is what the client may believe, ``real`` the model's own window if that is another one.
+    """
 
     root: str
     key: str
     model: str | None = None
     window: int | None = None
     output: int | None = None
+    real: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,8 @@ def changes(file: File, facts: Facts) -> list[Change]:
     """What *file* is to say; values about a model or window that *facts* does not know are left out."""
     found = []
     for setting in file.set:
+        if (facts.window or 0) < setting.least:
+            continue
         steps, value = filled(list(setting.at), facts), filled(setting.to, facts)
         if value is not None and steps is not None and len(steps) == len(setting.at):
             found.append(Change(tuple(steps), value, setting.missing))
@@ -121,11 +134,26 @@ def _known(facts: Facts) -> dict[str, str | int | None]:
         "window": facts.window,
         "text_window": None if facts.window is None else str(facts.window),
         "output": _output(facts),
+        **_thinking(facts),
     }
 
 
 def _output(facts: Facts) -> int | None:
     """The longest answer that goes with the window: clients that are told one figure want the other as well."""
-    if facts.window is None:
+    window = facts.real or facts.window
+    if window is None:
         return None
-    return facts.output or min(facts.window // 8, DEFAULT_RESERVE)
+    return facts.output or min(window // 8, DEFAULT_RESERVE)
+
+
+def _thinking(facts: Facts) -> dict[str, str | None]:
+    """The figures, as texts, of a client that thinks within its answer: at most a quarter of the window for both.
+
+    Thinking takes half of that, or nothing if that is less than the API takes.
+    """
+    window, output = facts.real or facts.window, _output(facts)
+    if window is None or output is None:
+        return {"text_output": None, "text_thinking": None}
+    output = min(output, window // 4)
+    thinking = output // 2 if output // 2 >= LEAST_THINKING else 0
+    return {"text_output": str(output), "text_thinking": str(thinking)}

@@ -20,6 +20,7 @@ from proxy.core.budget.windows import Window as Told
 from proxy.core.diagnosis import Finding, Tried, Window
 from proxy.core.errors import NotFound, UllageError
 from proxy.core.overflow.classify import Classifier
+from proxy.core.overflow.evidence import Prior
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_upstream
 from proxy.server.usage import UsageTap
 from proxy.settings import Settings, overflow_rules
@@ -238,7 +239,7 @@ async def _ask(visit: _Visit, text: str, counted: int, *, stream: bool = False) 
     status, body = await _exchange(visit, "POST", "/v1/chat/completions", json.dumps(asked).encode())
     tap = UsageTap()
     tap.feed(body)
-    found = visit.classifier.answer(status if status != 200 else 400, (), body, counted)
+    found = visit.classifier.answer(status if status != 200 else 400, (), body, Prior(counted))
     if status == 200 and (found is None or b'"choices"' in body[:4096]):
         return Tried(counted, status, tap.usage.input_tokens)
     return Tried(counted, 400 if status == 200 else status, None, found, _text(body))

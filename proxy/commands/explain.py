@@ -24,6 +24,7 @@ from proxy.core.conversation.dialect import Count
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.outline import TOOLS
+from proxy.core.conversation.scan import whole
 from proxy.core.decisions import DIALECTS, NO_EDITS, MeasuredRequest
 from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
@@ -137,7 +138,7 @@ async def fitted(settings: Settings, body: bytes, *, model: str | None = None, w
         await store.close()
         await tasks.finish(1.0)
     if plan.view is None:
-        named = plan.report.model or "of no name"
+        named = model or plan.report.model or "of no name"
         if settings.compression.mode == "off":
             raise Unfit("would be relayed: compression.mode is off. Set it to on.")
         raise Unfit(f"nobody knows the window of the model {named}. Give --window N, or --model NAME for a known one.")
@@ -149,7 +150,7 @@ async def _read_back(plan: Plan, measured: MeasuredRequest, settings: Settings, 
     reader = Reader(tokenizers, {}, {}, {}, {})
 
     async def read(body: bytes) -> Reading:
-        located = reader.locate(dialect, TENANT, body)
+        located = await reader.located(dialect, TENANT, body)
         return await reader.read(dialect, route.encoding, TENANT, located, route.model)
 
     wanted = settings.compression
@@ -160,7 +161,7 @@ async def _read_back(plan: Plan, measured: MeasuredRequest, settings: Settings, 
 def api_of(body: bytes) -> str:
     """The API that *body* is a request of, by its shape. Raises ``InvalidRequest`` where it is no JSON object."""
     try:
-        value = json.loads(body)
+        value = json.loads(body, parse_int=whole)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"is no JSON: {error}. Give the body of one request.") from error
     if not isinstance(value, dict):
@@ -201,13 +202,12 @@ def _pairs(names: Iterable[str], was: Mapping[str, int], now: Mapping[str, int])
 
 
 def _regions(reading: Reading, reserve: int) -> dict[str, int]:
-    tools = sum(reading.sizes.get(key, 0) for key in TOOLS)
-    return regions(reading.totals, tools=tools, fixed=reading.fixed, summary=0, reserve=reserve)
+    return regions(reading.totals, reading.members, fixed=reading.fixed, summary=0, reserve=reserve)
 
 
 def _roles(reading: Reading) -> dict[str, int]:
     totals = reading.totals
-    return {"system": totals.system, "user": totals.user, "assistant": totals.assistant, "tool": totals.tool}
+    return {"system": reading.system, "user": totals.user, "assistant": totals.assistant, "tool": totals.tool}
 
 
 def _kinds(found: Fitted, reading: Reading) -> dict[str, int]:
@@ -217,8 +217,10 @@ def _kinds(found: Fitted, reading: Reading) -> dict[str, int]:
     for (start, end), item in zip(reading.scan.spans, reading.items, strict=True):
         entry = dialect.read_entry(reading.body[start:end])
         sums.update(_kinds_of(entry, item, lambda text: found.tokenizers.count(encoding, text)))
-    sums["tool definition"] = sum(reading.sizes.get(key, 0) for key in TOOLS)
-    sums["format"] = sum(reading.sizes.values()) - sums["tool definition"]
+    members = reading.members
+    sums["tool definition"] = members.tools
+    sums["text"] += members.system
+    sums["format"] = sum(reading.sizes.values()) - members.tools - members.system
     sums["frame"] += reading.fixed - reading.totals.system - sum(reading.sizes.values())
     return dict(sums)
 

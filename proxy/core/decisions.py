@@ -12,9 +12,10 @@ from typing import Final, Literal
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, reserve, scaled
-from proxy.core.budget.regions import Totals
+from proxy.core.budget.regions import Members, Totals
+from proxy.core.compression.event import Event, Rules
 from proxy.core.compression.record import Record
-from proxy.core.compression.schedule import Event, Rules, Schedule
+from proxy.core.compression.schedule import Schedule
 from proxy.core.compression.truncate import Truncate
 from proxy.core.compression.view import Raw
 from proxy.core.conversation import chat, messages, responses
@@ -100,12 +101,14 @@ class ParsedBody:
 class TokenCounts:
     """Tokens of a request as the client sent it.
 
-    ``fixed`` is all but the history; ``members`` are the counted members of the envelope; ``roles`` the items by role.
+    ``fixed`` is all but the history; ``members`` are the counted members of the envelope, ``beside`` the same by what
+    they hold; ``roles`` the items by role.
     """
 
     fixed: int
     members: Mapping[str, int]
     roles: Totals
+    beside: Members
 
     @property
     def history(self) -> int:
@@ -157,7 +160,8 @@ class CompactionTarget:
 
     ``limit`` is the most it may take, None for the budget. ``reserve`` replaces the budget's default reserve.
     ``force`` compacts although the request fits; ``dry_run`` stores nothing; ``replaces``: the record at this boundary
-    may be replaced. ``tries`` is how often verification may still tighten the limit.
+    may be replaced. ``tries`` is how often verification may still tighten the limit. ``wait_for_summary``: the caller
+    asked for a compaction, to ``share`` of the room, or to half of the low mark if that is None.
     """
 
     limit: int | None = None
@@ -167,6 +171,7 @@ class CompactionTarget:
     lower_output: Lower = "last"
     dry_run: bool = False
     wait_for_summary: bool = False
+    share: float | None = None
     replaces: bool = False
     tries: int = 2
     keep_addition: bool = True
@@ -287,7 +292,8 @@ Progress = Start | LookedUp | Written
 class Edits:
     """How a view differs from what the client sent; each part may be absent.
 
-    ``previous`` is the compaction of the conversation's last view.
+    ``previous`` is the compaction of the conversation's last view. ``nothing_to_fold``: a compaction was asked for, and
+    would have saved hardly anything.
     """
 
     record: Record | None = None
@@ -296,6 +302,7 @@ class Edits:
     lowered_output: int | None = None
     tools_shrunk: bool = False
     addition: bool = False
+    nothing_to_fold: bool = False
     stages: tuple[str, ...] = ()
 
     @property
@@ -311,8 +318,8 @@ NO_EDITS: Final = Edits()
 class CountedView:
     """What goes upstream for a measured request.
 
-    ``budget`` is what it was held against; ``layout`` is None below the low mark. ``expected_tokens`` is what the
-    provider will count, by its own last count. ``roles`` are the client's own items in the view, ``summary`` the
+    ``budget`` is what it was held against; ``layout`` is None below half of the low mark. ``expected_tokens`` is what
+    the provider will count, by its own last count. ``roles`` are the client's own items in the view, ``summary`` the
     tokens of the block.
     """
 

@@ -78,6 +78,31 @@ class BodyTooLarge(UllageError):
         self.limit = limit
 
 
+class TooManyItems(InvalidRequest):
+    """The conversation has more items than the proxy accepts, whatever their size; ``limit`` is their number."""
+
+    status = 413
+    code = "too_many_items"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request has more than {limit} messages or items (server.limits.items).")
+        self.limit = limit
+
+
+class InflatesTooFar(UllageError):
+    """The compressed body unfolds to more than ``limit`` times its size."""
+
+    status = 413
+    code = "request_inflates_too_far"
+    kind = "invalid_request_error"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"The compressed request body unfolds to more than {limit} times its size (server.limits.inflation)."
+        )
+        self.limit = limit
+
+
 class Overloaded(UllageError):
     """The proxy is at a configured limit; the caller should come back in ``retry_after`` seconds."""
 
@@ -122,16 +147,21 @@ class UpstreamUnreachable(UllageError):
 
 
 class UpstreamTimeout(UllageError):
-    """The upstream accepted the request and then said nothing for ``seconds``."""
+    """The upstream accepted the request and then said nothing, or came to no end, for ``seconds``."""
 
     status = 504
     code = "upstream_timeout"
     kind = "server_error"
 
-    def __init__(self, upstream: str, seconds: float) -> None:
-        super().__init__(f"The upstream {upstream!r} sent nothing for {seconds:.0f} s.")
+    def __init__(self, upstream: str, seconds: float, *, endless: bool = False) -> None:
+        what = "did not end its answer within" if endless else "sent nothing for"
+        super().__init__(f"The upstream {upstream!r} {what} {seconds:.0f} s.")
         self.upstream = upstream
         self.seconds = seconds
+
+
+OUTPUT = "output figure"
+"""What takes most of the window where the request asks for so long an answer."""
 
 
 class ContextTooLong(UllageError):
@@ -147,15 +177,19 @@ class ContextTooLong(UllageError):
 
     def __init__(self, *, tokens: int, limit: int, reserve: int, largest: str, largest_tokens: int) -> None:
         alone = f"the {largest} alone take {largest_tokens} tokens and may not be shrunk"
+        remedy = f"Please shorten the {largest}."
+        if largest == OUTPUT:
+            alone = f"the {largest} alone takes {largest_tokens} tokens"
+            remedy = f"Please lower the {largest}."
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, after compression this request still "
             f"needs {tokens} tokens of input and {reserve} of output, {self.excess(tokens, limit, reserve)} too many; "
-            f"{alone}. Please shorten the {largest}."
+            f"{alone}. {remedy}"
         )
         head = f"prompt is too long: {tokens} tokens > {limit} maximum"
         if tokens <= limit:
             head = f"input length and `max_tokens` exceed context limit: {tokens} + {reserve} > {limit}"
-        self.anthropic = f"{head} (after compression; {alone}). Please shorten the {largest}."
+        self.anthropic = f"{head} (after compression; {alone}). {remedy}"
         self.tokens = tokens
         self.limit = limit
         self.reserve = reserve

@@ -9,7 +9,7 @@ What the planner lacks it names. ``decide`` returns one of five decisions; two o
 engine calls again once it has looked that up or written it:
 
     progress  what is known                  next
-    Start     the measured request           Forward: below the low mark, or a client's own compaction that fits
+    Start     the measured request           Forward: below half of the low mark, or a client's own compaction that fits
                                              NeedRecord: everything else
     LookedUp  + layout and newest record     Forward: no compaction is due, or the last one still does
                                              NeedBlock: a new one is due
@@ -41,10 +41,9 @@ from dataclasses import replace
 from typing import assert_never
 
 from proxy.core.budget.figures import Figures, input_room, scaled, summary_room
+from proxy.core.compression.event import Demand, Event
 from proxy.core.compression.prune import oldest
 from proxy.core.compression.record import VERSION, Record
-from proxy.core.compression.schedule import Demand, Event
-from proxy.core.compression.truncate import Truncate
 from proxy.core.compression.view import Pen, View, assemble, write
 from proxy.core.conversation.facts import pairs_of
 from proxy.core.conversation.items import Layout
@@ -68,7 +67,7 @@ from proxy.core.decisions import (
     TooLossy,
     Written,
 )
-from proxy.core.errors import ContextTooLong
+from proxy.core.errors import OUTPUT, ContextTooLong
 from proxy.core.overflow.policy import MaxLoss
 
 LOSSY = frozenset({"drop", "clip"})
@@ -100,8 +99,10 @@ def _before_lookup(measured: MeasuredRequest, policy: Policy) -> Decision:
         view = client_compaction_view(measured, policy)
         if view is not None:
             return Forward(view)
-    if target.is_plain and not measured.tools_json and is_below_low_mark(measured, policy):
-        return Forward(verbatim(measured, None))  # nothing can have happened to this conversation
+    is_asked = target.wait_for_summary and target.limit is None
+    if (target.is_plain or is_asked) and not measured.tools_json and is_quiet(measured, policy):
+        # Nothing can have happened to this conversation, nor would it be worth a compaction.
+        return Forward(replace(verbatim(measured, None), edits=Edits(nothing_to_fold=is_asked)))
     return NeedRecord()
 
 
@@ -112,14 +113,16 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, found: LookedUp) ->
     if found.requested and not target.dry_run:
         target = replace(target, force=True, wait_for_summary=True, max_loss="any")
     if target.force and target.limit is None and _was_compacted_here(found):
-        target = replace(target, force=False)  # asked again at the same boundary: nothing more happens
+        # Asked again at the same boundary: nothing more happens.
+        target = replace(target, force=False, wait_for_summary=False)
     return _planned(measured, policy, found, target)
 
 
 def _planned(measured: MeasuredRequest, policy: Policy, found: LookedUp, target: CompactionTarget) -> Decision:
     """The next step towards *target*: an existing record is verified, a new compaction needs its block."""
     last = found.record.event if found.record else None
-    compaction, lowered_output = choose_compaction(measured, policy, found.layout, last, target)
+    decided = decided_before(measured, policy, found, target)
+    compaction, lowered_output = decided or choose_compaction(measured, policy, found.layout, last, target)
     edited = bool(measured.tools_json) or lowered_output is not None
     if _exceeds(target.max_loss, compaction, last, edited):
         return TooLossy()
@@ -141,13 +144,20 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     if excess <= 0:
         return Forward(view)
     found = _go_on_from(written)
-    for tighter in (tighter_limit, without_default_reserve, without_addition):
+    tighter_targets = () if _is_hopeless(measured, policy, found.layout, view) else TIGHTER_TARGETS
+    for tighter in tighter_targets:
         target = tighter(measured, written, view, excess)
         if target is not None:
             return _planned(measured, policy, found, target)
     if excess > guessed_tokens(view) and is_certain(view, reserve):
-        return Reject(refusal(view), view)
+        return Reject(refusal(view, reserve), view)
     return Forward(view)  # only guesses are too much: the provider judges
+
+
+def _is_hopeless(measured: MeasuredRequest, policy: Policy, layout: Layout, view: CountedView) -> bool:
+    """True if the newest round alone is too large, however short: each more try would cost as much as the first."""
+    budget = view.budget
+    return measured.schedule(policy, layout, budget).least() > budget.inside(budget.window // LEAST_RESERVE)
 
 
 def _go_on_from(written: Written) -> LookedUp:
@@ -219,21 +229,36 @@ def without_addition(
     return replace(written.target, keep_addition=False, replaces=True, tries=2)
 
 
+TIGHTER_TARGETS = (tighter_limit, without_default_reserve, without_addition)
+
 # What the schedule is asked.
 
 
-def is_below_low_mark(measured: MeasuredRequest, policy: Policy) -> bool:
-    """True if the request as the client sent it is below the low mark: nothing can have happened to it."""
+def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:
+    """True if the request as the client sent it is below half of the low mark: nothing can have happened to it."""
     budget = measured.budget
     limit = min(budget.lasting, budget.budget)
-    low = min(budget.low(policy.rules.marks, limit), limit)
-    return budget.fixed + measured.counts.history <= low and budget.reserve <= budget.window // 2
+    quiet = min(budget.quiet(policy.rules.marks, limit), limit)
+    return budget.fixed + measured.counts.history <= quiet and budget.reserve <= budget.window // 2
 
 
 def provider_compacts(measured: MeasuredRequest) -> bool:
     """True if the client wants the provider to shorten the conversation itself, before it is too long."""
     limit = measured.parsed.envelope.managed
     return limit is not None and limit <= measured.budget.window * measured.token_ratio
+
+
+def decided_before(
+    measured: MeasuredRequest, policy: Policy, found: LookedUp, target: CompactionTarget
+) -> tuple[Event, int] | None:
+    """What was decided for this very request when it came before, its lowered output figure among it."""
+    record, budget = found.record, measured.budget_for(target)
+    if record is None or not record.output or not target.is_plain or not _was_compacted_here(found):
+        return None
+    if target.lower_output == "never" or record.output >= budget.reserve:
+        return None
+    schedule = measured.schedule(policy, found.layout, budget)
+    return (record.event, record.output) if schedule.fits(record.event, budget.inside(record.output)) else None
 
 
 def choose_compaction(
@@ -244,7 +269,7 @@ def choose_compaction(
     *last* itself if nothing new is due, None if nothing ever was.
     """
     budget = measured.budget_for(target)
-    demand = Demand(target.force, target.limit, target.dry_run, target.wait_for_summary)
+    demand = Demand(target.force, target.limit, target.dry_run, target.wait_for_summary, target.share)
     schedule = measured.schedule(policy, layout, budget)
     compaction = schedule.run(last, demand)
     if measured.requested_output is None or target.lower_output == "never":
@@ -256,6 +281,8 @@ def choose_compaction(
     for reserve in _smaller_reserves(measured, budget):
         relaxed = measured.schedule(policy, layout, replace(budget, reserve=reserve))
         kinder = relaxed.run(last, demand)
+        if relaxed.fits(kinder, budget.budget) and not is_lossy(kinder, last):
+            return kinder, None  # nothing has to be lowered for it
         if not relaxed.fits(kinder, budget.inside(reserve)) or (fits and is_lossy(kinder, last)):
             continue
         used = budget.stepped + relaxed.weight(layout.count, kinder)
@@ -285,7 +312,9 @@ def build_view(measured: MeasuredRequest, written: Written) -> CountedView:
     found, target, record = written.found, written.target, written.record
     if record is None and not measured.tools_json and written.lowered_output is None:
         budget = measured.budget_for(replace(target, keep_addition=True))
-        return replace(verbatim(measured, found.layout, budget), edits=Edits(previous=found.first))
+        in_vain = target.wait_for_summary and target.limit is None
+        edits = Edits(previous=found.first, nothing_to_fold=in_vain)
+        return replace(verbatim(measured, found.layout, budget), edits=edits)
     return _compacted(measured, written)
 
 
@@ -311,19 +340,27 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
     has_addition = bool(measured.addition.tokens) and target.keep_addition and record is not None
     items = _items_of(measured, layout, record, measured.addition.note if has_addition else "")
     members: dict[str, str] = {}
+    thinking: dict[str, str] = {}
     if measured.tools_json:
         members[tools_member(measured)] = measured.tools_json
     if has_addition:
         members["tools"] = measured.addition.tools
     if written.lowered_output is not None:
-        members |= _output_members(measured, written.lowered_output)
+        figure = max(int(written.lowered_output * measured.token_ratio), parsed.envelope.least)
+        thinking = parsed.envelope.thinking(figure)
+        members |= _output_members(measured, figure) | thinking
     at = len(parsed.body[: parsed.scan.start].decode())
     if target.keep_addition and not has_addition:
         budget = _without_addition(budget, measured.addition.tokens)
     tokens = budget.fixed - measured.counts.roles.system + items.tokens
     last = found.record.event if found.record else None
     stages = record.event.stages if record else ()
-    used = {"tools": measured.tools_json, "output": written.lowered_output, "recall": has_addition}
+    used = {
+        "tools": measured.tools_json,
+        "output": written.lowered_output,
+        "thinking": thinking,
+        "recall": has_addition,
+    }
     return CountedView(
         measured=measured,
         budget=budget,
@@ -363,11 +400,10 @@ def tools_member(measured: MeasuredRequest) -> str:
     return next(key for key in TOOLS if key in measured.counts.members)
 
 
-def _output_members(measured: MeasuredRequest, output: int) -> dict[str, str]:
-    """The members that state the output figure, lowered to *output* tokens of our count."""
-    envelope = measured.parsed.envelope
-    figure = max(int(output * measured.token_ratio), envelope.least)
-    return {key: str(figure) for key in measured.dialect.OUTPUT_FIGURES if key in envelope.fields}
+def _output_members(measured: MeasuredRequest, figure: int) -> dict[str, str]:
+    """The members that state the output figure, lowered to *figure*."""
+    fields = measured.parsed.envelope.fields
+    return {key: str(figure) for key in measured.dialect.OUTPUT_FIGURES if key in fields}
 
 
 def expected_tokens(measured: MeasuredRequest, boundary: int, tokens: int) -> int:
@@ -411,7 +447,7 @@ def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> 
     measured, rules = view.measured, policy.rules
     items, count = measured.parsed.items, layout.count
     pairs = list(pairs_of(items, 0, count)) if rules.mild.prune else []
-    pen = Pen(measured.count, policy.tools, rules.truncate or Truncate())
+    pen = Pen(measured.count, policy.tools)
     over = _excess(view, reserve)
     for _ in range(PRUNE_ATTEMPTS):
         placeholders = oldest(pairs, items, over)
@@ -466,20 +502,22 @@ def is_certain(view: CountedView, reserve: int) -> bool:
     return view.tokens > input_room(known.stated_window, int(reserve * ratio), known.route.max_input)
 
 
-def refusal(view: CountedView) -> ContextTooLong:
-    """Why the request goes nowhere: what is too large, and by how much. *view* is the smallest one."""
+def refusal(view: CountedView, reserve: int) -> ContextTooLong:
+    """Why the request goes nowhere: what is too large, and by how much. *view* is the smallest beside *reserve*."""
     measured, budget = view.measured, view.budget
     counts, ratio = measured.counts, measured.token_ratio
     parts = {
-        "tools": sum(counts.members.get(key, 0) for key in TOOLS) - (counts.fixed - budget.fixed),
-        "system messages": counts.roles.system,
+        "tools": counts.beside.tools - (counts.fixed - budget.fixed),
+        "system messages": counts.roles.system + counts.beside.system,
         "newest messages": view.tokens - budget.fixed,
     }
+    if measured.requested_output is not None:
+        parts[OUTPUT] = reserve
     largest = max(parts, key=lambda name: parts[name])
     return ContextTooLong(
         tokens=int(view.tokens * ratio),
         limit=measured.known.window or int(budget.window * ratio),
-        reserve=int((budget.window - budget.inside(budget.reserve)) * ratio),
+        reserve=int((budget.window - budget.inside(reserve)) * ratio),
         largest=largest,
         largest_tokens=int(parts[largest] * ratio),
     )

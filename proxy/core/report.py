@@ -13,6 +13,9 @@ Outcome = Literal["verbatim", "compacted", "degraded", "refused"]
 SERVED = "served"
 """The reason of a request that Ullage answered by itself, in place of a server that cannot."""
 
+INTERNAL_ERROR = "internal_error"
+"""The reason of a request that went upstream untouched, since a fault of ours kept it from being made smaller."""
+
 
 class Usage(msgspec.Struct, frozen=True):
     """Token figures as the upstream reported them; ``None`` where it said nothing."""

@@ -13,13 +13,15 @@ class Options:
     """What a caller asked of Ullage in ``x-ullage-*`` request headers.
 
     ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the first prefix hash;
-    ``project`` and ``task_size`` are labels.
+    ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` and ``task_size`` are
+    labels.
     """
 
     mode: Mode = "on"
     conversation: str = ""
     window: int | None = None
     compact_now: bool = False
+    compact_to: float | None = None
     project: str = ""
     task_size: str = ""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from proxy.core.compression.schedule import Event
+from proxy.core.compression.event import Event
 from proxy.core.conversation.pages import ITEM, Entry, dump, ref_of
 from proxy.core.decisions import CountedView
 from proxy.ports import Clock, Originals

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 
+from proxy.core.compression.event import Event
 from proxy.core.compression.record import Record
-from proxy.core.compression.schedule import Event
 from proxy.core.conversation.items import Layout
 from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
 from proxy.core.decisions import CountedView

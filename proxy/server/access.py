@@ -98,9 +98,15 @@ class Access:
                 "key could be read on this path (server.relay: all allows it)."
             )
 
-    def check_stored(self, body: bytes, upstream: str) -> None:
-        """Raise ``Forbidden`` if *body* goes on from what *upstream* may have stored for the caller of another key."""
-        if len(self._keys) > 1 and upstream in self._shared_upstreams and continues_stored(body):
+    def check_stored(self, body: bytes, upstream: str, headers: Iterable[tuple[str, str]] = ()) -> None:
+        """Raise ``Forbidden`` if *body* goes on from what *upstream* may have stored for the caller of another key.
+
+        So may one of which *headers*, that go with it, say that it has a content-encoding still.
+        """
+        if len(self._keys) <= 1 or upstream not in self._shared_upstreams:
+            return
+        coded = any(name.lower() == "content-encoding" for name, _ in headers)
+        if coded or continues_stored(body):
             raise Forbidden(
                 "Behind shared access keys a request cannot go on from a stored response or conversation, which may be "
                 "another caller's: leave out previous_response_id and conversation and send the whole input "

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from proxy import ports
-from proxy.core.errors import Overloaded, UllageError, error_body
+from proxy.core.errors import NotFound, Overloaded, UllageError, error_body
 from proxy.core.report import Report, response_headers
 from proxy.server.intake import Intake
 from proxy.server.outgoing import Outgoing
+from proxy.server.routes import is_stranger, misses_root
 
 
 class UpgradeRefused(UllageError):
@@ -78,17 +79,38 @@ def invite(request: web.BaseRequest, intake: Intake) -> None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
+def check_known(path: str, reply: ports.Reply) -> None:
+    """Raise ``NotFound`` if the upstream does not know *path* either and says so in no JSON a client could read.
+
+    Paths outside the APIs are relayed, since servers have routes of their own (``/tokenize``, ``/api/show``). What a
+    newcomer most often meets is a base URL without ``/v1``, or with another path before it.
+    """
+    if reply.status not in (404, 405) or not is_stranger(path):
+        return
+    if "json" in reply.header("content-type").lower() and not misses_root(path):
+        return
+    reply.close()
+    raise NotFound("Neither this proxy nor the upstream knows this path: base URLs end in /v1.")
+
+
 def start(
-    out: Outgoing, reply: ports.Reply, report: Report, cors: Sequence[tuple[str, str]], *, sized: bool = True
+    out: Outgoing,
+    reply: ports.Reply,
+    own: Sequence[tuple[str, str]],
+    cors: Sequence[tuple[str, str]],
+    *,
+    sized: bool = True,
+    close_delimited: bool = False,
 ) -> None:
-    """Write the head of a relayed answer: the upstream's headers, then ours; its length only where *sized*."""
-    headers = [*reply.headers, *response_headers(report)]
+    """Write the head of a relayed answer: the upstream's headers, then our *own*; its length only if *sized*."""
+    headers = [*reply.headers, *own]
     if not sized:
         headers = [pair for pair in headers if pair[0].lower() != "content-length"]
     if cors:
         headers = [pair for pair in headers if not pair[0].lower().startswith("access-control-")]
         headers += cors
-    out.start(reply.status, headers, sized=sized and bool(reply.header("content-length")))
+    length = sized and bool(reply.header("content-length"))
+    out.start(reply.status, headers, sized=length, close_delimited=close_delimited)
 
 
 def refuse(out: Outgoing, error: UllageError, api: str, report: Report, cors: Sequence[tuple[str, str]]) -> None:

@@ -32,7 +32,9 @@ CALLERS: Final = 10_000
 """Callers that are remembered."""
 _KINDS: Final = ("conversations", "compact", "archive")
 _NAME: Final = re.compile(r"[\w-]{16}", re.ASCII)
-_NOBODYS: Final = "There is no such conversation of yours. One is known from its first request above the low mark on."
+_NOBODYS: Final = (
+    "There is no such conversation of yours. One is known from its first request above half of the low mark on."
+)
 
 _GONE: Final = "Nothing of yours is archived under this reference, or not any more."
 

@@ -6,14 +6,14 @@ event it brought. Every other byte passes as it came.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import msgspec
 
+from proxy.core.sse import Events
+
 _MEMBER: Final = b'"stream_options"'
 _ASKED: Final = b'"include_usage":true'
-_EVENT_END: Final = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 _LONGEST: Final = 64 * 2**10
 
 
@@ -62,37 +62,35 @@ def ask(body: bytes) -> bytes | None:
 class UsageHider:
     """Takes the event that only tells usage out of a stream, however the stream is cut into pieces."""
 
-    __slots__ = ("_held", "_open")
+    __slots__ = ("_events", "_open")
 
     def __init__(self) -> None:
-        self._held = b""
+        self._events = Events()
         self._open = False  # in the middle of an event that is too long to be the one looked for
 
     def feed(self, chunk: bytes) -> bytes:
         """What of the stream may go on after *chunk*: every event that is complete and not the one."""
-        data, self._held = self._held + chunk, b""
         passed: list[bytes] = []
-        at = 0
-        for end in _EVENT_END.finditer(data):
-            event = data[at : end.end()]
+        for event in self._events.feed(chunk):
             if self._open or not _is_usage(event):
                 passed.append(event)
             self._open = False
-            at = end.end()
-        rest = data[at:]
-        if self._open or len(rest) > _LONGEST:
-            # The last bytes may begin the end of the event.
+        if self._open or self._events.begun > _LONGEST:
             self._open = True
-            keep = len(rest) - len(rest.rstrip(b"\r\n"))
-            passed.append(rest[: len(rest) - keep])
-            rest = rest[len(rest) - keep :]
-        self._held = rest
+            rest = self._events.rest()
+            begun = rest.rstrip(b"\r\n")
+            passed.append(begun)
+            self._events.feed(rest[len(begun) :])  # these may begin the end of the event
         return b"".join(passed)
+
+    @property
+    def pending(self) -> bytes:
+        """What came and did not go on yet."""
+        return self._events.pending
 
     def rest(self) -> bytes:
         """What is left when the stream ends without the end of its last event."""
-        held, self._held = self._held, b""
-        return held
+        return self._events.rest()
 
 
 def _is_usage(event: bytes) -> bool:

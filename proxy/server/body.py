@@ -12,11 +12,13 @@ from typing import Final
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout, UllageError
+from proxy.core.errors import BodyTooLarge, InflatesTooFar, InvalidRequest, Overloaded, RequestTimeout, UllageError
+from proxy.offload import offload
 from proxy.server.config import Limits
 
-_STEP: Final = 2**20
-_OFF_LOOP: Final = 2**14
+_STEP: Final = 2**18
+_ANY_RATIO: Final = 2**16
+"""Bytes that any compressed body may unfold to: so little does no harm, however much it repeats itself."""
 
 
 class UnsupportedEncoding(UllageError):
@@ -194,8 +196,11 @@ class Upload:
             self._deadline.reschedule(until)
 
 
-async def inflated(body: bytes, encoding: str, limit: int) -> bytes:
-    """*body* without its content coding, at most *limit* bytes: a bomb costs no more memory than that."""
+async def inflated(body: bytes, encoding: str, limits: Limits) -> bytes:
+    """*body* without its content coding. A bomb costs no more memory than *limits* allow.
+
+    Raises ``BodyTooLarge`` above ``limits.body`` and ``InflatesTooFar`` above ``limits.inflation`` times its size.
+    """
     coding = encoding.strip().lower()
     if coding in ("", "identity"):
         return body
@@ -203,26 +208,26 @@ async def inflated(body: bytes, encoding: str, limit: int) -> bytes:
         raise UnsupportedEncoding(
             f"Request bodies in content-encoding {coding[:40]!r} are not read; send gzip, deflate or none."
         )
-    if len(body) <= _OFF_LOOP:
-        return _inflate(body, coding, limit)
-    return await asyncio.to_thread(_inflate, body, coding, limit)
+    # It may be a hundred times as large as it came, and that is what takes the time.
+    return await offload(min(limits.body, len(body) * limits.inflation), _inflate, body, coding, limits)
 
 
-def _inflate(body: bytes, coding: str, limit: int) -> bytes:
+def _inflate(body: bytes, coding: str, limits: Limits) -> bytes:
     try:
-        return _members(body, 31 if coding != "deflate" else 15, limit)
+        return _members(body, 31 if coding != "deflate" else 15, limits)
     except zlib.error as error:
         if coding == "deflate":
             try:
-                return _members(body, -15, limit)
+                return _members(body, -15, limits)
             except zlib.error:
                 pass
         raise InvalidRequest(f"The request body is not valid {coding}.") from error
 
 
-def _members(body: bytes, window: int, limit: int) -> bytes:
+def _members(body: bytes, window: int, limits: Limits) -> bytes:
     parts: list[bytes] = []
     size = 0
+    most = max(limits.inflation * len(body), _ANY_RATIO)
     while body:
         inflate = zlib.decompressobj(window)
         data = body
@@ -230,8 +235,10 @@ def _members(body: bytes, window: int, limit: int) -> bytes:
             part = inflate.decompress(data, _STEP)
             data = inflate.unconsumed_tail
             size += len(part)
-            if size > limit:
-                raise BodyTooLarge(limit)
+            if size > limits.body:
+                raise BodyTooLarge(limits.body)
+            if size > most:
+                raise InflatesTooFar(limits.inflation)
             parts.append(part)
             if not part and not data and not inflate.eof:
                 raise zlib.error("the body ends early")

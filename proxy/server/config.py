@@ -12,7 +12,8 @@ from typing import Literal
 class Limits:
     """Bounds of one process: bytes, counts and seconds.
 
-    ``body`` bounds a managed body, as sent and inflated; ``peek`` a relayed JSON body read to learn its model;
+    ``body`` bounds a managed body, as sent and inflated; ``inflation`` how many times its size it may unfold to;
+    ``peek`` a relayed JSON body read to learn its model;
     ``in_flight_bytes`` all request bodies in memory together. A body that is kept in memory comes at ``body_rate``
     bytes a second or faster in the long run, a relayed one at ``upload_rate``, both without a pause of more than
     ``body_pause`` seconds. ``header`` bounds one header field, ``head`` a whole request head, ``fields`` their number.
@@ -21,6 +22,7 @@ class Limits:
     """
 
     body: int = 64 * 2**20
+    inflation: int = 100
     peek: int = 2**20
     in_flight_bytes: int = 512 * 2**20
     in_flight: int = 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
@@ -42,13 +43,35 @@ _TOO_LARGE: Final = error_body(
     "chat",
 )
 _BROKEN: Final = error_body(UllageError(), "chat")
-_FULL: Final = error_body(
-    Overloaded("The proxy has as many connections as it may (server.limits.connections). Try again soon."), "chat"
-)
-_FULL_ANSWER: Final = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
-)
+_LEAST_RESERVE: Final = 16
+
+
+def _full(setting: str) -> bytes:
+    """The answer to a connection for which there is no room, by *setting*."""
+    told = Overloaded(f"The proxy has as many connections as it may ({setting}). Try again soon.")
+    body = error_body(told, "chat")
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+        b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+
+_FULL_ANSWER: Final = _full("server.limits.connections")
+_CROWDED_ANSWER: Final = _full("the limit of open files of its process")
+
+
+def limit_of_files() -> int:
+    """How many files and connections this process may have open; -1: any number."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def is_crowded(descriptor: int) -> bool:
+    """Whether so few descriptors are left that the requests under way need them for their upstreams and the store.
+
+    A new connection gets the lowest number that is free, so its own number tells.
+    """
+    limit = limit_of_files()
+    return limit >= 0 and descriptor >= limit - max(_LEAST_RESERVE, limit // 8)
 
 
 class HeadLimit:
@@ -161,7 +184,8 @@ class Listener(web.Server):
     """Makes connections, not more than may be; knows those that are open, and how many requests were none.
 
     ``refusals`` counts by reason: ``head_too_large``, ``not_http``; ``full`` for a connection above the limit, and
-    ``made_room`` for an idle one that was closed in its favour.
+    ``made_room`` for an idle one that was closed in its favour. ``crowded`` counts connections that came when hardly
+    any descriptor was left.
     """
 
     def __init__(self, handler: Handler, limits: Limits) -> None:
@@ -181,19 +205,26 @@ class Listener(web.Server):
         self._most = limits.connections
         self._open: dict[Connection, None] = {}
         self.refusals: Counter[str] = Counter()
+        self.crowded = 0
 
     def __call__(self) -> Connection:
         """A new connection."""
         return Connection(self, self._head, loop=asyncio.get_running_loop(), **self._options)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Count a connection in; above the limit the oldest idle one makes room, or the new one is refused."""
+        """Count a connection in; above the limit the oldest idle one makes room, or the new one is refused.
+
+        The same holds for descriptors: without any left uvloop drops new connections without a word, and asyncio
+        tries to take them again without end.
+        """
         super().connection_made(handler, transport)
-        if len(self._open) < self._most or self._make_room():
+        crowded = is_crowded(transport.get_extra_info("socket").fileno())
+        self.crowded += crowded
+        if (len(self._open) < self._most and not crowded) or self._make_room():
             self._open[cast("Connection", handler)] = None
             return
         self.refusals["full"] += 1
-        transport.write(_FULL_ANSWER)
+        transport.write(_CROWDED_ANSWER if crowded else _FULL_ANSWER)
         handler.force_close()
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:

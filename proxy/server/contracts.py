@@ -57,6 +57,9 @@ class Engine(Protocol):
     async def compact(self, request: Request, send: ports.Send) -> Answer:
         """The answer to a request for a compaction of a conversation. Raises ``UllageError``."""
 
+    async def untouched(self, request: Request, send: ports.Send) -> Answer:
+        """The upstream's answer to the client's own bytes, after a fault of ours. Raises ``UllageError``."""
+
 
 class Tunnel(Protocol):
     """An upgraded connection to an upstream."""

@@ -6,62 +6,59 @@ import asyncio
 import itertools
 import logging
 import os
-import re
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Final, TypeVar
 from urllib.parse import parse_qs
 
-import msgspec
 from aiohttp import web
 
 from proxy import ports
-from proxy.core.conversation.compaction import announced
-from proxy.core.conversation.identity import epoch_of, session_of
 from proxy.core.errors import InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import Ending
-from proxy.core.report import NO_USAGE, SERVED, Report, response_headers
-from proxy.core.request import Origin, Request
+from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, response_headers
+from proxy.core.request import Request
+from proxy.faults import Faults, Where
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
 from proxy.server.asked import UsageHider, ask
-from proxy.server.body import BodyReader, Progress, Upload, inflated
+from proxy.server.asking import named_model, read_request
+from proxy.server.body import BodyReader, Progress, Upload
 from proxy.server.config import ServerConfig
 from proxy.server.contracts import Answer, Engine, Observe, Route, Upstream
 from proxy.server.gate import Gate
-from proxy.server.intake import Intake, options, read_headers, window_variant, without_secrets
+from proxy.server.intake import Intake, read_headers, without_secrets
 from proxy.server.local import Local
 from proxy.server.models import Models
 from proxy.server.naming import renamed
+from proxy.server.observer import ReplyObserver
 from proxy.server.outgoing import ClientLeft, Outgoing
+from proxy.server.relay import BodyRelay
 from proxy.server.routes import COMPACTING, COUNTING, api_path, is_local, listed_model, managed, wire
-from proxy.server.usage import UsageTap
 
 _LOG: Final = logging.getLogger(__name__)
 # What a client that did not wait is logged as, after a web server's custom.
 _LEFT: Final = 499
 # Reasons that say how a request was sent, and less than what became of it.
 _OUTDONE: Final = ("unknown-window", "fallback")
-_MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
 
 
-class _Named(msgspec.Struct):
-    model: str = ""
+_NOT_ASKED: Final[tuple[bytes | None, UsageHider | None]] = (None, None)
 
-
-_NAMED: Final = msgspec.json.Decoder(_Named)
+T = TypeVar("T")
 
 
 class Call:
     """One request while it is under way."""
 
-    __slots__ = ("cors", "hider", "out", "report", "tap", "told", "wire")
+    __slots__ = ("cors", "hider", "observer", "out", "report", "told", "wire")
 
     def __init__(self, out: Outgoing, report: Report, api: str) -> None:
         self.out = out
         self.report = report
         self.wire = api
-        self.tap: UsageTap | None = None
+        self.observer: ReplyObserver | None = None
         self.hider: UsageHider | None = None
         self.told: Callable[[Report], Report] | None = None
         self.cors: list[tuple[str, str]] = []
@@ -79,7 +76,7 @@ class Call:
 
     def final(self) -> Report:
         """The report with the status and usage that were seen."""
-        usage = self.tap.usage if self.tap is not None else NO_USAGE
+        usage = self.observer.usage if self.observer is not None else NO_USAGE
         report = self.report if self.told is None else self.told(self.report)
         return report.but(status=self.out.status or report.status, usage=usage)
 
@@ -98,7 +95,9 @@ class Handler:
         gate: Gate,
         local: Local,
         models: Models,
+        faults: Faults,
     ) -> None:
+        self._faults = faults
         self._config = config
         self._limits = config.limits
         self._engine = engine
@@ -132,8 +131,12 @@ class Handler:
             self._gate.leave(task)
             if self._gate.draining:
                 out.keep_alive = False
-            self._observe(call.final(), time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self._attempt("after", call, lambda: self._observe(call.final(), seconds), None)
         return out
+
+    def _attempt(self, where: Where, call: Call, work: Callable[[], T], instead: T) -> T:
+        return self._faults.attempt(where, call.report.request_id, work, instead)
 
     async def _guarded(self, request: web.BaseRequest, path_qs: str, call: Call) -> None:
         try:
@@ -185,25 +188,58 @@ class Handler:
     async def _managed(
         self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake, reader: BodyReader, tenant: bytes
     ) -> None:
-        wishes = options(intake.own)
         reader.check_declared()
         answers.invite(request, intake)
         body = await reader.whole()
-        encoding = intake.seen.get("content-encoding")
-        if encoding is not None:
-            body = await inflated(body, encoding, self._limits.body)
-            reader.count(len(body))
-            intake.drop(("content-encoding",))
-        headers = intake.forward
+        path = path_qs.partition("?")[0]
+        send = self._sender(path_qs, call, intake)
+        plain = Request(call.report.api, body, tenant, call.report.request_id)
+        answering, asking = self._answering(path), plain
+        try:
+            asking = await read_request(plain, path_qs, intake, reader, self._limits)
+        except UllageError:
+            raise
+        except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request
+            self._faults.report("request", plain.request_id, fault)
+            answering = self._engine.untouched
+        try:
+            answer = await answering(asking, send)
+        except (UpstreamUnreachable, UpstreamTimeout) as error:
+            model = asking.model or named_model(asking.body, complete=True)
+            call.report = call.report.but(model=model, upstream=error.upstream)
+            raise
+        # A stream may last for minutes and needs nothing of its request any more.
+        del body, plain, asking
+        call.take(answer, reader)
+        if answer.reply is None:
+            raise answer.error or UllageError()
+        await self._pass(call, answer.reply, answer.head, answer.ending)
+        if answer.report.reason == SERVED:
+            call.observer = None  # no provider told what this cost
+        if call.observer is None:
+            return
+        usage = call.observer.usage
+        was_cut = self._attempt("after", call, lambda: answer.learn(usage), instead=False)
+        if was_cut and call.report.reason in ("", *_OUTDONE):
+            call.report = call.report.but(reason="silently_truncated")
 
-        api, request_id, variant = call.report.api, call.report.request_id, window_variant(intake)
+    def _answering(self, path: str) -> Callable[[Request, ports.Send], Awaitable[Answer]]:
+        """What of the engine answers requests on *path*."""
+        if path in COUNTING:
+            return self._engine.count
+        return self._engine.compact if path in COMPACTING else self._engine.exchange
+
+    def _sender(self, path_qs: str, call: Call, intake: Intake) -> ports.Send:
+        """Return what sends a body upstream on this request's own path and headers."""
+        api = call.report.api
 
         async def send(upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> ports.Reply:
-            self._access.check_stored(body, upstream)
-            going = without_secrets(headers) if keyless else headers
+            self._access.check_stored(body, upstream, intake.forward)
+            going = without_secrets(intake.forward) if keyless else intake.forward
             added = self._config.headers_of(model)
-            asked = ask(body) if api == "chat" and upstream in self._config.usage_upstreams else None
-            call.hider = UsageHider() if asked is not None else None
+            asked, call.hider = _NOT_ASKED
+            if api == "chat" and upstream in self._config.usage_upstreams:
+                asked, call.hider = self._attempt("answer", call, lambda: _asked(body), _NOT_ASKED)
             if asked is None:
                 return await self._upstream.send(upstream, "POST", path_qs, going, body, added)
             # An event can only be taken out of what can be read.
@@ -212,42 +248,7 @@ class Handler:
                 upstream, "POST", path_qs, [*plain, ("Accept-Encoding", "identity")], asked, added
             )
 
-        path = path_qs.partition("?")[0]
-        answering = self._engine.exchange
-        if path in COUNTING:
-            answering = self._engine.count
-        elif path in COMPACTING:
-            answering = self._engine.compact
-        _, model = managed(path) or ("", "")
-        asking = Request(
-            api,
-            body,
-            tenant,
-            request_id,
-            wishes,
-            model,
-            variant=variant,
-            session=session_of(intake.seen),
-            epoch=epoch_of(intake.seen),
-            compacting=announced(intake.seen),
-            origin=Origin(path_qs, tuple(headers)),
-        )
-        try:
-            answer = await answering(asking, send)
-        except (UpstreamUnreachable, UpstreamTimeout) as error:
-            model = model or named_model(body, complete=True)
-            call.report = call.report.but(model=model, upstream=error.upstream)
-            raise
-        # A stream may last for minutes and needs nothing of its request any more.
-        del body, asking
-        call.take(answer, reader)
-        if answer.reply is None:
-            raise answer.error or UllageError()
-        await self._pass(call, answer.reply, answer.head, answer.ending)
-        if answer.report.reason == SERVED:
-            call.tap = None  # no provider told what this cost
-        if call.tap is not None and answer.learn(call.tap.usage) and call.report.reason in ("", *_OUTDONE):
-            call.report = call.report.but(reason="silently_truncated")
+        return send
 
     async def _relay(
         self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake, reader: BodyReader
@@ -284,6 +285,7 @@ class Handler:
             del first
             reader.release()
         del body, sending
+        answers.check_known(path_qs.partition("?")[0], reply)
         await self._pass(call, reply, b"")
 
     async def _list(self, path_qs: str, model: str, call: Call, intake: Intake) -> None:
@@ -323,29 +325,27 @@ class Handler:
         out = call.out
         streamed = reply.header("content-type").startswith("text/event-stream")
         if streamed and not call.report.stream:
-            call.report = call.report.but(stream=True)
-        tap = call.tap = UsageTap(reply.header("content-encoding"))
-        hider = call.hider if streamed and not reply.header("content-encoding") else None
+            call.report = self._attempt("answer", call, lambda: call.report.but(stream=True), call.report)
+        encoding = reply.header("content-encoding")
+        hider = call.hider if streamed and not encoding else None
+        noticed = partial(self._faults.report, "answer", call.report.request_id)
+        observer = call.observer = ReplyObserver(encoding, hider, ending, noticed)
+        body = BodyRelay(out, reply, observer)
         try:
-            answers.start(call.out, reply, call.report, call.cors, sized=hider is None)
-            chunk = first or await reply.next_chunk()
-            while chunk:
-                out.write(hider.feed(chunk) if hider else chunk)
-                tap.feed(chunk)
-                if ending is not None:
-                    ending.feed(chunk)
-                if out.paused:
-                    await out.drain()
-                chunk = await reply.next_chunk()
-            out.write(hider.rest() if hider else b"")
-            out.finish()
+            framing = {"sized": hider is None, "close_delimited": body.close_delimited}
+            answers.start(out, reply, self._headers(call), call.cors, **framing)
+            if not await body.run(first):
+                call.note("upstream_truncated")
         except (UpstreamUnreachable, UpstreamTimeout):
             call.note("upstream_stream_error")
-            out.write(hider.rest() if hider else b"")
-            event = streamed and not reply.header("content-encoding")
-            out.break_off(answers.last_event(answers.StreamBroken(), call.wire) if event else b"")
+            body.break_off(call.wire)
         finally:
             reply.close()
+
+    def _headers(self, call: Call) -> list[tuple[str, str]]:
+        """The headers of our own, or as much of them as a fault leaves."""
+        least = [("x-ullage-outcome", f"degraded;{INTERNAL_ERROR}")]
+        return self._attempt("answer", call, lambda: response_headers(call.report), least)
 
     def _fail(self, request: web.BaseRequest, call: Call, error: UllageError) -> None:
         out = call.out
@@ -365,12 +365,7 @@ class Handler:
             call.note("client_left", _LEFT)
 
 
-def named_model(body: bytes, *, complete: bool) -> str:
-    """The model a JSON body names, or an empty string; of a part of a body only a leading ``model`` is seen."""
-    if not complete:
-        found = _MODEL_FIRST.match(body)
-        return found[1].decode("utf-8", "replace") if found else ""
-    try:
-        return _NAMED.decode(body).model
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""
+def _asked(body: bytes) -> tuple[bytes | None, UsageHider | None]:
+    """*body* with usage asked for, and what keeps that from the answer; nothing where it is not asked for."""
+    asked = ask(body)
+    return (asked, None) if asked is None else (asked, UsageHider())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -110,7 +111,8 @@ def options(own: Mapping[str, str]) -> Options:
         mode=cast("Mode", _one_of(own, "mode", ("on", "observe", "off"), "on")),
         conversation=_label(own, "conversation"),
         window=_window(own),
-        compact_now=_one_of(own, "compact", ("now",), "") == "now",
+        compact_now="compact" in own,
+        compact_to=_share(own),
         project=_label(own, "project"),
         task_size=_one_of(own, "task-size", ("tiny", "small", "medium", "large"), ""),
     )
@@ -129,6 +131,7 @@ def _sort(raw: bytes) -> tuple[str, str, int]:
 # Clients send the same dozen names all day; long ones are not worth the memory.
 _known: Final = lru_cache(maxsize=1024)(_sort)
 _DEFAULT: Final = Options()
+_SHARE: Final = re.compile(r"0?\.\d{1,4}", re.ASCII)
 
 
 def _one_of(own: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
@@ -145,6 +148,16 @@ def _label(own: Mapping[str, str], name: str) -> str:
     if len(value) > _LABEL or not value.isprintable():
         raise InvalidRequest(f"The header x-ullage-{name} must be at most {_LABEL} printable characters.")
     return value
+
+
+def _share(own: Mapping[str, str]) -> float | None:
+    """The share of the room that a compaction asked for goes down to; ``None`` if it names none."""
+    value = own.get("compact", "now")
+    if value == "now":
+        return None
+    if not _SHARE.fullmatch(value) or float(value) == 0:
+        raise InvalidRequest("The header x-ullage-compact must be now, or a share between 0 and 1, such as 0.2.")
+    return float(value)
 
 
 def _window(own: Mapping[str, str]) -> int | None:

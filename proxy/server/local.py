@@ -70,7 +70,7 @@ class Local:
             self._access.check_origin(intake)
             self._access.check_admin(intake, request.headers.keys())
             return _json(200, dict(self._status()))
-        raise NotFound("There is no such page.")
+        raise NotFound("There is no such page here: base URLs of the API end in /v1.")
 
     def _ready(self) -> tuple[int, bytes, str]:
         if self._gate.draining:

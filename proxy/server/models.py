@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import msgspec
 
 from proxy import ports
-from proxy.core.errors import NotFound, UllageError
+from proxy.core.errors import NotFound, UllageError, UpstreamTimeout
 from proxy.server.contracts import Route, Upstream
 from proxy.server.intake import CREDENTIALS
 
@@ -70,10 +70,13 @@ class Models:
         self._figures = figures
 
     async def list(self, path_qs: str, headers: Sequence[tuple[str, str]], route: Route) -> Heard:
-        """The merged list: each model where a request for it would go. Without any, the default upstream's answer."""
+        """The merged list: each model where a request for it would go. Without any, the default upstream's answer.
+
+        Raises what asking an upstream raises if none has a list and the configuration names no model.
+        """
         asked = [place for place in self._places if place.speaks]
         heard = await asyncio.gather(*(self._ask(place, path_qs, headers) for place in asked))
-        answers = {place.name: got for place, got in zip(asked, heard, strict=True) if got is not None}
+        answers = {place.name: got for place, got in zip(asked, heard, strict=True) if isinstance(got, Heard)}
         entries: dict[str, dict[str, Any]] = {}
         for name, got in answers.items():
             listed = got.document.get("data")
@@ -87,6 +90,9 @@ class Models:
                 entries[model] = self._completed(_entry(model, _served(route, model), anthropic=anthropic))
         if not any(got.status == 200 for got in answers.values()) and self._default in answers:
             return answers[self._default]
+        failures = [got for got in heard if isinstance(got, UllageError)]
+        if not entries and failures and not any(got.status == 200 for got in answers.values()):
+            raise failures[0]
         first = next((got.document for got in answers.values() if got.document), {})
         data = list(entries.values())
         document = {"object": "list", **first, "data": data}
@@ -111,12 +117,14 @@ class Models:
             return _said(self._completed(_entry(model, name, anthropic=anthropic)))
         return heard
 
-    async def _ask(self, place: Place, path_qs: str, headers: Sequence[tuple[str, str]]) -> Heard | None:
+    async def _ask(self, place: Place, path_qs: str, headers: Sequence[tuple[str, str]]) -> Heard | UllageError:
         try:
             async with asyncio.timeout(PATIENCE):
                 return await self._heard(place, path_qs, headers)
-        except (TimeoutError, UllageError):
-            return None  # the other upstreams' models are still worth telling
+        except TimeoutError:
+            return UpstreamTimeout(place.name, PATIENCE)
+        except UllageError as error:
+            return error  # the other upstreams' models are still worth telling
 
     async def _heard(self, place: Place, path_qs: str, headers: Sequence[tuple[str, str]]) -> Heard:
         # Only the default upstream may see the client's key: it is not known whose it is otherwise.

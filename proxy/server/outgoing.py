@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
@@ -14,6 +16,8 @@ from proxy.core.errors import UllageError
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 _JOINED: Final = 2**14
 _HTTP_1_1: Final = (1, 1)
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER for an end by RST: on, for no second."""
 
 
 class ClientLeft(Exception):
@@ -35,6 +39,7 @@ class Outgoing:
 
     __slots__ = (
         "_chunked",
+        "_close_delimited",
         "_ended",
         "_flush",
         "_head",
@@ -51,6 +56,7 @@ class Outgoing:
         self._transport = request.transport
         self._patience = patience
         self._chunked = False
+        self._close_delimited = False
         self._ended = False
         self._head = b""
         self._flush: asyncio.Handle | None = None
@@ -58,17 +64,23 @@ class Outgoing:
         self.keep_alive = request.keep_alive
         self.status = 0
 
-    def start(self, status: int, headers: Iterable[tuple[str, str]], *, sized: bool) -> None:
-        """Write the head; *sized* says that *headers* hold a content-length. Raises ``UnfitHeader``."""
+    def start(
+        self, status: int, headers: Iterable[tuple[str, str]], *, sized: bool, close_delimited: bool = False
+    ) -> None:
+        """Write the head; *sized* says that *headers* hold a content-length. Raises ``UnfitHeader``.
+
+        A body that is not sized is chunked, or if *close_delimited* lasts until the connection ends.
+        """
         if status in (204, 304) or self._request.method == "HEAD":
             self.bodyless = True
         lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
         lines += [f"{name}: {value}" for name, value in headers]
         if not sized and not self.bodyless:
-            if self._request.version >= _HTTP_1_1:
+            if self._request.version >= _HTTP_1_1 and not close_delimited:
                 self._chunked = True
                 lines.append("transfer-encoding: chunked")
             else:
+                self._close_delimited = True
                 self.keep_alive = False
         if not self.keep_alive:
             lines.append("connection: close")
@@ -128,6 +140,8 @@ class Outgoing:
             self.write(last)
         elif self._head:
             self._send(b"")
+        if self._close_delimited and not last:
+            self._reset_at_close()
         self._ended = True
         self.keep_alive = False
         if self._transport is not None:
@@ -151,6 +165,12 @@ class Outgoing:
 
     async def write_eof(self) -> None:
         """Nothing: the end is written by ``finish``."""
+
+    def _reset_at_close(self) -> None:
+        """Let the connection end by a reset: an orderly end would say that the body is complete."""
+        held: socket.socket | None = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if held is not None and held.fileno() >= 0:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     def _send(self, data: bytes) -> None:
         transport = self._transport

@@ -39,6 +39,12 @@ _STATELESS_POST: Final = frozenset(
     {"chat/completions", "completions", "embeddings", "messages", "messages/count_tokens", "responses", "moderations"}
     | {"rerank", "responses/compact", "responses/input_tokens"}
 )
+# First parts of the paths of OpenAI's and Anthropic's APIs, which clients also send without a version before them.
+_RESOURCES: Final = frozenset(
+    {"assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals"}
+    | {"files", "fine_tuning", "images", "messages", "models", "moderations", "organization", "organizations"}
+    | {"projects", "realtime", "rerank", "responses", "skills", "threads", "uploads", "vector_stores", "videos"}
+)
 _STATELESS_TREES: Final = ("audio/", "images/")
 
 
@@ -54,6 +60,17 @@ def api_path(path: str) -> str:
             return path[len(root) :]
     deployed = _DEPLOYMENT.fullmatch(path)
     return deployed[2] if deployed else path.lstrip("/")
+
+
+def is_stranger(path: str) -> bool:
+    """Return True if *path* is below none of the APIs' roots and is no API's path without its root either."""
+    rooted = path.startswith(ROOTS[:-1]) or _DEPLOYMENT.fullmatch(path) is not None
+    return not rooted and path.lstrip("/").partition("/")[0] not in _RESOURCES
+
+
+def misses_root(path: str) -> bool:
+    """Return True if *path* ends as an API's route does: its client was given a base URL with another path."""
+    return path.endswith(tuple(f"/{name}" for name in (*_APIS, "completions", "embeddings", "models")))
 
 
 def managed(path: str) -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 from collections.abc import Mapping
 
+from proxy.faults import Faults
 from proxy.server.access import Access
 from proxy.server.api import Api
 from proxy.server.config import ServerConfig
@@ -22,7 +23,7 @@ class Server:
 
     ``metrics`` gives the exposition and its content type (called in a thread; ``None``: there are none to see),
     ``status`` what the admin API shows, ``models`` answers for all upstreams' models, ``conversations`` for what
-    became of a caller's own.
+    became of a caller's own. ``faults`` of ours are reported there.
     """
 
     def __init__(
@@ -36,13 +37,16 @@ class Server:
         status: Status,
         models: Models,
         conversations: Conversations,
+        faults: Faults | None = None,
     ) -> None:
         self._access = access = Access(config)
         self._gate = Gate(config.limits)
         self._api = Api(access, conversations, config.limits)
         self._local = Local(config.version, access, self._gate, metrics, status, self._api)
         self._limits = config.limits
-        self._handler = Handler(config, engine, upstream, route, observe, access, self._gate, self._local, models)
+        self._handler = Handler(
+            config, engine, upstream, route, observe, access, self._gate, self._local, models, faults or Faults()
+        )
         self._listener: Listener | None = None
         self._sockets: asyncio.Server | None = None
 
@@ -50,6 +54,11 @@ class Server:
     def in_flight(self) -> int:
         """How many requests are under way."""
         return len(self._gate)
+
+    @property
+    def without_descriptor(self) -> int:
+        """How many connections came when hardly any file descriptor was left."""
+        return self._listener.crowded if self._listener is not None else 0
 
     @property
     def refusals(self) -> Mapping[str, int]:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import zlib
-from typing import Annotated, Any, Final
+import re
+from typing import Annotated, Final
 
 import msgspec
 
+from proxy.core.overflow.coding import Plain
 from proxy.core.report import Usage
 
 # Inside a JSON string the quotes are escaped, so these bytes are always a key (or a string of exactly that word).
 _KEY: Final = b'"usage"'
 _TAIL: Final = len(_KEY) - 1
 _LONGEST: Final = 16 * 2**10
-_BRACES: Final = 256
-_SPACE: Final = b" \t\r\n"
-_INFLATED: Final = 4 * 2**20
-_MORE: Final = -1
+_INFLATED: Final = 32 * 2**20
+"""Bytes that a compressed answer is read up to."""
+
+
+def _object(depth: int) -> bytes:
+    """The pattern of a JSON object of at most *depth* levels. Nothing in it backtracks: its cost is its length."""
+    inner = rb"|" + _object(depth - 1) if depth > 1 else b""
+    return rb'\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+"' + inner + rb")*+\}"
+
+
+_USAGE: Final = re.compile(_KEY + rb"\s*+:\s*+(" + _object(6) + rb")", re.DOTALL)
+_BEGUN: Final = re.compile(_KEY + rb"\s*+(?:\Z|:\s*+(?:\Z|\{))")
+"""An object after the key, or what may become one."""
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -56,98 +66,71 @@ _DECODER: Final = msgspec.json.Decoder(_Figures)
 
 
 class UsageTap:
-    """Feed it every chunk of an answer; ``usage`` holds what was reported so far."""
+    """Feed it every chunk of an answer; ``usage`` holds what was reported so far.
 
-    __slots__ = ("_cached", "_inflate", "_input", "_output", "_pending")
+    Each byte is looked at a fixed number of times at most, whatever the answer is and however it is cut: an object
+    whose end has not come is tried again only once it is twice as long, and when the figures are asked for; one that
+    has no end within its first 16 KiB is passed over.
+    """
+
+    __slots__ = ("_cached", "_enough", "_input", "_output", "_pending", "_plain")
 
     def __init__(self, encoding: str = "") -> None:
-        self._pending = b""
+        self._pending = bytearray()
+        self._enough = 0
         self._input: int | None = None
         self._output: int | None = None
         self._cached: int | None = None
-        self._inflate = zlib.decompressobj(47) if encoding in ("gzip", "x-gzip", "deflate") else None
+        self._plain = Plain(encoding, _INFLATED) if encoding not in ("", "identity") else None
 
     @property
     def usage(self) -> Usage:
         """The newest figures of each kind."""
+        if self._enough:
+            self._scan(bytes(self._pending))
         return Usage(self._input, self._output, self._cached)
 
     def feed(self, chunk: bytes) -> None:
         """Look at *chunk*; never raises."""
-        if self._inflate is not None:
-            chunk = self._inflated(self._inflate, chunk)
-        pending = self._pending
-        if len(pending) <= _TAIL and _KEY not in chunk and _KEY not in pending + chunk[:_TAIL]:
-            self._pending = chunk[-_TAIL:] if len(chunk) >= _TAIL else (pending + chunk)[-_TAIL:]
+        if self._plain is not None:
+            chunk = self._plain.feed(chunk)
+        if self._enough:
+            self._pending += chunk
+            if len(self._pending) >= self._enough:
+                self._scan(bytes(self._pending))
             return
-        self._scan(pending + chunk if pending else chunk)
+        before = bytes(self._pending)
+        if _KEY in chunk or _KEY in before + chunk[:_TAIL]:
+            self._scan(before + chunk)
+        else:
+            self._pending[:] = chunk[-_TAIL:] if len(chunk) >= _TAIL else (before + chunk)[-_TAIL:]
 
     def _scan(self, data: bytes) -> None:
-        at = 0
-        while (found := data.find(_KEY, at)) >= 0:
-            end, figures = _object_after(data, found)
-            if end == _MORE:
-                self._pending = data[found:]
+        """Note every figure in *data*, and keep what has not ended."""
+        at, self._enough = 0, 0
+        while (key := data.find(_KEY, at)) >= 0:
+            limit = key + _LONGEST
+            if found := _USAGE.match(data, key, limit):
+                self._note(found[1])
+                at = found.end()
+            elif not _BEGUN.match(data, key, limit):
+                at = key + len(_KEY)
+            elif len(data) >= limit:
+                at = limit
+            else:
+                self._pending[:] = data[key:]
+                self._enough = min(_LONGEST, 2 * len(self._pending))
                 return
-            if figures is not None:
-                self._note(figures)
-            at = end or found + len(_KEY)
-        self._pending = data[max(at, len(data) - _TAIL) :]
+        self._pending[:] = data[max(at, len(data) - _TAIL) :]
 
-    def _note(self, figures: _Figures) -> None:
+    def _note(self, text: bytes) -> None:
+        try:
+            figures = _DECODER.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
         total = figures.total_input()
         output = figures.output_tokens if figures.output_tokens is not None else figures.completion_tokens
         cached = figures.cached()
         self._input = self._input if total is None else total
         self._output = self._output if output is None else output
         self._cached = self._cached if cached is None else cached
-
-    def _inflated(self, inflate: Any, chunk: bytes) -> bytes:
-        try:
-            data: bytes = inflate.decompress(chunk, _INFLATED)
-        except zlib.error:
-            self._inflate = None
-            return b""
-        if inflate.unconsumed_tail:
-            self._inflate = None
-        return data
-
-
-def _object_after(data: bytes, key: int) -> tuple[int, _Figures | None]:
-    """The end and content of the object after the key; end 0 when none follows, -1 when more bytes must tell."""
-    limit = key + _LONGEST
-    at = _skip(data, key + len(_KEY))
-    if at < len(data) and data[at] == 0x3A:
-        at = _skip(data, at + 1)
-        if at < len(data) and data[at] == 0x7B:
-            return _parse(data, at, limit)
-    elif at < len(data):
-        return 0, None
-    if at < len(data) or at >= limit:
-        return 0, None
-    return _MORE, None
-
-
-def _skip(data: bytes, at: int) -> int:
-    while at < len(data) and data[at] in _SPACE:
-        at += 1
-    return at
-
-
-def _parse(data: bytes, start: int, limit: int) -> tuple[int, _Figures | None]:
-    """The shortest JSON object from *start* on, if it ends before *limit*."""
-    end = start
-    for _ in range(_BRACES):
-        end = data.find(b"}", end, limit) + 1
-        if not end:
-            return (0 if len(data) >= limit else _MORE), None
-        text = data[start:end]
-        # Braces inside strings may unbalance the count; then the parser decides.
-        if text.count(b"{") <= text.count(b"}"):
-            try:
-                return end, _DECODER.decode(text)
-            except msgspec.ValidationError:
-                return end, None
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-    return 0, None

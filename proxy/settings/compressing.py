@@ -51,8 +51,8 @@ class TruncateStage(Stage):
     """The biggest kept results lose what is beyond a limit."""
 
     always: bool = Field(default=False, description="Cap every result before it is first sent, whatever the room.")
-    max_lines: int = Field(default=2_000, gt=1, description="Lines a result keeps at most.")
-    max_bytes: int = Field(default=50_000, ge=1_000, description="Bytes a result keeps at most.")
+    max_lines: int = Field(default=2_000, gt=1, description="With always: lines a result keeps at most.")
+    max_bytes: int = Field(default=50_000, ge=1_000, description="Bytes a result keeps at most once it was read.")
     share: Annotated[Share, Field(gt=0)] = Field(default=0.10, description="Share of the room it keeps at most.")
 
 

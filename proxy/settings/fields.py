@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,8 @@ SHORTEST_KEY = 16
 """Characters of a master key at least, as the store demands."""
 
 _SIZE = re.compile(r"^\s*(\d+)\s*(B|KiB|MiB|GiB)?\s*$", re.IGNORECASE)
+# https://www.rfc-editor.org/rfc/rfc1123#section-2.1, and the underscore that container networks have in names
+_HOST_NAME = re.compile(r"^[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?$")
 _UNITS = {"b": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB}
 
 Trouble = tuple[tuple[str | int, ...], str, str]
@@ -125,6 +128,20 @@ def _store_url(value: Any) -> Any:
     return value
 
 
+def _host(value: Any) -> Any:
+    if not isinstance(value, str) or not value:
+        return value
+    bare = value.removeprefix("[").removesuffix("]").partition("%")[0]
+    try:
+        ipaddress.ip_address(bare)
+    except ValueError:
+        if not _HOST_NAME.match(value):
+            raise _fault(
+                "is no host", "Write an address or name alone, such as 127.0.0.1; the port has its own key."
+            ) from None
+    return value
+
+
 def _learn(value: Any) -> Any:
     if value == "learn" or (isinstance(value, str) and value.isdecimal()):
         return value if value == "learn" else int(value)
@@ -162,4 +179,5 @@ UnknownWindow = Annotated[
 Words = BeforeValidator(_words)
 Switch = BeforeValidator(_switch)
 BaseUrl = Annotated[str, BeforeValidator(_url)]
+Host = Annotated[str, BeforeValidator(_host)]
 StoreUrl = Annotated[str, BeforeValidator(_store_url)]

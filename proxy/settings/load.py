@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from proxy.settings.model import Settings
+from proxy.settings.model import Settings, bad_references
 from proxy.settings.problems import Path, Problem, SettingsError, key_name
 from proxy.settings.source import LISTS, Origin, Source, lay_over, parse_inline, read_yaml, walk
 from proxy.settings.tools import with_file
@@ -34,15 +34,42 @@ def load(path: str | FilePath | None, overrides: Overrides, environ: Mapping[str
         lay_over(source, key, value, Origin("the command line"))
     folder = FilePath.cwd() if path is None else FilePath(path).parent
     _read_secret_files(source, folder)
-    settings: Settings | None = None
-    try:
-        settings = Settings.model_validate(source.values)
-    except ValidationError as error:
-        for detail in error.errors(include_url=False, include_input=False):
-            _translate(source, typing.cast("dict[str, Any]", detail))
+    settings = _validated(source)
     if source.problems or settings is None:
         raise SettingsError(sorted(source.problems, key=lambda problem: (problem.file, problem.line or 0)))
     return settings.model_copy(update={"tools": with_file(settings.tools, folder)})
+
+
+def _validated(source: Source) -> Settings | None:
+    """Return the settings, or None and note every problem."""
+    try:
+        return Settings.model_validate(source.values)
+    except ValidationError as error:
+        details = [typing.cast("dict[str, Any]", each) for each in error.errors(include_url=False, include_input=False)]
+    for detail in details:
+        _translate(source, detail)
+    if all(detail["loc"] for detail in details):
+        # The rules between sections are only looked at once each value is valid alone: here the values are as written.
+        for path, message, remedy in bad_references(*_references(source.values)):
+            source.trouble(path, message, remedy)
+    return None
+
+
+def _references(values: Mapping[str, Any]) -> tuple[list[str], str, dict[int, str]]:
+    """The upstreams' names, the default one, and each model's by its index, as far as they are written as texts."""
+    names = [entry["name"] for _, entry in _sections(values, "upstreams") if isinstance(entry.get("name"), str)]
+    server = values.get("server")
+    default = server.get("default_upstream") if isinstance(server, dict) else ""
+    models = [(at, entry.get("upstream")) for at, entry in _sections(values, "models")]
+    used = {at: upstream for at, upstream in models if isinstance(upstream, str)}
+    return names, default if isinstance(default, str) else "", used
+
+
+def _sections(values: Mapping[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]:
+    entries = values.get(key)
+    if not isinstance(entries, list):
+        return []
+    return [(at, entry) for at, entry in enumerate(entries) if isinstance(entry, dict)]
 
 
 def _overlay_environment(source: Source, environ: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -90,13 +90,8 @@ class Settings(Section):
 
     def _bad_references(self) -> Iterator[Trouble]:
         names = [upstream.name for upstream in self.upstreams]
-        remedy = f"Use one of: {', '.join(names)}." if names else "Add it under upstreams."
-        if self.server.default_upstream and self.server.default_upstream not in names:
-            message = f"there is no upstream {self.server.default_upstream!r}"
-            yield ("server", "default_upstream"), message, remedy
-        for index, rule in enumerate(self.models):
-            if rule.upstream and rule.upstream not in names:
-                yield ("models", index, "upstream"), f"there is no upstream {rule.upstream!r}", remedy
+        used = {index: rule.upstream for index, rule in enumerate(self.models)}
+        return bad_references(names, self.server.default_upstream, used)
 
     def _bad_aliases(self) -> Iterator[Trouble]:
         for index, rule in enumerate(self.models):
@@ -127,6 +122,16 @@ class Settings(Section):
             if hider is not None:
                 message = f"{rule.name!r} is never reached: {hider.name!r} stands before it and matches the same models"
                 yield ("models", index, "name"), message, "The first match wins: move it up, or take it out."
+
+
+def bad_references(names: Sequence[str], default: str, used: Mapping[int, str]) -> Iterator[Trouble]:
+    """Yield each reference to an upstream that *names* does not have; *used* has those of the models by index."""
+    remedy = f"Use one of: {', '.join(names)}." if names else "Add it under upstreams."
+    if default and default not in names:
+        yield ("server", "default_upstream"), f"there is no upstream {default!r}", remedy
+    for index, name in used.items():
+        if name and name not in names:
+            yield ("models", index, "upstream"), f"there is no upstream {name!r}", remedy
 
 
 def is_loopback(host: str) -> bool:

@@ -40,11 +40,19 @@ Encoding = Literal["o200k_base", "cl100k_base"]
 
 
 class Timeouts(Section):
-    """Seconds to wait for an upstream."""
+    """Seconds to wait for an upstream, and to keep connections to it."""
 
     connect: Seconds = Field(default=10.0, description="For a connection, TLS included.")
     first_byte: Seconds = Field(default=600.0, description="From the request's last byte to the answer's first.")
     idle: Seconds = Field(default=300.0, description="Between two pieces of an answer.")
+    total: Seconds = Field(default=3600.0, description="For an answer, from its first byte to its last.")
+    # Servers close idle connections themselves, uvicorn and Node.js after 5 s; a request that meets that moment fails.
+    keep_alive: float = Field(
+        default=4.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="That an idle connection is kept for the next request; less than the server keeps it.",
+    )
 
 
 def _bad_headers(headers: Iterable[str]) -> Iterator[Trouble]:
@@ -182,8 +190,16 @@ class Model(Section):
         remedy = "Name a second upstream that has it, and send these models there."
         keys = [name for name in self.headers if name.lower() in _KEY_HEADERS]
         carries = [(("headers", name), "carries a key, which belongs to an upstream", remedy) for name in keys]
-        refuse([*_bad_headers(self.headers), *carries])
+        refuse([*_bad_headers(self.headers), *carries, *self._too_large()])
         return self
+
+    def _too_large(self) -> Iterator[Trouble]:
+        window = self.context_window
+        for name in ("max_input_tokens", "max_output_tokens"):
+            figure = getattr(self, name)
+            if window is not None and figure is not None and figure > window:
+                remedy = "context_window holds input and output together: raise it, or lower this figure."
+                yield (name,), f"{figure:,} is more than the window (context_window: {window:,})", remedy
 
     def matches(self, model: str) -> bool:
         """Whether this rule is about *model* (case counts)."""

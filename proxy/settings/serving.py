@@ -14,6 +14,7 @@ from proxy.settings.fields import (
     AccessKey,
     Bytes,
     FilePath,
+    Host,
     MasterKey,
     OptionalSecret,
     OtherKey,
@@ -31,12 +32,16 @@ class Limits(Section):
     """What one worker process accepts at most."""
 
     body: Bytes = Field(default=64 * MIB, description="Bytes of a managed body; relayed ones stream without limit.")
+    items: int = Field(default=20_000, gt=0, description="Messages or input items of one request; more are refused.")
+    inflation: int = Field(default=100, gt=0, description="Times its size that a compressed body may unfold to.")
     in_flight: int = Field(default=512, gt=0, description="Requests under way at once; more are answered 503.")
     in_flight_bytes: Bytes = Field(
         default=512 * MIB, description="Bytes of all managed bodies that have arrived; one caller alone has half."
     )
-    headers: Bytes = Field(default=32 * 1024, description="Bytes of one header field, in both directions.")
-    head: Bytes = Field(default=128 * 1024, description="Bytes of a request line and its header fields together.")
+    headers: Bytes = Field(default=32 * 1024, ge=1024, description="Bytes of one header field, in both directions.")
+    head: Bytes = Field(
+        default=128 * 1024, ge=1024, description="Bytes of a request line and its header fields together."
+    )
     fields: int = Field(default=100, gt=0, description="Header fields of one request.")
     connections: int = Field(default=2048, gt=0, description="Client connections; beyond, idle ones are closed.")
 
@@ -44,7 +49,7 @@ class Limits(Section):
 class Server(Section):
     """The listener and who may use it."""
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    host: Host = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(default=8484, ge=0, le=65535, description="TCP port; 0 takes any free one.")
     workers: int = Field(default=1, ge=1, le=256, description="Worker processes sharing the port.")
     access_keys: Annotated[tuple[AccessKey, ...], Words] = Field(

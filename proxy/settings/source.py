@@ -20,7 +20,7 @@ DEEPEST = 32
 LISTS: frozenset[Path] = frozenset({("upstreams",), ("models",)})
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}\\\n]|\\.)*))?\}")
-_REFERENCE = re.compile(r"\$\$\{|" + _VARIABLE.pattern)
+_REFERENCE = re.compile(r"\$\$\{|" + _VARIABLE.pattern + r"|\$\{")
 # Braces end a plain scalar inside {...}, so `{key: ${NAME}}` is no YAML. Stand-ins of equal width keep the columns.
 _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
 _UNSHIELD = str.maketrans({_OPEN: "{", _CLOSE: "}"})
@@ -195,6 +195,10 @@ class _Builder:
     def _expand(self, text: str, path: Path, environ: Mapping[str, str]) -> str:
         def fill(found: re.Match[str]) -> str:
             name, default = found[1], found[2]
+            if found[0] == "${":
+                remedy = "Write ${NAME} or ${NAME:-default}; for a literal ${ write $${."
+                self._source.trouble(path, "${ begins no variable that is named and closed", remedy)
+                return ""
             if name is None:
                 return "${"
             if value := environ.get(name):
@@ -208,7 +212,10 @@ class _Builder:
             self._source.trouble(path, f"the environment variable {name} {state}{hint}", remedy)
             return ""
 
-        return _REFERENCE.sub(fill, text)
+        known = len(self._source.problems)
+        filled = _REFERENCE.sub(fill, text)
+        # What is left of a broken reference would only be complained of again.
+        return filled if len(self._source.problems) == known else ""
 
 
 def lay_over(source: Source, path: tuple[str, ...], value: Any, origin: Origin) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from proxy.core.conversation.toolmap import Keys, Tool, ToolMap
+from proxy.core.conversation.written import Forms
 from proxy.settings.data import packaged
 from proxy.settings.problems import Problem, SettingsError, key_name
 from proxy.settings.source import parse_inline, read_yaml
-from proxy.settings.tooltable import ToolKeys, ToolRule, Tools, ToolTable
+from proxy.settings.tooltable import ToolKeys, ToolRule, Tools, ToolTable, WrittenForms
 
 FILE = "tools.yaml"
 
@@ -20,7 +22,12 @@ def tool_map(tools: ToolTable) -> ToolMap:
     below = ToolTable.model_validate(parse_inline(packaged(FILE).read_text(encoding="utf-8")))
     table = merged(below, tools)
     keys = Keys(**{name: getattr(table.keys, name) for name in ToolKeys.model_fields})
-    return ToolMap({name: _tool(rule) for name, rule in table.map.items()}, table.protected, keys)
+    forms = Forms(
+        tuple(re.compile(pattern, re.MULTILINE | re.DOTALL) for pattern in table.written.calls),
+        tuple(re.compile(pattern) for pattern in table.written.results),
+        table.written.added,
+    )
+    return ToolMap({name: _tool(rule) for name, rule in table.map.items()}, table.protected, keys, forms)
 
 
 def with_file(tools: Tools, folder: Path) -> Tools:
@@ -28,7 +35,7 @@ def with_file(tools: Tools, folder: Path) -> Tools:
     if tools.file is None:
         return tools
     table = merged(_read(folder / tools.file), tools)
-    return Tools(file=tools.file, keys=table.keys, protected=table.protected, map=table.map)
+    return Tools(file=tools.file, keys=table.keys, written=table.written, protected=table.protected, map=table.map)
 
 
 def merged(below: ToolTable, above: ToolTable) -> ToolTable:
@@ -37,7 +44,13 @@ def merged(below: ToolTable, above: ToolTable) -> ToolTable:
     # A name that has a rule of its own now, or is protected now, is no longer what it was.
     protected = tuple(name for name in below.protected if name not in above.map)
     rules = {name: rule for name, rule in below.map.items() if name not in above.protected}
-    return ToolTable(keys=ToolKeys(**keys), protected=(*protected, *above.protected), map={**rules, **above.map})
+    forms = {name: getattr(above.written, name) or getattr(below.written, name) for name in WrittenForms.model_fields}
+    return ToolTable(
+        keys=ToolKeys(**keys),
+        written=WrittenForms(**forms),
+        protected=(*protected, *above.protected),
+        map={**rules, **above.map},
+    )
 
 
 def _read(file: Path) -> ToolTable:

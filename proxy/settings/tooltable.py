@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from proxy.core.conversation.toolmap import Kind
 from proxy.settings.fields import FilePath, Section, Words
@@ -30,16 +31,37 @@ class ToolKeys(Section):
 
     path: Names = Field(default=(), description="A path.")
     many: Names = Field(default=(), description="Lists of paths, or of objects with one.")
+    about: Names = Field(default=(), description="What a call that names no path is about.")
     first: Names = Field(default=(), description="The first line of a range.")
     count: Names = Field(default=(), description="How many lines.")
     last: Names = Field(default=(), description="The last line of a range.")
     pair: Names = Field(default=(), description="First and last line in a list.")
 
 
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return pattern
+
+
+Patterns = Annotated[tuple[Annotated[str, AfterValidator(_compiles)], ...], Words]
+
+
+class WrittenForms(Section):
+    """How clients write tool calls and their results as text."""
+
+    calls: Patterns = Field(default=(), description="Regular expressions of a call; groups: name, arguments (JSON).")
+    results: Patterns = Field(default=(), description="Regular expressions of how a result begins; group: name.")
+    added: Names = Field(default=(), description="How parts begin that the client adds by itself.")
+
+
 class ToolTable(Section):
     """What a file of tools holds."""
 
     keys: ToolKeys = ToolKeys()
+    written: WrittenForms = WrittenForms()
     protected: Names = Field(default=(), description="Tools whose results are never left out; names or globs.")
     map: dict[str, ToolRule] = Field(default={}, description="Rules by tool name or glob.")
 

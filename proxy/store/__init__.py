@@ -6,9 +6,12 @@ from proxy.store.errors import EmbeddedUnavailable, StoreError, StoreMisconfigur
 from proxy.store.master import existing as existing_key
 from proxy.store.master import from_directory as master_key
 from proxy.store.opener import Store, open_store
-from proxy.store.records import StoreState
+from proxy.store.state import INSTEAD, StoreState
+from proxy.store.state import describe as describe_store
+from proxy.store.state import status as store_status
 
 __all__ = [
+    "INSTEAD",
     "Breaker",
     "Embedded",
     "EmbeddedUnavailable",
@@ -18,8 +21,10 @@ __all__ = [
     "StoreMisconfigured",
     "StoreState",
     "StoreUnsupported",
+    "describe_store",
     "existing_key",
     "is_running",
     "master_key",
     "open_store",
+    "store_status",
 ]

@@ -54,5 +54,9 @@ class Backend(Protocol):
     def breaker(self) -> State:
         """``closed``, ``open`` or ``half-open``: the worst over all servers."""
 
+    @property
+    def refusal(self) -> str:
+        """The kind of refusal if a server answers but does not do what it is asked, else an empty string."""
+
     async def close(self) -> None:
         """Let go of every connection."""

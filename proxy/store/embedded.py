@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -22,6 +23,7 @@ from urllib.parse import quote
 
 from proxy.store.errors import EmbeddedUnavailable
 from proxy.store.locks import FileLock
+from proxy.store.notices import Warn
 from proxy.store.place import binary, known_socket, private_directory, socket_path
 
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
@@ -36,9 +38,10 @@ _MAX_LOG = 1024 * 1024
 class Embedded:
     """The running server as one process sees it; made by ``start``."""
 
-    def __init__(self, directory: Path, program: Path) -> None:
+    def __init__(self, directory: Path, program: Path, warn: Warn) -> None:
         self._directory = directory.absolute()
         self._program = program
+        self._warn = warn
         self._socket = directory  # known once joined
         self._ownership = FileLock(directory / "owner.lock")
         self._use = FileLock(directory / "users.lock")
@@ -48,16 +51,17 @@ class Embedded:
         self.restarts = 0
 
     @classmethod
-    async def start(cls, directory: Path, spawn: Spawn) -> Embedded:
+    async def start(cls, directory: Path, spawn: Spawn, warn: Warn) -> Embedded:
         """The server of *directory*, answering: started, adopted, or joined as a guest.
 
+        *warn* takes ``(event, facts)`` for the log.
         Raises ``EmbeddedUnavailable`` when there is no binary for this platform, the directory cannot be written, or
         the server does not come up.
         """
         program = binary()
         try:
             private_directory(directory)
-            self = cls(directory, program)
+            self = cls(directory, program, warn)
         except OSError as error:
             raise _unusable(directory, error) from error
         try:
@@ -150,6 +154,28 @@ class Embedded:
             lock.close()
 
     async def _raise_server(self, deadline: float) -> None:
+        """Start the server, or adopt one that lives; if it cannot start with its data, start it with none.
+
+        Only a server that starts without its data proves that the data was the reason: else that is put back.
+        """
+        try:
+            await self._try_to_raise(deadline)
+        except _EndedAtOnce:
+            if not self._data.exists():
+                raise
+            _discard(self._aside)
+            self._data.rename(self._aside)
+            try:
+                await self._try_to_raise(deadline)
+            except BaseException:
+                _discard(self._data)
+                self._aside.rename(self._data)
+                raise
+            advice = "no request fails of this, texts are made again; remove what was moved aside once you have seen it"
+            cause = f"its data cannot be read: {self._log} says why"
+            self._warn("store.begun_anew", {"cause": cause, "moved_to": str(self._aside), "advice": advice})
+
+    async def _try_to_raise(self, deadline: float) -> None:
         self._socket = socket_path(self._directory)
         lock = FileLock(self._directory / "server.lock")
         try:
@@ -160,7 +186,7 @@ class Embedded:
         while not await answers(self._socket):
             if self._child is not None and self._child.poll() is not None:
                 self._child = None
-                raise EmbeddedUnavailable(f"the private server ended at once; {self._log} says why")
+                raise _EndedAtOnce(f"the private server ended at once; {self._log} says why")
             if time.monotonic() > deadline:
                 raise EmbeddedUnavailable(f"the private server does not answer; {self._log} may say why")
             await asyncio.sleep(0.02)
@@ -232,12 +258,32 @@ class Embedded:
         self._child = None
 
     @property
+    def _data(self) -> Path:
+        return self._directory / "appendonlydir"
+
+    @property
+    def _aside(self) -> Path:
+        return self._directory / "appendonlydir.damaged"
+
+    @property
     def _log(self) -> Path:
         return self._directory / "valkey.log"
 
     @property
     def _pid_file(self) -> Path:
         return self._directory / "valkey.pid"
+
+
+class _EndedAtOnce(EmbeddedUnavailable):
+    """The server ended before it answered: its data, its directory or the platform is the reason."""
+
+
+def _discard(path: Path) -> None:
+    """Remove *path*, a file or a directory, if it is there. Raises ``OSError``."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _unusable(directory: Path, error: OSError) -> EmbeddedUnavailable:

@@ -15,6 +15,7 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (errors.NoPermissionError, "permission"),
     (errors.BusyLoadingError, "loading"),
     (errors.ReadOnlyError, "readonly"),
+    (errors.MasterDownError, "loading"),
     (errors.ClusterError, "cluster"),
     (errors.RedisClusterException, "cluster"),
     (errors.SlotNotCoveredError, "cluster"),
@@ -25,6 +26,17 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (errors.InvalidResponse, "protocol"),
     *((cause, "protocol") for cause in _NONSENSE),
 )
+# Answers whose first word the library knows no class for.
+_WORDS = {"WRONGTYPE": "wrongtype", "MISCONF": "disk", "NOREPLICAS": "replicas"}
+REFUSALS = {
+    "oom": "give the server more memory, or set its maxmemory-policy to volatile-lru",
+    "disk": "the server cannot write to its disk: make room there, or mend its directory",
+    "readonly": "store.url leads to a read-only replica: name its master, or use redis+sentinel://",
+    "permission": "grant the user of store.url the commands that docs/operating.md lists, on keys of ullage1:*",
+    "replicas": "the server has fewer replicas than its min-replicas-to-write: bring them back, or lower that",
+}
+"""What a server says that answers but does not do what it is asked, and what its operator can do about each."""
+
 BREAKING = frozenset({"slow", "down", "auth", "loading", "cluster", "protocol"})
 """What says that the server cannot serve. A full memory, a missing permission or a busy pool of ours do not."""
 FAULTS = (errors.RedisError, OSError, TimeoutError, *_NONSENSE)
@@ -33,6 +45,6 @@ FAULTS = (errors.RedisError, OSError, TimeoutError, *_NONSENSE)
 
 def kind_of(error: BaseException) -> str:
     """What *error* is called in metrics and in the log."""
-    if isinstance(error, errors.ResponseError) and str(error).startswith("WRONGTYPE"):
-        return "wrongtype"
+    if isinstance(error, errors.ResponseError) and (named := _WORDS.get(str(error).partition(" ")[0])):
+        return named
     return next((kind for cause, kind in _KINDS if isinstance(error, cause)), "error")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64encode
 from hashlib import sha256
 
 MASTER = "ullage1:master"
+TRIAL = "ullage1:trial"
 
 
 def names(fingerprint: bytes) -> str:
@@ -71,6 +73,12 @@ def pause(tenant: bytes) -> str:
 def lesson(name: bytes) -> str:
     """The name of what was learned about a route for one tenant; *name* is a keyed digest of both."""
     return f"ullage1:f:{_text(name)}"
+
+
+def trial(key: str, operation: str) -> str:
+    """Return the name under which *operation* is tried on the server that has *key*: it is in the same hash slot."""
+    tagged = re.search(r"\{(.+?)\}", key)
+    return f"ullage1:{{{tagged[1] if tagged else key}}}:t:{operation}"
 
 
 def _of_conversation(root: bytes, kind: str, *parts: bytes) -> str:

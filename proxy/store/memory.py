@@ -18,6 +18,7 @@ class Memory:
     """Keeps at most *max_bytes* of values, the least recently used going first. Never raises ``Unavailable``."""
 
     breaker: State = "closed"
+    refusal: str = ""
 
     def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes = max_bytes

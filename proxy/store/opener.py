@@ -13,14 +13,17 @@ from proxy.store import master
 from proxy.store.backend import Backend
 from proxy.store.embedded import Embedded
 from proxy.store.errors import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable
+from proxy.store.failures import REFUSALS
 from proxy.store.memory import Memory
 from proxy.store.notices import Notices, Warn
 from proxy.store.originals import Originals
-from proxy.store.records import Records, StoreState
+from proxy.store.records import Records
 from proxy.store.redis import Servers
+from proxy.store.refusals import try_again, try_writing
 from proxy.store.register import Register
 from proxy.store.sealed import Sealer
 from proxy.store.shelf import Shelf
+from proxy.store.state import StoreState
 
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
@@ -31,11 +34,23 @@ _LOOK, _REREAD = 1.0, 60.0
 class Store:
     """An open store: the ``Recorder`` of the engine, its state for operators, and its end. Made by ``open_store``.
 
+    *instead*: it stands in for the configured store, which cannot be used.
+
     ``shelf`` is what summaries need of it, ``register`` what is told of conversations, ``originals``
     the archive.
     """
 
-    def __init__(self, kind: str, url: str, backend: Backend, sealer: Sealer, spawn: Spawn, notices: Notices) -> None:
+    def __init__(
+        self,
+        kind: str,
+        url: str,
+        backend: Backend,
+        sealer: Sealer,
+        spawn: Spawn,
+        notices: Notices,
+        *,
+        instead: bool = False,
+    ) -> None:
         self._kind = kind
         self._url = url
         self._backend = backend
@@ -45,6 +60,7 @@ class Store:
         self.shelf = Shelf(backend, self._records)
         self.register = Register(backend, self._records)
         self.originals = Originals(backend, self._records)
+        self._instead = instead
         self._embedded: Embedded | None = None
         self._watch: asyncio.Task[Any] | None = None
 
@@ -85,11 +101,14 @@ class Store:
     def state(self) -> StoreState:
         """How the store is, right now."""
         records, breaker = self._records, self._backend.breaker
+        refusal = self._backend.refusal
         return StoreState(
             kind=self._kind,
             url_redacted=redacted(self._url),
-            up=self.reachable(),
+            up=self.reachable() and not refusal and not self._instead,
             breaker=breaker,
+            refusal=refusal,
+            instead=self._instead,
             owner=self._embedded.owner if self._embedded is not None else None,
             errors=self._notices.snapshot(),
             hits=records.hits,
@@ -141,6 +160,7 @@ class Keeper:
             self._down(error)
             return
         self._records.ready = True
+        await self._try_writing()
 
     async def run(self) -> None:
         """Look after the store until cancelled."""
@@ -154,25 +174,34 @@ class Keeper:
 
     @property
     def _settled(self) -> bool:
-        return self._records.ready and self._servers.breaker == "closed"
+        return self._records.ready and self._servers.breaker == "closed" and not self._servers.refusal
 
     async def _tend(self) -> None:
         try:
             if not self._settled:
                 await self._servers.introduce()
                 await self._servers.probe()
+                await try_again(self._servers, self._servers.refusals)
             await self._share_key()
             self._records.ready = True
+            await self._try_writing()
         except Unavailable as error:
             self._down(error)
         except StoreUnsupported as error:
             self._notices.count("unsupported", "store.unsupported", cause=str(error))
         self._records.note_state()
 
+    async def _try_writing(self) -> None:
+        try:
+            await try_writing(self._servers)
+        except Unavailable as error:
+            self._records.failed(error)
+
     def _down(self, error: Unavailable) -> None:
         if not self._records.ready:
             self._notices.count(error.kind)
-            self._notices.change("store", False, "store.down", cause=error.kind)
+            advice = {"advice": REFUSALS[error.kind]} if error.kind in REFUSALS else {}
+            self._notices.change("store", False, "store.down", cause=error.kind, **advice)
 
     async def _share_key(self) -> None:
         if self._given:
@@ -206,12 +235,14 @@ async def open_store(
     spawn: Spawn,
     warn: Warn,
     others: Sequence[bytes] = (),
+    instead: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Store:
     """The store at *url* (``embedded``, ``memory``, or a server's URL), open; one that is down is used when it comes.
 
     *key* is the master key, at least 16 bytes; without one it is kept in *directory* (``embedded``) or in the store.
     What was sealed with *others* opens too, and so does what the key in *directory* sealed before there was another.
+    *instead*: ``memory`` was not configured but stands in for what was, so that it never counts as up.
     *spawn* starts named background tasks, *warn* takes ``(event, facts)`` for the log: never a key, value or password.
     Raises ``StoreMisconfigured`` and ``StoreUnsupported``, both worded for the operator.
     """
@@ -222,7 +253,7 @@ async def open_store(
     embedded: Embedded | None = None
     if url == "embedded":
         try:
-            embedded = await Embedded.start(directory, spawn)
+            embedded = await Embedded.start(directory, spawn, warn)
             if key is None:
                 key = master.from_directory(directory)
             elif (before := master.existing(directory)) is not None:
@@ -231,9 +262,9 @@ async def open_store(
             if embedded is not None:
                 await embedded.close()
             notices.say("store.memory_instead", cause=str(error))
-            url = "memory"
+            url, instead = "memory", True
     if url == "memory":
-        return Store("memory", url, Memory(), Sealer(key or master.fresh()), spawn, notices)
+        return Store("memory", url, Memory(), Sealer(key or master.fresh()), spawn, notices, instead=instead)
     ring = tuple(dict.fromkeys((key, *others))) if key is not None else ()
     return await _open_servers(url, embedded, ring, spawn, notices)
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from cachetools import TTLCache
 
 from proxy.store import keys, waits
 from proxy.store.backend import Backend
-from proxy.store.breaker import State
 from proxy.store.errors import Unavailable
+from proxy.store.failures import REFUSALS
 from proxy.store.notices import Notices
 from proxy.store.sealed import MAX_PLAIN, Sealer
 
@@ -31,26 +30,6 @@ _RENEWED = 8192
 _MARKS, _MARK = 4096, 5.0
 T = TypeVar("T")
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
-
-
-@dataclass(frozen=True, slots=True)
-class StoreState:
-    """The store as health, metrics and the dashboard show it. ``owner`` is ``None`` unless the store is embedded.
-
-    ``errors`` counts by kind; ``latency`` is the mean of recent operations in seconds, ``seconds`` their sum so far.
-    """
-
-    kind: str
-    url_redacted: str
-    up: bool
-    breaker: State
-    owner: bool | None
-    errors: Mapping[str, int]
-    hits: int
-    misses: int
-    operations: int
-    seconds: float
-    latency: float
 
 
 class Records:
@@ -261,15 +240,22 @@ class Records:
         return await self.timed(ask())
 
     def note_state(self) -> None:
-        """Report the store as up or down if that changed."""
-        state = self._backend.breaker
-        up = self.ready and state == "closed"
-        if up or state == "open" or not self.ready:
-            self._notices.change("store", up, "store.up" if up else "store.down", state=state)
+        """Report that the store is up, down, or refuses what it is asked, if that changed."""
+        state, refusal = self._backend.breaker, self._backend.refusal
+        if state == "open" or not self.ready:
+            self._notices.change("store", False, "store.down", state=state)
+        elif state == "half-open":
+            return
+        elif refusal:
+            event = "store.full" if refusal == "oom" else "store.refused"
+            self._notices.change("store", refusal, event, kind=refusal, advice=REFUSALS[refusal])
+        else:
+            self._notices.change("store", True, "store.up", state=state)
 
     def failed(self, error: Unavailable) -> None:
         """Count what an operation failed of."""
-        self._notices.count(error.kind, "store.full" if error.kind == "oom" else "")
+        self._notices.count(error.kind)
+        self.note_state()
 
     def _spoiled(self, value: bytes) -> None:
         if self.sealer.is_foreign(value):

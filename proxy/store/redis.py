@@ -25,7 +25,8 @@ from redis.backoff import NoBackoff
 from proxy.store import scripts
 from proxy.store.breaker import Breaker, State
 from proxy.store.errors import StoreMisconfigured, StoreUnsupported, Unavailable
-from proxy.store.failures import BREAKING, FAULTS, kind_of
+from proxy.store.failures import BREAKING, FAULTS, REFUSALS, kind_of
+from proxy.store.refusals import Refusals, Refused
 from proxy.store.waits import Waits
 
 T = TypeVar("T")
@@ -72,6 +73,7 @@ class Servers:
         self._clock = clock
         self._dice = dice
         self._breakers: LRUCache[str, Breaker] = LRUCache(256)
+        self.refusals = Refusals()
         self._slots = asyncio.Semaphore(POOL)
         self._waits = Waits(clock)
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -82,6 +84,11 @@ class Servers:
         states = {breaker.state for breaker in self._breakers.values()}
         worst: tuple[State, ...] = ("open", "half-open")
         return next((state for state in worst if state in states), "closed")
+
+    @property
+    def refusal(self) -> str:
+        """The kind of refusal if a server answers but does not do what it is asked, else an empty string."""
+        return self.refusals.kind
 
     async def introduce(self) -> None:
         """Connect, unhurried, and check the server's version.
@@ -120,7 +127,7 @@ class Servers:
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """The values under *keys* (one hash slot), in order."""
-        found = await self._ask(keys[0], lambda: self._client.mget(list(keys)))
+        found = await self._ask("read", keys[0], lambda: self._client.mget(list(keys)))
         if not isinstance(found, list) or len(found) != len(keys):
             raise Unavailable("protocol")
         return [_value(value) for value in found]
@@ -128,44 +135,44 @@ class Servers:
     async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
         """Keep *value* unless *key* is taken: then what is there, else ``None``."""
         lifetime = None if seconds is None else int(seconds * 1000)
-        held = await self._ask(key, lambda: self._client.set(key, value, nx=True, get=True, px=lifetime))
+        held = await self._ask("claim", key, lambda: self._client.set(key, value, nx=True, get=True, px=lifetime))
         return _value(held)
 
     async def refresh(self, key: str, seconds: float) -> None:
         """Let *key* live *seconds* from now."""
-        await self._ask(key, lambda: self._client.pexpire(key, int(seconds * 1000)))
+        await self._ask("refresh", key, lambda: self._client.pexpire(key, int(seconds * 1000)))
 
     async def remove(self, key: str) -> None:
         """Forget *key*, whatever it holds."""
-        await self._ask(key, lambda: self._client.unlink(key))
+        await self._ask("remove", key, lambda: self._client.unlink(key))
 
     async def extend(self, key: str, value: bytes, seconds: float) -> bool:
         """Let *key* live *seconds* from now if it holds *value*; whether it does."""
         lifetime = str(int(seconds * 1000))
-        return bool(await self._ask(key, lambda: self._script(scripts.EXTEND, key, value, lifetime)))
+        return bool(await self._ask("extend", key, lambda: self._script(scripts.EXTEND, key, value, lifetime)))
 
     async def release(self, key: str, value: bytes) -> bool:
         """Forget *key* if it holds *value*; whether it did."""
-        return bool(await self._ask(key, lambda: self._script(scripts.RELEASE, key, value)))
+        return bool(await self._ask("release", key, lambda: self._script(scripts.RELEASE, key, value)))
 
     async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         """Keep *new* for *seconds* under *key* if it holds *old*; whether it did."""
         lifetime = str(int(seconds * 1000))
-        return bool(await self._ask(key, lambda: self._script(scripts.SWAP, key, old, new, lifetime)))
+        return bool(await self._ask("swap", key, lambda: self._script(scripts.SWAP, key, old, new, lifetime)))
 
     async def add(self, key: str, amount: int, seconds: float) -> None:
         """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
         lifetime = str(int(seconds * 1000))
-        await self._ask(key, lambda: self._script(scripts.ADD, key, str(amount), lifetime))
+        await self._ask("add", key, lambda: self._script(scripts.ADD, key, str(amount), lifetime))
 
     async def note(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
         """Set *field* of the table under *key*, which lives *seconds* from now at least."""
         lifetime = str(int(seconds * 1000))
-        await self._ask(key, lambda: self._script(scripts.NOTE, key, field, value, str(most), lifetime))
+        await self._ask("note", key, lambda: self._script(scripts.NOTE, key, field, value, str(most), lifetime))
 
     async def table(self, key: str) -> Mapping[bytes, bytes]:
         """All fields of the table under *key*; empty where there is none."""
-        found: object = await self._ask(key, lambda: cast("Awaitable[object]", self._client.hgetall(key)))
+        found: object = await self._ask("table", key, lambda: cast("Awaitable[object]", self._client.hgetall(key)))
         if not isinstance(found, dict):
             raise Unavailable("protocol")
         return found
@@ -173,11 +180,13 @@ class Servers:
     async def rank(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
         """Set the score of *member* under *key*, which lives *seconds* from now, and keep the *most* highest."""
         lifetime = str(int(seconds * 1000))
-        await self._ask(key, lambda: self._script(scripts.RANK, key, member, repr(score), str(most), lifetime))
+        await self._ask("rank", key, lambda: self._script(scripts.RANK, key, member, repr(score), str(most), lifetime))
 
     async def ranked(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores, the highest first."""
-        found: Any = await self._ask(key, lambda: self._client.zrange(key, 0, most - 1, desc=True, withscores=True))
+        found: Any = await self._ask(
+            "ranked", key, lambda: self._client.zrange(key, 0, most - 1, desc=True, withscores=True)
+        )
         if not isinstance(found, list):
             raise Unavailable("protocol")
         return [(bytes(member), float(score)) for member, score in found]
@@ -198,13 +207,18 @@ class Servers:
                 except FAULTS:
                     continue  # the server is gone; so are its connections
 
-    async def _ask(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _ask(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
         began, left = self._clock(), self._waits.left(OPERATION)
+        node = self._node_of(key)
         try:
-            return await self._answer(self._breaker_of(key), call, left)
-        except Unavailable:
+            answer = await self._answer(self._breaker_of(node), call, left)
+        except Unavailable as error:
             self._waits.note(self._clock() - began)
+            if error.kind in REFUSALS:
+                self.refusals.note(Refused(operation, node, key), error.kind)
             raise
+        self.refusals.forget(Refused(operation, node, key))
+        return answer
 
     async def _answer(self, breaker: Breaker, call: Callable[[], Awaitable[T]], left: float) -> T:
         """What *call* gives, if that is there within *left* seconds."""
@@ -236,8 +250,7 @@ class Servers:
         self._under_way.discard(task)
         self._slots.release()
 
-    def _breaker_of(self, key: str) -> Breaker:
-        node = self._node_of(key)
+    def _breaker_of(self, node: str) -> Breaker:
         breaker = self._breakers.get(node)
         if breaker is None:
             breaker = self._breakers[node] = Breaker(self._clock, self._dice)

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ FIELDS = frozenset(
         # the process
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
         "kind", "state", "task", "store", "file", "line", "key", "remedy", "problem", "code", "attempt", "in_flight",
-        "observed_window", "operation", "share", "cause", "advice", "bytes", "node", "models", "windows",
+        "observed_window", "operation", "share", "cause", "moved_to", "advice", "bytes", "node", "models", "windows",
     }
 )  # fmt: skip
 
@@ -84,6 +84,10 @@ class Logs:
             cache_logger_on_first_use=True,
         )
         self._handler: _Library | None = None
+
+    def warn(self, event: str, facts: Mapping[str, object]) -> None:
+        """Write a warning called *event* with its *facts*."""
+        self.log.warning(event, **facts)
 
     def request_done(self, report: Report, duration: float) -> None:
         """Write the one line of a finished request; *duration* in seconds."""
@@ -162,12 +166,22 @@ class Logs:
         """Write that the background task *name* failed."""
         self.log.error("proxy.task_failed", task=name, exc_info=error)
 
+    def loop_lagged(self, seconds: float, frames: Sequence[str]) -> None:
+        """Write that the event loop kept everybody waiting, and what ran meanwhile."""
+        self.log.warning("proxy.loop_lagged", seconds=round(seconds, 3), frames=list(frames))
+
     def loop_failed(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         """An event loop's exception handler that repeats nothing an exception or a request says."""
         del loop
         error = context.get("exception")
-        # The message is a fixed text of asyncio's; the rest of the context holds objects whose repr quotes data.
-        self.log.error("proxy.loop_error", problem=str(context.get("message", "")), exc_info=error)
+        # The message is a fixed text of asyncio's, but that of a callback quotes its arguments; the rest of the context
+        # holds objects whose repr quotes data.
+        problem = "Exception in callback" if "handle" in context else str(context.get("message", ""))
+        self.log.error("proxy.loop_error", problem=problem, exc_info=error)
+
+    def fault(self, where: str, request_id: str, fault: Exception) -> None:
+        """Write that a fault of ours was met in a part of a request that was answered all the same."""
+        self.log.error("proxy.internal_error", where=where, request_id=request_id, exc_info=fault)
 
     def adopt_libraries(self) -> None:
         """Send what libraries log (warnings and worse) through this logger, without their texts' data."""
@@ -217,9 +231,12 @@ def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
 def frames(trace: TracebackType | None) -> list[str]:
     """The innermost frames of *trace* as ``file:line function``: no source text, no values."""
     summary = traceback.StackSummary.extract(traceback.walk_tb(trace), lookup_lines=False)
-    return [
-        f"{'/'.join(frame.filename.split('/')[-3:])}:{frame.lineno} {frame.name}" for frame in summary[-DEEPEST_STACK:]
-    ]
+    return [place_of(frame) for frame in summary[-DEEPEST_STACK:]]
+
+
+def place_of(frame: traceback.FrameSummary) -> str:
+    """Where *frame* stands, as ``file:line function``."""
+    return f"{'/'.join(frame.filename.split('/')[-3:])}:{frame.lineno} {frame.name}"
 
 
 def _plain(text: str) -> str:

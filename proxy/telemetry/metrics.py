@@ -22,6 +22,7 @@ Breaker = Literal["closed", "half-open", "open"]
 _BREAKER = {"closed": 0, "half-open": 1, "open": 2}
 _OVERHEAD = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _DURATION = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_LAG = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _FILL = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
@@ -91,6 +92,10 @@ class Telemetry:
         self._families.summaries_running.set(running)
         self._families.summary_breakers.set(broken)
 
+    def loop_lag(self, seconds: float) -> None:
+        """Note how late the event loop was for something that was due."""
+        self._families.loop_lag.observe(seconds)
+
     def in_flight(self, count: int) -> None:
         """Say how many requests this process has under way."""
         self._families.in_flight.set(count)
@@ -110,6 +115,11 @@ class Telemetry:
         """Count a store error; *kind* is a fixed word such as ``timeout``."""
         self._families.store_errors.labels(kind).inc()
 
+    def fault(self, where: str, request_id: str, fault: Exception) -> None:
+        """Count a fault of ours that cost no request; *where* is a fixed word."""
+        del request_id, fault
+        self._families.faults.labels(where).inc()
+
     def archived(self, outcome: str, count: int) -> None:
         """Count *count* originals with which something happened."""
         self._families.archived.labels(outcome).inc(count)
@@ -117,6 +127,10 @@ class Telemetry:
     def lines_dropped(self, count: int) -> None:
         """Say how many log lines this process has dropped so far."""
         self._families.lines_dropped.set(count)
+
+    def without_descriptor(self, count: int) -> None:
+        """Count *count* connections that met the limit of open files."""
+        self._families.without_descriptor.inc(count)
 
     def learned_windows(self, count: int) -> None:
         """Say how many windows hold in this process because overflows or cuts taught them."""
@@ -267,7 +281,13 @@ class _Families:
             "ullage_learned_windows", "Windows that hold because traffic taught them.", multiprocess_mode="livemax"
         )
         self.upstream_errors = counter("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream", "class"))
+        self.faults = counter(
+            "ullage_internal_errors_total", "Faults of the proxy's own that cost no request.", ("where",)
+        )
         self.store_errors = counter("ullage_store_errors_total", "Errors of the store.", ("kind",))
+        self.loop_lag = histogram(
+            "ullage_loop_lag_seconds", "How late the event loop is for what is due, every 50 ms.", buckets=_LAG
+        )
         # Over several workers: requests add up, and the store is as bad as the worst of them sees it.
         self.refused_connections = counter(
             "ullage_refused_connections_total",
@@ -281,6 +301,9 @@ class _Families:
         )
         self.lines_dropped = gauge(
             "ullage_log_lines_dropped", "Log lines nobody read in time.", multiprocess_mode="livesum"
+        )
+        self.without_descriptor = counter(
+            "ullage_out_of_descriptors_total", "Connections that met the limit of open files."
         )
         self.summaries = counter(
             "ullage_summaries_total",

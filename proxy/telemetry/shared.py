@@ -16,12 +16,24 @@ _NAME = re.compile(r"ullage-metrics-(\d+)-(\d+)-\w+")
 
 
 def make_directory() -> Path:
-    """A fresh private directory for the figures of this run's workers; those of runs that were killed are removed."""
+    """A fresh private directory for the figures of this run's workers; those of runs that were killed are removed.
+
+    Raises ``OSError`` if there is no place for one.
+    """
     space = _process_space()
-    for left in Path(tempfile.gettempdir()).glob("ullage-metrics-*"):
+    base = _base()
+    for left in base.glob("ullage-metrics-*"):
         if _is_stale(left, space):
             remove_directory(left)
-    return Path(tempfile.mkdtemp(prefix=f"ullage-metrics-{space}-{os.getpid()}-"))
+    return Path(tempfile.mkdtemp(prefix=f"ullage-metrics-{space}-{os.getpid()}-", dir=base))
+
+
+def _base() -> Path:
+    """The temporary directory; if none can be written, as under a read-only root, the memory that processes share."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return Path("/dev/shm")  # noqa: S108 - only the parent of a private directory
 
 
 def _process_space() -> int:

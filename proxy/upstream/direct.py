@@ -1,19 +1,20 @@
-"""HTTP out: bytes in, bytes out, on one pooled session per process that shares nothing between callers but sockets."""
+"""HTTP out: bytes in, bytes out, on pooled sessions that share nothing between callers but sockets."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.errors import Overloaded, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.pipe import Pipe
 from proxy.upstream.paths import Base
 from proxy.upstream.wire import AbortingResponse, BytesBody, Connector, VerbatimRequest
@@ -24,8 +25,12 @@ HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
 
+OURS: Final = b"x-ullage-"
+
 # A connection that was never established carried nothing: trying again cannot bill anybody twice.
 _CONNECT_PAUSES: Final = (0.05, 0.2)
+
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 SWITCHING: Final = 101
 
@@ -36,11 +41,16 @@ Body = bytes | AsyncIterator[bytes] | None
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds to connect, to the answer's head once the request is sent, and between two bytes of its body."""
+    """Seconds to connect, to the answer's head once the request is sent, between two bytes of its body, and for all.
+
+    ``keep_alive`` is how long an idle connection is kept for another request.
+    """
 
     connect: float = 5.0
     first_byte: float = 600.0
     idle: float = 300.0
+    total: float = 3600.0
+    keep_alive: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +72,21 @@ class Target:
 class DirectReply:
     """An answer whose head has arrived: ``ports.Reply`` over an aiohttp response."""
 
-    __slots__ = ("_idle", "_response", "_upstream", "headers", "status")
+    __slots__ = ("_end", "_loop", "_response", "_timeouts", "_upstream", "close_delimited", "headers", "status")
 
-    def __init__(self, response: AbortingResponse, upstream: str, idle: float) -> None:
+    def __init__(self, response: AbortingResponse, upstream: str, timeouts: Timeouts) -> None:
         self._response = response
         self._upstream = upstream
-        self._idle = idle
+        self._timeouts = timeouts
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + timeouts.total
         self.status = response.status
         self.headers: Sequence[tuple[str, str]] = end_to_end(response)
+        self.close_delimited = is_close_delimited(response)
         connection = response.connection
         if connection is not None and connection.protocol is not None and response.status != SWITCHING:
             # aiohttp has one read timeout for head and body; models think long before the head, not inside the body.
-            connection.protocol.read_timeout = idle
+            connection.protocol.read_timeout = timeouts.idle
             connection.protocol.start_timeout()
 
     def header(self, name: str) -> str:
@@ -84,15 +97,18 @@ class DirectReply:
         """The next bytes as they arrived; empty at the end.
 
         Raises ``UpstreamUnreachable`` when the connection breaks, ``UpstreamTimeout`` when it goes silent; every byte
-        that came before is handed out first.
+        that came before is handed out first. An answer that has not ended in its total time is a timeout, too.
         """
+        # No timer: where nothing comes the other timeout ends it, so an endless answer is seen by what it sends.
+        if self._loop.time() > self._end:
+            raise UpstreamTimeout(self._upstream, self._timeouts.total, endless=True)
         content = self._response.content
         if content.exception() is not None and (rest := arrived(content)):
             return rest
         try:
             return await content.readany()
         except aiohttp.SocketTimeoutError as error:
-            raise UpstreamTimeout(self._upstream, self._idle) from error
+            raise UpstreamTimeout(self._upstream, self._timeouts.idle) from error
         except (aiohttp.ClientError, OSError) as error:
             if rest := arrived(content):
                 return rest
@@ -147,14 +163,25 @@ def arrived(content: aiohttp.StreamReader) -> bytes:
     return b"".join(parts)
 
 
+def is_close_delimited(response: aiohttp.ClientResponse) -> bool:
+    """True if only the end of the connection says where the body ends (RFC 9112, section 6.3)."""
+    if response.method == "HEAD" or response.status in (SWITCHING, 204, 304):
+        return False
+    coding = response.headers.get("Transfer-Encoding", "").lower()
+    return "chunked" not in coding and "Content-Length" not in response.headers
+
+
 def end_to_end(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
-    """The response's headers in order and spelling, without those meant for this connection only."""
+    """The response's headers in order and spelling, without those meant for this connection only.
+
+    Those of a proxy of this kind behind this one are left out, too: beside ours nobody could tell whose is whose.
+    """
     named = named_by_connection(response.headers.getall("Connection", ()))
     # The raw ones: the parser gives well-known names its own spelling.
     return [
         (name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape"))
         for name, value in response.raw_headers
-        if (lower := name.lower()) not in HOP_BY_HOP and lower not in named
+        if (lower := name.lower()) not in HOP_BY_HOP and lower not in named and not lower.startswith(OURS)
     ]
 
 
@@ -169,20 +196,10 @@ class DirectUpstream:
     """Sends requests to named targets. Build it inside a running loop; ``close`` it at the end."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
-        self._places = {target.name: _Place(target) for target in targets}
-        # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
-        # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
-        self._session = aiohttp.ClientSession(
-            connector=Connector(limit=0, keepalive_timeout=10, ttl_dns_cache=30),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            request_class=VerbatimRequest,
-            response_class=AbortingResponse,
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=2**17,
-            max_line_size=2**15,
-            max_field_size=2**15,
-        )
+        # aiohttp knows one time for all idle connections of a pool: a pool for each that is configured.
+        self._sessions = {seconds: _session(seconds) for seconds in {one.timeouts.keep_alive for one in targets}}
+        self.without_descriptor = 0
+        self._places = {target.name: _Place(target, self._sessions[target.timeouts.keep_alive]) for target in targets}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -205,6 +222,21 @@ class DirectUpstream:
         chunked unless *headers* hold a ``content-length``. Redirects are answers like any other. Raises
         ``UpstreamUnreachable`` or ``UpstreamTimeout``, or the ``UllageError`` that ended a streamed body.
         """
+        reply = await self._sent(target, method, path_qs, headers, body, added)
+        if reply.status == SWITCHING:
+            reply.close()
+            raise UpstreamUnreachable(target, "it switched protocols, which was not asked for")
+        return reply
+
+    async def _sent(
+        self,
+        target: str,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: Body,
+        added: Mapping[str, str] = NOTHING,
+    ) -> DirectReply:
         place = self._places[target]
         url = URL(place.base.join(path_qs), encoded=True)
         sent = place.outgoing(headers)
@@ -212,10 +244,10 @@ class DirectUpstream:
             sent.update(added)
         data = BytesBody(body) if isinstance(body, bytes) and body else body or None
         for pause in (*_CONNECT_PAUSES, None):
-            if self._session.closed:
+            if place.session.closed:
                 raise UpstreamUnreachable(target, "the proxy is being shut down")
             try:
-                response = await self._session.request(
+                response = await place.session.request(
                     method,
                     url,
                     headers=sent,
@@ -225,31 +257,55 @@ class DirectUpstream:
                     timeout=place.client_timeout,
                 )
             except aiohttp.ClientConnectorError as error:
+                exhausted = error.errno in _NO_DESCRIPTOR
+                self.without_descriptor += exhausted
+                if pause is None and exhausted:
+                    raise Overloaded("The proxy may open no more connections (its limit of open files).") from error
                 if pause is None or not _refused(error):
                     raise UpstreamUnreachable(target, _connect_cause(error)) from error
                 await asyncio.sleep(pause)
                 continue
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise _translate(target, place.timeouts, error) from error
-            return DirectReply(cast("AbortingResponse", response), target, place.timeouts.idle)
+            return DirectReply(cast("AbortingResponse", response), target, place.timeouts)
         raise AssertionError("the last attempt either returns or raises")
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
         """The upstream's answer to a request for a WebSocket: with status 101 it has a ``tunnel``."""
         asked = [*headers, ("Connection", "Upgrade"), ("Upgrade", "websocket")]
-        return await self.send(target, "GET", path_qs, asked, None)
+        return await self._sent(target, "GET", path_qs, asked, None)
 
     async def close(self) -> None:
-        """Close the pool; requests under way break."""
-        await self._session.close()
+        """Close the pools; requests under way break."""
+        for session in self._sessions.values():
+            await session.close()
+
+
+def _session(keep_alive: float) -> aiohttp.ClientSession:
+    """A pool that keeps idle connections for *keep_alive* seconds; 0: keeps none."""
+    kept: dict[str, Any] = {"keepalive_timeout": keep_alive} if keep_alive else {"force_close": True}
+    # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
+    # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
+    return aiohttp.ClientSession(
+        connector=Connector(limit=0, ttl_dns_cache=30, **kept),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        request_class=VerbatimRequest,
+        response_class=AbortingResponse,
+        auto_decompress=False,
+        trust_env=False,
+        read_bufsize=2**17,
+        max_line_size=2**15,
+        max_field_size=2**15,
+    )
 
 
 class _Place:
     """A target, made ready to be sent to."""
 
-    __slots__ = ("_fixed", "_replaced", "base", "client_timeout", "proxy", "timeouts")
+    __slots__ = ("_fixed", "_replaced", "base", "client_timeout", "proxy", "session", "timeouts")
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, session: aiohttp.ClientSession) -> None:
+        self.session = session
         self.base = Base(target.base_url)
         self.proxy = target.proxy
         self.timeouts = target.timeouts

@@ -63,6 +63,8 @@ class Bridged:
 class BridgedReply:
     """An answer in OpenAI's shape: ``ports.Reply`` over what LiteLLM returned."""
 
+    close_delimited = False
+
     def __init__(self, status: int, headers: Sequence[tuple[str, str]], body: bytes | _Pump) -> None:
         self.status = status
         self.headers = headers
@@ -295,14 +297,18 @@ async def _events(place: Bridged, call: Any, chunk: Any, stream: Any) -> AsyncIt
 
     An error after the start ends them as an event of its own, without ``[DONE]``.
     """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + place.timeouts.total
     try:
         while chunk is not None:
             yield _event(shapes.chunk(chunk.model_dump(exclude_none=True)))
-            async with asyncio.timeout(place.timeouts.idle):
+            async with asyncio.timeout_at(min(end, loop.time() + place.timeouts.idle)):
                 chunk = await anext(stream, None)
         yield b"data: [DONE]\n\n"
     except TimeoutError as error:
-        raise UpstreamTimeout(place.name, place.timeouts.idle) from error
+        endless = loop.time() >= end
+        seconds = place.timeouts.total if endless else place.timeouts.idle
+        raise UpstreamTimeout(place.name, seconds, endless=endless) from error
     except Exception as error:
         if call.broken is not None:
             cause = "the connection broke before the answer was complete"

@@ -22,6 +22,11 @@ class Upstreams:
         """The upstreams' names."""
         return tuple(dict.fromkeys((*self._direct.names, *self._bridge.names)))
 
+    @property
+    def without_descriptor(self) -> int:
+        """How many connections could not be made because the process may open no more files."""
+        return self._direct.without_descriptor
+
     def speaks(self, name: str) -> bool:
         """Whether the upstream can be asked for more than bridged chat completions."""
         return name in self._straight

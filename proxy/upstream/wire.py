@@ -51,6 +51,14 @@ class AbortingResponse(aiohttp.ClientResponse):
 class FailingProtocol(ResponseHandler):
     """A connection whose failure reaches the body's reader too: broken framing would leave that one waiting."""
 
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Fail the body that is being read if the connection was reset."""
+        body = self._payload
+        if exc is not None and isinstance(body, aiohttp.StreamReader) and not body.is_eof():
+            # aiohttp takes every end of a close-delimited body for a clean one; the exception must be there before.
+            body.set_exception(aiohttp.ClientPayloadError("the connection was reset"))
+        super().connection_lost(exc)
+
     def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
         """Fail the connection and the body that is being read from it."""
         body = self._payload

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from proxy.core.errors import UllageError
 from proxy.core.overflow.classify import Classifier
+from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import Ending, Opening
 from proxy.core.report import Report, Usage
+from proxy.core.request import Request
 from proxy.ports import Reply
 from proxy.walk.plans import Plan
 from proxy.walk.recovery import Recovery
@@ -18,8 +21,15 @@ from proxy.walk.recovery import Recovery
 HOLD_SECONDS = 5.0
 """How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
 
+JUDGED_INLINE = 16_384
+"""Bytes of a request above which a claim about it is judged in a thread: its words are searched."""
+
 ERROR_BYTES = 1_048_576
 """An error answer larger than this is passed on without being looked at."""
+
+
+Judged = Callable[[Prior], Overflow | None]
+"""Returns the overflow that an answer reports, given what is known of its request."""
 
 
 def learn_nothing(usage: Usage) -> bool:
@@ -49,6 +59,8 @@ class Answer:
 class Told:
     """What is left of a reply whose body was read to its end: its head, to be given back verbatim."""
 
+    close_delimited = False
+
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
 
@@ -77,6 +89,7 @@ class Told:
 class Written:
     """An answer of our own, with status 200."""
 
+    close_delimited = False
     status = 200
     headers: Sequence[tuple[str, str]]
 
@@ -104,55 +117,69 @@ class Looker:
         self._classifier = classifier
         self._recovery = recovery
 
-    async def look(self, reply: Reply, plan: Plan, *, again: bool) -> tuple[bytes, Overflow | None]:
-        """The bytes taken from *reply* to find out, and the overflow if it is one: then they are all there is.
+    async def look(
+        self, reply: Reply, request: Request, plan: Plan, taken: list[bytes], *, again: bool
+    ) -> tuple[bytes, Overflow | None]:
+        """The bytes read from *reply* to find out, and the overflow if it is one: then they are all there is.
 
-        A claim is held against our own count, but a provider that was believed once is believed *again*.
+        They are added to *taken* as they come, so that none is lost if this fails. A claim is held against what is
+        known of *request*, which was sent as *plan* has it; that costs a count, so only a claim does. A provider that
+        was believed once is believed *again*.
         """
-        try:
-            return await self._judge(reply, plan, again)
-        except BaseException:
-            reply.close()  # whoever waited is gone or the connection broke: nobody else would end the call
-            raise
+        found = await self._judge(reply, request, plan, taken, again)
+        return b"".join(taken), found
 
-    async def _judge(self, reply: Reply, plan: Plan, again: bool) -> tuple[bytes, Overflow | None]:
-        counted = None if again else plan.tokens
+    async def _judge(
+        self, reply: Reply, request: Request, plan: Plan, taken: list[bytes], again: bool
+    ) -> Overflow | None:
         if reply.status >= 400:
-            body, complete = await _read(reply, ERROR_BYTES)
-            found = self._classifier.answer(reply.status, reply.headers, body, counted) if complete else None
-            return body, found if self._recovery.concerns(found) else None
-        if reply.status != 200 or not (again or _may_overflow(plan)):
-            return b"", None
-        return await _watch(reply, Opening(self._classifier, reply.headers, counted))
+            if not await _read(reply, taken, ERROR_BYTES):
+                return None
+            read: Judged = partial(self._classifier.answer, reply.status, reply.headers, b"".join(taken))
+            claim = read(NOTHING_KNOWN)
+        elif reply.status == 200:
+            opening = Opening(self._classifier, reply.headers)
+            claim = await _watch(reply, taken, opening)
+            read = opening.judged
+        else:
+            return None
+        if not self._recovery.concerns(claim):
+            return None
+        if not again:
+            prior = await self._recovery.prior(request, plan)
+            large = len(plan.body) > JUDGED_INLINE
+            claim = await asyncio.to_thread(read, prior) if large else read(prior)
+        return claim if self._recovery.concerns(claim) else None
 
 
-async def _watch(reply: Reply, opening: Opening) -> tuple[bytes, Overflow | None]:
-    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow."""
-    taken = [await reply.next_chunk()]
+async def _watch(reply: Reply, taken: list[bytes], opening: Opening) -> Overflow | None:
+    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow.
+
+    However small the request is by our count: a window that is believed too large makes every request look small.
+    """
+    taken.append(await reply.next_chunk())
     loop = asyncio.get_running_loop()
     deadline = loop.time() + HOLD_SECONDS
     while taken[-1] and opening.feed(taken[-1]) == "undecided":
         chunk = await _before(deadline, reply.next_chunk())
         if chunk is None:
-            return b"".join(taken), None
+            return None
         taken.append(chunk)
     if opening.finish() != "overflow":
-        return b"".join(taken), None
-    rest, complete = await _read(reply, ERROR_BYTES, deadline)
-    return b"".join(taken) + rest, opening.overflow if complete else None
+        return None
+    return opening.overflow if await _read(reply, taken, ERROR_BYTES, deadline) else None
 
 
-async def _read(reply: Reply, limit: int, deadline: float | None = None) -> tuple[bytes, bool]:
-    """The rest of a reply up to *limit* bytes, and whether that was all of it."""
-    taken: list[bytes] = []
+async def _read(reply: Reply, taken: list[bytes], limit: int, deadline: float | None = None) -> bool:
+    """Add the rest of a reply to *taken*, up to *limit* bytes; return True if that was all of it."""
     size = 0
     while size <= limit:
         chunk = await (reply.next_chunk() if deadline is None else _before(deadline, reply.next_chunk()))
         if not chunk:
-            return b"".join(taken), chunk is not None
+            return chunk is not None
         taken.append(chunk)
         size += len(chunk)
-    return b"".join(taken), False
+    return False
 
 
 async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
@@ -161,8 +188,3 @@ async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
             return await chunk
     except TimeoutError:
         return None
-
-
-def _may_overflow(plan: Plan) -> bool:
-    budget, after = plan.report.budget, plan.report.tokens_after
-    return budget is None or after is None or after * 2 >= budget

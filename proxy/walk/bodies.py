@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from proxy.core.budget.figures import input_room
 from proxy.core.conversation.outline import splice
 from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
 from proxy.core.decisions import DIALECTS
@@ -53,9 +54,14 @@ def with_output(api: str, located: Located, plan: Plan, most: int) -> Plan | Non
     edits = {key: str(most) for key, value in given.items() if value.isdecimal() and int(value) > most}
     if not edits:
         return None
-    body = splice(outline, len(plan.body[:start].decode()), plan.body[start:end], edits)
-    stages = tuple(dict.fromkeys((*plan.report.stages, "output")))
-    return replace(plan, body=body, output=most, report=plan.report.but(outcome="compacted", stages=stages))
+    thinking = outline.thinking(most)
+    body = splice(outline, len(plan.body[:start].decode()), plan.body[start:end], edits | thinking)
+    stages = tuple(dict.fromkeys((*plan.report.stages, "output", *(["thinking"] if thinking else []))))
+    report = plan.report.but(outcome="compacted", stages=stages)
+    if report.window is not None:
+        limit = plan.route.max_input if plan.route else None
+        report = report.but(budget=max(0, input_room(report.window, most, limit)))
+    return replace(plan, body=body, output=most, report=report)
 
 
 def truncating(located: Located, plan: Plan) -> Plan | None:

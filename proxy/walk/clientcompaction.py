@@ -6,7 +6,6 @@ after it is told as a block tells folded rounds; the user's words stand in it as
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Callable
@@ -23,8 +22,9 @@ from proxy.core.conversation.outline import Outline
 from proxy.core.decisions import MeasuredRequest
 from proxy.core.report import SERVED, Report
 from proxy.core.request import Request
+from proxy.offload import load_of, offload
 from proxy.ports import Summary
-from proxy.walk.events import RENDER_INLINE, Events
+from proxy.walk.events import Events
 from proxy.walk.plans import Plan
 from proxy.walk.reading import Reader
 
@@ -68,10 +68,8 @@ class ClientCompaction:
         sums = raw.layout.sums
         if sums[summary.cut] < NEARLY * sums[-1]:
             return None
-        large = len(measured.parsed.body) > RENDER_INLINE
-        text = (
-            await asyncio.to_thread(self._text, measured, raw, summary) if large else self._text(measured, raw, summary)
-        )
+        size = load_of(len(measured.parsed.body), len(measured.parsed.items))
+        text = await offload(size, self._text, measured, raw, summary)
         count = self._reader.count(measured.route.encoding, measured.route.model)
         tokens = int(count(text) * measured.token_ratio)
         if outline.requested is not None and tokens > outline.requested:
@@ -93,7 +91,7 @@ class ClientCompaction:
         text = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))
         words = int(shares.pins * budget)
         told = [i for i in range(len(items)) if items[i].role != "system"]
-        entries = {i: raw.dialect.read_entry(raw.item(i)) for i in told[:-1]}
+        entries = {i: raw.entry(i) for i in told[:-1]}
         if told and (rest := without_prompt(raw.item(told[-1]))):
             entries[told[-1]] = raw.dialect.read_entry(rest)
         users = [i for i, entry in entries.items() if items[i].role == "user" or entry.said]

@@ -5,7 +5,6 @@ No model is asked: what stands for the conversation is the block that stands for
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import math
@@ -24,8 +23,8 @@ from proxy.core.conversation.plain import response_head
 from proxy.core.conversation.scan import decode
 from proxy.core.decisions import MeasuredRequest
 from proxy.core.request import Request
+from proxy.offload import load_of, offload
 from proxy.ports import Recorder
-from proxy.walk.events import RENDER_INLINE
 from proxy.walk.reading import Located, Reader
 
 Kind = Literal["endpoint", "trigger"]
@@ -101,7 +100,7 @@ class Compacting:
         """*request* without items of ours, and the indexes where they stood."""
         if request.api != responses.API or PREFIX.encode() not in request.body:
             return request, ()
-        found = opened(request.body, self._recorder.item_key())
+        found = opened(request.body, self._recorder.item_key(), self._reader.most)
         return replace(request, body=found.body), found.ours
 
     def serving(self, upstream: str) -> Serving:
@@ -117,9 +116,8 @@ class Compacting:
 
     async def make(self, measured: MeasuredRequest, kind: Kind, ours: Sequence[int]) -> Made:
         """The compaction of a measured request; *ours* are the items that hold an earlier one."""
-        if len(measured.parsed.body) <= RENDER_INLINE:
-            return self._make(measured, kind, frozenset(ours))
-        return await asyncio.to_thread(self._make, measured, kind, frozenset(ours))
+        size = load_of(len(measured.parsed.body), len(measured.parsed.items))
+        return await offload(size, self._make, measured, kind, frozenset(ours))
 
     def _make(self, measured: MeasuredRequest, kind: Kind, ours: frozenset[int]) -> Made:
         parsed, counts, figures, shares = measured.parsed, measured.counts, measured.budget, self._shares

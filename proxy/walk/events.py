@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import MutableMapping
 from dataclasses import replace
 
 from cachetools import LRUCache
 
+from proxy.core.compression.event import Demand, Event
 from proxy.core.compression.record import VERSION, Record, dump, load
-from proxy.core.compression.schedule import Demand, Event
-from proxy.core.compression.truncate import Truncate
 from proxy.core.compression.view import Pen, Raw, same_block, write
 from proxy.core.conversation.items import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, Written
 from proxy.core.planner import provider_compacts
 from proxy.core.request import Request
+from proxy.offload import load_of, offload
 from proxy.ports import Passage, Recorder, Summaries, Summary
 from proxy.walk.passages import passage_of
 from proxy.walk.plans import Plan
 from proxy.walk.reading import Reader
-
-RENDER_INLINE = 65_536
-"""Bytes of folded items that are digested on the event loop; more goes to a thread."""
 
 MAX_PLACES = 512
 """Places asked of the store at once; an event is never further back than the room between the marks."""
@@ -62,7 +58,7 @@ class Events:
 
         That is told once, so it is not asked for a dry run, nor if the provider is to compact.
         """
-        layout = measured.lay_out()
+        layout = await offload(_load(measured), measured.lay_out)
         record = await self.newest(measured, layout)
         first = record.event if record else None
         if measured.target.dry_run or (record is None and self._is_left_to_provider(measured)):
@@ -121,11 +117,8 @@ class Events:
         else:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
         count = self._reader.count(measured.route.encoding, measured.route.model)
-        pen = Pen(count, self._policy.tools, self._policy.rules.truncate or Truncate())
-        if _last_byte(original, compaction) <= RENDER_INLINE:
-            block, edits = write(original, compaction, pen, before, summary.text)
-        else:
-            block, edits = await asyncio.to_thread(write, original, compaction, pen, before, summary.text)
+        pen = Pen(count, self._policy.tools)
+        block, edits = await offload(_load(measured), write, original, compaction, pen, before, summary.text)
         record = Record(
             VERSION,
             compaction,
@@ -137,10 +130,11 @@ class Events:
             summary.spent,
             by=summary.by,
             upto=summary.cut,
+            output=need.lowered_output or 0,
         )
         if not target.dry_run:
             record = await self._saved(measured, need, record)
-        return Written(found, target, record, need.lowered_output)
+        return Written(found, target, record, record.output or need.lowered_output)
 
     async def _saved(self, measured: MeasuredRequest, need: NeedBlock, record: Record) -> Record:
         """*record* once it is stored, or another replica's at this boundary, if that fits too."""
@@ -151,7 +145,9 @@ class Events:
         theirs = load(stored, len(hashes))
         if theirs is not None and theirs.event.place == boundary:
             budget = measured.budget_for(target)
-            if measured.schedule(self._policy, layout, budget).fits(theirs.event, budget.budget):
+            if measured.schedule(self._policy, layout, budget).fits(
+                theirs.event, budget.inside(theirs.output or budget.reserve)
+            ):
                 record = theirs
         self._records[route, name] = record
         return record
@@ -182,7 +178,7 @@ class Events:
         """What a model wrote of the longest prefix of a measured conversation, if it is there, and its items."""
         if self._summaries is None or not self._recorder.reachable():
             return None
-        layout = measured.lay_out()
+        layout = await offload(_load(measured), measured.lay_out)
         passage = self._passage(measured, layout, layout.count, None)
         found = await self._summaries.ready(passage) if passage else None
         return (found, measured.original(layout)) if found else None
@@ -235,9 +231,5 @@ class Events:
         return passage_of(measured, layout, cut, record, self._policy.rules.shares.summary)
 
 
-def _last_byte(original: Raw, compaction: Event) -> int:
-    """Where the last item ends that *compaction* folds or edits; 0 if there is none."""
-    touched = [compaction.cut, *(swap.index + 1 for swap in compaction.swaps)]
-    touched += [index + 1 for index, _ in compaction.trims]
-    last = max(touched)
-    return original.spans[last - 1][1] if last else 0
+def _load(measured: MeasuredRequest) -> int:
+    return load_of(len(measured.parsed.body), len(measured.parsed.items))

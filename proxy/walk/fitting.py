@@ -9,6 +9,7 @@ from typing import assert_never
 from proxy.core.budget.catalogue import Route
 from proxy.core.compression.fresh import capped
 from proxy.core.compression.record import Record
+from proxy.core.compression.truncate import Truncate
 from proxy.core.conversation.compaction import client_of
 from proxy.core.conversation.scan import scan
 from proxy.core.decisions import (
@@ -34,6 +35,7 @@ from proxy.core.overflow.policy import Lower
 from proxy.core.planner import decide
 from proxy.core.report import Report
 from proxy.core.request import Request
+from proxy.offload import load_of, offload
 from proxy.ports import Recorder, Summaries
 from proxy.walk import offering
 from proxy.walk.events import Events
@@ -69,27 +71,37 @@ class Fitter:
         self._room = ToolRoom(reader, policy, tools)
         self.events = Events(reader, recorder, policy, records, asked, summaries)
 
-    def capped(self, request: Request) -> Request:
+    async def capped(self, request: Request) -> Request:
         """*request* with its tool results capped, where that is wanted; *request* itself where nothing is too big."""
         limits = self._policy.always
         if limits is None:
             return request
+        return await offload(len(request.body), self._capped, request, limits)
+
+    def _capped(self, request: Request, limits: Truncate) -> Request:
         dialect = DIALECTS[request.api]
         try:
-            where = scan(request.body, dialect.LIST)
+            where = scan(request.body, dialect.LIST, self._reader.most)
             body = capped(request.body, where, dialect, self._reader.tools, limits)
         except InvalidRequest:
             return request  # what cannot be read may still be relayed
         return request if body is request.body else replace(request, body=body)
 
     def low(self, route: Route, window: int, budget: int) -> int:
-        """The lowest low mark that a request inside *budget* can have: what weighs less needs no closer look."""
+        """The lowest low mark that a request inside *budget* can have: what has fewer bytes needs no closer look.
+
+        A token of JSON is more than two bytes, so that its tokens are under half of the mark.
+        """
         figures = self._policy.budget(route, window, None, 0, 1.0)
         return figures.low(self._policy.rules.marks, min(budget, figures.lasting))
 
     def locate(self, request: Request) -> Located:
         """Where things stand in the body. Raises ``InvalidRequest`` where it cannot be read."""
         return self._reader.locate(DIALECTS[request.api], request.tenant, request.body)
+
+    async def located(self, request: Request) -> Located:
+        """As ``locate``, of a large body on a thread."""
+        return await self._reader.located(DIALECTS[request.api], request.tenant, request.body)
 
     async def measure(
         self,
@@ -102,10 +114,17 @@ class Fitter:
         target: CompactionTarget | None = None,
     ) -> MeasuredRequest:
         """The request, read and counted against *window* (in the provider's tokens)."""
-        dialect, policy = DIALECTS[request.api], self._policy
+        dialect = DIALECTS[request.api]
         reading = await self._reader.read(dialect, route.encoding, request.tenant, located, route.model)
+        known = KnownRoute(route, window, source, None, token_ratio)
+        return await offload(reading.load, self._measured, request, reading, known, target)
+
+    def _measured(
+        self, request: Request, reading: Reading, known: KnownRoute, target: CompactionTarget | None
+    ) -> MeasuredRequest:
+        policy, route, window, token_ratio = self._policy, known.route, known.window, known.token_ratio
         envelope, requested = reading.outline, reading.outline.requested
-        counts = TokenCounts(reading.fixed, reading.sizes, reading.totals)
+        counts = TokenCounts(reading.fixed, reading.sizes, reading.totals, reading.members)
         client_compaction = request.compacting or _compacting(reading)
         added = 0
         if policy.recall and not client_compaction:
@@ -114,11 +133,11 @@ class Fitter:
         tools_json, budget = self._room.shrunk(request.tenant, route, envelope, counts, budget)
         hashes = reading.links(self._recorder.chain_key(request.tenant), request.options.conversation)
         stated: int | None = int(budget.window * max(1.0, token_ratio))
-        if source == "learned":
+        if known.window_source == "learned":
             stated = self._lessons.stated(route, request.tenant)
         return MeasuredRequest(
             request=request,
-            known=KnownRoute(route, window, source, stated, token_ratio),
+            known=replace(known, stated_window=stated),
             parsed=ParsedBody(reading.body, reading.scan, reading.items, envelope),
             counts=counts,
             prefix_hashes=hashes,
@@ -151,8 +170,9 @@ class Fitter:
     async def decide(self, measured: MeasuredRequest, report: Report) -> Plan:
         """What to send for *measured*, with *report* completed. Nothing is sent."""
         progress: Progress = START
+        size = load_of(len(measured.parsed.body), len(measured.parsed.items))
         while True:
-            decision = decide(measured, self._policy, progress)
+            decision = await offload(size, decide, measured, self._policy, progress)
             match decision:
                 case NeedRecord():
                     progress = await self.events.look_up(measured)
@@ -196,4 +216,5 @@ def _compacting(reading: Reading) -> str:
     spans, body = reading.scan.spans, reading.body
     if not spans:
         return ""
-    return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])])
+    history = reading.totals.assistant > 0
+    return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])], history)

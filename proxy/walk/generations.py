@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
@@ -13,8 +13,10 @@ from proxy.core.overflow.coding import Plain
 from proxy.core.recall.events import dumped, value_of
 from proxy.core.recall.splice import Splice, TooMuchHeld
 from proxy.core.report import Usage
+from proxy.faults import Faults
 from proxy.ports import Reply
 from proxy.walk.answering import Answer
+from proxy.walk.failopen import Sending
 from proxy.walk.recalling import Turn
 
 WHOLE: Final = 2**26
@@ -41,8 +43,11 @@ class RecallFailed(UllageError):
         self.status = status
 
 
-async def recalled(turn: Turn, answer: Answer) -> Answer:
-    """*answer*, whose reply is that of the first generation, with the tool's calls answered on the way."""
+async def recalled(turn: Turn, answer: Answer, sending: Sending, faults: Faults) -> Answer:
+    """*answer*, whose reply is that of the first generation, with the tool's calls answered on the way.
+
+    *sending* is what the generations are sent by.
+    """
     reply, report = answer.reply, answer.report
     if reply is None or reply.status != 200 or reply.header("content-encoding").strip().lower() not in READABLE:
         return answer
@@ -55,23 +60,21 @@ async def recalled(turn: Turn, answer: Answer) -> Answer:
         return not ended and answer.learn(turn.first)
 
     if turn.is_stream(reply.header("content-type")):
-        return replace(answer, reply=Streamed(turn, reply, answer.head), head=b"", learn=learn, told=turn.told)
-    reply, head = await settled(turn, reply, answer.head)
+        noticed = partial(faults.report, "answer", report.request_id)
+        streamed = Streamed(turn, reply, answer.head, sending, noticed)
+        return replace(answer, reply=streamed, head=b"", learn=learn, told=turn.told)
+    reply, head = await settled(turn, reply, sending)
     return replace(answer, reply=reply, head=head, learn=learn, report=turn.told(report))
 
 
-async def settled(turn: Turn, reply: Reply, head: bytes) -> tuple[Reply, bytes]:
+async def settled(turn: Turn, reply: Reply, sending: Sending) -> tuple[Reply, bytes]:
     """An answer that is no stream, as the client gets it once its last generation is here: a reply, and bytes of it.
 
     A generation that is no answer ends it, and is passed as it came.
     """
     earlier: list[Any] = []
     while True:
-        try:
-            value, taken = await _value(reply, head)
-        except BaseException:
-            reply.close()  # the client is gone or the connection broke: nobody else would end the call
-            raise
+        value, taken = await _value(reply, sending.taken)
         said = turn.wire.said(value) if value is not None and reply.status == 200 else None
         if value is None or said is None:
             return reply, taken
@@ -82,14 +85,17 @@ async def settled(turn: Turn, reply: Reply, head: bytes) -> tuple[Reply, bytes]:
             if not earlier and not calls:
                 return reply, taken
             return Settled(reply, dumped(turn.wire.whole(value, earlier))), b""
-        reply.close()
-        reply, head = await turn.go_on(said, calls)
+        sending.finish()
+        reply, _ = await turn.go_on(said, calls)
         earlier.append(said)
 
 
-async def _value(reply: Reply, head: bytes) -> tuple[dict[str, Any] | None, bytes]:
-    """The object that a reply holds, and all bytes taken from it; ``None`` where there is none, or too much of it."""
-    taken, size = [head], len(head)
+async def _value(reply: Reply, taken: list[bytes]) -> tuple[dict[str, Any] | None, bytes]:
+    """The object that a reply holds, and all bytes taken from it; ``None`` where there is none, or too much of it.
+
+    *taken* are those that were read before, and grows.
+    """
+    size = sum(map(len, taken))
     while size <= WHOLE and (chunk := await reply.next_chunk()):
         taken.append(chunk)
         size += len(chunk)
@@ -101,6 +107,8 @@ async def _value(reply: Reply, head: bytes) -> tuple[dict[str, Any] | None, byte
 
 class Settled:
     """An answer with a body of its own and the head of the reply it was made of."""
+
+    close_delimited = False
 
     def __init__(self, reply: Reply, body: bytes) -> None:
         self._reply = reply
@@ -129,16 +137,29 @@ class Settled:
 
 
 class Streamed:
-    """A reply whose stream goes on where the model is asked again. Closing it ends whatever is under way."""
+    """A reply whose stream goes on where the model is asked again. Closing it ends whatever is under way.
 
-    def __init__(self, turn: Turn, reply: Reply, head: bytes) -> None:
+    After a fault of ours the first generation passes as it came, without recall; a later one, of which the client has
+    the beginning in another form, ends the stream.
+    """
+
+    def __init__(
+        self, turn: Turn, reply: Reply, head: bytes, sending: Sending, report: Callable[[Exception], None]
+    ) -> None:
         gone = ("content-length", "content-encoding")
         self.status = reply.status
         self.headers: Sequence[tuple[str, str]] = [pair for pair in reply.headers if pair[0].lower() not in gone]
         self._turn = turn
+        self._sending = sending
+        self._report = report
         self._splice: Splice = turn.wire.stream()
         self._take(reply, head)
-        self._ended = self._final = self._due = False
+        self._ended = self._final = self._due = self._read = self._plainly = False
+
+    @property
+    def close_delimited(self) -> bool:
+        """True if only the end of the connection says where the generation that is read ends."""
+        return self._reply.close_delimited
 
     def header(self, name: str) -> str:
         """The first header called *name* (any case), or an empty string."""
@@ -147,11 +168,13 @@ class Streamed:
     async def next_chunk(self) -> bytes:
         """The next bytes for the client; empty at the end. Raises ``RecallFailed`` and what the upstream raises."""
         while not self._ended:
-            if self._due:
-                self._due = False
-                made = await self._turned()
-            else:
-                made = await self._fed()
+            try:
+                made = await self._next()
+            except UllageError:
+                raise
+            except Exception as fault:  # noqa: BLE001 - a fault in recall costs recall, not the stream
+                self._report(fault)
+                made = self._without_recall(fault)
             if made:
                 return made
         return b""
@@ -159,20 +182,53 @@ class Streamed:
     def close(self) -> None:
         """Abort what is still under way."""
         self._reply.close()
+        self._sending.drop()
+
+    async def _next(self) -> bytes:
+        if self._plainly:
+            return await self._passed()
+        if self._due:
+            self._due = False
+            return await self._turned()
+        return await self._fed()
+
+    def _without_recall(self, fault: Exception) -> bytes:
+        """What of the first generation was not passed on yet; the rest of it follows as it comes."""
+        if self._plainly or not self._splice.first:
+            raise RecallFailed(500, "internal error.") from fault
+        self._plainly, self._ended = True, self._read
+        if self._sending.reply is not self._reply:
+            self._sending.drop()
+        try:
+            return self._splice.untouched()
+        except Exception as another:
+            raise RecallFailed(500, "internal error.") from another
+
+    async def _passed(self) -> bytes:
+        chunk = await self._reply.next_chunk()
+        self._ended = not chunk
+        return self._decoded(chunk)
 
     def _take(self, reply: Reply, head: bytes) -> None:
         self._reply = reply
         self._head = head
         coding = reply.header("content-encoding").strip().lower()
-        self._plain = Plain(coding, sys.maxsize if coding in PLAIN else WHOLE)
+        self._plain = None if coding in PLAIN else Plain(coding, WHOLE)
+
+    def _decoded(self, chunk: bytes) -> bytes:
+        if self._plain is None:
+            return chunk
+        made = self._plain.feed(chunk)
+        if self._plain.lost:
+            raise RecallFailed(502, "its stream cannot be decoded to the end.")
+        return made
 
     async def _fed(self) -> bytes:
         """What the next bytes of this generation add."""
         chunk, self._head = self._head or await self._reply.next_chunk(), b""
         try:
-            made = self._splice.feed(self._plain.feed(chunk)) if chunk else b""
-            if self._plain.lost:
-                raise RecallFailed(502, "its stream cannot be decoded to the end.")
+            self._splice.unread = self._decoded(chunk)
+            made = self._splice.feed(self._splice.unread) if chunk else b""
         except TooMuchHeld:
             raise RecallFailed(502, "what it says is too large to be held back.") from None
         if not self._final:
@@ -191,13 +247,15 @@ class Streamed:
         if not calls or not turn.may_go_on() or splice.cut or splice.failed:
             self._final = True
             return splice.flush()
+        self._read = True
         await self._finish()
         reply, head = await turn.go_on(splice.said, calls)
         if reply.status != 200 or not turn.is_stream(reply.header("content-type")):
             self._reply = reply
             raise await _failure(reply, head)
-        self._take(reply, head)
         splice.go_on()
+        self._take(reply, head)
+        self._read = False
         return b""
 
     async def _finish(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Collection
 from dataclasses import replace
@@ -14,11 +13,10 @@ from proxy.core.conversation import messages
 from proxy.core.conversation.outline import Outline
 from proxy.core.conversation.scan import decode
 from proxy.core.request import Request
+from proxy.offload import offload
 from proxy.walk.reading import Reader, Reading
 
 MEMBER = "context_management"
-INLINE = 65_536
-"""Bytes of a body that is edited on the event loop; a larger one is in a thread."""
 
 
 class Managing:
@@ -40,16 +38,13 @@ class Managing:
         """
         if route.upstream not in self._owned:
             return request
-        located = self._reader.locate(messages, request.tenant, request.body)
+        located = await self._reader.located(messages, request.tenant, request.body)
         outline = located.outline
         if MEMBER not in outline.fields:
             return request
         wanted = wishes(json.loads(outline.value(MEMBER)))
         reading = await self._reader.read(messages, route.encoding, request.tenant, located, route.model)
-        if len(request.body) <= INLINE:
-            body = _edited(reading, wanted)
-        else:
-            body = await asyncio.to_thread(_edited, reading, wanted)
+        body = await offload(reading.load, _edited, reading, wanted)
         return replace(request, body=body, options=replace(request.options, window=_window(request, outline, wanted)))
 
 

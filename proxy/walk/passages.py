@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+from proxy.core.budget.figures import stepped
 from proxy.core.compression.record import Record
 from proxy.core.compression.view import Raw, View, assemble
 from proxy.core.conversation.items import Layout, lay_out
@@ -43,15 +44,9 @@ def passage_of(
         head=_head(measured, layout),
         window=budget.window,
         factor=ratio,
-        read=lambda start, stop: [original.dialect.read_entry(original.item(i)) for i in range(start, stop)],
+        read=lambda start, stop: [original.entry(i) for i in range(start, stop)],
         warm=lambda length: _warm(measured, original, record, length),
     )
-
-
-def stepped(tokens: int) -> int:
-    """The largest power of two, or one and a half of it, that is not above *tokens*: no small change moves it."""
-    power = 1 << max(0, tokens.bit_length() - 1)
-    return min(tokens, power + power // 2 if power + power // 2 <= tokens else power)
 
 
 def _head(measured: MeasuredRequest, layout: Layout) -> bytes:

@@ -11,6 +11,7 @@ from proxy.core.decisions import CompactionTarget
 from proxy.core.overflow.policy import MaxLoss, first_max_loss
 from proxy.core.report import Report
 from proxy.core.request import Mode, Request
+from proxy.offload import offload
 from proxy.walk.bodies import rerouted
 from proxy.walk.fitting import Fitter
 from proxy.walk.heads import MEDIA, bound, read_head
@@ -44,7 +45,7 @@ class Planner:
         plan = await self.planned(request, "any" if dry_run else None, counted=counted, dry_run=dry_run)
         if plan.route is None or plan.route.steps == (COMPRESS,) or not (plan.withheld or plan.error):
             return plan
-        steps = plan.route.steps if self.may_leave(request) else ()
+        steps = plan.route.steps if await self.may_leave(request) else ()
         for max_loss in ("no_drop", "any"):
             for at, step in enumerate(steps):
                 if step != COMPRESS:
@@ -57,17 +58,18 @@ class Planner:
                     return found
         return plan if plan.error else await self.planned(request, "any")
 
-    def may_leave(self, request: Request) -> bool:
+    async def may_leave(self, request: Request) -> bool:
         """Whether another model can answer: not where the path names this one, or its server has the history."""
-        return not request.model and not self._fitter.locate(request).outline.stored
+        return not request.model and not (await self._fitter.located(request)).outline.stored
 
     async def by_fallback(self, request: Request, model: str, max_loss: MaxLoss, *, dry_run: bool = False) -> Plan:
         """What to send when *model* is asked in place of the one that was."""
-        located = self._fitter.locate(request)
+        located = await self._fitter.located(request)
         asked = located.outline.model
         # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
         origin = request.origin if self._upstream_of(model) == self._upstream_of(asked) else None
-        other = replace(request, body=rerouted(request, located, model), origin=origin)
+        body = await offload(len(request.body), rerouted, request, located, model)
+        other = replace(request, body=body, origin=origin)
         plan = await self.planned(other, max_loss, dry_run=dry_run)
         return replace(plan, request=other, report=as_fallback(plan.report.but(model=asked), model))
 
@@ -85,7 +87,7 @@ class Planner:
     async def _plan(self, request: Request, max_loss: MaxLoss | None, counted: bool, dry_run: bool) -> tuple[Plan, str]:
         """The plan, and what the body calls the conversation."""
         head = read_head(request.api, request.body)
-        located = None if head else self._fitter.locate(request)
+        located = None if head else await self._fitter.located(request)
         about = located.outline if located else head
         model, stream = (about.model, about.stream is True) if about else ("", False)
         model, session = request.model or model, about.session if about else ""
@@ -95,7 +97,7 @@ class Planner:
         mode = self._mode if request.options.mode == "on" else request.options.mode
         known = await self._lessons.of(route, request.tenant)
         window = self._recovery.window(route, known, request)
-        if mode == "on" and (smaller := self._fitter.capped(request)) is not request:
+        if mode == "on" and (smaller := await self._fitter.capped(request)) is not request:
             plan, session = await self._plan(smaller, max_loss, counted, dry_run)
             outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
             stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
@@ -125,13 +127,18 @@ class Planner:
             # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
             own = replace(request.options, conversation=request.options.conversation + OBSERVED)
             request = replace(request, options=own)
-        located = located or self._fitter.locate(request)
+        located = located or await self._fitter.located(request)
         factor = known.lesson.calibration.factor
         if max_loss is None:
             max_loss = "any" if mode == "observe" or request.options.compact_now else first_max_loss(route.steps)
         now, lower = request.options.compact_now, self._fitter.lower
         target = CompactionTarget(
-            force=now, wait_for_summary=now, dry_run=dry_run, max_loss=max_loss, lower_output=lower
+            force=now,
+            wait_for_summary=now,
+            dry_run=dry_run,
+            max_loss=max_loss,
+            lower_output=lower,
+            share=request.options.compact_to,
         )
         measured = await self._fitter.measure(request, located, route, window, factor, report.source, target)
         plan = await self._fitter.decide(measured, report)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from proxy.core.budget.memory import memories
 from proxy.core.budget.prices import Meter, prices
-from proxy.core.budget.regions import NOTHING, Totals, add_up
+from proxy.core.budget.regions import NOTHING, Members, Totals, add_up
 from proxy.core.budget.tools import reads_declarations, tools_tokens
 from proxy.core.conversation.chain import chain
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.facts import facts_of
 from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
-from proxy.core.conversation.outline import TOOLS, Outline, read_outline
-from proxy.core.conversation.scan import Scan, Span, extend, scan
+from proxy.core.conversation.outline import SYSTEM, TOOLS, Outline, read_outline
+from proxy.core.conversation.scan import MOST_ITEMS, Scan, Span, extend, scan
 from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
+from proxy.core.conversation.written import read_written, settled
 from proxy.core.errors import InvalidRequest
+from proxy.offload import load_of, offload
 from proxy.ports import Counter
-
-INLINE = 16_384
-"""Bytes of unseen text that are counted on the event loop (about 3 ms); more goes to a thread."""
 
 RECOUNTED = 1_024
 """Characters from which a text that stands in every view of a conversation is not counted again for each of them."""
@@ -36,7 +35,8 @@ class Reading:
     """One request, read: where its items are, what they weigh, and what stands around them.
 
     ``body`` is the client's, or the same with its items as a list. ``sizes`` are the tokens of each counted member of
-    the outline, ``fixed`` those of everything but the history; ``totals`` are those of the items by role.
+    the outline, ``fixed`` those of everything but the history; ``totals`` are those of the items by role,
+    ``remembered`` those of memories in the members that hold system text.
     """
 
     body: bytes
@@ -47,6 +47,23 @@ class Reading:
     fixed: int
     totals: Totals
     known: Known | None
+    remembered: int = 0
+
+    @property
+    def members(self) -> Members:
+        """The weight of the members beside the items, by what they hold."""
+        tools, system = (sum(self.sizes.get(key, 0) for key in keys) for keys in (TOOLS, SYSTEM))
+        return Members(tools, system, self.remembered)
+
+    @property
+    def system(self) -> int:
+        """The weight of all system text: the system items, and the members that hold such text."""
+        return self.totals.system + self.members.system
+
+    @property
+    def load(self) -> int:
+        """What work on all of it is about, in bytes as ``offload`` weighs them."""
+        return load_of(len(self.body), len(self.items))
 
     @property
     def history(self) -> int:
@@ -68,10 +85,10 @@ class Reading:
     def links(self, key: bytes, label: str) -> tuple[bytes, ...]:
         """The chain's links after each item, continued from those computed for a prefix of this body."""
         name = (key, label)
-        before = self.known.links if self.known and self.known.named == name else ()
-        links = chain(key, label, self.items, before)
+        named, before = self.known.links if self.known else (name, ())
+        links = chain(key, label, self.items, before if named == name else ())
         if self.known is not None:
-            self.known.named, self.known.links = name, links
+            self.known.links = name, links
         return links
 
 
@@ -79,8 +96,9 @@ class Reading:
 class Known:
     """A body seen before up to ``border``: equal bytes up to there (``digest``) mean an equal scan and equal items.
 
-    ``layout`` and ``links`` (for the chain key and label in ``named``) are filled in when they are first needed; they
-    may be those of a shorter prefix. ``measure`` says what the items were counted by.
+    ``layout`` and ``links`` (behind the chain key and label they are for) are filled in when they are first needed;
+    they may be those of a shorter prefix. ``measure`` says what the items were counted by. Threads share it, so each
+    member is replaced as a whole.
     """
 
     border: int
@@ -88,8 +106,7 @@ class Known:
     scan: Scan
     measure: str = ""
     items: tuple[Item, ...] = ()
-    named: tuple[bytes, str] = (b"", "")
-    links: tuple[bytes, ...] = ()
+    links: tuple[tuple[bytes, str], tuple[bytes, ...]] = ((b"", ""), ())
     layout: Layout = EMPTY
     totals: Totals = NOTHING
 
@@ -109,7 +126,8 @@ class Reader:
     """Reads bodies with four memories handed in (bounded mappings): items, outlines, their sizes, whole prefixes.
 
     Every key is a digest over tenant and content, so nothing of one tenant can be timed by another, and no memory
-    keeps a body alive.
+    keeps a body alive. Large bodies are read on threads, so the memories have to be safe to share. A body of more than
+    *most* items is refused.
     """
 
     def __init__(
@@ -120,21 +138,31 @@ class Reader:
         sizes: MutableMapping[bytes, int],
         prefixes: MutableMapping[bytes, Known],
         tools: ToolMap = NO_TOOLS,
+        most: int = MOST_ITEMS,
     ) -> None:
         self.tools = tools
+        self.most = most
         self._counter = counter
         self._items = items
         self._outlines = outlines
         self._sizes = sizes
         self._prefixes = prefixes
 
+    async def located(self, dialect: Dialect, tenant: bytes, body: bytes) -> Located:
+        """As ``locate``, of a large body on a thread."""
+        return await offload(len(body), self.locate, dialect, tenant, body)
+
     def locate(self, dialect: Dialect, tenant: bytes, body: bytes) -> Located:
-        """Where things stand in *body*. Raises ``InvalidRequest`` where it is no valid body of *dialect*."""
+        """Where things stand in *body*.
+
+        Raises ``InvalidRequest`` if it is no valid body of *dialect*, ``TooManyItems`` if it has too many.
+        """
         scope = hashlib.sha256(tenant + dialect.API.encode())
         memo = Memo(scope.copy(), body) if len(body) >= PREFIX_FROM else None
         known = memo.find(self._prefixes) if memo else None
         try:
-            where = (extend(body, dialect.LIST, known.scan) if known else None) or scan(body, dialect.LIST)
+            longer = extend(body, dialect.LIST, known.scan, self.most) if known else None
+            where = longer or scan(body, dialect.LIST, self.most)
         except InvalidRequest:
             listed = dialect.listed(body)
             if listed is None:
@@ -152,24 +180,32 @@ class Reader:
 
         Raises ``InvalidRequest`` where an item is none.
         """
+        known = found.known if found.known and found.known.measure == _measure(encoding, model) else None
+        border, seen = (known.border, len(known.items)) if known else (0, 0)
+        unseen = load_of(len(found.body) - border, len(found.scan.spans) - seen)
+        return await offload(unseen, self._read, dialect, encoding, tenant, found, model)
+
+    def _read(self, dialect: Dialect, encoding: str, tenant: bytes, found: Located, model: str) -> Reading:
         known, spans, measure = found.known, found.scan.spans, _measure(encoding, model)
         seen = (
             known.items if known and known.measure == measure and spans[: len(known.items)] == known.scan.spans else ()
         )
         count = self.count(encoding, model)
         scope = _scope(dialect, measure, tenant)
-        items = seen + await self._read_items(dialect, count, scope, found.body, spans[len(seen) :])
+        items = seen + self._read_items(dialect, count, scope, found.body, spans[len(seen) :])
+        items = seen + settled(items, len(seen))
         kept = found.memo.keep(self._prefixes, found.scan, measure, items) if found.memo and spans else None
         if kept and known:
-            kept.named, kept.links = known.named, known.links
+            kept.links = known.links
             kept.layout = known.layout if known.measure == measure else EMPTY
-        sizes = await self._sizes_of(scope, found.outline.counted(), encoding, model)
+        sizes = self._sizes_of(scope, found.outline.counted(), encoding, model)
         totals = add_up(items, known.totals if known and seen else NOTHING)
         if kept:
             kept.totals = totals
         tools = dialect.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
         fixed = dialect.PER_REPLY + tools + totals.system + sum(sizes.values())
-        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept)
+        remembered = sum(self._remembered(scope, text, count) for text in found.outline.said.values())
+        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept, remembered)
 
     def count(self, encoding: str, model: str = "") -> Meter:
         """Counts text in *encoding*, and knows what media cost with *model*."""
@@ -203,7 +239,7 @@ class Reader:
             size = self._sizes[name] = self.count_tools(encoding, model)(text)
         return size
 
-    async def _read_items(
+    def _read_items(
         self, dialect: Dialect, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
         keys = [_key(scope, body[start:end]) for start, end in spans]
@@ -211,29 +247,31 @@ class Reader:
         items = {key: item for key in keys if (item := self._items.get(key)) is not None}
         unseen = {key: span for key, span in zip(keys, spans, strict=True) if key not in items}
         if unseen:
-            slices = [body[start:end] for start, end in unseen.values()]
-
-            def read() -> list[Item]:
-                return [read_one(dialect, raw, count, self.tools) for raw in slices]
-
-            large = sum(map(len, slices)) > INLINE
-            fresh = dict(zip(unseen, await asyncio.to_thread(read) if large else read(), strict=True))
+            fresh = {key: read_one(dialect, body[start:end], count, self.tools) for key, (start, end) in unseen.items()}
             self._items.update(fresh)
             items |= fresh
         return tuple([items[key] for key in keys])
 
-    async def _sizes_of(self, scope: Any, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
-        """Tokens of the members around the items; what is large and was not seen before is counted on a thread."""
+    def _sizes_of(self, scope: Any, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
+        """Tokens of the members around the items."""
         found: dict[str, int] = {}
         for key, text in texts.items():
             name = _key(scope, f"{key}\0{text}".encode())
             size = self._sizes.get(name)
             if size is None:
                 count = self.count_tools(encoding, model) if key in TOOLS else self.count(encoding, model)
-                size = await asyncio.to_thread(count, text) if len(text) > INLINE else count(text)
-                self._sizes[name] = size
+                size = self._sizes[name] = count(text)
             found[key] = size
         return found
+
+    def _remembered(self, scope: Any, text: str, count: Meter) -> int:
+        """Tokens of the injected memories in a system *text*; looked for once in each text."""
+        name = _key(scope, f"memory\0{text}".encode())
+        size = self._sizes.get(name)
+        if size is None:
+            found = memories(text)
+            size = self._sizes[name] = count(found) if found else 0
+        return size
 
 
 class Memo:
@@ -279,9 +317,11 @@ class Memo:
 def read_one(dialect: Dialect, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
     item = dialect.read_item(raw, count)
-    if item.role != "assistant" and not item.answers:
+    if item.role == "system" or (item.role == "tool" and not item.answers):
         return item
-    return replace(item, facts=facts_of(dialect.read_entry(raw), tools.call))
+    entry = dialect.read_entry(raw)
+    item = item if item.role == "user" else replace(item, facts=facts_of(entry, tools.call))
+    return read_written(item, raw, entry, tools.forms, tools.call, count)
 
 
 def _measure(encoding: str, model: str) -> str:

@@ -5,7 +5,6 @@ Nothing is stored: what the tool shows is the request's own history, which is he
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from proxy.core.recall.search import LAST, Piece, answer
 from proxy.core.recall.splice import Call, Wire
 from proxy.core.report import NO_USAGE, Report
 from proxy.core.request import Request
+from proxy.offload import offload
 from proxy.ports import Reply
 from proxy.walk.plans import Plan
 from proxy.walk.reading import Reader
@@ -33,9 +33,6 @@ CALLS: Final = 8
 """Calls of one generation that are answered with what they ask for: each is a walk over the history."""
 
 TOO_MANY: Final = f"[Not answered: at most {CALLS} calls at once.]"
-
-INLINE: Final = 65_536
-"""Bytes of a history that is searched on the event loop; more goes to a thread."""
 
 MARGIN: Final = 64
 """One token in so many of the window stays free: no provider counts quite as we do."""
@@ -150,7 +147,7 @@ class Turn:
 
         async def grown(plan: Plan) -> Plan:
             made[:] = await self._off(lambda: [*asked, *self._answered(plan, said, asked, calls, pieces)])
-            return self._grown(plan, made)
+            return await self._off(lambda: self._grown(plan, made))
 
         found = await self._again(self._plan, grown)
         self._plan = found.plan
@@ -162,7 +159,7 @@ class Turn:
         return found.reply, found.head
 
     async def _off(self, work: Callable[[], T]) -> T:
-        return work() if len(self._request.body) <= INLINE else await asyncio.to_thread(work)
+        return await offload(len(self._request.body), work)
 
     def _grown(self, plan: Plan, made: Sequence[bytes]) -> Plan:
         where = scan(plan.body, self._dialect.LIST)
@@ -222,7 +219,7 @@ class Turn:
                 shown = (_shown(name, arguments) for name, arguments in entry.calls)
                 callers |= dict(zip(items[at].calls, shown, strict=True))
             answers = [callers[name] for name in (items[at].answers if same else ()) if name in callers]
-            label = f"result of {', '.join(answers)}" if answers else entry.role
+            label = f"result of {', '.join(answers)}" if answers else (items[at].role if same else entry.role)
             if entry.role != "system":
                 pieces.append(Piece(at + 1, label, _text(entry), at in hidden))
         return pieces

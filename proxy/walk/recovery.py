@@ -9,23 +9,31 @@ from proxy.core.budget.catalogue import COMPRESS, Route
 from proxy.core.budget.figures import reserve
 from proxy.core.budget.windows import Source
 from proxy.core.decisions import CompactionTarget
+from proxy.core.errors import InvalidRequest
+from proxy.core.overflow.evidence import Prior, judged
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import lowering, retries_smaller
+from proxy.core.report import Usage
 from proxy.core.request import Request
 from proxy.walk.bodies import truncating, with_output
 from proxy.walk.fitting import Fitter
-from proxy.walk.lessons import Held, Lessons
+from proxy.walk.heads import MEDIA
+from proxy.walk.lessons import Held, Lessons, Sent
 from proxy.walk.plans import Plan
 from proxy.walk.reading import Located
 
 SHRINK = 0.75
 """Of the view that was refused, what is sent next where the error states nothing to go by."""
 
+STATED = frozenset({"configured", "server", "request"})
+"""Sources of a window that a person or the server stated: a table may be wrong about this server."""
+
 
 class Course:
     """How far the attempts at one request have come.
 
     ``left`` are the fallbacks that nobody asked yet, ``later`` is what may be made smaller once all of them failed.
+    ``unsure`` is a plan and a refusal of it that teaches only once something smaller was answered.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -33,6 +41,7 @@ class Course:
         self.overflows = 0
         self.retries = 0
         self.later: tuple[Plan, Overflow] | None = None
+        self.unsure: tuple[Plan, Overflow] | None = None
         steps = plan.route.steps if plan.route else ()
         self._first = steps[0] if steps else COMPRESS
         self.left = [step for step in steps if step not in (COMPRESS, plan.report.fallback)]
@@ -67,11 +76,41 @@ class Recovery:
             return "request"
         return route.source if told == route.window else "learned"
 
+    async def prior(self, request: Request, plan: Plan) -> Prior:
+        """What is known of *request*, sent as *plan* has it, before a refusal of it is believed."""
+        if plan.route is None:
+            return Prior(body=plan.body)
+        try:
+            located = self._fitter.locate(request)
+            counted = None if located.outline.unseen else await self._weight(request, located, plan)
+        except InvalidRequest:
+            return Prior(body=plan.body)  # what cannot be read may still be relayed, and refused for its length
+        known = self._lessons.now(plan.route, request.tenant)
+        window = self.window(plan.route, known, request)
+        stated = self.source(plan.route, known, window) in STATED
+        factor = known.lesson.calibration.factor
+        tokens = None if counted is None else int(counted * factor)
+        output = located.outline.requested if plan.output is None else plan.output
+        return Prior(tokens, output, window, stated, not MEDIA.search(plan.body), plan.body)
+
+    def after_content(self, sent: Sent, overflow: Overflow, usage: Usage) -> Overflow | None:
+        """Return *overflow*, which came behind content, if it can be true of what was *sent* and may teach."""
+        known = self._lessons.now(sent.route, sent.tenant)
+        counted = usage.input_tokens
+        if counted is None and sent.counted:
+            counted = int(sent.tokens * known.lesson.calibration.factor)
+        window = self._lessons.window(sent.route, known.lesson)
+        if counted is None and window is not None and not overflow.decisive:
+            return None  # it was not even counted, so small was it beside the window
+        prior = Prior(counted, sent.output, window, sent.route.source in STATED, sent.plain)
+        found = judged(overflow, prior)
+        return found if found is not None and found.sure else None
+
     async def learn(self, request: Request, plan: Plan, overflow: Overflow) -> None:
         """Keep what *overflow* teaches, after *plan* of *request* was refused with it."""
         if plan.route is None or overflow.kind == "output_cap":
             return
-        located = self._fitter.locate(request)
+        located = await self._fitter.located(request)
         if located.outline.stored:
             return
         sent = None if located.outline.unseen else await self._weight(request, located, plan)
@@ -90,8 +129,8 @@ class Recovery:
         assert plan.route is not None
         route = plan.route
         if overflow.kind == "output_cap":
-            return self._less_output(request, plan, overflow)
-        located = self._fitter.locate(request)
+            return await self._less_output(request, plan, overflow)
+        located = await self._fitter.located(request)
         if located.outline.stored:
             return truncating(located, plan) if self._fitter.may_truncate else None
         sent = await self._weight(request, located, plan)
@@ -117,10 +156,10 @@ class Recovery:
                 return replace(found, report=told)
         return None
 
-    def _less_output(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
+    async def _less_output(self, request: Request, plan: Plan, overflow: Overflow) -> Plan | None:
         if overflow.limit is None or (plan.output is not None and plan.output <= overflow.limit):
             return None
-        located = self._fitter.locate(replace(request, body=plan.body))
+        located = await self._fitter.located(replace(request, body=plan.body))
         return with_output(request.api, located, plan, overflow.limit)
 
 

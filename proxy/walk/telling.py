@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 from proxy.core.budget.regions import regions, scaled_up
 from proxy.core.budget.shares import borrowed
-from proxy.core.conversation.outline import TOOLS
 from proxy.core.decisions import CountedView, Policy
 from proxy.core.report import Report
 
@@ -18,10 +18,11 @@ def report_of(policy: Policy, view: CountedView, report: Report) -> Report:
     """*report* with the figures of *view*, in the provider's tokens."""
     measured, budget = view.measured, view.budget
     ratio, allocation, counts = measured.token_ratio, policy.rules.allocation, measured.counts
+    # As small as they were made: the rest of the fixed part stays as the client sent it.
+    beside = replace(counts.beside, tools=counts.beside.tools - (counts.fixed - budget.fixed))
     by_region = regions(
         view.roles,
-        # As small as they were made: the rest of the fixed part stays as the client sent it.
-        tools=sum(counts.members.get(key, 0) for key in TOOLS) - (counts.fixed - budget.fixed),
+        beside,
         fixed=budget.fixed - counts.roles.system + view.roles.system,
         summary=view.summary,
         reserve=view.edits.lowered_output or budget.reserve,
@@ -32,11 +33,12 @@ def report_of(policy: Policy, view: CountedView, report: Report) -> Report:
     return report.but(
         regions=scaled_up(by_region, ratio),
         borrowed=scaled_up(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
-        budget=int(budget.budget * ratio),
+        budget=int(max(0, budget.inside(view.edits.lowered_output or budget.reserve)) * ratio),
         tokens_before=before,
         tokens_after=view.expected_tokens,
         conversation=base64.urlsafe_b64encode(root[:12]).decode(),
         large_result=_large_result(view),
+        reason="nothing_to_fold" if view.edits.nothing_to_fold else report.reason,
         outcome="verbatim" if view.edits.is_verbatim else "compacted",
         stages=view.edits.stages,
         event=view.edits.compacted_now,

@@ -22,7 +22,16 @@ def test_everything_known_leaves_no_braces_and_names_the_proxy(name: str) -> Non
     said = [str(change) for file in client.files for change in changes(file, FACTS)]
     said += [str(filled(value, FACTS)) for value in (*client.environment.values(), *client.commands)]
     text = "\n".join(said)
-    for placeholder in ("{url}", "{root}", "{model}", "{window}", "{text_window}", "{output}", "{key}"):
+    for placeholder in (
+        "{url}",
+        "{root}",
+        "{model}",
+        "{window}",
+        "{text_window}",
+        "{output}",
+        "{key}",
+        "{text_output}",
+    ):
         assert placeholder not in text
     assert (FACTS.root in text) == (client.api != "none")
 
@@ -45,3 +54,42 @@ def test_a_figure_that_stands_alone_is_a_number() -> None:
         "a": "n=32768",
         "b": [4_096, f"{FACTS.root}/v1"],
     }
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        (Facts("r", "K", "m", 8_192), {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "1024", "MAX_THINKING_TOKENS": "0"}),
+        (
+            Facts("r", "K", "m", 32_768, 32_000),
+            {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "8192", "MAX_THINKING_TOKENS": "4096"},
+        ),
+        (
+            Facts("r", "K", "m", 65_536),
+            {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "65536", "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "8192"}
+            | {"MAX_THINKING_TOKENS": "4096"},
+        ),
+        (
+            Facts("r", "K", "m", 131_072),
+            {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "131072", "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "131072"}
+            | {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "16384", "MAX_THINKING_TOKENS": "8192"},
+        ),
+        (
+            Facts("r", "K", "m", 327_680, None, 32_768),
+            {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "327680", "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "327680"}
+            | {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "4096", "MAX_THINKING_TOKENS": "2048"},
+        ),
+        (Facts("r", "K", "m"), {}),
+    ],
+)
+def test_claude_code_is_told_what_it_obeys_in_a_window_of_that_size(facts: Facts, told: dict[str, str]) -> None:
+    """Output and thinking leave room in every window, and only figures that it does not raise are written."""
+    (file,) = CLIENTS["claude-code"].files
+    env = {str(change.at[1]): change.to for change in changes(file, facts) if change.at[0] == "env"}
+    assert env.pop("ANTHROPIC_BASE_URL") == "r"
+    assert env == told
+
+
+def test_a_roomy_window_leaves_the_answers_length_to_the_real_one() -> None:
+    """What a client may believe of the window says nothing of how long an answer can be."""
+    assert filled("{output}", Facts("r", "K", "m", 81_920, None, 8_192)) == 1_024

@@ -12,7 +12,8 @@ from rich.console import Console
 from proxy.commands.explain import Unfit, api_of, breakdown, fitted, render
 from proxy.core.errors import InvalidRequest
 from proxy.settings import Settings
-from tests.fits import Desk, body_of, message_problems, slices
+from tests import forms
+from tests.fits import Desk, body_of, count, message_problems, slices
 from tests.material import AGENT_TOOLS, agent_session, prose, tool
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
@@ -70,6 +71,18 @@ async def test_every_breakdown_adds_up(factor: float, recall: bool) -> None:
     assert steps[-1].after == report.tokens_after
     assert all(step.after <= step.before for step in steps if step.stage != "recall")
     assert 0 < steps[0].touched < 42
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+async def test_system_text_is_told_as_such_wherever_it_stands(api: str) -> None:
+    """What ``system`` and ``instructions`` hold is the system's region and role, and text by its kind."""
+    text = prose(3, 500)
+    messages = [{"role": "system", "content": text}, *agent_session(3, 100)[1:]]
+    body = json.dumps(forms.body_of(api, messages)).encode()
+    shown = breakdown(await fitted(Settings(), body, window=20_000))
+    assert shown.regions["system"] == shown.roles["system"]
+    assert count(text) <= shown.regions["system"][0] <= shown.kinds["text"][0]
+    assert "format" not in shown.kinds
 
 
 async def test_each_stage_has_its_line() -> None:

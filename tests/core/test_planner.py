@@ -223,3 +223,18 @@ def test_a_policy_without_stages_refuses_or_forwards() -> None:
     request = measured(LONG)
     final = decide(request, bare, looked_up(request))
     assert isinstance(final, Reject)
+
+
+def test_a_newest_round_that_cannot_fit_is_refused_at_once() -> None:
+    """Where no try can help, none is made: one block is written, and the refusal says what is too large."""
+    calls = [{"id": f"c{at}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for at in range(2_000)]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
+    messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": calls}, *results]
+    request, blocks = measured(messages), 0
+    events, progress = Desk(Book()).fitter.events, looked_up(request)
+    decision = decide(request, PLANNING, progress)
+    while isinstance(decision, NeedBlock):
+        blocks += 1
+        decision = decide(request, PLANNING, asyncio.run(events.write(request, decision)))
+    assert isinstance(decision, Reject)
+    assert blocks <= 1

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.core.compression.schedule import Demand
+from proxy.core.compression.event import Demand
 from tests.conftest import StartProxy, StartStub
 from tests.fits import Desk
 from tests.forms import body_of
@@ -54,6 +54,23 @@ def size(api: str, body: dict[str, Any]) -> int:
 def rounds_up_to(api: str, tokens: int) -> int:
     """The most rounds of a session whose compaction takes at most so many tokens."""
     return max(at for at in range(10, 30) if size(api, compacting(api, at)) <= tokens)
+
+
+@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize(
+    ("words", "client"),
+    [
+        ("Turn this session into a handoff that another model resumes from, and call no tools.", "other"),
+        ("Add a command that summarizes the history of a session, so that another model can resume it.", ""),
+    ],
+)
+async def test_a_compaction_in_unknown_words_goes_whole(api: str, words: str, client: str) -> None:
+    """What asks for a handoff is left as it is above the high mark; work on such texts is compacted as ever."""
+    talk = [*agent_session(rounds_up_to(api, WINDOW - 400) - 1, 300), {"role": "user", "content": words}]
+    body = raw(asked(api, talk))
+    plan = await Desk().plan(body, WINDOW, api=api)
+    assert plan.report.client_compaction == client
+    assert (plan.body == body) is bool(client)
 
 
 @pytest.mark.parametrize("api", WIRES)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -18,13 +21,19 @@ import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.processes import done, kill_all, lines, living, metrics, servers, total, until_gone, workers
-from tests.harness import Client, Proxy, until
+from tests.harness import ROOT, Client, Proxy, until
 from tests.stub import Answer, Fault, Stub
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
 
 HELLO: dict[str, Any] = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hello there."}]}
 STREAM = {**HELLO, "stream": True}
+
+ON_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 @pytest.fixture
@@ -120,6 +129,82 @@ async def test_a_drain_lets_a_stream_finish(stub: StartStub, home: Path, proxy: 
     assert front.process is not None
     assert await asyncio.to_thread(front.process.wait, 20) == 0
     await until_gone(home)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_closed_terminal_drains_and_leaves_nothing(
+    stub: StartStub, home: Path, proxy: StartProxy, count: int
+) -> None:
+    """A proxy whose terminal is closed lets its stream finish and ends, with its workers and its private server."""
+    server = await stub()
+    front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
+    front.end()
+    await until_gone(home)
+    terminal, slave = os.openpty()
+    environment = {**os.environ, "HOME": str(home), "XDG_DATA_HOME": f"{home}/share", "PYTHONPATH": str(ROOT)}
+    front.process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
+        [sys.executable, "-c", ON_A_TERMINAL, *front._command()],
+        cwd=home,
+        env=environment,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    await front._ready()
+    slow(server, 20, 0.1)
+    begun = asyncio.Event()
+    stream = asyncio.ensure_future(read_stream(front, begun))
+    await begun.wait()
+    os.close(terminal)
+    os.kill(front.pid, signal.SIGHUP)  # a shell tells its jobs, too
+    assert (await stream).endswith(b"data: [DONE]\n\n")
+    await asyncio.to_thread(front.process.wait, 20)
+    await until_gone(home)
+
+
+async def test_two_workers_take_over_from_one_while_its_connections_wait(
+    stub: StartStub, home: Path, proxy: StartProxy
+) -> None:
+    """Connections that a single process closed last wait for a minute on its port, which workers can share at once."""
+    server = await stub()
+    front = await proxy(server.url, window=8192, home=home)
+    held = [await asyncio.open_connection("127.0.0.1", front.port) for _ in range(5)]
+    assert (await ask(front)).status_code == 200
+    assert front.end() == 0
+    for _, writer in held:
+        writer.close()
+    front.arguments = ["--workers", "2"]
+    await front.start()
+    assert (await ask(front)).status_code == 200
+    assert front.end() == 0
+    front.arguments = []
+    await front.start()
+    assert (await ask(front)).status_code == 200
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_running_out_of_descriptors_is_told_and_survived(
+    stub: StartStub, home: Path, proxy: StartProxy, count: int
+) -> None:
+    """When hardly any more files may be opened idle clients make room for new ones; log and metrics tell."""
+    server = await stub()
+    front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
+    pids = list(workers(front).values()) or [front.pid]
+    for pid in pids:
+        limit = len(os.listdir(f"/proc/{pid}/fd")) + 24
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
+    held = [await asyncio.open_connection("127.0.0.1", front.port) for _ in range(120)]
+    # uvloop takes all that wait at once and drops those beyond the last descriptor: let it come to an end first.
+    await until(lambda: any(line["event"] == "server.out_of_descriptors" for line in lines(front)))
+    assert [(await ask(front)).status_code for _ in range(10)] == [200] * 10
+    async with asyncio.timeout(10):
+        while not total(await metrics(front), "ullage_out_of_descriptors_total"):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.1)
+    for _, writer in held:
+        writer.close()
+    assert (await ask(front)).status_code == 200
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import re
 from collections.abc import AsyncIterator
@@ -288,8 +289,8 @@ async def test_endless_heads_take_no_memory_and_are_counted(proxy: StartProxy) -
     front = await proxy("http://127.0.0.1:9/v1")
     field = b": " + b"a" * 32_000 + b"\r\n"
     head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"x%d" % n + field for n in range(90))
-    sizes = [resident(front.pid)]
-    for _ in range(3):
+    before = resident(front.pid)
+    for _ in range(5):
         connections = []
         for _ in range(40):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(front.root.rpartition(":")[2]))
@@ -298,18 +299,40 @@ async def test_endless_heads_take_no_memory_and_are_counted(proxy: StartProxy) -
         for reader, _ in connections:
             with contextlib.suppress(ConnectionError):  # what was not read any more makes the end a reset
                 assert (await asyncio.wait_for(reader.read(64), 20)).split(b" ")[1:2] in ([b"431"], [])
-        sizes.append(resident(front.pid))
         for _, writer in connections:
             writer.transport.abort()
-    sent = 40 * len(head) / 2**20
-    assert sizes[1] - sizes[0] < sent
-    assert sizes[3] - sizes[1] < sent / 4
+    # A vocabulary of 40 MiB may be loaded meanwhile; what is kept of five rounds is less than two of them sent.
+    assert resident(front.pid) - before < 2 * 40 * len(head) / 2**20
     await asyncio.sleep(2)  # metrics are brought up to date every second
     found = await metrics(front)
-    assert total(found, "ullage_refused_connections_total", reason="head_too_large") == 120
+    assert total(found, "ullage_refused_connections_total", reason="head_too_large") == 200
 
 
 def resident(pid: int) -> float:
     """Resident memory of a process in MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0]) / 1024
+
+
+async def test_a_small_bomb_is_refused_and_costs_nobody_else(
+    stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
+) -> None:
+    """A few kilobytes that unfold to a million empty messages are refused; so are too many that come as they are."""
+    server = await stub()
+    front = await proxy(server.url, config={**config(server), "server": {"limits": {"items": 500}}})
+    many = b'{"model":"m","messages":[' + b"{}," * 1_300_000 + b"{}]}"
+    answer = await web.post(
+        f"{front.url}/chat/completions",
+        content=gzip.compress(many),
+        headers={"content-type": "application/json", "content-encoding": "gzip"},
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_inflates_too_far")
+    for path, member in (("chat/completions", "messages"), ("messages", "messages"), ("responses", "input")):
+        item = {"role": "user", "content": "Hi."}
+        body = {"model": "m", "max_tokens": 16, member: [item] * 501}
+        answer = await web.post(f"{front.url}/{path}", json=body)
+        assert answer.status_code == 413
+        assert "server.limits.items" in answer.text
+        assert "too_many_items" in answer.headers["x-ullage-outcome"]
+    assert server.seen == []
+    assert total(await metrics(front), "ullage_loop_lag_seconds_count") > 0

@@ -19,7 +19,7 @@ from tests.e2e.processes import kill_all, lines, living, metrics, servers, total
 from tests.e2e.talk import Talk
 from tests.harness import Proxy, until
 from tests.material import AGENT_SYSTEM, chat_turn, prose
-from tests.store.conftest import Valkey
+from tests.store.conftest import Valkey, free_port
 from tests.store.test_redis import old_server
 from tests.stub import Answer, Stub, slices
 
@@ -162,6 +162,33 @@ async def test_a_killed_private_server_comes_back_with_its_data(stub: StartStub,
         assert grows(talk)
 
 
+def garble(data: Path) -> None:
+    (increments,) = data.glob("*.incr.aof")
+    increments.write_bytes(b"nonsense" + increments.read_bytes())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_damaged_data_costs_a_recomputation_and_nothing_else(
+    stub: StartStub, home: Path, proxy: StartProxy, count: int
+) -> None:
+    """Where the private store's data cannot be read it is begun anew, said so, up, and shared by the workers."""
+    async with chatting(stub) as (server, talk):
+        front = await proxy(server.url, window=WINDOW, arguments=["--workers", str(count)], home=home)
+        turn = await over_an_event(talk, front)
+        front.end()
+        await until_gone(home)
+        data = home / ".local" / "share" / "ullage"
+        garble(data / "appendonlydir")
+        await front.start()
+        for more in range(4):
+            await ask(talk, front, turn + more)
+        assert talk.overflows == 0
+        await until_up(front, True)
+        (line,) = [line for line in lines(front) if line["event"] == "store.begun_anew"]
+        assert line["moved_to"] == str(data / "appendonlydir.damaged")
+        assert len(servers(home)) == 1
+
+
 async def until_up(front: Proxy, up: bool) -> None:
     """Return once the metrics say that the store is *up* or not."""
     async with asyncio.timeout(40):
@@ -233,7 +260,27 @@ def lost(remote: Valkey) -> None:
     assert remote.say("FLUSHALL").startswith("+OK")
 
 
-@pytest.mark.parametrize("spoil", [frozen, dead, full, lost])
+def replica(remote: Valkey) -> None:
+    assert remote.say(f"REPLICAOF 127.0.0.1 {free_port()}").startswith("+OK")
+
+
+def forbidden(remote: Valkey) -> None:
+    assert remote.say("ACL SETUSER default -@write").startswith("+OK")
+
+
+def alone(remote: Valkey) -> None:
+    assert remote.say("CONFIG SET min-replicas-to-write 1").startswith("+OK")
+
+
+MENDED = {
+    full: "CONFIG SET maxmemory 0",
+    replica: "REPLICAOF NO ONE",
+    forbidden: "ACL SETUSER default +@write",
+    alone: "CONFIG SET min-replicas-to-write 0",
+}
+
+
+@pytest.mark.parametrize("spoil", [frozen, dead, full, lost, replica, forbidden, alone])
 async def test_a_broken_store_costs_no_request(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey, spoil: Callable[[Valkey], None]
 ) -> None:
@@ -249,6 +296,12 @@ async def test_a_broken_store_costs_no_request(
             for more in range(16):
                 await ask(other, front, 100 + more)
         assert other.ledger.compacted > 0
+        if spoil in MENDED:
+            await until_up(front, False)
+            (line,) = [line for line in lines(front) if line["event"] in ("store.full", "store.refused")]
+            assert line["advice"]
+            assert remote.say(MENDED[spoil]).startswith("+OK")
+            await until_up(front, True)
         if spoil in (frozen, dead):
             await until_up(front, False)
             assert [line["event"] for line in lines(front)].count("store.down") == 1
@@ -319,6 +372,8 @@ async def test_a_data_directory_that_cannot_be_used_is_memory_with_a_warning(
         (store,) = [text for text in front.log.read_text().splitlines() if text.startswith("  store ")]
         assert "memory" in store
         assert "embedded" not in store
+        assert "in place of the configured store" in store
+        await until_up(front, False)
         for turn in range(20):
             await ask(talk, front, turn)
         assert talk.ledger.compacted > 0

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.compression.schedule import Event
+from proxy.core.compression.event import Event
 from proxy.core.compression.swap import Swap
 from proxy.core.conversation.pages import load, parts_of
 from proxy.notes.archive import REST, Archive, Terms, left_by

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from typing import Any
 
-from proxy.core.compression.schedule import Demand
+from proxy.core.compression.event import Demand
 from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, load
 from proxy.core.request import Request
 from proxy.notes.chronicle import Chronicle

@@ -57,6 +57,9 @@ class PassThrough:
     async def compact(self, request: ports.Request, send: ports.Send) -> PassedThrough:
         return await self.exchange(request, send)
 
+    async def untouched(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+        return await self.exchange(request, send)
+
 
 @dataclass
 class Heard:

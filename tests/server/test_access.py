@@ -1,3 +1,5 @@
+import gzip
+
 import pytest
 
 from proxy.core.errors import Forbidden, Unauthorized
@@ -326,3 +328,18 @@ async def test_a_request_without_a_host_is_no_browsers():
 def test_an_address_cannot_be_another_sites_name(host):
     """Addresses and localhost are this machine; only names can be pointed at it by somebody else."""
     assert owner(OPEN, host=host) == tenant(OPEN)
+
+
+@pytest.mark.parametrize(("config", "status"), [(SHARED, "403"), (ServerConfig("up"), "200")])
+async def test_a_body_that_a_fault_left_compressed_goes_on_from_nothing_shared(monkeypatch, config, status):
+    """What cannot be looked at behind shared keys is refused; where nothing is shared it goes on as it came."""
+
+    async def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("proxy.server.asking.inflated", broken)
+    body = gzip.compress(STORED_BODIES[0])
+    async with house(config, api_key="uk") as at:
+        got = await at.ask("POST", "/v1/responses", body, "X-Api-Key: pk-1", "Content-Encoding: gzip")
+        assert got.line.split()[1] == status
+        assert [heard.body for heard in at.stage.heard] == ([body] if status == "200" else [])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.server import ServerConfig
 from proxy.server.asked import UsageHider, ask
+from tests.growth import is_linear
 from tests.server.house import Heard, Stage, chunk, house
 
 MEMBER = b'"stream_options":{"include_usage":true}'
@@ -184,3 +185,13 @@ async def test_what_cannot_be_read_passes() -> None:
 def body_of(got: Heard) -> bytes:
     assert not got.all("content-length")
     return got.body
+
+
+def test_hiding_costs_no_more_per_byte_the_longer_an_event_is() -> None:
+    """An event that comes in small pieces is looked through in time that grows with it and no faster."""
+
+    def work(length: int) -> None:
+        hider = UsageHider()
+        assert sum(len(hider.feed(b"xxxx")) for _ in range(length // 4)) + len(hider.rest()) == length
+
+    assert is_linear(work, 15_000)

@@ -196,3 +196,18 @@ async def test_a_large_upload_arrives_whole_whatever_the_body_limit():
         assert at.stage.heard[0].body == body
         got = await at.ask("POST", "/v1/batches", b'{"x": "' + body[:50_000] + b'"}', "Content-Type: application/json")
         assert at.stage.heard[1].body == b'{"x": "' + body[:50_000] + b'"}'
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_body_may_unfold_a_hundredfold_and_no_further(encoding):
+    """The ratio of what a body unfolds to is bounded, and the refusal names the setting; little is let pass."""
+    pack = {"gzip": gzip.compress, "deflate": zlib.compress}[encoding]
+    head = f"Content-Encoding: {encoding}"
+    async with house(ServerConfig("up")) as at:
+        assert (await at.chat(pack(b" " * 60_000), head)).line.split()[1] == "200"
+        got = await at.chat(pack(b" " * 4_000_000), head)
+        assert got.line.split()[1] == "413"
+        assert b"server.limits.inflation" in got.body
+        assert len(at.stage.heard) == 1
+    async with house(ServerConfig("up", limits=Limits(inflation=2_000))) as at:
+        assert (await at.chat(pack(b" " * 4_000_000), head)).line.split()[1] == "200"

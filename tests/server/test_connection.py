@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from proxy.server import Limits, ServerConfig
+from tests.descriptors import few_descriptors
 from tests.server.house import eventually, house, read_request
 
 
@@ -177,3 +178,18 @@ async def test_long_headers_up_to_the_limit_pass():
         got = await at.chat(b"{}", "X-Long: " + "a" * 30_000)
         assert got.all("x-long") == ["b" * 30_000]
         assert at.stage.heard[0].all("x-long") == ["a" * 30_000]
+
+
+async def test_a_client_that_comes_while_descriptors_run_out_gets_a_503():
+    """While the last descriptors are left to running requests new clients are told, counted, and served later."""
+    async with house() as at:
+        with few_descriptors(16):
+            reader, writer = await at.connect()
+            got = await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+        assert got.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in got
+        assert b'"overloaded"' in got
+        assert at.server.without_descriptor == 1
+        assert (await at.chat()).line == "HTTP/1.1 200 OK"
+        assert at.server.without_descriptor == 1

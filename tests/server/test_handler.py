@@ -4,7 +4,7 @@ import os
 import pytest
 
 from proxy.core.report import Usage
-from proxy.server.handler import named_model
+from proxy.server.asking import named_model
 from proxy.telemetry.logs import Logs
 from tests.server.house import answer, eventually, house
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from proxy.server.intake import Intake, window_variant, without_secrets
+from proxy.core.errors import InvalidRequest
+from proxy.server.intake import Intake, options, window_variant, without_secrets
 from tests.server.house import house
 
 CHAT = b'{"model": "m",  "messages":[{"role":"user","content":"\\ud83d h\xc3\xa9"}], "x": 1.10}'
@@ -114,3 +115,19 @@ def test_what_tells_who_the_client_is_stays():
     kept = [("Accept", "a"), ("anthropic-beta", "b"), ("X-Trace", "t")]
     secret = [("Authorization", "x"), ("X-API-Key", "x"), ("api-key", "x"), ("Cookie", "x"), ("OpenAI-Project", "x")]
     assert without_secrets([*secret[:2], *kept, *secret[2:]]) == kept
+
+
+@pytest.mark.parametrize(("value", "share"), [("now", None), ("0.2", 0.2), (".25", 0.25), ("0.9999", 0.9999)])
+def test_a_compaction_may_name_its_share(value: str, share: float | None):
+    """``now`` or a share of the room asks for a compaction."""
+    wishes = options({"compact": value})
+    assert (wishes.compact_now, wishes.compact_to) == (True, share)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "later", "0", "0.0", "1", "1.5", "-0.2", "20%", "nan", "0.2 ", "1e-2", "0.00001"]
+)
+def test_what_is_no_share_is_refused(value: str):
+    """Anything else is an error that names the header."""
+    with pytest.raises(InvalidRequest, match="x-ullage-compact"):
+        options({"compact": value})

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.server import Limits, ServerConfig
 from proxy.upstream import Timeouts
-from tests.server.house import chunk, eventually, house
+from tests.server.house import answer, chunk, eventually, house
 
 POST = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -119,21 +119,84 @@ async def test_a_broken_body_of_known_length_is_short():
         writer.close()
 
 
-async def test_a_stream_that_simply_ends_is_passed_as_it_is():
-    """A clean end without ``[DONE]`` is the upstream's own; nothing is invented."""
+async def ended_by_the_connection(head, body, *, reset):
+    """What a client reads, and how its connection ends, if only the upstream's connection says where *body* ends."""
     async with house() as at:
+        read = asyncio.Event()
 
         async def script(heard, reader, writer):
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
-            await writer.drain()
+            writer.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body)
+            await asyncio.wait_for(read.wait(), 5)
+            if reset:
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             writer.close()
 
         at.stage.script = script
         reader, writer = await at.connect()
         writer.write(POST % b"/v1/chat/completions")
-        assert await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+        got = [await asyncio.wait_for(reader.readuntil(body), 5)]
+        read.set()
+        ended = "closed"
+        try:
+            while more := await asyncio.wait_for(reader.read(2**16), 5):
+                got.append(more)
+                if more.endswith(b"0\r\n\r\n"):
+                    ended = "complete"
+                    break
+        except ConnectionResetError:
+            ended = "reset"
         writer.close()
-        assert at.reports[0].reason == ""
+        assert await eventually(lambda: at.reports)
+        return b"".join(got), ended, at.reports[0].reason
+
+
+EVENTS = b"Content-Type: text/event-stream"
+JSON = b"Content-Type: application/json"
+
+
+async def test_a_stream_that_simply_ends_lacks_its_last_chunk():
+    """A clean end of the connection is no end of a stream that has not said so: nothing is invented, not even that."""
+    text, ended, reason = await ended_by_the_connection(EVENTS, b"data: 1\n\n", reset=False)
+    assert text.endswith(b"data: 1\n\n\r\n")
+    assert (ended, reason) == ("closed", "upstream_truncated")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"data: 1\n\ndata: [DONE]\n\n",
+        b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n',
+        b'event: message_stop\ndata: {"type": "message_stop"}\n\n',
+        b'data: {"type":"response.completed","response":{}}\n\n',
+        b'data: {"error": {"message": "no"}}\n\n',
+    ],
+)
+async def test_a_stream_that_said_that_it_is_done_is_complete(body):
+    """Where only the connection ends a stream, its own last event makes it complete."""
+    text, ended, reason = await ended_by_the_connection(EVENTS, body, reset=False)
+    assert text.endswith(body + b"\r\n0\r\n\r\n")
+    assert (ended, reason) == ("complete", "")
+
+
+async def test_a_reset_is_no_end_of_a_stream():
+    """A reset where the connection's end is the body's is told like any broken stream, even behind its last event."""
+    for body in (b"data: 1\n\n", b"data: [DONE]\n\n"):
+        text, ended, reason = await ended_by_the_connection(EVENTS, body, reset=True)
+        assert text.count(b"upstream_stream_error") == 1
+        assert not text.endswith(b"0\r\n\r\n")
+        assert (ended, reason) == ("closed", "upstream_stream_error")
+
+
+async def test_a_body_without_a_length_ends_as_the_upstreams_did():
+    """A body that is no stream lasts until the client's connection ends: in order, or by a reset."""
+    text, ended, reason = await ended_by_the_connection(JSON, b'{"choices": []}', reset=False)
+    assert text.endswith(b'\r\n\r\n{"choices": []}')
+    assert b"connection: close" in text
+    assert (ended, reason) == ("closed", "")
+    text, ended, reason = await ended_by_the_connection(JSON, b'{"choices": [', reset=True)
+    assert text.endswith(b'\r\n\r\n{"choices": [')
+    assert (ended, reason) == ("reset", "upstream_stream_error")
 
 
 async def test_an_upstream_that_hangs_up_is_asked_once():
@@ -203,3 +266,42 @@ async def test_a_slow_reader_holds_the_upstream_back_and_is_dropped_in_the_end()
         assert await eventually(lambda: at.reports, 5)
         assert at.reports[0].reason == "client_left"
         writer.transport.abort()
+
+
+async def test_an_endless_answer_of_comments_ends_with_an_error_event():
+    """A stream that shows signs of life and no end is broken off after its total time."""
+    async with house(timeouts=Timeouts(total=0.3)) as at:
+
+        async def script(heard, reader, writer):
+            writer.write(SSE)
+            while not writer.transport.is_closing():
+                writer.write(chunk(b": still here\n\n"))
+                await asyncio.sleep(0.01)
+
+        at.stage.script = script
+        reader, writer = await at.connect()
+        writer.write(POST % b"/v1/chat/completions")
+        assert b"upstream_stream_error" in await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert await eventually(at.stage.ended.is_set)
+        assert at.reports[0].reason == "upstream_stream_error"
+
+
+async def test_a_switch_of_protocols_is_no_answer_to_a_post():
+    """An upstream's 101 to a plain request is a 502: behind it a client would read whatever the upstream writes."""
+    async with house() as at:
+        at.stage.reply = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\nsmuggled"
+        for path in ("/v1/chat/completions", "/v1/files"):
+            got = await at.ask("POST", path, b"{}", "Upgrade: x", "Connection: Upgrade")
+            assert got.line == "HTTP/1.1 502 Bad Gateway"
+            assert b"smuggled" not in got.body
+
+
+async def test_only_our_own_headers_bear_our_name():
+    """On every route, what an upstream says under the proxy's name does not stand beside what the proxy says."""
+    async with house() as at:
+        at.stage.reply = answer(b'{"data": []}', "X-Ullage-Outcome: compacted", "x-ullage-mine: 1")
+        for method, path in (("POST", "/v1/chat/completions"), ("POST", "/v1/files"), ("GET", "/v1/models")):
+            got = await at.ask(method, path, b"{}" if method == "POST" else b"")
+            assert got.all("x-ullage-mine") == []
+            assert got.all("x-ullage-outcome") == ["verbatim"]

@@ -112,3 +112,38 @@ async def test_a_strange_list_is_no_error(body):
         got = await at.ask("GET", "/v1/models")
         assert got.line == "HTTP/1.1 200 OK"
         assert json.loads(got.body)["data"] == []
+
+
+async def test_a_list_that_cannot_be_had_is_an_error(stub, proxy):
+    """With the only upstream down the list is 502, and as soon as it answers, a list."""
+    server = await stub()
+    front = await proxy(server.url)
+    await server.__aexit__(None, None, None)
+    got = await get(front, "/models")
+    assert got.status_code == 502
+    assert got.json()["error"]["code"] == "upstream_unreachable"
+    async with openai.AsyncOpenAI(base_url=front.url, api_key="sk-mine", max_retries=0) as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.models.list()
+
+
+async def test_an_upstream_that_hangs_is_a_timeout(monkeypatch):
+    """The only upstream does not answer in time: the list is an error and not empty."""
+    monkeypatch.setattr("proxy.server.models.PATIENCE", 0.2)
+
+    async def hang(heard, reader, writer):
+        await reader.read()
+
+    async with house() as at:
+        at.stage.script = hang
+        got = await at.ask("GET", "/v1/models")
+        assert got.line.startswith("HTTP/1.1 504")
+
+
+async def test_names_from_the_configuration_are_listed_without_any_upstream(stub, proxy):
+    """A model that the configuration names is told although nobody could be asked."""
+    server = await stub()
+    config = {"models": [{"name": "named", "context_window": WINDOW}, {"name": "*", "context_window": WINDOW}]}
+    front = await proxy(server.url, config=config)
+    await server.__aexit__(None, None, None)
+    assert [entry["id"] for entry in (await get(front, "/models")).json()["data"]] == ["named"]

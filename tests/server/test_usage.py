@@ -1,12 +1,17 @@
 import gzip
 import itertools
 import json
+import zlib
 
+import brotli
+import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.report import Usage
 from proxy.server.usage import UsageTap
+from tests.growth import is_linear
 
 STREAMS = {
     b'data: {"choices":[{"delta":{"content":"\\"usage\\":{\\"prompt_tokens\\":9}"}}],"usage":null}\n\n'
@@ -124,3 +129,38 @@ def test_compressed_answers_are_read_and_bombs_are_not():
         tap.feed(bad)
         tap.feed(bad)
         assert tap.usage == Usage()
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b'"usage":{', b'"usage":{}', b'"usage" ', b'"usage":{"a":{"usage":{"b":"}"}', b'"usage":{"', b'{"usage":"}'],
+)
+def test_a_hostile_answer_costs_no_more_per_byte_than_an_honest_one(piece):
+    """Keys, braces and quotes without end are read in time that grows with the answer, however it is cut."""
+
+    def work(size, cut):
+        tap = UsageTap()
+        data = piece * (size // len(piece))
+        for at in range(0, len(data), cut):
+            tap.feed(data[at : at + cut])
+        assert tap.usage == Usage()
+
+    assert is_linear(lambda size: work(size, 2**16), 500_000)
+    assert is_linear(lambda size: work(size, 16), 100_000)
+
+
+def test_usage_is_found_behind_what_is_none():
+    """What a server invents in front of its figures does not hide them for long."""
+    for noise in (b'"usage":{', b'"usage":null,', b'"usage":{"a":"'):
+        data = noise + b" " * 2**14 + b'{"usage":{"prompt_tokens":7}}'
+        assert whole(data) == chunked(data, range(0, len(data), 100)) == Usage(7)
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "deflate"])
+def test_every_coding_that_can_be_read_is_read(coding):
+    """Figures are found in whichever coding an answer comes."""
+    data = b'{"usage":{"prompt_tokens":1}}'
+    packed = {"br": brotli.compress, "zstd": zstandard.compress, "deflate": zlib.compress}[coding](data)
+    tap = UsageTap(coding)
+    tap.feed(packed)
+    assert tap.usage.input_tokens == 1

@@ -128,6 +128,19 @@ WRONG = {
     "open bracket": ("server: {port: 1\n", 2, "", "not valid YAML", "brackets"),
     "no mapping": ("- a\n", 1, "", "not a mapping", "sections"),
     "python tag": ("store: {key: !!python/name:os.system x}", 1, "store.key", "not supported", "Leave the tag out"),
+    "a URL as host": ("server: {host: 'http://h'}", 1, "server.host", "no host", "127.0.0.1"),
+    "a host with a port": ("server: {host: 'h:80'}", 1, "server.host", "no host", "the port has its own key"),
+    "a header of a byte": ("server: {limits: {headers: 1}}", 1, "server.limits.headers", "1024", "default is 32768"),
+    "open variable": ("\nstore: {key: '${NOPE'}", 2, "store.key", "named and closed", "write $${"),
+    "no variable": ("store: {key: '${NO PE}'}", 1, "store.key", "named and closed", "${NAME:-default}"),
+    "output over window": (
+        "models:\n- name: m\n  context_window: 1000\n  max_output_tokens: 1001\n", 4, "models[0].max_output_tokens",
+        "1,001 is more than the window", "lower this figure",
+    ),
+    "input over window": (
+        "models: [{name: m, context_window: 10, max_input_tokens: 11}]", 1, "models[0].max_input_tokens", "more than",
+        "raise it",
+    ),
     "key is a list": ("? [a]\n: 1\n", 1, "?", "must be a word", "name: value"),
 }  # fmt: skip
 
@@ -150,3 +163,35 @@ def test_wrong_values_are_traced_to_the_variable_or_flag(tmp_path):
     assert set(found) == {*(f"environment variable {name}" for name in environ), "the command line"}
     assert found["environment variable ULLAGE_SERVR__PORT"].remedy == "Did you mean 'server'?"
     assert all(problem.line is None for problem in found.values())
+
+
+def test_an_unknown_upstream_is_told_beside_other_errors(tmp_path):
+    """A reference to nothing shows although other values are wrong, and nothing else is made up."""
+    text = "server: {default_upstream: c}\nupstreams: [{name: a}, 5]\n"
+    text += "models: [{name: m, upstream: b, typo: 1}, {upstream: a}]"
+    told = {(problem.key, problem.message) for problem in problems(tmp_path, text)}
+    assert ("models[0].upstream", "there is no upstream 'b'") in told
+    assert ("server.default_upstream", "there is no upstream 'c'") in told
+    assert {key for key, _ in told} == {
+        "server.default_upstream", "upstreams[0].base_url", "upstreams[1]", "models[0].upstream", "models[0].typo",
+        "models[1].name",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["models: 5\nserver: 5\nupstreams: x", "server: {default_upstream: [a]}\nmodels: [5]"])
+def test_references_in_what_is_no_section_are_none(tmp_path, text):
+    """What is written in a wrong form is a problem of its form alone."""
+    assert all("no upstream" not in problem.message for problem in problems(tmp_path, text))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::", "[::1]", "fe80::1%eth0", "localhost", "my_host.example.org."])
+def test_hosts_are_names_and_addresses(tmp_path, host):
+    """Whatever a listener can be bound to is taken."""
+    assert load(written(tmp_path, f"server: {{host: '{host}'}}"), {}, {}).server.host == host
+
+
+def test_a_literal_brace_is_written_with_two_dollars(tmp_path):
+    """$${ stands for ${ and begins no variable."""
+    key = load(written(tmp_path, "store: {key: '$${NOPE-0123456789'}"), {}, {}).store.key
+    assert key is not None
+    assert key.get_secret_value() == "${NOPE-0123456789"

@@ -4,6 +4,7 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.crc import key_slot
 
 from proxy.store import keys
 
@@ -55,3 +56,10 @@ def test_what_is_told_of_a_conversation_shares_its_slot() -> None:
     assert len({name.partition("}")[0] for name in names}) == len({*names}) - 3 == 1
     assert keys.names(b"a" * 8).partition("}")[0] == keys.names(b"b" * 8).partition("}")[0]
     assert len({keys.known(b"n" * 16), keys.listed(b"n" * 16)}) == 2
+
+
+def test_a_trial_is_in_the_slot_of_its_key() -> None:
+    """What is tried goes to the server that has the key, whether that has a hash tag or not."""
+    for key in (keys.MASTER, keys.event(b"r" * 16, "route", b"c" * 16), keys.lesson(b"l" * 16)):
+        assert key_slot(keys.trial(key, "claim").encode()) == key_slot(key.encode())
+        assert keys.trial(key, "claim").startswith("ullage1:")

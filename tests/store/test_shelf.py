@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -148,3 +149,78 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
                 while await shelf.newest(TENANT, root, POLICY, [B]) != (0, b"text"):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         assert await shelf.lease(roots[0], POLICY, A, 60) is None, "a lease was lost with its master"
+
+
+def _slot_of(server: Valkey, root: bytes) -> int:
+    return int(server.say(f"CLUSTER KEYSLOT {keys.event(root, 'r', A)}")[1:])
+
+
+async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, opener: Opener) -> None:
+    """While a slot moves from one master to another its conversation is read and written, on either side, and after."""
+    async with six_nodes(short_path) as servers:
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+        store = await opener(f"redis+cluster://{hosts}", key=b"one master key for all of them!!")
+        there, onward = servers[0], servers[1]
+        roots = [root for at in range(60) if _slot_of(there, root := bytes([at]) * 16) <= 5460][:4]
+        for root in roots:
+            assert await store.fix(TENANT, root, "r", A, b"event") == b"event"
+        ids = [server.say("CLUSTER MYID").splitlines()[1] for server in (there, onward)]
+        for root in roots:
+            slot = _slot_of(there, root)
+            assert onward.say(f"CLUSTER SETSLOT {slot} IMPORTING {ids[0]}").startswith("+OK")
+            assert there.say(f"CLUSTER SETSLOT {slot} MIGRATING {ids[1]}").startswith("+OK")
+            # Half-way: what is there is read, what is not is asked of the other side, and nothing takes long.
+            async with asyncio.timeout(5):
+                await store.newest(TENANT, root, "r", [B, A])
+                assert await store.fix(TENANT, root, "r", B, b"meanwhile") == b"meanwhile"
+            names = [name for name in there.say(f"CLUSTER GETKEYSINSLOT {slot} 100").splitlines() if "ullage1" in name]
+            for name in names:
+                moved = there.say(f"MIGRATE 127.0.0.1 {onward.port} {name} 0 2000 REPLACE")
+                assert moved.startswith("+OK"), moved
+            for server in (onward, there, *servers[2:3]):
+                assert server.say(f"CLUSTER SETSLOT {slot} NODE {ids[1]}").startswith("+OK")
+        async with asyncio.timeout(30):
+            for root in roots:
+                while await store.newest(TENANT, root, "r", [A]) != (0, b"event"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        await eventually(lambda: store.state().up, 20)
+        assert all(keys.event(root, "r", A) in keys_of(onward) for root in roots)
+
+
+async def test_a_server_that_evicts_anything_never_gives_a_wrong_answer(valkey: Valkey, opener: Opener) -> None:
+    """Two replicas on a server that throws keys away at random: a miss at worst, and what one fixed the other sees."""
+    valkey.say("CONFIG SET maxmemory-policy allkeys-random")
+    one, two = await opener(valkey.url, key=b"k" * 32), await opener(valkey.url, key=b"k" * 32)
+    used = int(valkey.say("INFO memory").partition("used_memory:")[2].split()[0])
+    assert valkey.say(f"CONFIG SET maxmemory {used + 600_000}").startswith("+OK")
+    missed = found = 0
+    for at in range(400):
+        root = at.to_bytes(16, "big")
+        record = root * 200 + os.urandom(4_000)
+        held = await one.fix(TENANT, root, "r", A, record)
+        theirs = await two.fix(TENANT, root, "r", A, b"another")
+        assert held == record
+        assert theirs in (record, b"another"), "only an eviction in between may let the second one win"
+        older = (at // 2).to_bytes(16, "big")
+        seen = await two.newest(TENANT, older, "r", [A])
+        missed, found = missed + (seen is None), found + (seen is not None)
+        if seen is not None:
+            assert seen[1] == b"another" or seen[1].startswith(older * 200), "a record of another conversation"
+    assert missed > 20
+    assert found > 20
+    assert one.state().breaker == two.state().breaker == "closed"
+    assert "integrity" not in {**one.state().errors, **two.state().errors}
+
+
+async def test_a_record_sealed_by_a_later_version_is_a_miss(valkey: Valkey, opener: Opener) -> None:
+    """A replica of this version beside a later one: neither fails, both end with one record that both can read."""
+    store = await opener(valkey.url, key=b"k" * 32)
+    name = keys.event(ROOT, "r", A)
+    assert await store.fix(TENANT, ROOT, "r", A, b"old") == b"old"
+    sealed = (await store._backend.read([name]))[0]
+    assert sealed is not None
+    await store._backend.remove(name)
+    await store._backend.claim(name, b"\x03" + sealed[1:], 60)
+    assert await store.newest(TENANT, ROOT, "r", [A]) is None
+    assert await store.fix(TENANT, ROOT, "r", A, b"ours") == b"ours"
+    assert await store.newest(TENANT, ROOT, "r", [A]) == (0, b"ours")

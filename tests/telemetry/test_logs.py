@@ -130,9 +130,16 @@ async def test_libraries_are_logged_without_data(logged):
         logging.getLogger("asyncio").exception(f"Task exception was never retrieved\nfuture: {error!r}", exc_info=error)  # noqa: TRY401
         logging.getLogger("asyncio").warning("Executing %s took %.3f seconds", error, 1.0)
         logs.loop_failed(asyncio.get_running_loop(), {"message": "Unhandled", "exception": error, "protocol": "CANARY"})
+        called = {"message": "Exception in callback note('CANARY')", "exception": error, "handle": object()}
+        logs.loop_failed(asyncio.get_running_loop(), called)
+        logs.fault("request", "r-1", error)
     written = lines()
     assert "CANARY" not in "".join(written)
-    assert [json.loads(line)["event"] for line in written] == ["library.log"] * 3 + ["proxy.loop_error"]
+    events = [json.loads(line)["event"] for line in written]
+    assert events == ["library.log"] * 3 + ["proxy.loop_error"] * 2 + ["proxy.internal_error"]
+    fault = json.loads(written[5])
+    assert (fault["where"], fault["request_id"], fault["error"]) == ("request", "r-1", "ValueError")
+    assert "boom" in fault["frames"][-1]
     assert json.loads(written[0])["template"] == "Error handling request from %s"
     assert json.loads(written[0])["logger"] == "aiohttp.server"
     assert json.loads(written[2])["template"] == "Executing %s took %.3f seconds"

@@ -229,6 +229,7 @@ def test_gauges_follow_what_they_are_told():
     telemetry.in_flight(1)
     telemetry.store_state(up=False, breaker="open")
     telemetry.store_error("timeout")
+    telemetry.fault("answer", "r-1", ValueError("CANARY"))
     telemetry.lines_dropped(4)
     telemetry.refused_connections({"full": 2})
     telemetry.refused_connections({"full": 3, "not_http": 1})
@@ -237,6 +238,7 @@ def test_gauges_follow_what_they_are_told():
     assert value(found, "ullage_store_up") == 0
     assert value(found, "ullage_store_breaker_state") == 2
     assert value(found, "ullage_store_errors_total", kind="timeout") == 1
+    assert value(found, "ullage_internal_errors_total", where="answer") == 1
     assert value(found, "ullage_log_lines_dropped") == 4
     assert value(found, "ullage_refused_connections_total", reason="full") == 3
     assert value(found, "ullage_refused_connections_total", reason="not_http") == 1
@@ -283,3 +285,13 @@ def test_a_directory_without_the_variable_is_an_error(tmp_path):
     """Figures that would silently stay in one process are refused."""
     with pytest.raises(ValueError, match=VARIABLE):
         Telemetry("0", tmp_path)
+
+
+def test_the_loops_lag_is_a_histogram():
+    """Every beat counts, and its lag is found in the buckets."""
+    telemetry = Telemetry("1")
+    telemetry.loop_lag(0.0)
+    telemetry.loop_lag(0.3)
+    found = shown(telemetry)
+    assert value(found, "ullage_loop_lag_seconds_count") == 2
+    assert value(found, "ullage_loop_lag_seconds_bucket", le="0.25") == 1

@@ -76,3 +76,17 @@ def test_a_link_is_not_followed(temporary):
     make_directory()
     assert link.is_symlink()
     assert target.is_dir()
+
+
+def test_without_a_temporary_directory_the_memory_that_is_shared_is_used(monkeypatch):
+    """Under a read-only root workers have a place for their figures all the same."""
+
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    made = make_directory()
+    try:
+        assert made.parent == Path("/dev/shm")
+    finally:
+        remove_directory(made)

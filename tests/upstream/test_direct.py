@@ -8,10 +8,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from proxy.core.errors import RequestTimeout, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.errors import Overloaded, RequestTimeout, UpstreamTimeout, UpstreamUnreachable
+from proxy.settings import servers
 from proxy.upstream import DirectUpstream, Target, Timeouts
-from tests.server.house import Stage, answer, eventually
-from tests.upstream.wires import Wire, body_of
+from tests.descriptors import few_descriptors
+from tests.server.house import Stage, answer, eventually, listening
+from tests.upstream.wires import Wire, body_of, read_into
 
 
 def self_signed(folder):
@@ -183,3 +185,79 @@ async def test_nothing_is_sent_once_it_is_closed():
         with pytest.raises(UpstreamUnreachable, match="shut down"):
             await wire.send()
         assert wire.stage.connections == 0
+
+
+async def test_an_answer_that_never_ends_is_a_timeout():
+    """Comments keep a connection alive, but not for ever: the whole answer has a time, too."""
+    async with Wire(Timeouts(idle=5, total=0.3)) as wire:
+
+        async def script(heard, reader, writer):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+            while not writer.transport.is_closing():
+                writer.write(b": still here\n\n")
+                await asyncio.sleep(0.01)
+
+        wire.stage.script = script
+        reply = await wire.send()
+        parts = []
+        with pytest.raises(UpstreamTimeout, match="did not end"):
+            await asyncio.wait_for(read_into(parts, reply), 10)
+        assert set(b"".join(parts).split(b"\n\n")) == {b": still here", b""}
+        reply.close()
+        assert await eventually(wire.stage.ended.is_set)
+
+
+async def test_protocols_are_switched_only_if_asked_for():
+    """A 101 to a plain request is no answer; to a request for a WebSocket it is one."""
+    async with Wire() as wire:
+        wire.stage.reply = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nsmuggled"
+        with pytest.raises(UpstreamUnreachable, match="switched protocols"):
+            await wire.send()
+        assert await eventually(wire.stage.ended.is_set)
+        reply = await wire.upstream.upgrade("up", "/v1/realtime", [])
+        assert reply.status == 101
+        reply.tunnel().close()
+
+
+async def test_headers_of_another_ullage_are_left_out():
+    """What an upstream says under our own name does not pass: beside ours nobody could tell which is true."""
+    async with Wire() as wire:
+        wire.stage.reply = answer(b"{}", "X-Ullage-Outcome: compacted", "x-ullage-pressure: 9", "X-Other: 1")
+        reply = await wire.send()
+        assert [name.lower() for name, _ in reply.headers] == ["x-other", "content-length"]
+        assert await body_of(reply) == b"{}"
+
+
+async def test_an_idle_connection_is_kept_as_long_as_its_upstream_says():
+    """A connection is used again at once, and no longer after the time set for its own upstream; 0 keeps none."""
+    stage = Stage()
+    async with listening(stage) as port:
+        url = f"http://127.0.0.1:{port}"
+        times = {"none": 0.0, "short": 0.3, "long": 60.0}
+        upstream = DirectUpstream([Target(name, url, timeouts=Timeouts(keep_alive=s)) for name, s in times.items()])
+
+        async def opened(name):
+            before = stage.connections
+            await body_of(await upstream.send(name, "POST", "/v1/x", [], b"{}"))
+            return stage.connections - before
+
+        assert [await opened("none"), await opened("none")] == [1, 1]
+        assert [await opened(name) for name in ("short", "short", "long", "long")] == [1, 0, 1, 0]
+        await asyncio.sleep(0.5)
+        assert [await opened("short"), await opened("long")] == [1, 0]
+        await upstream.close()
+
+
+def test_connections_are_given_up_before_servers_close_them():
+    """uvicorn and Node.js close after 5 s: a request sent at that moment would fail."""
+    configured = servers.Upstream.model_validate({"name": "a", "base_url": "http://h"}).timeouts
+    assert configured.keep_alive == Timeouts().keep_alive == 4
+
+
+async def test_a_connection_for_which_no_descriptor_is_left_is_our_own_failure():
+    """Without a file descriptor the caller is told to come back, it is counted, and the upstream is not blamed."""
+    async with Wire() as wire:
+        with few_descriptors(0), pytest.raises(Overloaded, match="open files"):
+            await asyncio.wait_for(wire.send(), 5)
+        assert wire.upstream.without_descriptor == 3
+        assert await body_of(await wire.send()) == b"{}"

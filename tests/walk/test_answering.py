@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from proxy.core.report import Usage
 from proxy.walk.answering import HOLD_SECONDS
 from tests.rooms import (
     DONE,
@@ -34,6 +35,26 @@ async def test_an_overflow_after_content_passes() -> None:
     assert len(upstream.bodies) == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "taught"),
+    [
+        (b'{"error":{"message":"The image is too large: 3000 tokens, at most 2048 are allowed"}}', False),
+        (b'{"error":{"message":"Input is too long for requested model."}}', False),
+        (b'{"error":{"message":"maximum context length is 1000 tokens","code":"context_length_exceeded"}}', True),
+    ],
+)
+async def test_what_a_claim_behind_content_teaches(error: bytes, taught: bool) -> None:
+    """A claim in the midst of an answer is held against the request, too, before a window is learned from it."""
+    room = Room(window=60_000)
+    upstream = always(Given(200, [ROLE, WORD, b"data: " + error + b"\n\n"], SSE))
+    answer = await room.ask(session(6200, stream=True), upstream.send)
+    for chunk in (answer.head, await whole(answer)):
+        assert answer.ending is not None
+        answer.ending.feed(chunk)
+    answer.learn(Usage(None, None, None))
+    assert bool(room.desk.lessons.learned()) is taught
+
+
 @pytest.mark.parametrize("cuts", [1, 7, 40, 10_000])
 async def test_the_hold_ends_with_the_first_word(cuts: int) -> None:
     """Of a stream only what comes before the first content is held, and every byte arrives in order."""
@@ -56,11 +77,12 @@ async def test_the_hold_ends_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await whole(answer) == ROLE + WORD
 
 
-async def test_a_small_stream_is_not_held() -> None:
-    """Where the view is under half the budget no byte is taken before the client reads."""
-    upstream = always(Given(200, [ROLE, WORD], SSE))
+async def test_a_small_stream_is_watched_to_its_first_content_and_no_further() -> None:
+    """A view far below the budget is watched like any other: whoever believes in too large a window counts it small."""
+    upstream = always(Given(200, [ROLE, WORD, DONE], SSE))
     answer = await Room().ask(session(1500, stream=True), upstream.send)
-    assert (answer.head, upstream.replies[0].taken) == (b"", 0)
+    assert (answer.head, upstream.replies[0].taken) == (ROLE + WORD, 2)
+    assert await whole(answer) == ROLE + WORD + DONE
 
 
 @pytest.mark.parametrize("headers", [(("content-type", "application/json"),), ()])

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
+from proxy.core.compression.event import Demand, Rules, Rungs
 from proxy.core.compression.mild import Mild
-from proxy.core.compression.schedule import Demand, Rules, Rungs
 from proxy.core.decisions import Policy
 from proxy.core.request import Options, Request
 from proxy.ports import Passage, Summary

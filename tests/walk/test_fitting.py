@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from proxy.core.budget.figures import SCALED_BELOW, Buffers
 from proxy.core.budget.shares import Allocation
-from proxy.core.compression.schedule import Demand, Rungs
+from proxy.core.compression.event import Demand, Rungs
 from proxy.core.compression.truncate import Truncate
 from proxy.core.conversation.items import lay_out
 from proxy.core.decisions import Policy
 from proxy.core.request import Request
 from tests import strategies
+from tests.bench.unread import Counts, replay, work
 from tests.drawn import SESSIONS, SPARING, WINDOW, asked, coding_session, growing, requests_of, windows
+from tests.e2e.transcripts import FOLDER, read_all
 from tests.fits import (
     POLICY,
     SYSTEMS,
@@ -320,12 +322,12 @@ async def test_results_are_capped_before_they_are_first_sent() -> None:
     """With a cap for all, an oversize result is the same cut bytes in every request; others keep theirs."""
     desk = Desk(policy=replace(POLICY, always=Truncate(50, 50_000)))
     messages = coding_session(2, 100)
-    first = desk.fitter.capped(Request("chat", body_of(messages), TENANT, "r"))
-    later = desk.fitter.capped(Request("chat", body_of([*messages, *coding_session(3, 100)[-2:]]), TENANT, "r"))
+    first = await desk.fitter.capped(Request("chat", body_of(messages), TENANT, "r"))
+    later = await desk.fitter.capped(Request("chat", body_of([*messages, *coding_session(3, 100)[-2:]]), TENANT, "r"))
     assert slices(later.body)[: len(messages)] == slices(first.body) != slices(body_of(messages))
-    assert desk.fitter.capped(first) is first
+    assert (await desk.fitter.capped(first)) is first
     broken = Request("chat", b'{"messages": [' * 3, TENANT, "r")
-    assert desk.fitter.capped(broken) is broken
+    assert (await desk.fitter.capped(broken)) is broken
 
 
 USUAL = Buffers(reserve=16_000, warning=24_000, auto_compact=12_000, blocking=3_000)
@@ -411,3 +413,14 @@ async def test_without_folds_old_rounds_are_dropped(drop: bool) -> None:
         assert plan.report.stages == ("drop",)
         assert request_tokens(json.loads(plan.body)) < 2048
         assert json.loads(plan.body)["messages"][-3:] == messages[-3:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(FOLDER.glob("*.jsonl")), reason=f"no recorded conversations in {FOLDER}")
+async def test_no_unread_result_is_cut_that_would_fit() -> None:
+    """In recorded conversations, results at the end stay whole wherever older things can give way for them."""
+    counts = Counts()
+    for recording, window, ends in work(read_all(), 3, (3072, 6144, 16_384)):
+        await replay(recording, window, ends, counts)
+    assert counts.requests > 100
+    assert counts.needless == []

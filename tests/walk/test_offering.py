@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from proxy.core.compression.event import Event
 from proxy.core.compression.record import Record
-from proxy.core.compression.schedule import Event
 from proxy.core.recall.tool import MENTION, NAME
 from proxy.walk.offering import PART
 from proxy.walk.plans import Plan

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.budget.figures import stepped
 from proxy.core.recall.tool import NAME
-from proxy.walk.passages import MOST_SUMMARY, passage_of, stepped
+from proxy.walk.passages import MOST_SUMMARY, passage_of
 from tests.fits import POLICY, Desk
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session

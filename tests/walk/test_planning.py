@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.request import Mode, Options, Request
-from tests.fits import TENANT, Message, body_of, slices
+from tests.fits import TENANT, Book, Desk, Message, body_of, slices
 from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.rooms import (
     WINDOW,
@@ -105,6 +105,50 @@ async def test_compact_now_compacts_what_would_fit() -> None:
     assert not later.report.event
 
 
+def quiet_session(share: float) -> list[Message]:
+    """The longest session of small rounds that takes at most *share* of the window."""
+    rounds = next(n for n in range(1, 200) if request_tokens({"messages": agent_session(n, 40)}) > share * WINDOW)
+    return agent_session(rounds - 1, 40)
+
+
+@pytest.mark.parametrize(("asked", "least", "most"), [(None, 0.12, 0.21), (0.12, 0.05, 0.13)])
+async def test_compact_now_acts_below_the_low_mark(asked: float | None, least: float, most: float) -> None:
+    """Asked for, a conversation below the low mark goes down to half of it, or to the share named, and stays so."""
+    room, upstream = Room(), strict(window=WINDOW)
+    messages = quiet_session(0.38)
+    answer = await room.ask(body_of(messages), upstream.send, compact_now=True, compact_to=asked)
+    sent = request_tokens(json.loads(upstream.bodies[0]))
+    assert (answer.report.outcome, answer.report.reason) == ("compacted", "")
+    assert answer.report.stages == ("fold",)
+    assert least * WINDOW <= sent <= most * WINDOW
+    later = await room.ask(body_of([*messages, *agent_round(99, 20)]), upstream.send)
+    assert slices(upstream.bodies[-1])[: len(slices(upstream.bodies[0]))] == slices(upstream.bodies[0])
+    assert not later.report.event
+
+
+@pytest.mark.parametrize("share", [0.05, 0.19])
+async def test_compact_now_says_that_there_is_nothing_to_fold(share: float) -> None:
+    """A conversation that a compaction would hardly make smaller goes as it came, and the outcome says why."""
+    upstream = strict(window=WINDOW)
+    body = body_of(quiet_session(share))
+    answer = await Room().ask(body, upstream.send, compact_now=True)
+    assert upstream.bodies == [body]
+    assert (answer.report.outcome, answer.report.reason) == ("verbatim", "nothing_to_fold")
+    assert not answer.report.event
+
+
+async def test_compact_now_cuts_nothing_short_that_fits() -> None:
+    """One huge message or result under the high mark cannot be folded, and is not clipped either."""
+    task = [{"role": "user", "content": prose(1, 3_600)}]
+    fresh = [*agent_session(1, 10), *agent_round(5, 3_600)]
+    for messages in (task, fresh):
+        upstream, body = strict(window=WINDOW), body_of(messages)
+        assert 0.4 * WINDOW < request_tokens(json.loads(body)) < 0.8 * WINDOW
+        answer = await Room().ask(body, upstream.send, compact_now=True)
+        assert not {"clip", "truncate", "drop"}.intersection(answer.report.stages)
+        assert answer.report.outcome == "compacted" or upstream.bodies == [body]
+
+
 async def test_a_refusal_is_never_sent() -> None:
     """What cannot be brought inside the window is answered here, with nothing paid for."""
     upstream = strict(window=WINDOW)
@@ -183,3 +227,20 @@ async def test_a_window_that_was_worked_out_refuses_nothing(stated: int | None, 
     body = body_of([{"role": "system", "content": prose(1, 6000)}, {"role": "user", "content": "Hello"}])
     answer = await room.ask(body, upstream.send)
     assert (answer.error is not None, len(upstream.bodies)) == (refused, 0 if refused else 1)
+
+
+async def test_a_wish_is_granted_below_the_low_mark() -> None:
+    """What was wished for over the API folds the next request under the low mark, once."""
+    desk, body = Desk(), body_of(quiet_session(0.38))
+    first = await desk.plan(body, WINDOW)
+    assert first.report.outcome == "verbatim"
+    assert first.view is not None
+    assert first.view.layout is not None, "it is known from half of the low mark on"
+    assert isinstance(desk.book, Book)
+    desk.book.wishes.add((TENANT, first.view.measured.root_hash(first.view.layout)))
+    wished = await desk.plan(body, WINDOW)
+    assert wished.report.event
+    assert (wished.tokens or 0) <= 0.24 * WINDOW
+    again = await desk.plan(body, WINDOW)
+    assert again.body == wished.body
+    assert not again.report.event

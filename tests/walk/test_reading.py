@@ -21,7 +21,8 @@ from proxy.core.conversation.chain import chain
 from proxy.core.conversation.items import lay_out
 from proxy.core.conversation.scan import scan
 from proxy.core.errors import InvalidRequest
-from proxy.walk.reading import INLINE, PREFIX_FROM, Reader, Reading
+from proxy.offload import LARGE
+from proxy.walk.reading import PREFIX_FROM, Reader, Reading
 from tests import strategies
 from tests.material import AGENT_TOOLS, agent_session, chat_turn
 
@@ -245,16 +246,16 @@ async def test_labels_and_keys_share_no_links() -> None:
 async def test_much_new_text_is_counted_off_the_loop() -> None:
     """Text above the limit is counted in another thread, less of it is not."""
     house = House()
-    await house.read(whole([{"role": "user", "content": "x" * (INLINE // 2)}]))
+    await house.read(whole([{"role": "user", "content": "x" * (LARGE // 2)}]))
     assert house.counter.threads == {threading.get_ident()}
-    await house.read(whole([{"role": "user", "content": "x" * (INLINE + 1)}]))
+    await house.read(whole([{"role": "user", "content": "x" * (LARGE + 1)}]))
     assert len(house.counter.threads) == 2
 
 
 async def test_large_tools_are_counted_off_the_loop() -> None:
     """Tools and schemas above the limit are counted in another thread, once."""
     house = House()
-    body = whole([], tools=[{"type": "function", "function": {"name": "f", "description": "x" * INLINE}}])
+    body = whole([], tools=[{"type": "function", "function": {"name": "f", "description": "x" * LARGE}}])
     first = await house.read(body)
     assert threading.get_ident() not in house.counter.threads
     asked = house.counter.asked.total()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests import forms
 from tests.drawn import WINDOW, coding_session
 from tests.fits import (
     Desk,
     body_of,
+    count,
 )
 from tests.material import AGENT_TOOLS, agent_session, prose
 from tests.stub.tokens import count_json
@@ -47,3 +51,28 @@ async def test_regions_add_up_to_what_goes_upstream(rounds: int) -> None:
     assert {"system", "tools", "memory", "user", "assistant", "tool"} <= found.keys()
     assert found["tools"] == count_json(AGENT_TOOLS)
     assert plan.report.borrowed == {}
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_system_text_is_the_system_region_wherever_it_stands(api: str) -> None:
+    """``system`` and ``instructions`` are as much system text as a system message is, with memories of their own."""
+    messages = agent_session(6, 300)
+    text = prose(3, 500)
+    messages[0] = {"role": "system", "content": f"{text}\n\n# Memories\n- likes tabs\n"}
+    body = json.dumps(forms.body_of(api, messages, AGENT_TOOLS)).encode()
+    plan = await Desk().plan(body, WINDOW, api=api)
+    found = dict(plan.report.regions)
+    assert 0 <= found["system"] - count(text) < 8
+    assert 4 < found["memory"] < 12
+    assert found.get("format", 0) < 400  # with the text by which Messages' models are told how to call tools
+    assert found.pop("reserve") > 0
+    assert sum(found.values()) == plan.tokens
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+async def test_a_refusal_blames_large_system_text_wherever_it_stands(api: str) -> None:
+    """A ``system`` or ``instructions`` above the window is what the refusal names."""
+    messages = [{"role": "system", "content": prose(1, 5000)}, {"role": "user", "content": "hi"}]
+    plan = await Desk().plan(json.dumps(forms.body_of(api, messages)).encode(), WINDOW, api=api)
+    assert plan.error is not None
+    assert "system messages" in plan.error.message

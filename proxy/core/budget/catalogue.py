@@ -120,14 +120,17 @@ class _Known:
 
 
 class Catalogue:
-    """Resolves model names to routes: configured figures first, then what the server *told*, then a published table."""
+    """Resolves model names to routes: configured figures first, then what the server *told*, then a published table.
+
+    ``default_upstream`` serves what no rule says more of; it may be empty.
+    """
 
     def __init__(
         self, rules: Sequence[Rule], table: Mapping[str, Facts], default_upstream: str, told: Told | None = None
     ) -> None:
         self._rules = tuple(rules)
         self._table = table
-        self._default = default_upstream
+        self.default_upstream = default_upstream
         self._told = told
         self._known: dict[str, _Known] = {}
         self._informed: dict[str, tuple[Window, Route]] = {}
@@ -175,7 +178,7 @@ class Catalogue:
         model = rule.model or asked
         if model != asked:
             rule = _completed(rule, self._rule(model))
-        upstream = rule.upstream or self._default
+        upstream = rule.upstream or self.default_upstream
         if not upstream:
             raise NotFound(f"No upstream serves the model {asked!r}; add a rule for it under 'models'.")
         # The table's entry under the model's name, or under the name without its provider prefix.
@@ -197,7 +200,9 @@ class Catalogue:
         return _Known(rule, facts, route)
 
     def _rule(self, model: str) -> Rule:
-        return next((rule for rule in self._rules if fnmatchcase(model, rule.pattern)), Rule("*", self._default))
+        return next(
+            (rule for rule in self._rules if fnmatchcase(model, rule.pattern)), Rule("*", self.default_upstream)
+        )
 
 
 def _completed(alias: Rule, own: Rule) -> Rule:

@@ -118,6 +118,11 @@ class Figures:
         return min(self.lasting, self.window - self.usual, self._short_of(self.buffers.blocking))
 
     @property
+    def room(self) -> int:
+        """What the view of this very request may take: less than the ceiling or, for a short answer, more."""
+        return min(self.lasting, self.budget, self._short_of(self.buffers.blocking))
+
+    @property
     def stepped(self) -> int:
         """``fixed`` in steps of window/64, so that a clock in the system text moves no cut."""
         step = max(1, self.window // 64)
@@ -145,6 +150,10 @@ class Figures:
     def low(self, marks: Marks, budget: int) -> int:
         """The level a compaction goes down to; as far below the high one as the marks say."""
         return self._beneath(marks, marks.low, budget)
+
+    def quiet(self, marks: Marks, budget: int) -> int:
+        """The level below which nothing ever happens to a conversation: what one that is asked for goes down to."""
+        return self._beneath(marks, marks.low / 2, budget)
 
     def _beneath(self, marks: Marks, share: float, budget: int) -> int:
         high = self.high(marks, budget)
@@ -175,6 +184,12 @@ def input_room(window: int, reserve: int, max_input: int | None) -> int:
     """Tokens of input that a *window* takes beside an answer of *reserve*, when inputs are limited to *max_input*."""
     room = window - reserve
     return room if max_input is None else min(room, max_input)
+
+
+def stepped(tokens: int) -> int:
+    """The largest power of two, or one and a half of it, that is not above *tokens*: no small change moves it."""
+    power = 1 << max(0, tokens.bit_length() - 1)
+    return min(tokens, power + power // 2 if power + power // 2 <= tokens else power)
 
 
 def scaled(tokens: int, factor: float) -> int:

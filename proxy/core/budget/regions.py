@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from proxy.core.conversation.items import Item, Role
 
 REGIONS = ("system", "tools", "format", "memory", "summary", "user", "assistant", "tool", "reserve")
-"""Every region: no two of them overlap. ``memory`` is what an agent injected into system text or a user item,
-``format`` the response format and the frame of the answer, ``summary`` what stands for folded rounds."""
+"""Every region: no two of them overlap. ``system`` are system items and the members ``system`` and ``instructions``,
+``memory`` what an agent injected into those or into a user item, ``format`` the response format and the frame of the
+answer, ``summary`` what stands for folded rounds."""
 
 HISTORY: tuple[Role, ...] = ("user", "assistant", "tool")
 
@@ -51,16 +52,26 @@ def add_up(items: Sequence[Item], known: Totals = NOTHING) -> Totals:
     return Totals(len(items), roles["system"], roles["user"], roles["assistant"], roles["tool"], media, (system, user))
 
 
-def regions(kept: Totals, *, tools: int, fixed: int, summary: int, reserve: int) -> dict[str, int]:
-    """Tokens by region of a view that keeps *kept*; *fixed* is all beside the history, *tools* and system included.
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Tokens of the members beside the items: ``system`` those of system text, of which ``remembered`` are memories."""
+
+    tools: int = 0
+    system: int = 0
+    remembered: int = 0
+
+
+def regions(kept: Totals, members: Members, *, fixed: int, summary: int, reserve: int) -> dict[str, int]:
+    """Tokens by region of a view that keeps *kept*; *fixed* is all beside the history, *members* and system included.
 
     Without the reserve they add up to the view's tokens. Regions that are empty are left out.
     """
     system, user = kept.remembered
+    system += members.remembered
     found = {
-        "system": kept.system - system,
-        "tools": tools,
-        "format": fixed - kept.system - tools,
+        "system": kept.system + members.system - system,
+        "tools": members.tools,
+        "format": fixed - kept.system - members.system - members.tools,
         "memory": system + user,
         "summary": summary,
         "user": kept.user - user,

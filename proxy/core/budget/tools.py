@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from proxy.core.conversation.scan import elements
+
 Count = Callable[[str], int]
 
 READERS = ("gpt-*", "chatgpt-*", "o[1-9]*", "codex-*", "computer-use-*")
@@ -45,8 +47,9 @@ def reads_declarations(model: str) -> bool:
 def tools_tokens(text: str, count: Count) -> int:
     """Tokens of the tools (or legacy functions) array whose JSON is *text*; of that JSON where it is no such array."""
     try:
-        tools = json.loads(text)
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        # One by one: a parser of the whole array would not let anything else run meanwhile.
+        tools = [json.loads(text[start:end]) for start, end in elements(text, 0)[0]]
+        if not all(isinstance(tool, dict) for tool in tools):
             return count(text)
         rendered = declarations(tools)
         floor = _formula(tools, count)

@@ -14,6 +14,9 @@ from proxy.core.conversation.toolmap import REPEATABLE
 OPEN = 2**62
 """The line number of a file's end."""
 
+NOTES = 12
+"""Lines and bytes of its own that a tool may add to what it read."""
+
 COMPARED = 8
 """Later readings of one file that an earlier one is compared with: the newest, none of them covered by another."""
 
@@ -94,16 +97,25 @@ def shown(call: Call, result: Result) -> tuple[int, int]:
     """The lines a reading can have shown at most: by its own numbers, else by what it asked for."""
     if result.last:
         return result.first, result.last
-    return (call.first, call.last or OPEN) if call.first else (1, OPEN)
+    return (call.first, call.last or OPEN) if call.first and _is_in_lines(call, result) else (1, OPEN)
 
 
 def covered(call: Call, result: Result) -> tuple[int, int] | None:
     """The lines a reading has shown for certain; ``None`` where that cannot be told."""
-    if not call.first:
+    if not call.first or not _is_in_lines(call, result):
         return None
     if result.partial or (not call.last and call.most and result.lines >= call.most):
         return (result.first, result.last) if result.last else None
     return min(call.first, result.first or call.first), call.last or OPEN
+
+
+def _is_in_lines(call: Call, result: Result) -> bool:
+    """Whether what came back can be the lines that were asked for; more lines, or as many bytes, tell of bytes."""
+    asked = call.last - call.first + 1 if call.last else 0
+    if not asked or result.last:
+        return True
+    by_bytes = result.lines < asked and abs(result.size - asked) <= NOTES
+    return result.lines <= asked + NOTES and not by_bytes
 
 
 def _covers(later: Pair, wanted: tuple[int, int]) -> bool:

@@ -40,6 +40,9 @@ LABEL = 6
 LONGEST = 160
 """Characters of a token, an error line or a command; what is longer is data, not a name."""
 
+LONGEST_ARGUMENTS = 262_144
+"""Characters of a call's arguments that are read as JSON; longer ones are plain text."""
+
 _WINDOW = 65_536
 _SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*]+")
 _URL = re.compile(r"https?://\S{3,}")
@@ -60,7 +63,9 @@ _QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》�
 _FAILURE = re.compile(
     r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
 )
-_COMMAND_KEYS = ("command", "cmd", "code")
+_COMMAND_KEYS = ("command", "cmd", "code", "script")
+_COMMANDS_KEYS = ("commands", "cmds")
+"""Lists of commands, each a text or an object with one; a list under another key is one command with its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,18 +268,32 @@ def _literal(arguments: str) -> Any:
 
 
 def command_of(arguments: str) -> str:
-    """The shell command in a call's arguments, on one line; empty where there is none."""
+    """The shell command or commands in a call's arguments, on one line; empty if there is none."""
+    if len(arguments) > LONGEST_ARGUMENTS:
+        return ""
     try:
         values = _literal(arguments)
     except (ValueError, RecursionError):
         return ""
-    found = next((values[key] for key in _COMMAND_KEYS if values.get(key)), "") if isinstance(values, dict) else ""
-    text = " ".join(map(str, found)) if isinstance(found, list) else str(found)
+    if not isinstance(values, dict):
+        return ""
+    several = next((values[key] for key in _COMMANDS_KEYS if isinstance(values.get(key), list)), [values])
+    found = [_one_command(each) for each in several if each]
+    return "; ".join(filter(None, found))
+
+
+def _one_command(value: Any) -> str:
+    """The command that *value* is or holds, on one line."""
+    if isinstance(value, dict):
+        value = next((value[key] for key in _COMMAND_KEYS if value.get(key)), "")
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return " ".join(text.split())
 
 
 def plain_arguments(arguments: str) -> str:
     """The string and number values of a call's JSON arguments, one a line; the text itself where it is no JSON."""
+    if len(arguments) > LONGEST_ARGUMENTS:
+        return arguments
     try:
         stack = [_literal(arguments)]
     except (ValueError, RecursionError):

@@ -188,8 +188,13 @@ def _sentences(text: str, at: int, *, whole: bool) -> list[_Sentence]:
 def _newest(pieces: Sequence[Sequence[_Sentence]]) -> list[_Sentence]:
     """Sentences of the newest texts first, as many as are looked at one by one; first those that constrain or ask."""
     newest = [piece for of in reversed(pieces) for piece in of if len(piece.text) <= READ]
-    telling = [piece for piece in newest if weight(piece.text)]
-    return [*telling, *(piece for piece in newest if not weight(piece.text))][:SENTENCES]
+    telling: list[_Sentence] = []
+    others: list[_Sentence] = []
+    for piece in newest:
+        (telling if weight(piece.text) else others).append(piece)
+        if len(telling) == SENTENCES:
+            break
+    return [*telling, *others][:SENTENCES]
 
 
 def _joined(text: str, pieces: Sequence[_Sentence], kept: set[int]) -> str:

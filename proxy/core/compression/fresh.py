@@ -32,7 +32,7 @@ def capped(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limits: T
 def _capped(body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolMap, limits: Truncate) -> bytes | None:
     start, end = where.spans[index]
     item = dialect.read_item(body[start:end], len)
-    if not item.answers or item.media:
+    if not item.answers:
         return None
     said = [text for text, _ in dialect.read_entry(body[start:end]).results]
     if len(said) != len(item.answers) or not any(is_over(text, limits.lines, limits.size) for text in said):
@@ -42,7 +42,7 @@ def _capped(body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolM
         truncate(text, limits.lines, limits.size, tail=kinds.get(name) not in HEAD_ONLY)
         for name, text in zip(item.answers, said, strict=True)
     ]
-    return dialect.replaced(body[start:end], cut)
+    return dialect.replaced(body[start:end], cut, media=True)
 
 
 def _kinds(body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolMap) -> dict[str, str]:

@@ -9,7 +9,7 @@ from proxy.core.compression.dedup import Dedup, superseded
 from proxy.core.compression.prune import Prune, border, ranked
 from proxy.core.compression.swap import Swap, charge
 from proxy.core.conversation.facts import pairs_of
-from proxy.core.conversation.items import Item, Layout
+from proxy.core.conversation.items import Item, Layout, unread_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,17 @@ class Mild:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Where a mild event works: results from item ``start`` to ``place`` that did not give way in ``held`` already."""
+    """Where a mild event works: results from item ``start`` to ``place`` that did not give way in ``held`` already.
+
+    ``sizes`` are the tokens of items that were made smaller before, by index: no more can be saved there.
+    """
 
     items: Sequence[Item]
     layout: Layout
     start: int
     place: int
     held: tuple[Swap, ...] = ()
+    sizes: Mapping[int, int] = field(default_factory=dict)
 
 
 def swaps(stretch: Stretch, need: int, window: int, rules: Mild) -> tuple[tuple[Swap, ...], tuple[str, ...]] | None:
@@ -44,14 +48,15 @@ def swaps(stretch: Stretch, need: int, window: int, rules: Mild) -> tuple[tuple[
     gone = {swap.index for swap in stretch.held}
     named = {swap.by for swap in stretch.held}
     least = rules.dedup.min_saving if rules.dedup else Dedup().min_saving
-    gains = {i: items[i].tokens - charge(items[i]) for i in range(start, place) if items[i].answers and i not in gone}
+    results = [i for i in range(start, place) if items[i].answers and i not in gone]
+    gains = {i: stretch.sizes.get(i, items[i].tokens) - charge(items[i]) for i in results}
     pairs = [pair for pair in pairs_of(items, start, place) if pair.index in gains]
     repeated = superseded(pairs, rules.dedup) if rules.dedup else []
     chosen = {swap.index: swap for swap in repeated if gains[swap.index] >= least and swap.index not in named}
     saved = sum(gains[index] for index in chosen)
     stages: tuple[str, ...] = ("dedup",) if chosen else ()
     if saved < need and prune is not None:
-        first = border(layout, start, place, prune)
+        first = min(border(layout, start, place, prune), unread_from(items, place))
         spared = {*chosen, *named}
         old = [swap for swap in ranked(pairs, items, place, prune) if swap.index < first and swap.index not in spared]
         taken, pruned = _enough([swap for swap in old if gains[swap.index] >= least], gains, need - saved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.core.compression.schedule import Event
+from proxy.core.compression.event import Event
 
 VERSION = 1
 
@@ -15,6 +15,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     ``block`` is the literal text that stands for the folded items (empty when nothing is folded); ``edits`` are the
     literal bytes of clipped items by index. ``window``, ``reserve`` and ``fixed`` are the figures that were used.
     ``spent`` are the tokens that went into the summaries by a model in it; ``by`` wrote the newest, of ``upto`` items.
+    ``output`` is the output figure (in tokens of our count) if it was lowered with the event, else zero.
     """
 
     version: int
@@ -27,6 +28,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     spent: int = 0
     by: str = ""
     upto: int = 0
+    output: int = 0
 
     def block_with(self, note: str) -> str:
         """The block with *note* as its last line; as it is if there is no block or no note."""

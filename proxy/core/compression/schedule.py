@@ -7,15 +7,15 @@ So a cut depends on no wording, a cold start costs one walk, and every replica f
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from proxy.core.budget.figures import Figures, Marks, Shares
-from proxy.core.budget.shares import Allocation
-from proxy.core.compression.mild import Mild, Stretch, swaps
-from proxy.core.compression.swap import Swap, charge
-from proxy.core.compression.truncate import Truncate
-from proxy.core.conversation.items import Item, Layout
+from proxy.core.budget.figures import Figures
+from proxy.core.compression.event import Demand, Event, Rules
+from proxy.core.compression.levels import Spared, clip_levels, fair_level
+from proxy.core.compression.mild import Stretch, swaps
+from proxy.core.compression.swap import charge
+from proxy.core.conversation.items import Item, Layout, unread_from
 
 CLIP_MARK = 0.65
 """A clip goes down to this share of the room: between the marks, so that more rounds fit before the next event."""
@@ -29,72 +29,12 @@ CLIP_FLOOR = 48
 NOTE = 120
 """Tokens of the headings and closing words of a block."""
 
+LEAST_SAVED = 1 / 8
+"""Share of its view that a compaction which was only asked for has to save: less is not worth a broken prefix."""
+
 
 _TRAILING_USERS = 8
 """User items in a row behind the newest round that are looked past when its start is searched."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A compaction at ``place`` (a length of the conversation); items before ``cut`` are folded.
-
-    ``anchors`` are the folded user items that stay verbatim all the same: the task and what was then the newest one.
-
-    ``block`` are the tokens charged for what stands for them, of which ``text`` are meant for digest and steps;
-    ``swaps`` are the kept items whose results gave way to a line, ``trims`` and ``clips`` the tokens that truncated and
-    clipped items may keep, by index; ``after`` is the weight of the view at the event without the fixed part.
-    ``stages`` names the rungs that were taken.
-    """
-
-    place: int
-    cut: int
-    block: int
-    text: int = 0
-    anchors: tuple[int, ...] = ()
-    clips: tuple[tuple[int, int], ...] = ()
-    after: int = 0
-    stages: tuple[str, ...] = ()
-    swaps: tuple[Swap, ...] = ()
-    trims: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What the present request asks of the schedule beside its figures.
-
-    ``force`` compacts now whatever the pressure; ``limit`` replaces the budget by something smaller (an overflow told).
-    ``peek`` asks what would be sent, and makes it no fact. ``wait``: the caller asked for it and waits for a summary.
-    """
-
-    force: bool = False
-    limit: int | None = None
-    peek: bool = False
-    wait: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Rungs:
-    """Which rungs of the ladder may be taken."""
-
-    fold: bool = True
-    drop: bool = True
-    clip: bool = True
-    tools: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the schedule goes by beside a request's own figures: the marks, the caps of a block, the rungs.
-
-    ``allocation``, if there is one, makes an event go deeper than the low mark and its block smaller than the caps.
-    """
-
-    marks: Marks
-    shares: Shares
-    rungs: Rungs
-    allocation: Allocation | None = None
-    mild: Mild = field(default_factory=Mild)
-    truncate: Truncate | None = field(default_factory=Truncate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +87,31 @@ class Schedule:
         budget = min(figures.lasting, figures.budget)
         if demand is not None and demand.limit is not None:
             budget = min(budget, demand.limit)
-        force = demand is not None and demand.force
-        lasting = self._compact(count, event, figures.lasting) if self._over(count, event) else None
+        if demand is not None and demand.wait:
+            asked = self._asked(event, budget, demand.share)
+            if asked is not None and self.fits(asked, budget):
+                return asked
+        # What was compacted at this very place stays as it is while it fits: the same request gets the same view.
+        due = self._over(count, event) and (event is None or event.place < count)
+        lasting = self._compact(count, event, figures.lasting) if due else None
+        force = demand is not None and demand.force and not demand.wait
         if self.fits(lasting or event, budget) and not force:
             return lasting or event
-        asked = demand is not None and demand.wait
-        return self._compact(count, event, budget, forced=force, asked=asked) or lasting or event
+        further = demand is not None and demand.force and demand.limit is not None
+        return self._compact(count, event, budget, further=further) or lasting or event
 
     def fits(self, event: Event | None, budget: int) -> bool:
         """Whether the present view after *event* takes at most *budget*."""
         return self._fixed + self.weight(self._layout.count, event) <= budget
+
+    def least(self) -> int:
+        """Tokens that no view of the conversation goes below: its newest round, every item as short as can be.
+
+        What is short is never made shorter, and no call of a round goes without the others.
+        """
+        count, cuts = self._layout.count, self._layout.cuts
+        newest = self._items[cuts[-1] : count] if cuts else ()
+        return self._fixed + sum(_least(item) for item in newest if item.role != "system")
 
     def _over(self, place: int, event: Event | None) -> bool:
         return self._fixed + self.weight(place, event) > self._high
@@ -203,57 +158,112 @@ class Schedule:
         text = min(int((shares.digest + shares.steps) * budget), self._sum[cut] // 2, most)
         return min(pins + text, most) + NOTE, text
 
-    def _compact(
-        self, place: int, event: Event | None, budget: int, *, forced: bool = False, asked: bool = False
-    ) -> Event | None:
+    def _asked(self, before: Event | None, budget: int, share: float | None) -> Event | None:
+        """An event that the caller asked for: down to *share* of the room, by default half of the low mark.
+
+        ``None`` if it would save hardly anything. Nothing is cut short, since nothing has to be.
+        """
+        low, place, fixed = self._marks.low, self._layout.count, self._fixed
+        share = low / 2 if share is None else share
+        # Its block is as much smaller than that of other events as its view is.
+        room = self._figures.spendable(budget) - fixed
+        goal, for_block = int(share * room), fixed + int(min(1.0, share / low) * room)
+        levels = replace(self._levels(place, budget), goal=goal)
+        present = self.weight(place, before)
+        # A caller that asks wants a summary: a fold comes before what does without.
+        for found in (self._fold(place, before, for_block, levels), self._mild(place, before, present - goal)):
+            if found is not None and present - found.after >= max(1, int(LEAST_SAVED * present)):
+                return found
+        return None
+
+    def _levels(self, place: int, budget: int) -> _Levels:
+        """The marks at *place*. The present place may use all that its own request leaves, past ones the ceiling."""
+        fixed, figures = self._fixed, self._figures
+        ceiling = min(budget, figures.room if place == self._layout.count else figures.ceiling)
+        low = figures.low(self._marks, budget) - fixed
+        return _Levels(
+            low,
+            min(figures.high(self._marks, budget), ceiling) - fixed,
+            ceiling - fixed,
+            min(low, self._allocation.for_history(figures.window, fixed)) if self._allocation else low,
+        )
+
+    def _compact(self, place: int, event: Event | None, budget: int, *, further: bool = False) -> Event | None:
         """The event at *place*: the first rung of the ladder that gets low enough, or the last one that helps.
 
-        Who *asked* for it wants a summary, so that a fold is tried before what does without.
+        *further* goes on where the present view was refused although it fits *budget* by our count.
         Nothing is clipped while what the client sent fits the budget: above the high mark only folding pays.
         """
-        fixed, ceiling = self._fixed, min(budget, self._figures.ceiling)
-        low = self._figures.low(self._marks, budget) - fixed
-        levels = _Levels(
-            low,
-            min(self._figures.high(self._marks, budget), ceiling) - fixed,
-            ceiling - fixed,
-            min(low, self._allocation.for_history(self._figures.window, fixed)) if self._allocation else low,
-        )
-        present = self.weight(place, event)
-        mild = self._mild(place, event, present - levels.goal)
-        folded = self._fold(place, event, budget, levels) if mild is None or asked else None
-        if mild is not None and not _helps(folded, present):
-            return mild
+        levels, present = self._levels(place, budget), self.weight(place, event)
         target = self._clip_target(levels)
+        if event is not None and (relieved := self._relieved(place, event, levels, target)):
+            return relieved
+        # What unread results take for the time being folds nothing that has room beside them.
+        goal = max(levels.goal, min(levels.goal + self._passing(place, event, levels), levels.budget))
+        mild = self._mild(place, event, present - goal)
+        if mild is not None:
+            return mild
+        folded = self._fold(place, event, budget, replace(levels, goal=goal))
         # Nothing is cut short for the sake of a fold that saves nothing, while all of it fits.
         if target < (folded.after if folded else present) and (present > levels.budget or _helps(folded, present)):
-            folded = self._truncate(place, folded or event, levels.budget, target) or folded
-        if not self._rungs.fold and mild is None and (folded.after if folded else present) > levels.high:
+            folded = self._truncate(place, folded or event, levels, target) or folded
+        if not self._rungs.fold and (folded.after if folded else present) > levels.high:
             folded = self._dropped(place, event, budget, levels, target) or folded
-        if folded is not None and "fold" in folded.stages and folded.after > levels.high and self._rungs.drop:
-            folded = self._smaller_block(place, folded, target)
+        if folded is not None and "fold" in folded.stages and self._rungs.drop:
+            folded = self._smaller_block(place, folded, levels, target)
+        if (folded.after if folded else present) > levels.budget:
+            base = folded or event
+            unread = range(max(base.cut if base else 0, unread_from(self._items, place)), place)
+            folded = self._truncate(place, base, levels, levels.budget, unread) or folded
+        if folded is not None and "fold" in folded.stages and folded.after > levels.budget and self._rungs.drop:
+            folded = self._with_block(place, folded, max(NOTE, target // 4, folded.block - folded.after + target))
         if not _helps(folded, present):
             folded = None
         kept = folded.after if folded else present
-        if kept <= levels.budget and not (forced and folded is None):
+        if kept <= levels.budget and not (further and folded is None):
             return folded
-        return self._clip(place, folded or event, target) or folded
+        room = levels.budget if kept > levels.budget else target
+        return self._clip(place, folded or event, target, room) or folded
 
     def _dropped(self, place: int, before: Event | None, budget: int, levels: _Levels, target: int) -> Event | None:
         """A bare fold, and what it keeps truncated where that alone is too big."""
         dropped = self._fold(place, before, budget, levels, bare=True)
         if dropped is None or dropped.after <= target:
             return dropped
-        return self._truncate(place, dropped, levels.budget, target) or dropped
+        return self._truncate(place, dropped, levels, target) or dropped
 
-    def _smaller_block(self, place: int, event: Event, target: int) -> Event:
-        """*event* with its block cut to what is left under *target*, at least to a quarter of it or a note."""
-        left = max(target - (event.after - event.block), target // 4, NOTE)
+    def _smaller_block(self, place: int, event: Event, levels: _Levels, target: int) -> Event:
+        """*event* with a smaller block if the view would stay above the high mark, or if that leaves results whole.
+
+        What unread results take beyond a truncated one's share is not counted for the mark: it is gone once they are
+        read. For them the block gives way down to a note, but only if they fit whole then.
+        """
+        passing = self._passing(place, event, levels)
+        if event.after - passing > levels.high:
+            left = target - (event.after - passing - event.block)
+            event = self._with_block(place, event, max(left, target // 4, NOTE))
+        left = levels.budget - (event.after - event.block)
+        if passing and NOTE <= left < event.block:
+            event = self._with_block(place, event, left)
+        return event
+
+    def _with_block(self, place: int, event: Event, left: int) -> Event:
+        """*event* with its block cut to *left* tokens."""
         block = min(event.block, left)
         text = event.text * max(0, block - NOTE) // max(1, event.block - NOTE)
         stages = ("drop", *event.stages[1:])
         smaller = replace(event, block=block, text=text, stages=stages)
         return replace(smaller, after=self._kept(place, smaller))
+
+    def _passing(self, place: int, event: Event | None, levels: _Levels) -> int:
+        """Tokens that unread results take now and can be relieved of once they are read."""
+        rules = self._truncate_rules
+        if rules is None:
+            return 0
+        sizes = self._sizes(event) if event else {}
+        least = rules.tokens(levels.budget) + CLIP_FLOOR
+        unread = range(max(event.cut if event else 0, unread_from(self._items, place)), place)
+        return sum(max(0, sizes.get(i, self._items[i].tokens) - least) for i in unread if self._items[i].answers)
 
     def _clip_target(self, levels: _Levels) -> int:
         share = (CLIP_MARK - self._marks.low) / (self._marks.high - self._marks.low)
@@ -262,7 +272,7 @@ class Schedule:
     def _mild(self, place: int, before: Event | None, need: int) -> Event | None:
         """*before* with old tool results replaced by a line each, where that saves *need* tokens."""
         base = before or Event(place, 0, 0)
-        stretch = Stretch(self._items, self._layout, base.cut, place, base.swaps)
+        stretch = Stretch(self._items, self._layout, base.cut, place, base.swaps, self._sizes(base))
         found = swaps(stretch, need, self._figures.window, self._mild_rules) if need > 0 else None
         if found is None:
             return None
@@ -277,29 +287,54 @@ class Schedule:
         )
         return replace(event, after=self._kept(place, event))
 
-    def _truncate(self, place: int, before: Event | None, room: int, target: int) -> Event | None:
+    def _relieved(self, place: int, event: Event, levels: _Levels, target: int) -> Event | None:
+        """*event* with those results truncated that it left whole to be read, if they are and that reaches *target*.
+
+        The prompt stays the same up to the first of them, which a fold would begin anew.
+        """
+        start = max(event.cut, unread_from(self._items, event.place))
+        read = range(start, min(event.place, unread_from(self._items, place)))
+        found = self._truncate(place, event, levels, target, read)
+        return found if found is not None and found.after <= target else None
+
+    def _truncate(
+        self, place: int, before: Event | None, levels: _Levels, target: int, among: range | None = None
+    ) -> Event | None:
         """*before* with the biggest kept tool results truncated to one level, no lower than needed to reach *target*.
 
+        *among* says which ones; by default those that the model has read.
         Going all the way down to the low mark would cost more of what the next step refers to than it wins.
         """
         rules, base = self._truncate_rules, before or Event(place, 0, 0)
         if rules is None:
             return None
-        sizes, total = self._sizes(base), self._kept(place, base)
-        least, found = rules.tokens(room) + CLIP_FLOOR, {}
-        for index in range(base.cut, place):
-            item = self._items[index]
-            known = item.facts is not None and len(item.facts.results) == len(item.answers) > 0
-            if known and not item.media and item.tokens > least and index not in sizes:
-                found[index] = item.tokens
+        total, border = self._kept(place, base), unread_from(self._items, place)
+        least = rules.tokens(levels.budget) + CLIP_FLOOR
+        found = self._results(base, range(base.cut, border) if among is None else among, least)
         if total <= target or not found:
             return None
-        most = _level(found, dict.fromkeys(found, least), target - (total - sum(found.values())))
-        most = max(least, min(most, rules.most + CLIP_FLOOR))
-        trims = {**dict(base.trims), **{index: most for index, tokens in found.items() if tokens > most}}
-        stages = (*(base.stages if before and before.place == place else ()), "truncate")
+        most = max(least, fair_level(found, dict.fromkeys(found, least), target - (total - sum(found.values()))))
+        if among is None or among.stop <= border:
+            most = max(least, min(most, rules.most + CLIP_FLOOR))
+        cut = {index: most + self._items[index].media for index, tokens in found.items() if tokens > most}
+        trims = {**dict(base.trims), **cut}
+        earlier = base.stages if before and before.place == place else ()
+        stages = tuple(dict.fromkeys((*earlier, "truncate")))
         event = replace(base, place=place, trims=tuple(sorted(trims.items())), stages=stages)
         return replace(event, after=self._kept(place, event))
+
+    def _results(self, event: Event, stretch: range, least: int) -> dict[int, int]:
+        """The text tokens of the results in *stretch* that may be truncated and have more than *least*, by index."""
+        trims = dict(event.trims)
+        gone = {index for index, _ in event.clips} | {swap.index for swap in event.swaps}
+        found = {}
+        for index in stretch:
+            item = self._items[index]
+            known = item.facts is not None and len(item.facts.results) == len(item.answers) > 0
+            text = trims.get(index, item.tokens) - item.media
+            if known and index not in gone and text > least:
+                found[index] = text
+        return found
 
     def _fold(
         self, place: int, before: Event | None, budget: int, levels: _Levels, *, bare: bool = False
@@ -326,7 +361,8 @@ class Schedule:
         floor = end - 1
         while floor > first and self._items[cuts[floor]].role == "user" and end - floor <= _TRAILING_USERS:
             floor -= 1
-        if first <= floor < end - 1 and size(floor) > levels.high:
+        unread = cuts[floor] < unread_from(self._items, place) < place if first <= floor < end - 1 else False
+        if first <= floor < end - 1 and size(floor) > (levels.budget if unread else levels.high):
             floor = end - 1  # the newest round is too big to stay beside the user item that follows it
         if first > floor:
             return None
@@ -335,48 +371,42 @@ class Schedule:
             at = bisect_left(range(first, floor + 1), True, key=lambda i: size(i) <= levels.goal) + first
         return made(at)
 
-    def _clip(self, place: int, event: Event | None, target: int) -> Event | None:
-        """*event* with the largest kept items cut to one level, so that the view reaches *target*."""
+    def _clip(self, place: int, event: Event | None, target: int, room: int) -> Event | None:
+        """*event* with the largest kept items cut to one level, so that the view reaches *target*.
+
+        What users wrote and unread results are cut last, and those results down to *room* only.
+        """
         if not self._rungs.clip:
             return None
         event = event or Event(place, 0, 0)
-        clips, reduced = dict(event.clips), self._sizes(event)
-        gone = {swap.index for swap in event.swaps}
+        sizes = self._clippable(place, event)
         total = self._kept(place, event)
         if total <= target:
             return None
-        indexes = [*event.anchors]
-        indexes += [i for i in range(event.cut, place) if self._items[i].role != "system" and i not in gone]
-        sizes = {i: reduced.get(i, self._items[i].tokens) for i in indexes}
-        floors = {i: min(sizes[i], self._items[i].media + self._items[i].sealed + CLIP_FLOOR) for i in indexes}
-        room = target - (total - sum(sizes.values()))
-        spared = {i for i in indexes if self._items[i].role == "user"}
-        others = {i: size for i, size in sizes.items() if i not in spared}
-        level = _level(others, floors, room - sum(sizes[i] for i in spared))
-        if level < target * USER_FIRST:
-            spared, level = set(), _level(sizes, floors, room)
-        for index in indexes:
-            keep = sizes[index] if index in spared else max(floors[index], min(sizes[index], level))
-            if keep < sizes[index] or index in clips:
-                clips[index] = keep
+        items = self._items
+        floors = {i: min(sizes[i], items[i].media + items[i].sealed + CLIP_FLOOR) for i in sizes}
+        border = unread_from(items, place)
+        users = {i for i in sizes if items[i].role == "user"}
+        unread = {i for i in sizes if i >= border and items[i].answers}
+        caps = clip_levels(sizes, floors, Spared(users, unread), total - target, total - room, int(target * USER_FIRST))
+        earlier = dict(event.clips)
+        clips = earlier | {i: cap for i, cap in caps.items() if cap < sizes[i] or i in earlier}
         trims = tuple(trim for trim in event.trims if trim[0] not in clips)
         stages = (*(event.stages if event.place == place else ()), "clip")
         clipped = replace(event, place=place, clips=tuple(sorted(clips.items())), trims=trims, stages=stages)
         after = self._kept(place, clipped)
         return replace(clipped, after=after) if after < total else None
 
+    def _clippable(self, place: int, event: Event) -> dict[int, int]:
+        """The tokens of every item that a clip may cut, by index: what stays and did not give way to a line."""
+        reduced, gone = self._sizes(event), {swap.index for swap in event.swaps}
+        kept = [i for i in range(event.cut, place) if self._items[i].role != "system" and i not in gone]
+        return {i: reduced.get(i, self._items[i].tokens) for i in (*event.anchors, *kept)}
+
+
+def _least(item: Item) -> int:
+    return item.tokens if item.tokens <= CLIP_FLOOR else item.media + item.sealed
+
 
 def _helps(event: Event | None, present: int) -> bool:
     return event is not None and event.after < present
-
-
-def _level(sizes: Mapping[int, int], floors: Mapping[int, int], room: int) -> int:
-    """The largest common cap for *sizes*, none below its floor, that takes at most *room*; at least zero."""
-    low, high = 0, max(sizes.values(), default=0)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if sum(max(floors[i], min(size, middle)) for i, size in sizes.items()) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -7,7 +7,7 @@ from typing import Literal
 
 from proxy.core.conversation.items import Item
 
-Why = Literal["repeated", "reread", "included", "old"]
+Why = Literal["repeated", "reread", "included", "again", "old"]
 
 FRAME = 40
 LINE = 56
@@ -21,6 +21,7 @@ WORDS: dict[Why, str] = {
     "repeated": "[Left out: a later call of the same tool gave the same result.]",
     "reread": "[Left out: {target} was changed and read again later.]",
     "included": "[Left out: a later reading of {target} includes this.]",
+    "again": "[Left out: {target} was read again later.]",
 }
 OLD = "[Old {name} output left out to save room{target}; the call {outcome}. Call it again if you need it.{line}]"
 

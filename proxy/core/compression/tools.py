@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from proxy.core.compression.fold import shorten
+from proxy.core.conversation.scan import elements
 
 Count = Callable[[str], int]
 
@@ -22,10 +23,20 @@ def shrink(tools: bytes, tokens: int, count: Count) -> bytes:
 
     The same array and target give the same bytes on every call, so a provider's prompt cache keeps its prefix.
     """
+    source = tools.decode()
+    if not source.startswith("["):
+        return tools
+    try:
+        # One by one: a parser or writer of a whole array would not let anything else run meanwhile.
+        parsed = [json.loads(source[start:end]) for start, end in elements(source, 0)[0]]
+    except ValueError:
+        return tools  # an integer with more digits than Python reads: it could not be written as it was
     result = tools
     for own, nested, examples in LEVELS:
-        value = [_tool(tool, own, nested, examples) for tool in json.loads(tools)]
-        result = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+        written = (
+            json.dumps(_tool(tool, own, nested, examples), ensure_ascii=False, separators=(",", ":")) for tool in parsed
+        )
+        result = f"[{','.join(written)}]".encode("utf-8", "backslashreplace")
         if count(result.decode()) <= tokens:
             break
     return result

@@ -31,7 +31,7 @@ class Truncate:
 
     def tokens(self, room: int) -> int:
         """The tokens a result may keep where messages have *room* tokens."""
-        return min(int(self.share * room), self.most)
+        return max(0, min(int(self.share * room), self.most))
 
     @property
     def most(self) -> int:

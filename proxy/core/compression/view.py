@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from proxy.core.budget.media import is_media
 from proxy.core.budget.regions import NOTHING, Totals, add_up
 from proxy.core.compression.clip import clip
 from proxy.core.compression.digest import command_of, digest_of
+from proxy.core.compression.event import Event
 from proxy.core.compression.fold import Folded, render
 from proxy.core.compression.record import Record
-from proxy.core.compression.schedule import Event
 from proxy.core.compression.swap import LINE, NAMES, Swap, words
-from proxy.core.compression.truncate import Truncate, truncate_to
+from proxy.core.compression.truncate import Truncate, line_count, truncate_to
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.entry import Entry
-from proxy.core.conversation.facts import Pair, failure_line, pairs_of
-from proxy.core.conversation.items import Item, Layout
+from proxy.core.conversation.facts import WRITTEN, Pair, failure_line, pairs_of
+from proxy.core.conversation.items import Item, Layout, Written
 from proxy.core.conversation.scan import Span
 from proxy.core.conversation.slots import level
 from proxy.core.conversation.toolmap import ToolMap
+from proxy.core.conversation.written import as_result, resaid
 
 Count = Callable[[str], int]
 
@@ -46,6 +48,23 @@ class Raw:
         start, end = self.spans[index]
         return self.body[start:end]
 
+    def entry(self, index: int) -> Entry:
+        """What one item says; a result that the client wrote as text is a result."""
+        found, written = self.dialect.read_entry(self.item(index)), self.written(index)
+        return found if written is None else as_result(self.item(index), found, written)
+
+    def written(self, index: int) -> Written | None:
+        """How the client wrote the item as text, if it is a tool result that was asked for; else ``None``."""
+        item = self.items[index]
+        return item.facts.written if item.role == "tool" and item.facts is not None else None
+
+    def replaced(self, index: int, texts: Sequence[str], *, media: bool = False) -> bytes:
+        """One item with *texts* in place of what its tool results say; with *media*, their images stay."""
+        written = self.written(index)
+        if written is None:
+            return self.dialect.replaced(self.item(index), texts, media=media)
+        return resaid(self.item(index), "\n".join(texts), written, is_media if media else None)
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -62,11 +81,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Pen:
-    """What texts are written with: the counter, the table of tools, and the limits of a truncated result."""
+    """What texts are written with: the counter and the table of tools."""
 
     count: Count
     tools: ToolMap
-    limits: Truncate = field(default_factory=Truncate)
 
 
 def write(
@@ -86,7 +104,7 @@ def write(
     if before is not None and same_block(event, before.event):
         return before.block, edits
     folded = [i for i in range(event.cut) if raw.items[i].role != "system"]
-    entries = {i: raw.dialect.read_entry(raw.item(i)) for i in folded}  # what a clip took out is digested too
+    entries = {i: raw.entry(i) for i in folded}  # what a clip took out is digested too
     shown = {i: raw.dialect.read_entry(edits[i]) for i in event.anchors if i in edits}
     anchors = [i for i in event.anchors if i != _carrier(raw, event)]
     task = next(((shown.get(i) or entries[i]).text for i in anchors if i == raw.layout.task), "")
@@ -123,32 +141,58 @@ def _results(raw: Raw, event: Event, pen: Pen, before: Record | None) -> dict[in
             # What was cut short itself no longer says all that this result said.
             said = Swap(swap.index, "old") if swap.by in cut_short else swap
             texts.setdefault(pair.index, []).append(_line(raw, pair, said, pen))
-    texts |= {index: _truncated(raw, index, tokens, pen) for index, tokens in trims.items()}
-    return {**{i: raw.dialect.replaced(raw.item(i), said) for i, said in texts.items()}, **found}
+    made = {i: raw.replaced(i, said) for i, said in texts.items()}
+    cut = dict(before.event.trims) if before else {}
+    for index, tokens in trims.items():
+        if before and cut.get(index) == tokens and index in before.edits:
+            found[index] = before.edits[index]
+        else:
+            made[index] = raw.replaced(index, _truncated(raw, index, tokens, pen), media=True)
+    return {**made, **found}
 
 
 def _truncated(raw: Raw, index: int, tokens: int, pen: Pen) -> list[str]:
     """The results of one item, truncated so that it takes at most *tokens*."""
-    said = [text for text, _ in raw.dialect.read_entry(raw.item(index)).results]
+    said = [text for text, _ in raw.entry(index).results]
     sizes = [pen.count(text) for text in said]
     room = tokens - (raw.items[index].tokens - sum(sizes))
     cap = level(sizes, max(len(said), room))
-    return [truncate_to(text, pen.limits, cap, pen.count, tail=True) for text in said]
+    return [
+        truncate_to(text, _limits(text, size, cap), cap, pen.count, tail=True)
+        for text, size in zip(said, sizes, strict=True)
+    ]
+
+
+def _limits(text: str, size: int, cap: int) -> Truncate:
+    """Limits that leave of *text*, which takes *size* tokens, somewhat more than *cap*: then tokens alone decide."""
+    length = len(text.encode("utf-8", "surrogatepass"))
+    lines = line_count(text) + 2  # the marker takes one, and a text of one line is cut inside it
+    return Truncate(lines, length if size <= cap else length * cap * 17 // (size * 16))
 
 
 def _line(raw: Raw, pair: Pair, swap: Swap, pen: Pen) -> str:
     """The line that stands for one result."""
-    name, arguments = raw.dialect.read_entry(raw.item(pair.call_index)).calls[pair.call_at]
+    name, arguments = _called(raw, pair, pen.tools)
     targets = pen.tools.targets(name, arguments)
-    target = targets[0] if targets else command_of(arguments)
+    target = targets[0] if targets else command_of(arguments) or pen.tools.about(arguments)
+    why = "again" if swap.why == "included" and not _includes(raw, swap.by, _result_text(raw, pair)) else swap.why
     target = target if len(target) <= TARGET_LENGTH else ""
     line = "" if pair.result.ok else _brief(failure_line(_result_text(raw, pair)))
     for about, cause in ((target, line), (target, ""), ("", "")):
-        text = words(swap.why, name, about, ok=pair.result.ok, line=cause)
+        text = words(why, name, about, ok=pair.result.ok, line=cause)
         if pen.count(text) <= LINE:
             break
     names = _names(raw, pair, pen.count) if swap.why == "old" else []
     return _encodable("\n".join([text, *names]))
+
+
+def _called(raw: Raw, pair: Pair, tools: ToolMap) -> tuple[str, str]:
+    """The name and the arguments of a result's call."""
+    entry = raw.dialect.read_entry(raw.item(pair.call_index))
+    if pair.call_at != WRITTEN:
+        return entry.calls[pair.call_at]
+    calls = tools.forms.called(entry.text)
+    return calls[0] if len(calls) == 1 and calls[0][0] else ("tool", "{}")
 
 
 def _names(raw: Raw, pair: Pair, count: Count) -> list[str]:
@@ -164,7 +208,12 @@ def _brief(line: str) -> str:
 
 
 def _result_text(raw: Raw, pair: Pair) -> str:
-    return raw.dialect.read_entry(raw.item(pair.index)).results[pair.at][0]
+    return raw.entry(pair.index).results[pair.at][0]
+
+
+def _includes(raw: Raw, index: int, text: str) -> bool:
+    """Whether a result of item *index* holds *text*: equal line numbers do not say that the lines are the same."""
+    return any(text.strip() in later for later, _ in raw.entry(index).results)
 
 
 def _encodable(text: str) -> str:

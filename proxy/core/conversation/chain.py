@@ -15,6 +15,12 @@ from proxy.core.conversation.items import Item
 LINK = 16
 """Bytes of a link: 128 bits of HMAC-SHA256."""
 
+DEEPEST = 250
+"""Levels an item may nest: what is deeper is refused before the interpreter's own limit, wherever that is reached."""
+
+LONGEST_ARGUMENTS = 262_144
+"""Characters of a call's arguments that are read as JSON: longer ones mean the same only if they are spelt the same."""
+
 IGNORED = frozenset({"cache_control", "annotations", "provider_specific_fields"})
 """Members clients add, move or drop when they echo an item; an item means the same with and without them."""
 
@@ -45,23 +51,32 @@ def chain(key: bytes, label: str, items: Sequence[Item], known: Sequence[bytes] 
     return tuple(links)
 
 
-def _canonical(value: Any) -> Any:
-    if isinstance(value, dict):
-        kept = {k: _member(k, v) for k, v in value.items() if k not in IGNORED}
-        return {k: v for k, v in kept.items() if not _is_empty(v)}
-    if isinstance(value, list):
-        return [_canonical(part) for part in value]
+def _canonical(value: Any, depth: int = 0) -> Any:
+    if depth > DEEPEST:
+        raise RecursionError
+    # Every object of a body comes through here, so plain loops and exact types: parsed JSON has no others.
+    if type(value) is dict:
+        kept = {}
+        for key, member in value.items():
+            if key in IGNORED:
+                continue
+            kind = type(member)
+            if kind is dict or kind is list:
+                member = _canonical(member, depth + 1)
+            elif kind is str and key == "arguments":
+                member = _arguments(member)
+            if member or not (member is None or type(member) in (str, list, dict)):
+                kept[key] = member
+        return kept
+    if type(value) is list:
+        return [_canonical(part, depth + 1) for part in value]
     return value
 
 
-def _member(key: str, value: Any) -> Any:
-    if key == "arguments" and isinstance(value, str):
-        try:
-            return ["json", json.loads(value)]
-        except (ValueError, RecursionError):
-            return value
-    return _canonical(value)
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str | list | dict) and not value)
+def _arguments(text: str) -> Any:
+    if len(text) > LONGEST_ARGUMENTS:
+        return text
+    try:
+        return ["json", json.loads(text)]
+    except (ValueError, RecursionError):
+        return text

@@ -157,15 +157,19 @@ def user_message(text: str) -> bytes:
     return b'{"role":"user","content":' + quoted(text).encode() + b"}"
 
 
-def replaced(raw: bytes, texts: Sequence[str]) -> bytes:
-    """The tool result with the one of *texts* in place of its content; the rest stays as it was."""
+def replaced(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
+    """The tool result with the one of *texts* in place of its content; the rest stays as it was.
+
+    With *media* the images of the content stay behind the text.
+    """
     source = raw.decode()
     text = "\n".join(texts)
     found = _content_field(members(source))
     if found is None:
         return with_text(raw, text, before=False)
+    parts = media_parts(raw) if media else []
     is_list = source[found.start] == "["
-    value = '[{"type":"text","text":' + quoted(text) + "}]" if is_list else quoted(text)
+    value = joined("null", text, "text", before=True, media=parts) if is_list else quoted(text)
     return (source[: found.start] + value + source[found.end :]).encode()
 
 

@@ -1,8 +1,8 @@
 """Whether a request is a client's own compaction of its conversation, and whose: rules as data.
 
-Where a client says so itself (a header, an item), that holds; else its own prompt tells, at the place where it puts it.
-A request without tools whose last user text asks for a summary is one too. What the user pasted, what a tool returned,
-and what merely quotes such a prompt is none.
+If a client says so itself (a header, an item), that holds; else its own prompt tells, at the place where it puts it.
+A wording that is not known tells by its intent, with the form of the request as evidence. What the user pasted, what a
+tool returned, and what merely quotes such a prompt is none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from proxy.core.conversation.intent import asks_elsewhere, asks_recap, asks_to_go_on, is_summariser
 from proxy.core.conversation.outline import EMPTY, TOOLS, Outline
 from proxy.core.conversation.scan import decode
 from proxy.core.errors import InvalidRequest
@@ -43,16 +44,26 @@ class Rule:
 RULES: Final = (
     Rule("claude-code", "user", "CRITICAL: Respond with TEXT ONLY", "summary"),
     Rule("claude-code", "user", "Your task is to create a detailed summary of the conversation"),
+    Rule("claude-code", "user", "Your task is to create a detailed summary of the RECENT portion of the conversation"),
     Rule("codex", "user", "You are performing a CONTEXT CHECKPOINT COMPACTION"),
+    Rule("codex", "user", "You have exceeded the maximum number of tokens, please stop coding"),
     Rule("opencode", "system", "You are a context summarization agent"),
+    Rule("opencode", "user", "Provide a detailed prompt for continuing our conversation above"),
     Rule("pi", "system", "You are a context summarization assistant"),
     Rule("qwen-code", "user", "First, reason in your scratchpad. Then, generate the <state_snapshot>"),
     Rule("qwen-code", "user", "First, reason in your <analysis> block. Then, produce the <state_snapshot>"),
     Rule("qwen-code", "system", "You are the component that summarizes"),
     Rule("cline", "user", '<explicit_instructions type="summarize_task"'),
+    Rule("cline", "user", '<explicit_instructions type="condense"'),
+    Rule("continue", "user", "Please provide a concise summary of our conversation so far, capturing the key"),
     Rule("crush", "system", "You are summarizing a conversation to preserve context for continuing work later"),
+    Rule("crush", "system", "The conversation context above needs to be compacted"),
+    Rule("aider", "system", "*Briefly* summarize this partial conversation about programming"),
+    Rule("goose", "user", "Please summarize the conversation history provided in the system prompt"),
+    Rule("gemini-cli", "system", "You are a specialized system component responsible for distilling chat history"),
 )
-"""How agents word it; seen on the wire of Claude Code 2.1, Codex 0.169, opencode 1.18, qwen-code 0.24, else in code."""
+"""How agents word it, present and before; seen on the wire of Claude Code 2.1, Codex 0.169, opencode 1.18 and qwen-code
+0.24, else in their code. They only name the client: what asks for the same in other words is found by its intent."""
 
 CLIENTS: Final = frozenset({*(rule.client for rule in RULES), OTHER})
 """Everything a compaction may be labelled with."""
@@ -69,16 +80,18 @@ _BEGINS: Final = {
 _NOTHING: Final = max(map(len, EMPTY))
 """No list of tools is as short."""
 
-_HINT: Final = re.compile(rb"(?i)summar|compact|condens")
-_SHORT: Final = 400
-"""Characters at each end of a text in which it says what it wants."""
-
-_ASKS: Final = re.compile(
-    r"\b(?:summari[sz]e|condense|compact|(?:create|write|provide|produce|generate|give)\b[^.\n]{0,80}\bsummary)\b"
-    r"[^.\n]{0,80}"
-    r"\b(?:conversation|chat|dialog(?:ue)?|discussion|history|transcript|session|context|messages|so far)\b",
-    re.IGNORECASE,
+_HINT: Final = re.compile(
+    rb"(?i)summar|compact|condens|compress|distil|hand-?o|checkpoint|snapshot|memento|extract|continuing"
+    rb"|\\u(?:603b|6458|538b|6982|4ea4|8981)|\xe6\x80\xbb\xe7\xbb\x93|\xe6\x91\x98\xe8\xa6\x81|\xe5\x8e\x8b\xe7\xbc\xa9|\xe4\xba\xa4\xe6\x8e\xa5"
 )
+"""Without any of these, escaped or not, nothing asks for a summary: most requests need no closer look."""
+
+_HINTED: Final = 4_096
+"""Bytes at each end in which such a word is looked for."""
+
+_SHORT: Final = 400
+"""Characters of a system text in which it says what the model is."""
+
 _TITLE: Final = re.compile(r"\b(?:title|headline|follow-?up|tags?|branch name|commit message)\b", re.IGNORECASE)
 
 
@@ -94,20 +107,22 @@ def announced(headers: Mapping[str, str]) -> str:
     return "codex" if isinstance(found, dict) and found.get("request_kind") == "compaction" else ""
 
 
-def client_of(outline: Outline, first: bytes, last: bytes) -> str:
+def client_of(outline: Outline, first: bytes, last: bytes, history: bool = False) -> str:
     """Whose compaction the request is that *outline* surrounds; empty where it is none.
 
-    *first* and *last* are the bytes of its first and last items: nothing else is looked at.
+    *first* and *last* are the bytes of its first and last items: nothing else is looked at. *history*: a model spoke
+    before. A wording that nobody knows is one by its intent, and by the request's form: no tools that may be called, or
+    a history before it and words that leave nothing to call them for.
     """
     said = next(iter(outline.said.values()), "").lstrip()
-    system = said or (_system(first) if _occurs("system", first[:1024]) else "")
+    called = _may_call(outline)
+    system = said or (_system(first) if not called or _occurs("system", first[:1024]) else "")
     found = next((rule for rule in RULES if rule.where == "system" and system.startswith(rule.begins)), None)
     if found is not None:
         return found.client
     edges = last if len(last) <= 2 * _EDGE else last[:_EDGE] + last[-_EDGE:]
     marked = TRIGGER.encode() in edges[:256] or _occurs("user", edges)
-    asks = not marked and not _may_call(outline) and _HINT.search(edges[:2048] + edges[-2048:]) is not None
-    if not marked and not asks:
+    if not marked and not _may_ask(edges, system, called=called, history=history):
         return ""
     try:
         value = decode(last)
@@ -115,7 +130,24 @@ def client_of(outline: Outline, first: bytes, last: bytes) -> str:
         return ""
     if not isinstance(value, dict):
         return ""
-    return _marked(value) if marked else _asking(value, said or _system(first))
+    known = _marked(value) if marked else ""
+    return known or (OTHER if _asks(value, system, called=called, history=history) else "")
+
+
+def _may_ask(edges: bytes, system: str, *, called: bool, history: bool) -> bool:
+    """Whether the last item may hold a wish in words of its own; *called*: tools may be called."""
+    if called and (not history or len(edges) > _EDGE):
+        return False  # what asks for a text in place of a call is short
+    return _HINT.search(edges[:_HINTED] + edges[-_HINTED:]) is not None or is_summariser(system, history=history)
+
+
+def _asks(value: Mapping[str, Any], system: str, *, called: bool, history: bool) -> bool:
+    text = (list(_texts(value)) or [""])[-1]
+    if called:
+        return history and asks_elsewhere(text)
+    if _TITLE.search(system[:_SHORT]) or not text:
+        return False
+    return asks_to_go_on(text) or asks_recap(text, history=history) or is_summariser(system, history=history)
 
 
 def without_prompt(raw: bytes) -> bytes:
@@ -156,12 +188,6 @@ def _marked(value: Mapping[str, Any]) -> str:
             if rule.where == "user" and start.startswith(rule.begins) and rule.also in start:
                 return rule.client
     return ""
-
-
-def _asking(value: Mapping[str, Any], system: str) -> str:
-    text = (list(_texts(value)) or [""])[-1]
-    asked = text[:_SHORT] + "\n" + text[-_SHORT:]
-    return OTHER if _ASKS.search(asked) and not _TITLE.search(asked + system[:_SHORT]) else ""
 
 
 def _texts(value: Mapping[str, Any]) -> Iterator[str]:

@@ -48,8 +48,11 @@ class Dialect(Protocol):
     def media_parts(self, raw: bytes) -> list[bytes]:
         """The media parts of an element, each as its own bytes."""
 
-    def replaced(self, raw: bytes, texts: Sequence[str]) -> bytes:
-        """The element with *texts* in place of what its tool results say, one for each in the order of their ids."""
+    def replaced(self, raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
+        """The element with *texts* in place of what its tool results say, one for each in the order of their ids.
+
+        With *media* the images and files of a result stay behind its text.
+        """
 
     def marker(self, raw: bytes) -> bytes:
         """The last cache mark of an element, as JSON; empty where it bears none."""

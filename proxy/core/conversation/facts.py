@@ -18,6 +18,9 @@ from proxy.core.conversation.items import Call, Facts, Item, Result
 OPENING = 20
 """Characters of a result by which a quotation of it is recognised."""
 
+WRITTEN = -1
+"""The position of a call that the model wrote as text."""
+
 MOST_MENTIONS = 128
 """File names and openings of quotations that are kept of one text."""
 
@@ -78,6 +81,11 @@ def short_digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
+def name_digest(name: str) -> int:
+    """A 32-bit name of a tool's *name*; 0 for none."""
+    return _crc(name.lower()) if name else 0
+
+
 def facts_of(entry: Entry, call: Callable[[str, str], Call]) -> Facts | None:
     """The facts of what one item says; ``None`` where it neither calls, answers nor mentions anything."""
     calls = tuple(call(name, arguments) for name, arguments in entry.calls)
@@ -104,6 +112,8 @@ def _pairs(items: Sequence[Item], start: int, end: int) -> Iterator[Pair]:
         facts = items[index].facts
         if facts is None:
             continue
+        if facts.wrote is not None:
+            waiting[f"written:{index}"] = (index, WRITTEN, facts.wrote)
         if len(items[index].calls) == len(facts.calls):
             named = zip(items[index].calls, facts.calls, strict=True)
             waiting.update({name: (index, at, call) for at, (name, call) in enumerate(named)})

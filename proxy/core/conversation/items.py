@@ -49,17 +49,35 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """A user's message that begins as a tool result written as text: ``head`` characters say so.
+
+    ``name`` is a digest of the tool it names, 0 if none. The result takes the first ``parts`` of the content; the parts
+    in ``said`` are the user's own words.
+    """
+
+    name: int
+    head: int
+    parts: int
+    said: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of one item's calls and results, in the order of their ids.
 
     ``mentions`` are packed 32-bit digests of the file names and quotations in what the model wrote; ``decides`` says
-    that it draws a conclusion.
+    that it draws a conclusion. ``wrote`` is the call that the model wrote as text, of the tools in ``asks``;
+    ``written`` says that the item begins as a result of one.
     """
 
     calls: tuple[Call, ...] = ()
     results: tuple[Result, ...] = ()
     mentions: bytes = b""
     decides: bool = False
+    wrote: Call | None = None
+    asks: tuple[int, ...] = ()
+    written: Written | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +187,13 @@ def lay_out(items: Sequence[Item], known: Layout = EMPTY) -> Layout:
         tuple(waiting.items()),
         last,
     )
+
+
+def unread_from(items: Sequence[Item], place: int) -> int:
+    """The index of the first item behind the model's last one before *place*: no model has read the results there."""
+    while place and items[place - 1].role != "assistant":
+        place -= 1
+    return place
 
 
 def _join(cuts: list[int], result: Item, waiting: dict[str, int]) -> None:

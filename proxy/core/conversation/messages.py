@@ -201,16 +201,17 @@ def marker(raw: bytes) -> bytes:
     return found
 
 
-def replaced(raw: bytes, texts: Sequence[str]) -> bytes:
-    """The message with *texts* in place of what its tool results say; every other byte stays as it is."""
+def replaced(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
+    """The message with *texts* in place of what its tool results say; every other byte stays as it is.
+
+    With *media* the images and files of a result stay behind its text.
+    """
     blocks = decode(raw)["content"]
     places = [at for at, block in enumerate(blocks) if isinstance(block, dict) and _is_result(block)]
     pairs = [
-        (Slot(("content", at, "content"), ""), text)
-        for at, text in zip(places, texts, strict=True)
-        if "content" in blocks[at]
+        (("content", at, "content"), text) for at, text in zip(places, texts, strict=True) if "content" in blocks[at]
     ]
-    return slots.replaced(raw.decode(), pairs).encode()
+    return slots.resaid(raw.decode(), pairs, "text", _is_media if media else None).encode()
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from proxy.core.compression.fold import FOOTER, HEADER
 from proxy.core.conversation import responses
-from proxy.core.conversation.scan import decode, scan
+from proxy.core.conversation.scan import MOST_ITEMS, decode, scan
 from proxy.core.errors import InvalidRequest
 
 PREFIX = "ullage-1."
@@ -62,12 +62,15 @@ def unpack(value: str, key: bytes, most: int = MOST) -> tuple[str, bool] | None:
     return (f"{HEADER}\n\n{text}\n\n{FOOTER}" if ours else text), ours
 
 
-def opened(body: bytes, key: bytes) -> Opened:
-    """*body* of a Responses request with every item of ours as a user message; items of other makers stay."""
+def opened(body: bytes, key: bytes, items: int = MOST_ITEMS) -> Opened:
+    """*body* of a Responses request with every item of ours as a user message; items of other makers stay.
+
+    A body of more than so many *items* is left alone: whoever reads it next refuses it.
+    """
     if PREFIX.encode() not in body:
         return Opened(body)
     try:
-        spans = scan(body, responses.LIST).spans
+        spans = scan(body, responses.LIST, items).spans
     except InvalidRequest:
         return Opened(body)
     pieces: list[bytes] = []

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.conversation.identity import session_in
-from proxy.core.conversation.scan import ESCAPED_LETTER, Field, members, reject_duplicates
+from proxy.core.conversation.scan import ESCAPED_LETTER, Field, members, reject_duplicates, whole
+from proxy.core.conversation.thinking import MEMBERS, least_output, lowered
 from proxy.core.errors import InvalidRequest
 
 TOOLS = ("tools", "functions")
@@ -90,6 +91,11 @@ class Outline:
         where = self.fields[key]
         return self.text[where.start : where.end]
 
+    def thinking(self, output: int) -> dict[str, str]:
+        """The members that state a budget for thinking as they have to be beside a lower figure of *output*."""
+        found = {key: json.loads(self.value(key)) for key in MEMBERS if key in self.fields}
+        return lowered(found, self.requested, output) if found and self.requested else {}
+
 
 def read_outline(text: str, figures: Sequence[str]) -> Outline:
     """The facts of the outline *text*; *figures* are the members that may state the output allowance.
@@ -112,7 +118,7 @@ def read_outline(text: str, figures: Sequence[str]) -> Outline:
         stream=values["stream"] is True,
         requested=next((v for key in figures if _is_figure(v := values[key])), None),
         fields=fields,
-        least=_least(_value(text, fields, "thinking")),
+        least=least_output({key: _value(text, fields, key) for key in MEMBERS}),
         stored=any(_value(text, fields, key) for key in STORED),
         unseen=any(_value(text, fields, key) for key in UNSEEN) or bool(HOSTED.search(_raw(text, fields, "tools"))),
         session=session_in({key: _value(text, fields, key) for key in SESSION}),
@@ -136,7 +142,7 @@ def splice(outline: Outline, at: int, items: bytes, edits: Mapping[str, str]) ->
 
 def _value(text: str, fields: Mapping[str, Field], key: str) -> Any:
     where = fields.get(key)
-    return json.loads(text[where.start : where.end]) if where else None
+    return json.loads(text[where.start : where.end], parse_int=whole) if where else None
 
 
 def _managed(truncation: Any, management: Any) -> int | None:
@@ -162,12 +168,6 @@ def _limit(edit: dict[str, Any]) -> int | None:
 def _raw(text: str, fields: Mapping[str, Field], key: str) -> str:
     where = fields.get(key)
     return text[where.start : where.end] if where else ""
-
-
-def _least(thinking: Any) -> int:
-    """The smallest output figure beside a budget for thinking, which has to be smaller."""
-    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
-    return budget + 1 if isinstance(budget, int) and _is_figure(budget) else 0
 
 
 def _words(value: Any) -> str:

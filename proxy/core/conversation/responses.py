@@ -196,9 +196,13 @@ def marker(raw: bytes) -> bytes:
     return b""
 
 
-def replaced(raw: bytes, texts: Sequence[str]) -> bytes:
-    """The result with the one of *texts* in place of its output; every other byte stays as it is."""
-    return slots.replaced(raw.decode(), [(Slot(("output",), ""), "\n".join(texts))]).encode()
+def replaced(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
+    """The result with the one of *texts* in place of its output; every other byte stays as it is.
+
+    With *media* the images and files of the output stay behind its text.
+    """
+    pairs = [(("output",), "\n".join(texts))]
+    return slots.resaid(raw.decode(), pairs, "input_text", is_media if media else None).encode()
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:

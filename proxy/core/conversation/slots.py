@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from proxy.core.conversation.scan import Span, decode, elements, members
@@ -14,6 +15,9 @@ from proxy.core.errors import InvalidRequest
 Path = tuple[str | int, ...]
 Count = Callable[[str], int]
 Clip = Callable[[str, int], str]
+
+MOST_PARTS = 64
+"""Text parts of one content that are clipped one by one. Of more, neighbours become one text, clipped as a whole."""
 
 ATTEMPTS = 3
 """What is written back as JSON may take a few tokens more than the texts it is made of, so that is looked at again."""
@@ -68,6 +72,7 @@ def clipped(
     tokens: int,
 ) -> bytes:
     """*raw* cut to about *tokens*, as *weigh* has it, by clipping the longest of its *slots* to one level."""
+    raw = with_fewer_parts(raw)
     source = raw.decode()
     value = decode(raw)
     sized = [(slot, count(slot.text)) for slot in slots(value)] if isinstance(value, dict) else []
@@ -77,10 +82,51 @@ def clipped(
         cap = level([size for _, size in sized], max(0, room - fixed))
         result = replaced(source, [(slot, clip(slot.text, cap)) for slot, size in sized if size > cap]).encode()
         excess = weigh(result) - tokens
-        if excess <= 0:
-            break
+        if excess <= 0 or not cap:
+            break  # it fits, or has nothing left to give
         room -= excess
     return result
+
+
+def with_fewer_parts(raw: bytes) -> bytes:
+    """*raw* with neighbouring text parts of its content joined, a line each, if these are more than ``MOST_PARTS``.
+
+    A part that holds anything beside its type and its text stays as it is, and so does every other byte.
+    """
+    if raw.count(b'"text"') <= MOST_PARTS:
+        return raw
+    source = raw.decode()
+    fields = [field for field in members(source) if field.key in ("content", "output") and source[field.start] == "["]
+    result: list[str] = []
+    done = 0
+    for field in fields:
+        spans, close = elements(source, field.start)
+        if len(spans) > MOST_PARTS:
+            result += [source[done : field.start + 1], ",".join(_joined_parts(source, spans))]
+            done = close
+    if not result:
+        return raw
+    return "".join([*result, source[done:]]).encode()
+
+
+def _joined_parts(source: str, spans: Sequence[Span]) -> Iterator[str]:
+    """The JSON of the parts at *spans*, runs of plain text parts of one type as one part."""
+    parts = ((source[start:end], _plain_text(source[start:end])) for start, end in spans)
+    for kind, run in groupby(parts, key=lambda part: part[1][0] if part[1] else ""):
+        if not kind:
+            yield from (text for text, _ in run)
+            continue
+        words = "\n".join(plain[1] for _, plain in run if plain)
+        yield quoted({"type": kind, "text": words})
+
+
+def _plain_text(part: str) -> tuple[str, str] | None:
+    """Type and text of a part that holds nothing else; ``None`` for any other one."""
+    value = decode(part.encode())
+    if not isinstance(value, dict) or value.keys() != {"type", "text"}:
+        return None
+    kind, text = value["type"], value["text"]
+    return (kind, text) if isinstance(kind, str) and isinstance(text, str) and kind else None
 
 
 def replaced(source: str, texts: Sequence[tuple[Slot, str]]) -> str:
@@ -143,6 +189,27 @@ def joined(value: str, text: str, kind: str, before: bool, media: Sequence[bytes
     else:
         own = open_part + value + "}" if value.startswith('"') and value != '""' else ""
     return "[" + ",".join(piece for piece in ((added, own) if before else (own, added)) if piece) + "]"
+
+
+def resaid(
+    source: str, texts: Sequence[tuple[Path, str]], kind: str, is_media: Callable[[Mapping[str, Any]], bool] | None
+) -> str:
+    """The JSON text *source* with each of *texts* in place of the content at its path, everything else as it was.
+
+    Parts of which *is_media* holds stay behind the text, which is a part of *kind* then.
+    """
+    spans = dict(locate(source, [path for path, _ in texts]))
+    values = {path: _resaid(source[slice(*spans[path])], text, kind, is_media) for path, text in texts}
+    return _spliced(source, spans.items(), values)
+
+
+def _resaid(value: str, text: str, kind: str, is_media: Callable[[Mapping[str, Any]], bool] | None) -> str:
+    if is_media is None or not value.startswith("["):
+        return quoted(text)
+    parts = [value[start:end] for start, end in elements(value, 0)[0]]
+    decoded = [(part.encode(), json.loads(part)) for part in parts]
+    media = [part for part, node in decoded if isinstance(node, dict) and is_media(node)]
+    return joined("null", text, kind, before=True, media=media) if media else quoted(text)
 
 
 def grown(value: str, text: str, before: bool) -> str:

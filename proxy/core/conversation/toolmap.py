@@ -16,6 +16,9 @@ from typing import Any, Literal, get_args
 
 from proxy.core.conversation.facts import short_digest
 from proxy.core.conversation.items import Call
+from proxy.core.conversation.scan import ONE_CALL, decode
+from proxy.core.conversation.written import NO_FORMS, Forms
+from proxy.core.errors import InvalidRequest
 
 Kind = Literal[
     "file_read",
@@ -39,7 +42,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 REPEATABLE = frozenset({"file_read", "grep", "glob"})
 """Kinds whose calls look and change nothing: the same call with the same result says nothing new."""
 
-TARGETED = REPEATABLE | {"file_edit", "file_write", "list", "media_read"}
+TARGETED = REPEATABLE | {"file_edit", "file_write", "list", "media_read", "search_semantic"}
 """Kinds whose arguments name files or folders."""
 
 MOST_PATHS = 32
@@ -48,6 +51,11 @@ MOST_PATHS = 32
 _HEADER = re.compile(r"^(?:\*\*\* (?:Update|Add|Delete) File: |\*\*\* Move to: |\+\+\+ b/)(.+?)\s*$", re.MULTILINE)
 _DOTS = re.compile(r"(?:^|(?<=/))\./+")
 _SLASHES = re.compile(r"[/\\]+")
+_LINES = re.compile(r"\s*\d{1,9}(?:[\s,:;-]+\d{1,9})*\s*")
+"""A figure, or a range of lines, written as a text."""
+
+LONGEST_FIGURE, LONGEST_RANGE = 9, 64
+"""Digits of a line number, and characters of a range of lines, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +79,14 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The usual argument keys: of a path, of lists of paths or of objects with a path, and of a range of lines."""
+    """The usual argument keys: of a path, of lists of paths or of objects with a path, and of a range of lines.
+
+    ``about`` are those that say what a call without a path is about.
+    """
 
     path: tuple[str, ...] = ()
     many: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     count: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
@@ -86,9 +98,15 @@ PROTECTED = Tool("protected")
 
 
 class ToolMap:
-    """The table of tools, compiled. Made of names and globs; ``protected`` are names and globs of their own."""
+    """The table of tools, compiled. Made of names and globs; ``protected`` are names and globs of their own.
 
-    def __init__(self, tools: Mapping[str, Tool], protected: Sequence[str] = (), keys: Keys = Keys()) -> None:
+    ``forms`` are how calls and results are written as text.
+    """
+
+    def __init__(
+        self, tools: Mapping[str, Tool], protected: Sequence[str] = (), keys: Keys = Keys(), forms: Forms = NO_FORMS
+    ) -> None:
+        self.forms = forms
         named = {**tools, **dict.fromkeys(protected, PROTECTED)}
         self._exact = {name: tool for name, tool in named.items() if not _is_glob(name)}
         self._folded = {name.lower(): tool for name, tool in reversed(self._exact.items())}
@@ -131,6 +149,12 @@ class ToolMap:
             tool = tool.cases.get(str(values.get(tool.by))) or tool.cases.get("*", UNKNOWN)
         return list(dict.fromkeys(self._written(tool, values, arguments))) if tool.kind in TARGETED else []
 
+    def about(self, arguments: str) -> str:
+        """What a call is about that names no path, such as its query; empty if it does not say."""
+        values = _values(arguments)
+        found = [values.get(key) for key in self._keys.about] if isinstance(values, dict) else []
+        return next((text for text in found if isinstance(text, str) and text.strip()), "")
+
     def _paths(self, tool: Tool, values: Any, arguments: str) -> Iterator[str]:
         for path in self._written(tool, values, arguments):
             yield _plain(path)
@@ -148,9 +172,17 @@ class ToolMap:
             yield from _members(values.get(key), keys)
 
     def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
-        """First and last line, counted from one; last 0 where it is open, first 0 where the range is not known."""
+        """First and last line, counted from one; last 0 where it is open, first 0 where the range is not known.
+
+        A figure under a name that is none of the usual ones may be a range of anything: bytes, pages, the last lines.
+        """
         keys = self._keys
         if not isinstance(values, dict):
+            return 0, 0
+        paths, figures = {*tool.path, *keys.path}, {*keys.first, *keys.count, *keys.last, *keys.pair}
+        if any(_holds_figure(value) for key, value in values.items() if key not in paths and key not in figures):
+            return 0, 0
+        if any(_is_odd(values.get(key)) for key in (*keys.first, *keys.count, *keys.last)):
             return 0, 0
         pair = next((values[key] for key in keys.pair if values.get(key)), None)
         if pair is not None:
@@ -172,8 +204,10 @@ NO_TOOLS = ToolMap({})
 
 def _values(arguments: str) -> Any:
     try:
+        if len(arguments) > ONE_CALL:
+            return decode(arguments.encode())
         return json.loads(arguments)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, InvalidRequest):
         return None
 
 
@@ -203,4 +237,35 @@ def _members(value: Any, keys: Sequence[str]) -> Iterator[str]:
 
 
 def _figure(values: Mapping[str, Any], keys: Sequence[str]) -> int | None:
-    return next((n for key in keys if type(n := values.get(key)) is int), None)
+    """The first of the figures under *keys*; models write them as texts, too."""
+    found = (values.get(key) for key in keys)
+    return next((int(str(value)) for value in found if type(value) is int or _is_digits(value)), None)
+
+
+def _is_digits(value: Any) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= LONGEST_FIGURE
+
+
+def _is_odd(value: Any) -> bool:
+    """Whether *value*, where a figure should stand, says something that is none."""
+    return not (value is None or isinstance(value, int) or _is_digits(value))
+
+
+def _holds_figure(value: Any) -> bool:
+    """Whether there is a figure, or a range of lines as a text, anywhere in *value*."""
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if _is_figure(node):
+            return True
+        if isinstance(node, dict):
+            stack.extend(node.values())
+        elif isinstance(node, list):
+            stack.extend(node)
+    return False
+
+
+def _is_figure(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= LONGEST_RANGE and _LINES.fullmatch(value) is not None
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.core.overflow.coding import plain
+from proxy.core.overflow.echoes import Echoes
 from proxy.core.overflow.envelope import Parts, is_error, opened, taken_apart
+from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior, agrees, judged
 from proxy.core.overflow.figures import Figures, assemble, read_figures
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import Meaning, Phrase, Rules, code_name
 from proxy.core.overflow.words import Row
-
-UNCORROBORATED = 0.6
-"""A claim about a request we count at under this share of the stated limit is not believed without a decisive code."""
 
 LONGEST = 262_144
 """Bytes of an answer that are looked at."""
@@ -35,17 +34,24 @@ _SENTENCE = re.compile(r"[^.]+")
 _UNCOUNTED = re.compile("[TA]")
 _WINDOWED = re.compile("[KWC]")
 _OF_THE_WINDOW = re.compile("[WC]")
+_CODE = re.compile(r"\b(?:[A-Za-z]{1,30}(?:_[A-Za-z]{1,30}){1,6}|(?:[A-Z][a-z]{1,30}){2,8})\b")
+_COMPLAINT = re.compile("[OEYN]")
 _OF_TOKENS = re.compile("[WCIK]|^[^X]*J[^X]*$")
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What one text means. ``strong``: it speaks of the window, or its own figures say so."""
+    """What one text means. ``strong``: it speaks of the window, or its own figures say so.
+
+    ``names_input``: it speaks of the prompt. ``names_media``: the complaint is one sentence with an image or a file.
+    """
 
     means: Meaning
     figures: Figures
     strong: bool = False
     rule: str = ""
+    names_input: bool = False
+    names_media: bool = False
 
 
 class Classifier:
@@ -55,11 +61,11 @@ class Classifier:
         self._rules = rules
 
     def answer(
-        self, status: int, headers: Iterable[tuple[str, str]], body: bytes, counted: int | None = None
+        self, status: int, headers: Iterable[tuple[str, str]], body: bytes, prior: Prior = NOTHING_KNOWN
     ) -> Overflow | None:
-        """What a whole answer reports; ``None`` where it is something else, or no error at all.
+        """What a whole answer reports; ``None`` if it is something else, or no error at all.
 
-        *counted* is our own count of the input in tokens; it corroborates what no code decides.
+        *prior* is what is known of the request. Without it every claim is believed.
         """
         named = {name.lower(): value for name, value in headers}
         value = opened(plain(body, named.get("content-encoding", ""), LONGEST))
@@ -67,12 +73,12 @@ class Classifier:
             return self.stop(value)
         parts = taken_apart(value)
         parts.codes += [named[name].split(":")[0] for name in ERROR_HEADERS if name in named]
-        return corroborated(self._verdict(status, parts), counted)
+        return self._judged(status, parts, prior)
 
-    def event(self, value: Any, counted: int | None = None) -> Overflow | None:
-        """What a decoded event of a stream, or an error object, reports."""
+    def event(self, value: Any, prior: Prior = NOTHING_KNOWN) -> Overflow | None:
+        """What a decoded event of a stream, or an error object, reports of a request of which *prior* is known."""
         if is_error(value):
-            return corroborated(self._verdict(400, taken_apart(value)), counted)
+            return self._judged(400, taken_apart(value), prior)
         return self.stop(value)
 
     def stop(self, value: Any) -> Overflow | None:
@@ -87,18 +93,34 @@ class Classifier:
         )
         return Overflow("stop", None, prompt, output, decisive=True, rule=str(reason))
 
+    def _judged(self, status: int, parts: Parts, prior: Prior) -> Overflow | None:
+        named = self._named(parts.texts)
+        claim = self._verdict(status, replace(parts, codes=[*parts.codes, *named]))
+        if claim is None or not claim.too_long or agrees(claim, prior):
+            return judged(claim, prior)
+        if prior.body:
+            parts.texts = Echoes(prior.body).without(parts.texts)
+            named = [code for code in named if code.encode() not in prior.body]
+            claim = self._verdict(status, replace(parts, codes=[*parts.codes, *named]))
+        return judged(claim, prior)
+
+    def _named(self, texts: Iterable[str]) -> list[str]:
+        """Return the listed codes of an overflow that stand in *texts*, where a gateway without a member puts them."""
+        words = (word for text in texts for word in _CODE.findall(text))
+        return [word for word in words if self._rules.codes.get(code_name(word)) in _TOO_LONG]
+
     def _verdict(self, status: int, parts: Parts) -> Overflow | None:
         readings = [reading for text in parts.texts if (reading := self._text(text))]
         code, named = self._code(parts.codes)
         chosen = _chosen(readings)
-        if chosen is None or (code is not None and chosen.means == "other"):
+        if chosen is None or (code is not None and chosen.means == "other" and not chosen.rule):
             told = chosen.figures if chosen else Figures()
             chosen = _Reading(code, told, rule=named) if code else _by_status(status, readings, parts)
         elif code == "rate_limit" and not chosen.strong:
             chosen = replace(chosen, means="rate_limit")
         elif code == "other":
             return None
-        elif code in _TOO_LONG and chosen.means in ("output_cap", "payload") and not chosen.figures.cap:
+        elif code in _TOO_LONG and _yields(chosen):
             chosen = replace(chosen, means=code)
         if chosen is None or chosen.means == "other":
             return None
@@ -117,6 +139,12 @@ class Classifier:
                 return _phrased(phrase, found)
         row = self._rules.lexicon.read(text)
         sentences = [sentence.group() for sentence in _SENTENCE.finditer(row.notions)]
+        reading = self._read(row, sentences)
+        if reading is None:
+            return None
+        return replace(reading, names_input="I" in row.notions, names_media=any(map(_complains_of_media, sentences)))
+
+    def _read(self, row: Row, sentences: Sequence[str]) -> _Reading | None:
         calm = _silenced(row)
         figures = Figures() if _UNCOUNTED.search(row.notions) else read_figures(calm, self._rules.figures)
         found_rules = list(self._said(row, sentences))
@@ -127,8 +155,9 @@ class Classifier:
             return replace(strong, figures=figures)
         if "R" in row.notions:
             return _Reading("rate_limit", read_figures(row, self._rules.figures), rule="rate")
-        said = found_rules[0] if found_rules else _Reading("other", figures)
-        return replace(said, figures=figures) if found_rules or figures.limit else None
+        if found_rules:
+            return replace(found_rules[0], figures=figures)
+        return _Reading("other", figures) if figures.limit else None
 
     def _said(self, row: Row, sentences: Sequence[str]) -> Iterator[_Reading]:
         for rule in self._rules.rules:
@@ -158,14 +187,6 @@ class Classifier:
         return found
 
 
-def corroborated(found: Overflow | None, counted: int | None) -> Overflow | None:
-    """*found*, unless our own count of the input says that it cannot be true and no code decided."""
-    if found is None or counted is None or not found.too_long or found.decisive or found.limit is None:
-        return found
-    output = found.output or 0 if found.kind == "input_plus_output" else 0
-    return found if counted + output >= UNCORROBORATED * found.limit else None
-
-
 def _chosen(readings: Sequence[_Reading]) -> _Reading | None:
     """The reading that counts: what speaks of the window, then of pace, then whatever was said first."""
     ranked = sorted(readings, key=lambda one: (not one.strong, one.means != "rate_limit", one.means == "other"))
@@ -174,6 +195,13 @@ def _chosen(readings: Sequence[_Reading]) -> _Reading | None:
     best = ranked[0]
     fuller = next((one for one in ranked if one.means == best.means and one.figures.limit), None)
     return best if best.figures.limit or fuller is None else fuller
+
+
+def _yields(chosen: _Reading) -> bool:
+    """Whether a code says better what *chosen* is about: not if the text speaks of nothing but the output."""
+    if chosen.means == "output_cap":
+        return chosen.names_input and not chosen.figures.cap
+    return chosen.means == "payload"
 
 
 def _is_elsewhere(chosen: _Reading, place: str) -> bool:
@@ -206,13 +234,21 @@ def _phrased(phrase: Phrase, found: re.Match[str]) -> _Reading:
 
 
 def _silenced(row: Row) -> Row:
-    """*row* without the sentences that speak of pace or of bytes alone: their limits are none of the window."""
+    """*row* without the sentences that speak of something else: their limits are none of the window."""
     notions = _SENTENCE.sub(lambda found: "." * len(found[0]) if _is_beside(found[0]) else found[0], row.notions)
     return Row(notions, {at: figure for at, figure in row.figures.items() if notions[at] == "N"})
 
 
+def _complains_of_media(sentence: str) -> bool:
+    """Whether something is too much in *sentence*, which names an image or a file and no window."""
+    return "F" in sentence and bool(_COMPLAINT.search(sentence)) and not _OF_THE_WINDOW.search(sentence)
+
+
 def _is_beside(sentence: str) -> bool:
-    return "R" in sentence or ("B" in sentence and not _WINDOWED.search(sentence))
+    """Whether *sentence* speaks of pace, of bytes alone, or of what the server cannot load."""
+    if "R" in sentence or ("P" in sentence and "I" not in sentence):
+        return True
+    return "B" in sentence and not _WINDOWED.search(sentence)
 
 
 def _with_members(chosen: _Reading, known: Mapping[str, str], parts: Parts) -> Figures:
@@ -238,7 +274,7 @@ def _stated(chosen: _Reading, figures: Figures, *, decisive: bool) -> Overflow:
     limit, prompt, output = figures.limit, figures.prompt, figures.output
     if means == "input_plus_output" and limit is not None and prompt is not None and prompt >= limit:
         means = "input"
-    return Overflow(means, limit, prompt, output, decisive, figures.requested, chosen.rule)
+    return Overflow(means, limit, prompt, output, decisive, figures.requested, chosen.rule, chosen.names_media)
 
 
 def _reasons(value: Any) -> Iterator[str]:

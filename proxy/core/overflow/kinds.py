@@ -24,6 +24,9 @@ class Overflow:
     ``limit`` is the window or the cap of the input; for ``output_cap`` the most output, for ``rate_limit`` the tokens
     of a span; never set for ``payload``. ``prompt`` and ``output`` are what the request had and asked for,
     ``requested`` both together. ``decisive``: a machine-readable code said so. ``rule``: who speaks so, or the code.
+    ``names_media``: it complains of an image or a
+    file, perhaps of its size alone. ``sure``: what it states may be learned before
+    a smaller view was answered.
     """
 
     kind: Kind
@@ -33,6 +36,8 @@ class Overflow:
     decisive: bool = False
     requested: int | None = None
     rule: str = ""
+    names_media: bool = False
+    sure: bool = True
 
     @property
     def too_long(self) -> bool:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final, Literal
 
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.coding import Plain
 from proxy.core.overflow.envelope import is_error
+from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
+from proxy.core.sse import Events
 
 Verdict = Literal["undecided", "content", "overflow"]
 Headers = Iterable[tuple[str, str]]
@@ -21,13 +24,17 @@ PREAMBLE_TYPES = frozenset({"response.created", "response.queued", "response.in_
 LONGEST = 262_144
 """Bytes of one event, and of an answer that is no stream, that are held to be looked at."""
 
-_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINES: Final = (b"data", b"event", b"id:", b"retry", b":")
-_ANSWERS: Final = re.compile(rb'"(?:choices|content|output|candidates|completion|data)"\s*:')
+_ANSWERS: Final = re.compile(rb'"(?:choices|content|output|candidates|completion|data)"\s{0,32}:')
+_LONGEST_ANSWERS: Final = 64
+"""More bytes than such a name, its blanks and its colon have."""
+
 _REASON = re.compile(rb'"(?:native_)?(?:stop_reason|finish_reason|reason)"\s*:\s*"([A-Za-z_]{4,64})"')
 _ENDING_EVENT: Final = 65_536
-_WATCHED: Final = 2**26
+_WATCHED: Final = 2**25
 _TAIL: Final = 128
+_BLANK: Final = b"\xef\xbb\xbf \t\r\n"
+"""What may stand before an answer, a byte order mark included."""
 
 
 class Opening:
@@ -36,48 +43,82 @@ class Opening:
     Feed it bytes as they arrive, in any chunking. Once it says ``content`` it stays so.
     """
 
-    def __init__(self, classifier: Classifier, headers: Headers = (), counted: int | None = None) -> None:
-        """*counted* is our own count of the input in tokens."""
+    def __init__(self, classifier: Classifier, headers: Headers = (), prior: Prior = NOTHING_KNOWN) -> None:
+        """*prior* is what is known of the request."""
         self.verdict: Verdict = "undecided"
         self.overflow: Overflow | None = None
         self._classifier = classifier
-        self._counted = counted
+        self._prior = prior
         self._events = _header(headers, "content-type").startswith("text/event-stream")
         self._plain = Plain(_header(headers, "content-encoding"), 2 * LONGEST)
-        self._buffer = b""
+        self._buffer = bytearray()
         self._streamed: bool | None = None
+        self._cutter = Events()
+        self._looked = 0
+        self._claim: Callable[[Prior], Overflow | None] | None = None
 
     def feed(self, chunk: bytes) -> Verdict:
         """What is known after *chunk*."""
         if self.verdict != "undecided":
             return self.verdict
-        self._buffer += self._plain.feed(chunk)
+        data = self._plain.feed(chunk)
         if self._streamed is None:
+            self._buffer += data
             self._streamed = self._recognised()
-        if self._streamed is False:
-            if len(self._buffer) > LONGEST or _is_answer(self._buffer):
-                self.verdict = "content"
-            return self.verdict
-        while self.verdict == "undecided" and self._streamed and (end := _END.search(self._buffer)):
-            event, self._buffer = self._buffer[: end.start()], self._buffer[end.end() :]
-            self._look(event)
-        if self.verdict == "undecided" and len(self._buffer) > LONGEST + 3:  # three: most of an event's end
-            self._look(self._buffer)
+            data = bytes(self._buffer)
+        elif not self._streamed:
+            self._buffer += data
+        if self._streamed:
+            self._feed_events(data)
+        elif self._streamed is False and (len(self._buffer) > LONGEST or self._is_answer()):
+            self.verdict = "content"
         return self.verdict
 
     def finish(self) -> Verdict:
         """What is known at the end of the answer, when the last event may lack its blank line."""
-        if self.verdict == "undecided" and self._buffer.strip():
-            event, self._buffer = self._buffer, b""
-            if self._streamed is False:
-                self._judge(self._classifier.answer(200, (), event, self._counted))
-            else:
-                self._look(event)
+        if self.verdict != "undecided":
+            return self.verdict
+        rest = self._cutter.rest() if self._streamed else bytes(self._buffer)
+        if not rest.strip():
+            return self.verdict
+        if self._streamed is False:
+            self._judge(partial(self._classifier.answer, 200, (), rest))
+        else:
+            self._look(rest)
         return self.verdict
+
+    def judged(self, prior: Prior) -> Overflow | None:
+        """Return the overflow that was found if it can be true of the request that *prior* describes."""
+        found = self._claim(prior) if self._claim and self.overflow else None
+        return found if found is not None and found.too_long else None
+
+    def _feed_events(self, data: bytes) -> None:
+        for event in self._cutter.feed(data):
+            self._look(event.rstrip(b"\r\n"))
+            if self.verdict != "undecided":
+                return
+        if self._cutter.begun > LONGEST + 3:  # three: most of an event's end
+            self.verdict = "content"
+
+    def _is_answer(self) -> bool:
+        """Whether an answer that is no stream shows its content before any error. Looks at new bytes only."""
+        if self._looked < 0:
+            return False
+        answer = _ANSWERS.search(self._buffer, self._looked)
+        self._looked = max(0, len(self._buffer) - _LONGEST_ANSWERS)
+        if answer is None:
+            return False
+        before = bytes(self._buffer[: answer.start()])
+        if b'"error"' in before or b'"errors"' in before:
+            self._looked = -1  # an error came first: only all of it tells what it is
+            return False
+        return True
 
     def _recognised(self) -> bool | None:
         """Whether this is a stream of events; ``None`` while too little came to tell."""
-        begun = self._buffer.lstrip(b"\xef\xbb\xbf \t\r\n")[:5]
+        # Blanks that keep a connection alive are dropped as they come: no walk over all of them for each of them.
+        self._buffer = self._buffer.lstrip(_BLANK)
+        begun = bytes(self._buffer[:5])
         if not begun:
             return None
         if begun[:1] in (b"{", b"["):
@@ -96,9 +137,11 @@ class Opening:
         if not data:
             return
         if value is None or is_error(value) or not _is_preamble(value):
-            self._judge(self._classifier.event(value, self._counted) if is_error(value) else None)
+            self._judge(partial(self._classifier.event, value) if is_error(value) else None)
 
-    def _judge(self, found: Overflow | None) -> None:
+    def _judge(self, claim: Callable[[Prior], Overflow | None] | None) -> None:
+        self._claim = claim
+        found = claim(self._prior) if claim else None
         self.overflow = found if found is not None and found.too_long else None
         self.verdict = "overflow" if self.overflow else "content"
 
@@ -112,27 +155,43 @@ class Ending:
     def __init__(self, classifier: Classifier, headers: Headers = ()) -> None:
         self.overflow: Overflow | None = None
         self._classifier = classifier
-        self._plain = Plain(_header(headers, "content-encoding"), _WATCHED)
-        self._event = b""
+        encoding = _header(headers, "content-encoding")
+        self._plain = Plain(encoding, _WATCHED) if encoding else None
+        self._event = bytearray()
+        self._suspect = False
         self._tail = b""
 
     def feed(self, chunk: bytes) -> None:
         """Look at *chunk*; never raises."""
-        data = self._plain.feed(chunk)
-        if self.overflow is not None or not data:
+        if self.overflow is not None:
             return
-        held = self._event + data
-        end = max(held.rfind(b"\n\n"), held.rfind(b"\r\n\r\n"), held.rfind(b"\r\r"))
-        if b'"error"' in held or b"event: error" in held:
-            self._errors(held)
-        if self.overflow is None and b"exceeded" in (self._tail + data):
-            self._stops(self._tail + data)
-        self._tail = data[-_TAIL:] if len(data) >= _TAIL else (self._tail + data)[-_TAIL:]
-        rest = held[end:] if end >= 0 else held
-        self._event = rest if len(rest) <= _ENDING_EVENT else b""
+        data = chunk if self._plain is None else self._plain.feed(chunk)
+        if not data:
+            return
+        near = self._tail + data
+        self._suspect = self._suspect or b'"error"' in near or b"event: error" in near
+        self._cut(data)
+        if self.overflow is None and b"exceeded" in near:
+            self._stops(near)
+        self._tail = near[-_TAIL:]
+
+    def _cut(self, data: bytes) -> None:
+        """Look for errors in the events that *data* completes, and keep what it begins."""
+        edge = self._event[-3:] + data
+        end = max(edge.rfind(b"\n\n"), edge.rfind(b"\r\n\r\n"), edge.rfind(b"\r\r"))
+        self._event += data
+        if end >= 0:
+            at = len(self._event) - len(edge) + end
+            if self._suspect:
+                self._errors(bytes(self._event))
+            del self._event[:at]
+            self._suspect = b'"error"' in self._event or b"event: error" in self._event
+        if len(self._event) > _ENDING_EVENT:
+            self._event.clear()
+            self._suspect = False
 
     def _errors(self, held: bytes) -> None:
-        for event in _END.split(held)[:-1]:
+        for event in Events().feed(held):
             _, value = _event(event)
             if value is not None and is_error(value) and (found := self._classifier.event(value)):
                 self.overflow = found
@@ -147,12 +206,6 @@ class Ending:
 
 def _header(headers: Headers, wanted: str) -> str:
     return next((value for name, value in headers if name.lower() == wanted), "")
-
-
-def _is_answer(body: bytes) -> bool:
-    """Whether an answer that is no stream shows its content before anything of an error."""
-    answer = _ANSWERS.search(body)
-    return answer is not None and b'"error"' not in body[: answer.start()] and b'"errors"' not in body[: answer.start()]
 
 
 def _fields(event: bytes) -> Iterator[tuple[bytes, bytes]]:

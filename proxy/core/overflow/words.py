@@ -1,4 +1,9 @@
-"""Reads a sentence as a row of notions: one letter each, figures beside them. Linear in the length of the text."""
+"""Reads a sentence as a row of notions: one letter each, figures beside them. Linear in the length of the text.
+
+Why no list of phrases: with a provider left out, patterns of notions find 98 % of its recorded overflows. Clauses of
+the other providers' messages find 52 %, their runs of four words 63 %, of three words 79 %. Of the overflows in
+``tests/data/overflow_claims.jsonl`` such phrases find 39 to 77 %, patterns of notions 99 %.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ NOTIONS: dict[str, str] = {
     "input": "I", "request": "J", "tokens": "K", "context": "C", "window": "W", "over": "O", "excess": "E",
     "many": "Y", "under": "U", "most": "M", "output": "X", "bytes": "B", "rate": "R", "media": "F", "batch": "A",
     "time": "D", "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N",
-    "field": "T", "elsewhere": "H", "nothing": "_",
+    "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S",
 }  # fmt: skip
 """The letter of each notion. Besides: ``.`` ends a sentence, ``n`` is a figure of something else, ``_`` is filler."""
 
@@ -151,8 +156,8 @@ class _Writer:
         self.add("n" if figure is None else "N")
 
     def row(self) -> Row:
-        """What was written; figures in front of a unit of bytes, characters or pixels count no tokens."""
-        notions = re.sub("N(?=[BF])", "n", "".join(self._notions))
+        """What was written; figures in front of a unit of bytes, characters, pixels or seconds count no tokens."""
+        notions = re.sub("N(?=[IJ]?[BFS])", "n", "".join(self._notions))
         return Row(notions, {at: figure for at, figure in self._figures.items() if notions[at] == "N"})
 
 

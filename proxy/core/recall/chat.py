@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.recall.events import dumped, written
+from proxy.core.recall.grown import grown, plain
 from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Usage
 
 _OWN: Final = ("role", "content", "tool_calls")
+_MOST_MEMBERS: Final = 32
 _CUT: Final = frozenset({"length", "content_filter"})
 """Why an answer ends whose last call may be half."""
-
-_NAMES: Final = frozenset({"id", "type", "name", "role", "index", "format"})
-"""Members of a delta that are told once and not in pieces."""
 
 
 def said(answer: Mapping[str, Any]) -> Any:
@@ -38,7 +37,9 @@ def calls(said: Mapping[str, Any]) -> list[Call]:
 
 def asked(said: Mapping[str, Any], body: bytes) -> list[Any]:
     """The message to go on from. What only some servers know in it goes back where the client sends it back too."""
-    more = {key: value for key, value in said.items() if key not in _OWN and value and dumped(key) in body}
+    odd = [key for key, value in said.items() if key not in _OWN and value]
+    # Each is looked for in the whole body: a message of thousands of members would cost seconds.
+    more = {key: said[key] for key in odd[:_MOST_MEMBERS] if dumped(key) in body}
     return [{"role": "assistant", "content": said.get("content") or None, **more, "tool_calls": _listed(said)}]
 
 
@@ -85,6 +86,8 @@ class Stream(Splice):
         super().__init__()
         self._message: dict[str, Any] = {}
         self._slots: list[dict[str, Any]] = []
+        self._newest: dict[Any, int] = {}
+        self._left: dict[int, int] | None = None
         self._head: dict[str, Any] = {}
         self._places: dict[int, list[int]] = {}
         self._role_told = False
@@ -93,11 +96,15 @@ class Stream(Splice):
     @property
     def said(self) -> dict[str, Any]:
         """The message as it was put together."""
-        return {**self._message, "tool_calls": self._slots} if self._slots else self._message
+        message = {key: plain(member) for key, member in self._message.items()}
+        return {**message, "tool_calls": [self._call(slot) for slot in self._slots]} if self._slots else message
 
     def calls(self) -> list[Call]:
         """See ``Splice``."""
         return calls(self.said)
+
+    def _call(self, slot: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: plain(member) for key, member in slot.items()}
 
     def _note(self, value: dict[str, Any]) -> None:
         self.failed = self.failed or bool(value.get("error"))
@@ -110,21 +117,30 @@ class Stream(Splice):
         delta = choice.get("delta")
         for key, member in delta.items() if isinstance(delta, dict) else ():
             if key == "tool_calls":
-                self._places[id(value)] = [self._noted(piece) for piece in member or () if isinstance(piece, dict)]
+                self._places[id(value)] = [self._noted(piece) for piece in _pieces(member)]
             elif member is not None:
-                self._message[key] = _grown(key, self._message.get(key), member)
+                self._message[key] = grown(key, self._message.get(key), member)
 
     def _noted(self, piece: dict[str, Any]) -> int:
         """The place of the call that *piece* is of; some servers give every call the same index."""
         index, name = piece.get("index"), piece.get("id")
-        at = next((at for at in range(len(self._slots) - 1, -1, -1) if self._slots[at]["index"] == index), -1)
+        key = index if isinstance(index, int | str) else None
+        at = self._newest.get(key, -1)
         if at < 0 or (name and self._slots[at].get("id") not in (None, "", name)):
-            at = len(self._slots)
+            at = self._newest[key] = len(self._slots)
             self._slots.append({"index": index})
-        for key, member in piece.items():
-            if member is not None and key != "index":
-                self._slots[at][key] = _grown(key, self._slots[at].get(key), member)
+        slot = self._slots[at]
+        for name, member in piece.items():
+            if member is not None and name != "index":
+                slot[name] = grown(name, slot.get(name), member)
         return at
+
+    def _stripped(self) -> dict[int, int]:
+        """The new indexes of the calls that stand, by their places; those that come behind the end do not."""
+        if self._left is None:
+            stand = [at for at, slot in enumerate(self._slots) if not _is_ours(self._call(slot))]
+            self._left = {at: index for index, at in enumerate(stand)}
+        return self._left
 
     def _begins_hold(self, value: dict[str, Any]) -> bool:
         return bool(_delta(value).get("tool_calls"))
@@ -144,10 +160,10 @@ class Stream(Splice):
             self._before = ""
         finish = choice.get("finish_reason")
         if self._strip:
-            left = [at for at, slot in enumerate(self._slots) if not _is_ours(slot)]
+            left = self._stripped()
             if "tool_calls" in delta:
-                pieces = zip(delta.pop("tool_calls"), places, strict=True)
-                kept = [{**piece, "index": left.index(at)} for piece, at in pieces if at in left]
+                pieces = zip(_pieces(delta.pop("tool_calls")), places, strict=True)
+                kept = [{**piece, "index": left[at]} for piece, at in pieces if at in left]
                 delta |= {"tool_calls": kept} if kept else {}
             finish = "stop" if finish == "tool_calls" and not left else finish
         if choice and finish is None and not any(delta.values()) and not value.get("usage"):
@@ -158,9 +174,9 @@ class Stream(Splice):
         return written(made)
 
     def _begin(self) -> None:
-        text = self._message.get("content")
+        text = plain(self._message.get("content"))
         self._before = text if isinstance(text, str) and text else self._before
-        self._message, self._slots, self._places = {}, [], {}
+        self._message, self._slots, self._places, self._newest, self._left = {}, [], {}, {}, None
 
 
 def _choice(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,6 +187,11 @@ def _choice(value: Mapping[str, Any]) -> dict[str, Any]:
 def _delta(value: Mapping[str, Any]) -> dict[str, Any]:
     delta = _choice(value).get("delta")
     return delta if isinstance(delta, dict) else {}
+
+
+def _pieces(member: Any) -> list[dict[str, Any]]:
+    """The pieces of calls in a delta."""
+    return [piece for piece in member if isinstance(piece, dict)] if isinstance(member, list) else []
 
 
 def _listed(said: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -188,32 +209,6 @@ def _is_ours(call: Mapping[str, Any]) -> bool:
 def _arguments(call: Mapping[str, Any]) -> str:
     given = call["function"].get("arguments")
     return given if isinstance(given, str) else dumped(given).decode() if given else ""
-
-
-def _grown(key: str, before: Any, piece: Any) -> Any:
-    """A member of a message after one more piece of it."""
-    if isinstance(before, str) and isinstance(piece, str):
-        return (piece or before) if key in _NAMES else before + piece
-    if isinstance(before, dict) and isinstance(piece, dict):
-        return before | {name: _grown(name, before.get(name), member) for name, member in piece.items()}
-    if isinstance(before, list) and isinstance(piece, list):
-        return _lengthened(before, piece)
-    return before if piece is None else piece
-
-
-def _lengthened(before: list[Any], pieces: list[Any]) -> list[Any]:
-    """A list after more of it: pieces of one element carry its index and its type."""
-    found = list(before)
-    for piece in pieces:
-        mark = (piece.get("index"), piece.get("type")) if isinstance(piece, dict) else (None, None)
-        known = [
-            at for at, old in enumerate(found) if isinstance(old, dict) and (old.get("index"), old.get("type")) == mark
-        ]
-        if mark[0] is not None and known:
-            found[known[-1]] = _grown("", found[known[-1]], piece)
-        else:
-            found.append(piece)
-    return found
 
 
 def _gap(before: str) -> str:

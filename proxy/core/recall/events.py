@@ -1,45 +1,12 @@
-"""Server-sent events as bytes: cut apart however they arrive, read, and written."""
+"""Server-sent events as bytes: read, and written."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
-
-_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-
-
-class Events:
-    """Cuts a stream into its events, each with the blank line that ends it."""
-
-    __slots__ = ("_rest",)
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The events that *chunk* completes."""
-        data = self._rest + chunk
-        # Only what is new can complete an event, but its end may have begun before.
-        found, at, near = [], 0, max(0, len(self._rest) - 3)
-        for end in _END.finditer(data, near):
-            found.append(data[at : end.end()])
-            at = end.end()
-        self._rest = data[at:]
-        return found
-
-    @property
-    def begun(self) -> int:
-        """Bytes that came of an event that has not ended."""
-        return len(self._rest)
-
-    def rest(self) -> bytes:
-        """What came of an event that never ended."""
-        rest, self._rest = self._rest, b""
-        return rest
 
 
 def data_of(event: bytes) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from proxy.core.compression.fold import OMITTED
 from proxy.core.recall.events import dumped, kind_of, written
+from proxy.core.recall.grown import grown, plain
 from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure, without
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Usage
@@ -62,7 +63,11 @@ def whole(answer: Mapping[str, Any], earlier: Sequence[Sequence[Mapping[str, Any
     content = [block for one in earlier for block in without(one, _is_call, _is_call, _thinks)]
     content += without(answer["content"], _is_ours, _is_call, _thinks)
     content = content or [SILENCE]
-    return {**answer, "content": content, "stop_reason": _stop(answer.get("stop_reason"), content)}
+    return {
+        **answer,
+        "content": content,
+        "stop_reason": _stop(answer.get("stop_reason"), calls=any(map(_is_call, content))),
+    }
 
 
 def used(usage: Any) -> Usage:
@@ -81,7 +86,11 @@ class Stream(Splice):
     def __init__(self) -> None:
         super().__init__()
         self._blocks: dict[int, dict[str, Any]] = {}
-        self._inputs: dict[int, str] = {}
+        self._inputs: dict[int, Any] = {}
+        self._citations: dict[int, list[Any]] = {}
+        self._arrived: dict[int, int] = {}
+        self._left: dict[int, int] | None = None
+        self._called = self._calls_left = False
         self._base = 0
         self._shown = 0
 
@@ -95,11 +104,13 @@ class Stream(Splice):
         return calls(self.said)
 
     def _block(self, index: int) -> dict[str, Any]:
-        block, written_input = self._blocks[index], self._inputs.get(index)
-        if written_input is None:
+        block = {key: plain(member) for key, member in self._blocks[index].items()}
+        if index in self._citations:
+            block["citations"] = self._citations[index]
+        if index not in self._inputs:
             return block
         try:
-            return {**block, "input": json.loads(written_input)}
+            return {**block, "input": json.loads(plain(self._inputs[index]))}
         except (ValueError, RecursionError):
             return {**block, "input": {}}
 
@@ -108,7 +119,7 @@ class Stream(Splice):
         if kind == "message_start" and isinstance(value.get("message"), dict):
             self.usage = dict(value["message"].get("usage") or {})
         elif kind == "content_block_start" and isinstance(value.get("content_block"), dict):
-            self._blocks[int(index or 0)] = dict(value["content_block"])
+            self._begun(int(index or 0), value["content_block"])
         elif kind == "content_block_delta" and index in self._blocks:
             self._grow(int(index or 0), value.get("delta") or {})
         elif kind == "message_delta":
@@ -117,16 +128,20 @@ class Stream(Splice):
         self.over = self.over or kind == "message_stop"
         self.failed = self.failed or kind == "error"
 
+    def _begun(self, index: int, block: Mapping[str, Any]) -> None:
+        self._blocks[index] = dict(block)
+        self._arrived.setdefault(index, len(self._arrived))
+        self._called = self._called or _is_call(block)
+
     def _grow(self, index: int, delta: Mapping[str, Any]) -> None:
         block, kind = self._blocks[index], str(delta.get("type"))
         if kind == "input_json_delta":
-            self._inputs[index] = self._inputs.get(index, "") + str(delta.get("partial_json") or "")
-            if not self._inputs[index]:
-                del self._inputs[index]
+            if piece := str(delta.get("partial_json") or ""):
+                self._inputs[index] = grown("input", self._inputs.get(index), piece)
         elif kind == "citations_delta":
-            block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
+            self._citations.setdefault(index, list(block.get("citations") or ())).append(delta.get("citation"))
         elif (key := _DELTAS.get(kind)) is not None:
-            block[key] = str(block.get(key) or "") + str(delta.get(key) or "")
+            block[key] = grown(key, block.get(key) or "", str(delta.get(key) or ""))
 
     def _begins_hold(self, value: dict[str, Any]) -> bool:
         block = value.get("content_block") or {}
@@ -134,7 +149,7 @@ class Stream(Splice):
 
     def _release(self, value: dict[str, Any]) -> bool:
         """Thoughts stand once something other than a call follows, or nothing."""
-        if any(map(_is_call, self._blocks.values())):
+        if self._called:
             return False
         follows = value.get("type") == "content_block_start" and not _thinks(value.get("content_block") or {})
         return follows or value.get("type") == "message_delta"
@@ -148,37 +163,47 @@ class Stream(Splice):
             return b""
         made = dict(value)
         if isinstance(index, int):
-            left = self._left()
-            if index not in left:
+            place = self._standing().get(index)
+            if place is None:
                 return b""
-            made["index"] = self._base + left.index(index)
+            made["index"] = self._base + place
             self._seen(value)
         before = b""
         if kind == "message_delta":
-            if self._strip and not self._base and not self._left():
+            standing = self._standing()
+            if self._strip and not self._base and not standing:
                 before = _silence()
             told = {key: self.usage[key] for key in _INPUT if isinstance(self.usage.get(key), int)}
             made["usage"] = {**told, **(value.get("usage") or {})} if not self.first else value.get("usage")
             if self._strip and isinstance(made.get("delta"), dict):
-                stop = _stop(made["delta"].get("stop_reason"), [self._blocks[index] for index in self._left()])
+                stop = _stop(made["delta"].get("stop_reason"), calls=self._calls_left)
                 made["delta"] = {**made["delta"], "stop_reason": stop}
         return before + written(made, kind)
 
-    def _left(self) -> list[int]:
-        """The indexes of the blocks that stand."""
-        blocks, every = self._blocks, sorted(self._blocks)
+    def _standing(self) -> dict[int, int]:
+        """The blocks that stand, each with its place among them.
+
+        In a generation without calls of the tool they are those that came. In one with such calls they are settled at
+        its end, once: working them out for every event would be quadratic.
+        """
         if not self._strip:
-            return every
-        return without(
-            every,
-            lambda index: _is_ours(blocks[index]),
-            lambda index: _is_call(blocks[index]),
-            lambda index: _thinks(blocks[index]),
-        )
+            return self._arrived
+        if self._left is None:
+            blocks = self._blocks
+            left = without(
+                sorted(blocks),
+                lambda index: _is_ours(blocks[index]),
+                lambda index: _is_call(blocks[index]),
+                lambda index: _thinks(blocks[index]),
+            )
+            self._left = {index: place for place, index in enumerate(left)}
+            self._calls_left = any(_is_call(blocks[index]) for index in left)
+        return self._left
 
     def _begin(self) -> None:
         self._base += self._shown
-        self._shown, self._blocks, self._inputs = 0, {}, {}
+        self._shown, self._blocks, self._inputs, self._citations = 0, {}, {}, {}
+        self._arrived, self._left, self._called = {}, None, False
 
 
 def _silence() -> bytes:
@@ -192,9 +217,9 @@ def _silence() -> bytes:
     return b"".join(written(value, value["type"]) for value in told)
 
 
-def _stop(reason: Any, content: Sequence[Mapping[str, Any]]) -> Any:
-    """Why it stopped, once calls of the tool are gone."""
-    return "end_turn" if reason == "tool_use" and not any(map(_is_call, content)) else reason
+def _stop(reason: Any, *, calls: bool) -> Any:
+    """Why it stopped, once calls of the tool are gone; *calls*: others are left."""
+    return "end_turn" if reason == "tool_use" and not calls else reason
 
 
 def _is_call(block: Mapping[str, Any]) -> bool:

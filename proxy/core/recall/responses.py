@@ -97,7 +97,9 @@ class Stream(Splice):
         self._number = 0
         self._base = 0
         self._shown = 0
-        self._led: dict[int, int] | None = None
+        self._places: dict[int, int] | None = None
+        self._called = False
+        self._told_end = False
 
     @property
     def said(self) -> list[dict[str, Any]]:
@@ -112,6 +114,7 @@ class Stream(Splice):
         kind, item = kind_of(value), value.get("item")
         if kind in (_ADDED, _DONE) and isinstance(item, dict):
             self._items[int(value.get("output_index") or 0)] = item
+            self._called = self._called or _is_call(item)
         if kind in _ENDING and isinstance(value.get("response"), dict):
             self.over = True
             self.usage = dict(value["response"].get("usage") or {})
@@ -126,7 +129,7 @@ class Stream(Splice):
 
     def _release(self, value: dict[str, Any]) -> bool:
         """Thoughts stand once something other than a call follows, or nothing."""
-        if any(map(_is_call, self._items.values())):
+        if self._called:
             return False
         item = value.get("item")
         follows = value.get("type") == _ADDED and isinstance(item, dict) and item.get("type") != "reasoning"
@@ -149,6 +152,9 @@ class Stream(Splice):
                 return b""
             made["output_index"] = self._base + place
         if kind in _ENDING and isinstance(value.get("response"), dict):
+            if self._told_end:
+                return b""  # a response ends once; each end holds all items
+            self._told_end = True
             response, before = value["response"], self._passed_items[: self._base]
             output = response.get("output") or self.said
             made["response"] = {**response, "output": [*before, *self._left(output)]}
@@ -164,13 +170,16 @@ class Stream(Splice):
         """Where an item stands in the client's view of this generation; ``None`` where it is not in there."""
         if not self._strip:
             return index
-        left = [id(item) for item in self._left(self.said)]
-        item = self._items.get(index)
-        return left.index(id(item)) if item is not None and id(item) in left else None
+        if self._places is None:
+            # Settled at the generation's end, once: working it out for every event would be quadratic.
+            stands = {id(item) for item in self._left(self.said)}
+            left = [index for index, item in sorted(self._items.items()) if id(item) in stands]
+            self._places = {index: place for place, index in enumerate(left)}
+        return self._places.get(index)
 
     def _begin(self) -> None:
         self._base += self._shown
-        self._shown, self._items = 0, {}
+        self._shown, self._items, self._places, self._called = 0, {}, None, False
 
 
 def _number(value: Any, default: int) -> int:

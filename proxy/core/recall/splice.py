@@ -7,13 +7,15 @@ another; what the client sees is one answer, without the tool's calls.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from proxy.core.recall.events import Events, data_of, value_of
+from proxy.core.recall.events import data_of, value_of
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Usage
+from proxy.core.sse import Events
 
 HELD: Final = 2**25
 """Bytes of one generation that are held at most; a call of a tool is never near that."""
@@ -112,7 +114,8 @@ class Splice(ABC):
 
     From the first call of any tool on, a generation's events are held: only its end tells whether they stand. Where
     thoughts may not be shown without what they lead to, they are held until that begins. All others pass at once, the
-    first generation's as they came. ``over``: the generation's last event was seen.
+    first generation's as they came. ``over``: the generation's last event was seen. ``unread`` is what is
+    about to be fed: it is not lost if that fails.
     """
 
     def __init__(self) -> None:
@@ -123,28 +126,39 @@ class Splice(ABC):
         self.usage: dict[str, Any] = {}
         self._events = Events()
         self._held: list[tuple[bytes, dict[str, Any] | None]] = []
+        self._found: list[bytes] = []
+        self._new: deque[bytes] = deque()
+        self.unread = b""
         self._size = 0
         self._open = False
         self._strip = False
 
     def feed(self, chunk: bytes) -> bytes:
         """What of the stream may go to the client after *chunk*. Raises ``TooMuchHeld``."""
-        found: list[bytes] = []
-        events = self._events.feed(chunk)
+        self._new = deque(self._events.feed(chunk))
+        self.unread = b""
         if self._events.begun > EVENT:
             raise TooMuchHeld
-        for event in events:
+        while self._new:
+            event = self._new[0]
             data = data_of(event)
             value = value_of(data) if data else None
             if not data or (value is not None and value.get("type") == "ping"):
-                found.append(event)  # what keeps the connection alive says nothing, and waits for nothing
-                continue
-            if value is not None:
-                self._note(value)
-            elif data.strip() == b"[DONE]":
-                self.over = True
-            found += self._passed(event, value)
+                self._found.append(event)  # what keeps the connection alive says nothing, and waits for nothing
+            else:
+                if value is not None:
+                    self._note(value)
+                elif data.strip() == b"[DONE]":
+                    self.over = True
+                self._pass(event, value)
+            self._new.popleft()
+        found, self._found = self._found, []
         return b"".join(found)
+
+    def untouched(self) -> bytes:
+        """What was fed and not passed on, as it came: for a first generation that is to pass without recall."""
+        held = (event for event, _ in self._held)
+        return b"".join([*self._found, *held, *self._new, self._events.rest(), self.unread])
 
     def rest(self) -> bytes:
         """What is left of the stream behind its last event."""
@@ -153,8 +167,9 @@ class Splice(ABC):
     def flush(self) -> bytes:
         """What was held, now that it stands: without calls of the tool, if there are any. All that follows passes."""
         self._open, self._strip = True, bool(self.calls())
-        held, self._held, self._size = self._held, [], 0
-        return b"".join(written for event, value in held for written in self._written(event, value))
+        flushed = b"".join(written for event, value in self._held for written in self._written(event, value))
+        self._held, self._size = [], 0
+        return flushed
 
     def go_on(self) -> None:
         """Another generation follows: what was held of this one is void."""
@@ -193,20 +208,20 @@ class Splice(ABC):
         del value
         return False
 
-    def _passed(self, event: bytes, value: dict[str, Any] | None) -> list[bytes]:
+    def _pass(self, event: bytes, value: dict[str, Any] | None) -> None:
+        """Add to ``_found`` what may go on after an event; nothing is let go of before it is there."""
         if self.failed and not self._open:
-            return [self.flush(), *self._written(event, value)]
-        released: list[bytes] = []
-        if value is not None and self._held and self._release(value):
-            released = [out for held, known in self._held for out in self._written(held, known)]
+            self._found.append(self.flush())
+        elif value is not None and self._held and self._release(value):
+            self._found += [out for held, known in self._held for out in self._written(held, known)]
             self._held, self._size = [], 0
         if not self._open and (self._held or (value is not None and self._begins_hold(value))):
             self._held.append((event, value))
             self._size += len(event)
             if self._size > HELD:
                 raise TooMuchHeld
-            return released
-        return [*released, *self._written(event, value)]
+            return
+        self._found += self._written(event, value)
 
     def _written(self, event: bytes, value: dict[str, Any] | None) -> list[bytes]:
         if value is None or (self.first and not self._strip):

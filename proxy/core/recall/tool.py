@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from proxy.core.conversation.outline import Outline
+from proxy.core.conversation.scan import whole
 
 NAME: Final = "ullage_recall"
 """The tool's name. A client that declares a tool of this name keeps it, and is offered none of ours."""
@@ -86,7 +87,9 @@ def may_offer(api: str, outline: Outline) -> bool:
 
 def _is_taken(tools: str) -> bool:
     """Whether a client's tool has the name; one that is written with escapes counts as well."""
-    return NAME in tools or ("\\u" in tools and NAME in json.dumps(json.loads(tools), ensure_ascii=False))
+    if NAME in tools or "\\u" not in tools:
+        return NAME in tools
+    return NAME in json.dumps(json.loads(tools, parse_int=whole), ensure_ascii=False)
 
 
 def _is_formed(form: Any) -> bool:
@@ -95,7 +98,7 @@ def _is_formed(form: Any) -> bool:
 
 
 def _member(outline: Outline, key: str) -> Any:
-    return json.loads(outline.value(key)) if key in outline.fields else None
+    return json.loads(outline.value(key), parse_int=whole) if key in outline.fields else None
 
 
 def _within(value: Any, key: str) -> Any:

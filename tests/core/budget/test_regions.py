@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.budget.regions import HISTORY, REGIONS, Totals, add_up, regions, scaled_up
+from proxy.core.budget.regions import HISTORY, REGIONS, Members, Totals, add_up, regions, scaled_up
 from proxy.core.conversation.items import Item
 
 sizes = st.integers(0, 500)
@@ -32,19 +32,22 @@ def test_totals_continue_from_a_prefix(given_items: list[Item], at: int) -> None
     assert whole.media == sum(item.media for item in given_items)
 
 
-@given(items, sizes, sizes, sizes)
-def test_regions_add_up_to_the_view(given_items: list[Item], tools: int, rest: int, summary: int) -> None:
+@given(items, sizes, sizes, sizes, sizes)
+def test_regions_add_up_to_the_view(given_items: list[Item], tools: int, said: int, rest: int, summary: int) -> None:
     """The regions without the reserve are the view's tokens; each has a name of the list."""
     kept = add_up(given_items)
-    found = regions(kept, tools=tools, fixed=kept.system + tools + rest, summary=summary, reserve=77)
+    members = Members(tools, said, said // 2)
+    found = regions(kept, members, fixed=kept.system + tools + said + rest, summary=summary, reserve=77)
     assert found.keys() <= set(REGIONS)
     assert found.pop("reserve") == 77
-    assert sum(found.values()) == kept.system + kept.history + tools + rest + summary
+    assert sum(found.values()) == kept.system + kept.history + tools + said + rest + summary
 
 
 def test_memories_are_taken_out_of_the_role_they_stand_in() -> None:
     """What was injected is a region of its own, wherever it was put."""
     totals = Totals(3, 100, 60, 0, 0, 0, (30, 20))
-    found = regions(totals, tools=0, fixed=100, summary=0, reserve=0)
+    found = regions(totals, Members(), fixed=100, summary=0, reserve=0)
     assert found == {"system": 70, "memory": 50, "user": 40}
+    members = Members(system=50, remembered=10)
+    assert regions(totals, members, fixed=150, summary=0, reserve=0) == {"system": 110, "memory": 60, "user": 40}
     assert scaled_up(found, 1.5) == {"system": 105, "memory": 75, "user": 60}

@@ -89,6 +89,23 @@ def test_lines_decide_what_covers() -> None:
     assert found(part, EDIT, ("Read", PART, listing(10, 20, "y"))) == [(0, "reread", 2)]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"offset": 0, "length": 4096}, "y\n" * 2048),
+        ({"offset": 0, "limit": 4096}, "y\n" * 2048),
+        ({"offset": 0, "limit": 100}, "y\n" * 2048),
+        ({"head": 100}, "y\n" * 100),
+        ({"pages": "1-2"}, "y\n" * 100),
+    ],
+)
+def test_a_reading_in_an_unknown_unit_covers_nothing(arguments: dict[str, object], text: str) -> None:
+    """Bytes, pages and what else a range may count never stand for a longer reading, nor for one of lines."""
+    later: Step = ("read_file", {**READ, **arguments}, text)
+    assert found(("read_file", READ, listing(1, 300)), later) == []
+    assert found(("read_file", {**READ, "offset": 10, "limit": 20}, "x\n" * 20), later) == []
+
+
 def test_a_default_limit_is_no_whole_file() -> None:
     """A read that stopped at its tool's own limit covers only the lines it shows."""
     capped: Step = ("Read", READ, listing(1, 2000, "y"))

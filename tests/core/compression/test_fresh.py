@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from proxy.core.compression.fresh import capped
 from proxy.core.compression.truncate import MIDDLE, REST, Truncate
-from proxy.core.conversation import chat
+from proxy.core.conversation import chat, messages, responses
+from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.scan import scan
 from tests.fits import body_of, slices, tools
 
 LIMITS = Truncate(100, 5_000)
 
 
-def done(messages: list[dict[str, Any]]) -> list[bytes]:
-    body = body_of(messages)
+def done(conversation: list[dict[str, Any]]) -> list[bytes]:
+    body = body_of(conversation)
     once = capped(body, scan(body, "messages"), chat, tools(), LIMITS)
     assert capped(once, scan(once, "messages"), chat, tools(), LIMITS) is once
     return slices(once)
@@ -49,9 +52,44 @@ def test_reads_keep_their_head_and_parts_stay_parts() -> None:
     assert parts == [{"type": "text", "text": said}]
 
 
+IMAGES = {
+    "chat": {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo"}},
+    "messages": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo"}},
+    "responses": {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo"},
+}
+
+
+def result_of(api: str, text: str) -> dict[str, Any]:
+    """A tool result of a text and an image."""
+    if api == "responses":
+        return {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [{"type": "input_text", "text": text}, IMAGES[api]],
+        }
+    content = [{"type": "text", "text": text}, IMAGES[api]]
+    if api == "chat":
+        return {"role": "tool", "tool_call_id": "c", "content": content}
+    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": content}]}
+
+
+@pytest.mark.parametrize(("api", "dialect"), [("chat", chat), ("messages", messages), ("responses", responses)])
+def test_an_image_does_not_keep_the_text_beside_it_from_being_capped(api: str, dialect: Dialect) -> None:
+    """The text is cut to the limits, and the image stays behind it as it was."""
+    body = json.dumps({dialect.LIST: [result_of(api, "x\n" * 3000)]}).encode()
+    once = capped(body, scan(body, dialect.LIST), dialect, tools(), LIMITS)
+    item = json.loads(once)[dialect.LIST][0]
+    holder = item["content"][0] if api == "messages" else item
+    text, image = holder["output" if api == "responses" else "content"]
+    assert MIDDLE in text["text"]
+    assert text["text"].count("\n") <= LIMITS.lines
+    assert image == IMAGES[api]
+    assert capped(once, scan(once, dialect.LIST), dialect, tools(), LIMITS) is once
+
+
 def test_later_messages_change_nothing() -> None:
     """A result becomes the same bytes in every later request."""
-    messages = session("Bash", "x\n" * 3000)
-    first = done(messages)
-    later = done([*messages, {"role": "assistant", "content": "ok"}, *session("Bash", "y\n" * 300)[1:]])
+    begun = session("Bash", "x\n" * 3000)
+    first = done(begun)
+    later = done([*begun, {"role": "assistant", "content": "ok"}, *session("Bash", "y\n" * 300)[1:]])
     assert later[: len(first)] == first

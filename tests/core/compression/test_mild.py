@@ -12,8 +12,9 @@ from proxy.core.compression.mild import Mild, Stretch, swaps
 from proxy.core.compression.prune import Prune
 from proxy.core.compression.swap import charge
 from proxy.core.conversation import chat
-from proxy.core.conversation.items import Item, lay_out
+from proxy.core.conversation.items import Item, lay_out, unread_from
 from proxy.walk.reading import read_one
+from tests.drawn import coding_session
 from tests.fits import body_of, count, slices, tools
 from tests.strategies import Message, agent_sessions
 
@@ -70,3 +71,31 @@ def test_switched_off_it_does_nothing() -> None:
     assert swaps(stretch, 1000, 200_000, RULES) is not None
     assert swaps(stretch, 1000, 200_000, Mild(None, replace(RULES.prune or Prune(), min_saving=10**6))) is None
     assert swaps(stretch, 10**6, 200_000, RULES) is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(agent_sessions(), st.integers(1, 20_000))
+def test_what_was_made_smaller_before_saves_no_more_than_it_takes(messages: list[Message], need: int) -> None:
+    """A truncated result counts for what it still takes, not for what it was."""
+    stretch = stretch_of(messages)
+    sizes = {index: 60 for index, item in enumerate(stretch.items) if item.answers and item.tokens > 60}
+    found = swaps(replace(stretch, sizes=sizes), need, 200_000, RULES)
+    if found is not None:
+        items = stretch.items
+        saved = sum(sizes.get(s.index, items[s.index].tokens) - charge(items[s.index]) for s in found[0])
+        assert saved >= need
+
+
+def test_what_no_model_has_read_is_not_pruned() -> None:
+    """Where nothing is protected, the newest results still are while the model has not seen them."""
+    messages = coding_session(4, 300)
+    while messages[-1]["role"] != "tool":
+        messages.pop()
+    stretch = stretch_of(messages)
+    rules = Mild(None, Prune(protect_rounds=0, protect_tokens=0, min_saving=0))
+    most = next(need for need in range(20_000, 0, -50) if swaps(stretch, need, 200_000, rules))
+    found = swaps(stretch, most, 200_000, rules)
+    assert found is not None
+    border = unread_from(stretch.items, len(stretch.items))
+    assert border < len(stretch.items)
+    assert all(swap.index < border for swap in found[0])

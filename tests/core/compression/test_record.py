@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.compression.event import Event
 from proxy.core.compression.record import VERSION, Record, dump, load
-from proxy.core.compression.schedule import Event
 from proxy.core.compression.swap import Swap
 
 EVENT = Event(9, 5, 300, 100, (1, 4), ((7, 50),), 900, ("fold", "clip"))

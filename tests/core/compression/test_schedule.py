@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from proxy.core.budget.figures import Figures, Marks, Shares
 from proxy.core.budget.shares import Allocation
-from proxy.core.compression.schedule import CLIP_FLOOR, NOTE, Demand, Event, Rules, Rungs, Schedule
-from proxy.core.conversation.items import Facts, Item, Result, lay_out
+from proxy.core.compression.event import Demand, Event, Rules, Rungs
+from proxy.core.compression.schedule import CLIP_FLOOR, NOTE, Schedule
+from proxy.core.conversation.items import Facts, Item, Result, lay_out, unread_from
 
 RULES = Rules(Marks(), Shares(), Rungs())
 FIGURES = Figures(8192, 1024, 300, 1024)
@@ -309,3 +310,82 @@ def test_an_allocation_never_makes_a_view_fit_less(items: list[Item], asked: Fig
     since = plain.run(None)
     if plain.run(since) == since:
         assert shared.run(since) == since
+
+
+@settings(max_examples=200)
+@given(histories(), figures)
+def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item], asked: Figures) -> None:
+    """A result no model has read is cut only if it would not fit beside task, newest user text and a note."""
+    plan, count = schedule(items, asked), len(items)
+    event = plan.run(None)
+    border = unread_from(items, count)
+    if event is None or event.place < count or not any(item.answers for item in items[border:]):
+        return
+    cut = {index for index, _ in (*event.trims, *event.clips) if index >= border and items[index].answers}
+    swapped = {swap.index for swap in event.swaps if swap.index >= border}
+    assert not swapped
+    start = max(each for each in lay_out(tuple(items)).cuts if each <= border)
+    users = [index for index, item in enumerate(items) if item.role == "user" and index < start]
+    least = sum(item.tokens for item in items[start:] if item.role != "system") + NOTE
+    least += sum(items[index].tokens for index in {*users[:1], *users[-1:]})
+    if asked.stepped + least <= asked.room:
+        assert not cut
+
+
+@settings(max_examples=150)
+@given(histories(), figures)
+def test_the_same_request_gets_the_same_event(items: list[Item], asked: Figures) -> None:
+    """A conversation that was compacted at its end and fits is not compacted again when it comes once more."""
+    plan = schedule(items, asked)
+    event = plan.run(None)
+    if event is not None and plan.fits(event, asked.budget):
+        assert plan.run(event) == event
+
+
+def test_a_result_left_whole_is_truncated_once_it_was_read() -> None:
+    """The next event after a large unread result truncates it in place, and keeps the block before it."""
+    items = [*agent(6), item("assistant", 60, ["big"]), item("tool", 5_200, (), ("big",))]
+    first = schedule(items).run(None)
+    assert first is not None
+    assert first.trims == ()
+    assert FIGURES.stepped + first.after <= FIGURES.budget
+    more = [*items, item("assistant", 60, ["next"]), item("tool", 300, (), ("next",))]
+    second = schedule(more).run(first)
+    assert second is not None
+    assert (second.cut, second.block) == (first.cut, first.block)
+    assert [index for index, _ in second.trims] == [len(items) - 1]
+
+
+def test_the_block_gives_way_before_an_unread_result() -> None:
+    """Where a result fits whole beside a smaller block, the block is made smaller."""
+    items = [*agent(30), item("assistant", 60, ["big"]), item("tool", 6_000, (), ("big",))]
+    event = schedule(items).run(None)
+    assert event is not None
+    assert event.stages == ("drop",)
+    assert event.trims == event.clips == ()
+    assert event.block >= NOTE
+    assert FIGURES.stepped + event.after <= FIGURES.budget
+
+
+def test_an_unread_result_too_big_for_the_room_takes_all_of_it() -> None:
+    """A result that has to be cut is cut to the budget, not to a mark below it."""
+    items = [*agent(6), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
+    event = schedule(items).run(None)
+    assert event is not None
+    assert FIGURES.budget - 8 <= FIGURES.stepped + event.after <= FIGURES.budget
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories())
+def test_no_view_goes_below_the_least(items: list[Item]) -> None:
+    """However little is asked for, what a compaction leaves is no less than the newest round at its shortest."""
+    plan = schedule(items)
+    event = plan.run(None, Demand(force=True, limit=0))
+    assert FIGURES.stepped + plan.weight(len(items), event) >= plan.least()
+
+
+def test_the_least_counts_what_cannot_be_shortened() -> None:
+    """A round of many short results weighs all of them, one long result next to nothing."""
+    many = agent(1, result=10, parallel=500)
+    assert schedule(many).least() >= 500 * 10
+    assert schedule(agent(1, result=50_000)).least() < 1_000

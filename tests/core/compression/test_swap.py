@@ -11,7 +11,7 @@ from proxy.core.conversation.items import Item
 from tests.fits import count
 
 
-@pytest.mark.parametrize("why", ["repeated", "reread", "included", "old"])
+@pytest.mark.parametrize("why", ["repeated", "reread", "included", "again", "old"])
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_line_is_short_and_invents_nothing(why: Why, ok: bool) -> None:
     """It carries no long number and no path of its own, names the target, and fits what it is charged at."""

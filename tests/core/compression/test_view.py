@@ -9,12 +9,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from proxy.core.compression.event import Event
 from proxy.core.compression.fold import HEADER
-from proxy.core.compression.schedule import Event
+from proxy.core.compression.swap import Swap
 from proxy.core.compression.view import Pen, Raw, assemble, write
 from proxy.core.conversation import chat
 from proxy.core.conversation.items import lay_out
 from proxy.core.conversation.scan import scan
+from proxy.walk.reading import read_one
 from tests.fits import UNSHRUNK, Message, body_of, count, message_problems, slices, text_of, tools
 from tests.strategies import conversations, encode
 
@@ -153,3 +155,60 @@ def test_a_clip_keeps_names_ids_and_json() -> None:
     assert third["tool_call_id"] == "a"
     assert third["content"].startswith("line\n")
     assert message_problems(body, view) == []
+
+
+def step(name: str, arguments: dict[str, Any], result: Any, at: int) -> list[Message]:
+    """A call of one tool, and what it gave."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    call = {"id": f"c{at}", "type": "function", "function": function}
+    return [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": f"c{at}", "content": result}]
+
+
+def lines_of(messages: list[Message], event: Event) -> list[Any]:
+    """What the tool results of *messages* say after *event*."""
+    body = body_of(messages)
+    where = scan(body, "messages")
+    items = [read_one(chat, body[start:end], count, tools()) for start, end in where.spans]
+    _, view, _ = view_of(Raw(body, where.spans, items, lay_out(items), chat), event)
+    return [message["content"] for message in map(json.loads, slices(view)) if message["role"] == "tool"]
+
+
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        ("1\tx\n2\ty\n3\tz", "a later reading of a.py includes this"),
+        ("1\tx\n2\tnew\n3\tz", "a.py was read again later"),
+    ],
+)
+def test_a_line_says_that_a_later_reading_includes_a_result_only_if_it_does(later: str, words: str) -> None:
+    """Without a change in sight a file may have changed all the same: then it was read again, no more."""
+    first = step("Read", {"file_path": "a.py", "offset": 1, "limit": 2}, "1\tx\n2\ty", 1)
+    messages = [TASK, *first, *step("Read", {"file_path": "a.py"}, later, 2)]
+    said = lines_of(messages, Event(5, 0, 0, swaps=(Swap(2, "included", 4),)))
+    assert said == [f"[Left out: {words}.]", later]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "about"),
+    [
+        ("codebase_search", {"query": "parser", "path": "src/core"}, "src/core"),
+        ("codebase_search", {"query": "parser limits"}, "parser limits"),
+        ("run_commands", {"commands": ["cd src", "make all"]}, "cd src; make all"),
+        ("WebFetch", {"url": "https://example.org/a", "prompt": "x"}, "https://example.org/a"),
+    ],
+)
+def test_a_line_says_what_the_call_was_about(name: str, arguments: dict[str, Any], about: str) -> None:
+    """A search's folder or query, a list of commands and an address stay known when a result is left out."""
+    messages = [TASK, *step(name, arguments, "line " * 50, 1)]
+    (said,) = lines_of(messages, Event(3, 0, 0, swaps=(Swap(2, "old"),)))
+    assert about in said
+
+
+def test_a_cut_text_keeps_the_image_beside_it() -> None:
+    """If a result is truncated its image stays, and counts beside what the text may take."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
+    result = [{"type": "text", "text": "line\n" * 3000}, image]
+    messages = [TASK, *step("Bash", {"command": "make"}, result, 1)]
+    (said,) = lines_of(messages, Event(3, 0, 0, trims=((2, 500),)))
+    assert said[1] == image
+    assert 200 < count(said[0]["text"]) < 500

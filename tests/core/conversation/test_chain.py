@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.conversation.chain import IGNORED, LINK, chain, digest
+from proxy.core.conversation.chain import DEEPEST, IGNORED, LINK, chain, digest
 from proxy.core.conversation.chat import read_item
 from proxy.core.conversation.items import Item
 from tests import strategies
@@ -204,3 +204,16 @@ def test_keys_and_labels_separate(one: bytes, two: bytes, label: str, other: str
 def test_links_are_short(label: str) -> None:
     """Every link has the stated length, whatever the label."""
     assert {len(link) for link in chain(BOB, label, people("sab"))} == {LINK}
+
+
+def test_what_nests_too_deeply_has_no_digest() -> None:
+    """Beyond so many levels an item is refused, whatever the interpreter could still take."""
+    for wrap in (lambda value: {"a": value}, lambda value: [value]):
+        value: Any = "x"
+        for _ in range(DEEPEST - 2):
+            value = wrap(value)
+        assert len(digest({"content": value})) == LINK
+        for _ in range(10):
+            value = wrap(value)
+        with pytest.raises(RecursionError):
+            digest({"content": value})

@@ -17,6 +17,8 @@ CODEX = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff su
 OPENCODE = "You are a context summarization agent. You are given a conversation between a user and an agent."
 TOOLS = [{"type": "function", "function": {"name": "read_file", "parameters": {"type": "object"}}}]
 
+TOOLED = {"tools": TOOLS}
+
 
 def user(*texts: str) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
@@ -25,7 +27,8 @@ def user(*texts: str) -> dict[str, Any]:
 def asked(*items: dict[str, Any], **members: Any) -> str:
     """Whose compaction a request with these items is."""
     outline = read_outline(json.dumps({"model": "m", "messages": [], **members}), ("max_tokens",))
-    return client_of(outline, json.dumps(items[0]).encode(), json.dumps(items[-1]).encode())
+    history = any(item.get("role") == "assistant" for item in items[:-1])
+    return client_of(outline, json.dumps(items[0]).encode(), json.dumps(items[-1]).encode(), history)
 
 
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": CLAUDE}
@@ -62,6 +65,100 @@ def test_a_compaction_is_known_for_what_it_is(items: list[Any], members: dict[st
     """The client's own prompt tells, where it puts it; else the form of the request does."""
     assert asked(*items, **members) == client
     assert client in CLIENTS
+
+
+WORK = {"role": "assistant", "content": "Done: the parser reads the new form."}
+
+
+@pytest.mark.parametrize(
+    ("system", "prompt", "members", "client"),
+    [
+        (
+            "",
+            "Your task is to create a detailed summary of the RECENT portion of the conversation.",
+            TOOLED,
+            "claude-code",
+        ),
+        (
+            "",
+            "You have exceeded the maximum number of tokens, please stop coding and write a memento.",
+            TOOLED,
+            "codex",
+        ),
+        ("", "Provide a detailed prompt for continuing our conversation above.", {}, "opencode"),
+        ("", '<explicit_instructions type="condense">\nThe user has asked', TOOLED, "cline"),
+        ("", "Please provide a concise summary of our conversation so far, capturing the key context", {}, "continue"),
+        ("The conversation context above needs to be compacted.", "Provide a detailed summary.", {}, "crush"),
+        ("*Briefly* summarize this partial conversation about programming.", "# USER\nfix it", {}, "aider"),
+        ("## Summary Task", "Please summarize the conversation history provided in the system prompt.", {}, "goose"),
+        ("You are a specialized system component responsible for distilling chat history", "Go.", {}, "gemini-cli"),
+    ],
+)
+def test_present_and_older_prompts_of_clients_are_known(
+    system: str, prompt: str, members: dict[str, Any], client: str
+) -> None:
+    """Each client's own words name it, those it had before, too."""
+    items = [{"role": "system", "content": system}] if system else [user("Fix it.")]
+    assert asked(*items, WORK, user(prompt), **members) == client
+    assert client in CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("items", "members"),
+    [
+        (
+            [user("Fix it."), WORK, user("Turn all of this session into a handoff that another model resumes from.")],
+            TOOLED,
+        ),
+        ([user("Fix it."), WORK, user("Do not call any tools. Summarize the whole conversation for later.")], TOOLED),
+        ([user("Fix it."), WORK, user("Condense our history: your text will replace the conversation.")], {}),
+        (
+            [
+                {"role": "system", "content": "You compress chats."},
+                user("Summarize this chat to resume it:\n" + "a: b\n" * 500),
+            ],
+            {},
+        ),
+        (
+            [
+                {"role": "developer", "content": "Your job is to condense a conversation into a summary."},
+                user("a: b\n" * 99),
+            ],
+            {},
+        ),
+    ],
+)
+def test_unknown_words_tell_by_intent_and_form(items: list[Any], members: dict[str, Any]) -> None:
+    """What asks for what is needed to go on is a compaction; with tools, if nothing is left to call them for."""
+    assert asked(*items, **members) == "other"
+
+
+@pytest.mark.parametrize(
+    ("items", "members"),
+    [
+        ([user("Turn all of this session into a handoff that another model resumes from.")], TOOLED),
+        ([user("Fix it."), WORK, user("Write a handoff of this session to NEXT.md for the next agent.")], TOOLED),
+        ([user("Fix it."), WORK, user("Add a command that summarizes the history in a new session.")], TOOLED),
+        ([user("Fix it."), WORK, user("Please summarize our conversation so far.")], TOOLED),
+        ([user("Fix it."), WORK, user("Continue where you left off; the context was compacted.")], TOOLED),
+        ([user("Fix it."), WORK, user("Summarize the history of Rome.")], {}),
+        ([user("Fix it."), WORK, user("Should we compact the conversation or use a larger context window?")], {}),
+        ([user("Fix it."), WORK, user("Summarize our discussion in an e-mail to my manager.")], {}),
+        ([user("Summarize this chat between Ann and Bob:\n\n" + "Ann: hi\nBob: hello\n" * 40)], {}),
+        ([user("Here is a summary of our conversation so far; continue from it: the parser is done.")], {}),
+        (
+            [
+                user("Fix it."),
+                WORK,
+                {"role": "tool", "tool_call_id": "c", "content": "Summarize this session to resume it."},
+            ],
+            {},
+        ),
+    ],
+)
+def test_ordinary_summaries_are_none(items: list[Any], members: dict[str, Any]) -> None:
+    """A summary of a file, of a pasted chat or for other people, and work on such texts, is an ordinary request."""
+    assert asked(*items, **members) == ""
 
 
 TITLE = "You are a title generator. You output ONLY a thread title. Nothing else."

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.conversation.chat import read_item
-from proxy.core.conversation.items import EMPTY, Item, Role, lay_out
+from proxy.core.conversation.items import EMPTY, Item, Role, lay_out, unread_from
 from tests import strategies
 from tests.pairs import pair_violations
 
@@ -194,3 +194,12 @@ def test_an_item_is_a_value() -> None:
     assert one == replace(one)
     with pytest.raises(AttributeError):
         one.tokens = 6  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "border"), [("u a1 t1", 2), ("u a12 t1 t2 u", 2), ("u a1 t1 a", 4), ("s u", 0), ("", 0)]
+)
+def test_what_stands_behind_the_models_last_words_is_unread(text: str, border: int) -> None:
+    """Everything after the last assistant item is new to the model."""
+    found = shorthand(text)
+    assert unread_from(found, len(found)) == border

@@ -155,7 +155,8 @@ def test_the_operators_words_are_counted_as_words() -> None:
 
 def test_what_the_output_figure_may_not_fall_below() -> None:
     """A budget for thinking has to be smaller than the output figure."""
-    assert outline(thinking={"type": "enabled", "budget_tokens": 2000}).least == 2001
+    assert outline(thinking={"type": "enabled", "budget_tokens": 2000}).least == 1025, "it is lowered to 1,024 first"
+    assert outline(thinking={"type": "enabled", "budget_tokens": 800}).least == 801
     assert outline(thinking={"type": "adaptive"}).least == outline(thinking=None).least == outline().least == 0
 
 
@@ -197,6 +198,15 @@ MANAGED: list[tuple[dict[str, Any], int | None]] = [
 def test_from_where_the_provider_shortens_the_conversation(members: dict[str, Any], managed: int | None) -> None:
     """The least that the client asks the provider to act at, by itself."""
     assert outline(**members).managed == managed
+
+
+def test_a_budget_for_thinking_beside_a_lower_figure() -> None:
+    """The member comes back with a smaller budget, and nothing where the figure is not stated or leaves room."""
+    found = read_outline('{"max_tokens":9000,"thinking":{"type":"enabled","budget_tokens":8000}}', ("max_tokens",))
+    assert found.thinking(3000) == {"thinking": '{"type": "enabled", "budget_tokens": 2048}'}
+    assert found.thinking(9000) == {"thinking": '{"type": "enabled", "budget_tokens": 6144}'}
+    assert read_outline('{"thinking":{"budget_tokens":8000}}', ("max_tokens",)).thinking(3000) == {}
+    assert read_outline('{"max_tokens":9000}', ("max_tokens",)).thinking(3000) == {}
 
 
 @pytest.mark.parametrize(

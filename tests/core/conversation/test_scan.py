@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.conversation.scan import Scan, decode, elements, extend, members, reject_duplicates, scan
-from proxy.core.errors import InvalidRequest
+from proxy.core.conversation.scan import ONE_CALL, Scan, decode, elements, extend, members, reject_duplicates, scan
+from proxy.core.errors import InvalidRequest, TooManyItems
 from tests import strategies
 
 SPACE = " \t\n\r"
@@ -289,11 +290,20 @@ def test_values_are_those_of_the_standard_parser(raw: bytes, value: object) -> N
     assert decode(raw) == value
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"\xed\xa0\x80"', b"[" * 100_000, b"9" * 5000, b"1 2", b"nul"])
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"\xed\xa0\x80"', b"[" * 100_000, b"1 2", b"nul"])
 def test_what_is_no_json_cannot_be_decoded(raw: bytes) -> None:
-    """No JSON, bad UTF-8, too deep or too long a number: the client's mistake."""
+    """No JSON, bad UTF-8 or too deep: the client's mistake."""
     with pytest.raises(InvalidRequest, match="not valid JSON"):
         decode(raw)
+
+
+def test_a_number_of_too_many_digits_to_read_is_no_mistake() -> None:
+    """JSON has no longest number: it is left to whom it is meant for, however the body is read."""
+    longest = b"9" * 5000
+    assert decode(b'{"n": %b}' % longest) == {"n": longest.decode()}
+    body = b'{"seed": %b, "messages": [{"n": %b}], "\\u006d": 1}' % (longest, longest)
+    assert [field.key for field in members(body.decode())] == ["seed", "messages", "m"]
+    assert len(scan(body, "messages").spans) == 1
 
 
 @pytest.mark.parametrize("text", ["", "[", "1", "[1", "[1,]", "[,1]", "[1 2]", "[1,", '["'])
@@ -313,3 +323,74 @@ def test_elements_and_members_are_spans() -> None:
     found = members(text)
     assert [(f.key, text[f.start : f.end]) for f in found] == [("a", "1"), ("a", "[ ]"), ("b", '"}"')]
     assert members(" { } ") == []
+
+
+@pytest.mark.parametrize("item", [b"{}", b"1", b'{"role":"user","content":"a, b"}', b"[1,2]"])
+@pytest.mark.parametrize("key", ["messages", "input"])
+def test_more_items_than_allowed_are_refused(item: bytes, key: str) -> None:
+    """As many as allowed are found, one more is refused with the setting's name, whichever scanner reads it."""
+    for head in (b'{"model":"m","%b":[', b'{"x":NaN,"%b":['):
+        for count in (50, 51, 5_000):
+            body = head % key.encode() + b",".join([item] * count) + b"]}"
+            if count == 50:
+                assert len(scan(body, key, 50).spans) == 50
+                continue
+            with pytest.raises(TooManyItems, match=r"more than 50 .*server\.limits\.items"):
+                scan(body, key, 50)
+
+
+def test_a_bomb_of_items_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of a million items is refused before any parser sees it."""
+    monkeypatch.setattr(msgspec.json, "decode", None)
+    monkeypatch.setattr("proxy.core.conversation.scan.members", None)
+    with pytest.raises(TooManyItems):
+        scan(b'{"messages":[' + b"{}," * 1_000_000 + b"{}]}", "messages", 20_000)
+
+
+def test_commas_elsewhere_are_no_items() -> None:
+    """Commas in texts, in parts of one item and in other lists do not count as items."""
+    part = b'{"type":"text","text":"a,b,c,\\"],[,"}'
+    one = b'{"role":"user","content":[' + b",".join([part] * 500) + b"]}"
+    body = b'{"messages":[' + one + b'],"tools":[1,2],"metadata":{' + b'"a":[1,2,3],' * 100 + b'"b":1}}'
+    assert len(scan(body, "messages", 10).spans) == 1
+
+
+def test_a_longer_conversation_is_counted_as_a_whole() -> None:
+    """What was known counts too: a continuation may not go beyond the limit either."""
+    first = b'{"messages":[' + b",".join([b"{}"] * 40) + b"]}"
+    longer = b'{"messages":[' + b",".join([b"{}"] * 60) + b"]}"
+    known = scan(first, "messages", 50)
+    assert extend(longer, "messages", known, 50) is None
+    grown = extend(longer, "messages", known, 60)
+    assert grown is not None
+    assert len(grown.spans) == 60
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_is_parsed_in_steps_is_the_same(data: st.DataObject) -> None:
+    """A large value is the same whether it is parsed at once or step by step."""
+    inner = st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=8),
+        lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(max_size=3), each, max_size=4),
+        max_leaves=30,
+    )  # fmt: skip
+    value = data.draw(inner)
+    whole = {"a": [value] * 2, "b": {"c": "x" * ONE_CALL, "d": [[value], value, "y" * ONE_CALL]}, "a2": value}
+    raw = json.dumps(whole).encode()
+    assert len(raw) > ONE_CALL
+    assert decode(raw) == json.loads(raw) == whole
+    for spoilt in (raw[:-1], raw.replace(b'"c"', b'"c', 1), raw + b"]"):
+        with pytest.raises(InvalidRequest):
+            decode(spoilt)
+
+
+def test_a_long_list_beside_the_items_stands_where_it_stands() -> None:
+    """Members behind a list that is parsed element by element are found all the same, and faults in it too."""
+    tools = json.dumps([{"name": f"t{at}", "note": "[x]"} for at in range(5_000)], indent=1)
+    text = '{"a":1, "tools" : ' + tools + ' , "model":"m"}'
+    found = {field.key: text[field.start : field.end] for field in members(text)}
+    assert found == {"a": "1", "tools": tools, "model": '"m"'}
+    with pytest.raises(ValueError):
+        members(text.replace('"t4000"', "t4000"))

@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.conversation.slots import Slot, argument_slots, clipped, joined, leaves, level, locate, replaced
+from proxy.core.conversation import chat
+from proxy.core.conversation.slots import (
+    MOST_PARTS,
+    Slot,
+    argument_slots,
+    clipped,
+    joined,
+    leaves,
+    level,
+    locate,
+    replaced,
+    with_fewer_parts,
+)
 from tests import strategies
 
 values = st.recursive(
@@ -100,3 +112,36 @@ def test_levels() -> None:
 def test_what_is_joined_stays_one_run(value: str, before: bool, expected: str) -> None:
     """A content becomes a list in which its own stands unchanged beside the added part."""
     assert joined(value, "new", "text", before, ()) == expected
+
+
+def test_many_parts_become_one_text() -> None:
+    """Of more parts than are clipped one by one neighbours are joined; marks, media and all bytes beside them stay."""
+    many = [{"type": "text", "text": f"line {at}"} for at in range(MOST_PARTS)]
+    marked = {"type": "text", "text": "marked", "cache_control": {"type": "ephemeral"}}
+    picture = {"type": "image_url", "image_url": {"url": "data:,x"}}
+    message = {"role": "user", "content": [*many, marked, *many, picture, many[0]], "name": "ann"}
+    raw = json.dumps(message, indent=1).encode()
+    made = json.loads(with_fewer_parts(raw))
+    whole = {"type": "text", "text": "\n".join(part["text"] for part in many)}
+    assert made == {**message, "content": [whole, marked, whole, picture, many[0]]}
+    assert with_fewer_parts(raw).endswith(raw[raw.index(b'"name"') :])
+    few = json.dumps({"role": "user", "content": many}).encode()
+    assert with_fewer_parts(few) is few
+
+
+def test_clipping_many_parts_costs_as_much_as_they_are() -> None:
+    """Ten times the parts are counted no more often: what is clipped is one text."""
+    asked = {}
+    for size in (500, 5_000):
+        parts = [{"type": "text", "text": "word"} for _ in range(size)]
+        raw = json.dumps({"role": "user", "content": parts}).encode()
+        counts: list[str] = []
+
+        def count(text: str, counts: list[str] = counts) -> int:
+            counts.append(text)
+            return len(text)
+
+        made = chat.clipped(raw, lambda text, tokens: text[:tokens], count, 300)
+        assert len(json.loads(made)["content"]) == 1
+        asked[size] = len(counts)
+    assert asked[5_000] == asked[500] < 50

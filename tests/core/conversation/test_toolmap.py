@@ -46,12 +46,35 @@ def test_a_tool_is_known_by_its_name(name: str, arguments: str, kind: str) -> No
         ({"file_path": "a", "offset": -20}, (0, 0)),
         ({"file_path": "a", "view_range": ["x"]}, (0, 0)),
         ({"file_path": "a", "offset": None, "limit": True}, (1, 0)),
+        ({"file_path": "a", "offset": "10", "limit": "5"}, (10, 14)),
+        ({"file_path": "a", "encoding": "utf-8", "line_numbers": True}, (1, 0)),
     ],
 )
 def test_ranges_are_lines_counted_from_one(arguments: dict[str, object], lines: tuple[int, int]) -> None:
     """First and last line are read from every usual pair of arguments; zeros mean open or unknown."""
     call = tools().call("Read", json.dumps(arguments))
     assert (call.first, call.last) == lines
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"offset": 0, "length": 4096},
+        {"length": 4096},
+        {"offset": 4096.5},
+        {"offset": "end"},
+        {"byte_offset": 100},
+        {"lines": "10-20"},
+        {"range": [10, 20]},
+        {"pages": "2"},
+        {"head": 10},
+        {"files": [{"path": "a.py", "start": 3}]},
+    ],
+)
+def test_figures_of_an_unknown_meaning_are_no_range_of_lines(arguments: dict[str, object]) -> None:
+    """What may be bytes, pages or lines under another name is a range that nobody knows."""
+    call = tools().call("read_file", json.dumps({"path": "a.py", **arguments}))
+    assert (call.first, call.last) == (0, 0)
 
 
 def test_a_base_of_zero_and_a_range_of_bytes() -> None:
@@ -76,12 +99,30 @@ def test_a_base_of_zero_and_a_range_of_bytes() -> None:
         ("patch", '{"patch": "--- a/x.py\\n+++ b/x.py\\n"}', ["x.py"]),
         ("Bash", '{"command": "cat a.py"}', []),
         ("Read", '{"file_path": ["a.py"]}', []),
+        ("codebase_search", '{"query": "where is it", "path": "src"}', ["src"]),
+        ("codebase_search", '{"query": "where is it", "target_directories": ["src/"]}', ["src/"]),
     ],
 )
 def test_targets(name: str, arguments: str, paths: list[str]) -> None:
     """Single paths, lists, objects in lists and the headers of patches name what a call is about."""
     assert tools().targets(name, arguments) == paths
     assert len(tools().call(name, arguments).paths) == len(paths)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about"),
+    [
+        ('{"query": "limits of the parser", "top_k": 3}', "limits of the parser"),
+        ('{"url": "https://example.org", "prompt": "x"}', "https://example.org"),
+        ('{"query": ["x"]}', ""),
+        ('{"query": " "}', ""),
+        ("[]", ""),
+        ("{", ""),
+    ],
+)
+def test_a_call_without_a_path_is_about_its_query(arguments: str, about: str) -> None:
+    """An address or a query says what a call was about."""
+    assert tools().about(arguments) == about
 
 
 def test_one_file_has_one_name() -> None:

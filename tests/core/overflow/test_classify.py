@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.overflow.classify import UNCORROBORATED, corroborated
+from proxy.core.overflow.evidence import NOTHING_KNOWN, UNCORROBORATED, Prior, judged
 from proxy.core.overflow.kinds import Overflow
 from tests.core.overflow.corpus import BEYOND, BROKEN_OFF, KINDS, headers, rows, wire
 from tests.core.overflow.field import Met, met
@@ -24,7 +24,8 @@ def error(message: str, **members: object) -> bytes:
 
 
 def said(message: str, status: int = 400, counted: int | None = None, **members: object) -> Overflow | None:
-    return classifier().answer(status, (), error(message, **members), counted)
+    prior = NOTHING_KNOWN if counted is None else Prior(counted, window=2 * counted)
+    return classifier().answer(status, (), error(message, **members), prior)
 
 
 def test_every_recorded_overflow_is_recognised() -> None:
@@ -105,8 +106,8 @@ def test_no_figures_nothing_to_corroborate() -> None:
     """A sentence without a limit is believed whatever was counted, and so is what is no overflow."""
     assert said("Your input exceeds the context window of this model.", counted=1) is not None
     capped = Overflow("output_cap", 4096)
-    assert corroborated(capped, 1) is capped
-    assert corroborated(None, 1) is None
+    assert judged(capped, Prior(1)) is capped
+    assert judged(None, Prior(1)) is None
 
 
 def test_the_input_alone_may_be_too_long() -> None:

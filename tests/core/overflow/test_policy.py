@@ -6,16 +6,16 @@ import pytest
 
 from proxy.core.budget.catalogue import COMPRESS
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.policy import Lower, first_extent, is_news, loop, lowering, retries_smaller
+from proxy.core.overflow.policy import Lower, first_max_loss, is_news, loop, lowering, retries_smaller
 
 
 @pytest.mark.parametrize(
-    ("steps", "extent"),
-    [((COMPRESS,), "any"), ((COMPRESS, "big"), "gentle"), (("big", COMPRESS), "keep"), (("big",), "keep")],
+    ("steps", "max_loss"),
+    [((COMPRESS,), "any"), ((COMPRESS, "big"), "no_drop"), (("big", COMPRESS), "none"), (("big",), "none")],
 )
-def test_how_far_the_model_itself_goes_first(steps: tuple[str, ...], extent: str) -> None:
+def test_how_far_the_model_itself_goes_first(steps: tuple[str, ...], max_loss: str) -> None:
     """Alone it does all it can; before a fallback nothing is lost; behind one nothing is changed."""
-    assert first_extent(steps) == extent
+    assert first_max_loss(steps) == max_loss
 
 
 @pytest.mark.parametrize("lower", ["never", "last", "first"])

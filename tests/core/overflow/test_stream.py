@@ -12,11 +12,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.overflow.evidence import Prior
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import Ending, Opening, Verdict
 from tests.core.overflow.corpus import BROKEN_OFF, headers, rows
 from tests.core.overflow.corpus import wire as sent
 from tests.fits import classifier
+from tests.growth import is_linear
 
 OVERFLOW = {"error": {"message": "maximum context length is 4096 tokens", "code": "context_length_exceeded"}}
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
@@ -32,12 +34,13 @@ EVENTS: dict[str, object] = {
     "failed": {"type": "response.failed", "response": {"error": OVERFLOW["error"]}},
     "start": {"type": "message_start", "message": {"usage": {"input_tokens": 1}}},
     "ping": {"type": "ping"},
+    "alive": {"type": "keepalive", "sequence_number": 3},
     "error": {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long"}},
     "overflow": OVERFLOW,
     "other": {"error": {"message": "The server had an error"}},
 }
 PACKERS = {"gzip": gzip.compress, "br": brotli.compress, "zstd": zstandard.compress}
-PREAMBLE = {"role", "created", "start", "ping"}
+PREAMBLE = {"role", "created", "start", "ping", "alive"}
 LENGTH = {"overflow", "error", "failed"}
 
 
@@ -224,6 +227,19 @@ def test_an_answer_of_unknown_shape_is_held_no_longer_than_needed() -> None:
     assert Opening(classifier()).feed(b"plain text that is nothing of ours") == "content"
 
 
+@given(st.lists(st.integers(0, 400), max_size=12))
+def test_an_object_is_judged_alike_however_it_is_cut(points: list[int]) -> None:
+    """Content before any error is let go at once, behind one only the end tells, wherever the chunks end."""
+    whole = json.dumps({"id": "r", "object": "response", "output": [{"text": "maximum context length is 9 tokens"}]})
+    unclear = json.dumps({"id": "r", "error": None, "output": []})
+    for body, before, after in ((whole, "content", "content"), (unclear, "undecided", "content")):
+        opening = Opening(classifier())
+        for chunk in cut(body.encode(), points):
+            opening.feed(chunk)
+        assert (opening.verdict, opening.finish()) == (before, after)
+    assert judged(*cut(json.dumps(OVERFLOW).encode(), points), named=())[0] == "overflow"
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
 def test_compressed_answers(encoding: str) -> None:
     """A compressed stream is read like a plain one."""
@@ -245,7 +261,7 @@ def test_our_count_corroborates_streams_too() -> None:
     """A claim in a stream about a request that we count far below its limit is not believed."""
     event = wire({"error": {"message": "prompt is too long: 210000 tokens > 200000 maximum"}})
     for counted, expected in ((1_000, "content"), (190_000, "overflow")):
-        assert Opening(classifier(), (), counted).feed(event) == expected
+        assert Opening(classifier(), (), Prior(counted, window=200_000)).feed(event) == expected
 
 
 LATE = {
@@ -285,3 +301,43 @@ def test_a_long_event_is_not_held() -> None:
     assert len(ending._event) <= 65_536
     ending.feed(b"\n\n" + LATE["error"])
     assert ending.overflow is not None
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+HOSTILE: dict[str, tuple[bytes, int]] = {
+    "comments": (b":\n\n", 2**18),
+    "blanks": (b" " * 16, 64),
+    "one event": (b"data: xxxxxxxxxx", 16),
+    "one object": (b'{"a": ["b", "c", ', 8),
+    "error first": (b'{"error": 1, "content": 2, ', 16),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_an_opening_costs_no_more_per_byte_the_longer_it_is(kind: str) -> None:
+    """Whatever an answer begins with, and however it is cut, it is looked at in time that grows with it."""
+    piece, size = HOSTILE[kind]
+    named = STREAM if kind in ("comments", "one event") else (("content-type", "application/json"),)
+
+    def work(length: int) -> None:
+        opening = Opening(classifier(), named)
+        for chunk in pieces(piece * (length // len(piece)), size):
+            assert opening.feed(chunk) == "undecided"
+
+    assert is_linear(work, 60_000)
+
+
+@pytest.mark.parametrize("piece", [b"data: xxxxxxxxxx", b'"error" xxxxxxxx', b'data: {"error":1}\n\n', b"\n\n"])
+def test_what_follows_costs_no_more_per_byte_the_longer_it_is(piece: bytes) -> None:
+    """Events behind the first content are looked at in time that grows with them, however they are cut."""
+
+    def work(length: int) -> None:
+        ending = Ending(classifier(), STREAM)
+        for chunk in pieces(piece * (length // len(piece)), 4):
+            ending.feed(chunk)
+        assert ending.overflow is None
+
+    assert is_linear(work, 15_000)

@@ -5,28 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from proxy.core.recall.events import Events, data_of, dumped, value_of, written
-
-ENDS = ("\n\n", "\r\n\r\n", "\r\r")
-
-
-@given(
-    st.lists(st.sampled_from(["data: a", "event: x\ndata: {}", ": ping", "data: b\ndata: c", "id: 1\r\ndata: d"])),
-    st.sampled_from(ENDS),
-    st.integers(1, 9),
-)
-def test_events_are_cut_apart_alike_in_any_chunking(events: list[str], end: str, size: int) -> None:
-    """However a stream arrives, its events come out whole, in order, and no byte is lost."""
-    stream = "".join(event + end for event in events).encode() + b"data: rest"
-    splitter, found = Events(), []
-    for at in range(0, len(stream), size):
-        found += splitter.feed(stream[at : at + size])
-    assert found == [(event + end).encode() for event in events]
-    assert splitter.rest() == b"data: rest"
-    assert splitter.rest() == b""
+from proxy.core.recall.events import data_of, dumped, value_of, written
 
 
 @pytest.mark.parametrize(

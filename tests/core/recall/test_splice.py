@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from proxy.core.recall import chat, messages, responses
 from proxy.core.recall import splice as splice_of
-from proxy.core.recall.events import value_of
+from proxy.core.recall.events import value_of, written
 from proxy.core.recall.splice import HELD, NOT_RUN, Splice, TooMuchHeld
 from proxy.core.recall.tool import NAME
+from tests.growth import is_linear
 from tests.recalls import APIS, LOOK, READ
 from tests.streams import Heard, heard
 from tests.stub import Answer, Call
@@ -204,3 +205,70 @@ def test_comments_pass_while_calls_wait() -> None:
     splice = chat.stream()
     assert NAME.encode() not in fed(splice, raw("chat", Answer("", (LOOK,))).rsplit(b"data:", 3)[0], 30)
     assert splice.feed(b": ping\n\n") == b": ping\n\n"
+
+
+def _chat_event(delta: dict[str, Any]) -> bytes:
+    return written({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+
+def _chat_answer(size: int) -> bytes:
+    texts = [_chat_event({"content": "x" * 40}) for _ in range(size)]
+    thoughts = [_chat_event({"reasoning_details": [{"text": "x"}]}) for _ in range(size)]
+    calls = [
+        _chat_event({"tool_calls": [{"index": n, "id": f"c{n}", "function": {"name": name, "arguments": "{}"}}]})
+        for n, name in enumerate([NAME, *["run"] * size])
+    ]
+    return b"".join([*texts, *thoughts, *calls])
+
+
+def _messages_answer(size: int) -> bytes:
+    found = [{"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}]
+    for kind, member in (("text_delta", "text"), ("citations_delta", "citation")):
+        delta = {"type": kind, member: "x" * 40}
+        found += [{"type": "content_block_delta", "index": 0, "delta": delta}] * size
+    for n, name in enumerate([NAME, *["run"] * size], 1):
+        block = {"type": "tool_use", "id": f"t{n}", "name": name, "input": {}}
+        found += [{"type": "content_block_start", "index": n, "content_block": block}]
+        delta = {"type": "input_json_delta", "partial_json": "{}"}
+        found += [{"type": "content_block_delta", "index": n, "delta": delta}]
+    return b"".join(written(value, value["type"]) for value in found)
+
+
+def _responses_answer(size: int) -> bytes:
+    found: list[dict[str, Any]] = [
+        {"type": kind, "output_index": n, "item": {"type": "reasoning", "id": f"r{n}", "summary": []}}
+        for n in range(size)
+        for kind in ("response.output_item.added", "response.output_item.done")
+    ]
+    for n, name in enumerate([NAME, *["run"] * size], size):
+        call = {"type": "function_call", "name": name, "call_id": f"c{n}", "arguments": "{}"}
+        found += [{"type": "response.output_item.added", "output_index": n, "item": call}]
+    return b"".join(written(value, value["type"]) for value in found)
+
+
+LONG = {"chat": (_chat_answer, 1000), "messages": (_messages_answer, 1000), "responses": (_responses_answer, 1000)}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_long_answer_costs_no_more_per_byte_than_a_short_one(api: str) -> None:
+    """Pieces, calls and items without number are joined, held and renumbered in time that grows with the answer."""
+    answer, size = LONG[api]
+
+    def work(size: int) -> None:
+        splice, stream = OURS[api].stream(), answer(size)
+        passed = splice.feed(stream) + splice.flush()
+        assert passed.count(b'"run"') == size
+        assert NAME.encode() not in passed
+        assert len(splice.said)
+
+    assert is_linear(work, size)
+
+
+def test_a_response_ends_once() -> None:
+    """Each end of a response holds all its items: however often a server sends one, the client gets one."""
+    splice = responses.stream()
+    item = {"type": "function_call", "name": NAME, "call_id": "c", "arguments": "{}"}
+    end = written({"type": "response.completed", "response": {"output": [item]}}, "response.completed")
+    splice.feed(written({"type": "response.output_item.added", "output_index": 0, "item": item}) + end)
+    passed = splice.flush() + splice.feed(end * 100)
+    assert passed.count(b"event: response.completed") == 1

@@ -1,0 +1,88 @@
+"""How long the event loop keeps everybody waiting, and what ran while it did.
+
+A beat on the loop measures how late it comes. A thread looks at the loop from outside: when a beat is overdue it notes
+what the loop's thread and those of large bodies are at, which the loop itself could not say afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from proxy.telemetry.logs import DEEPEST_STACK, place_of
+
+BEAT: Final = 0.05
+"""Seconds between two beats."""
+
+TOO_LATE: Final = 0.2
+"""Seconds of lag from which a line is logged."""
+
+WORKERS: Final = "offload"
+"""What the names of the threads begin with that read large bodies."""
+
+Observe = Callable[[float], None]
+Warn = Callable[[float, Sequence[str]], None]
+
+
+class LagWatch:
+    """Watches the running loop from ``start`` to ``stop``.
+
+    *observe* gets the seconds of lag of each beat; *warn* those of a beat that is too late, and the innermost frames
+    of what ran, as ``file:line function``.
+    """
+
+    def __init__(self, observe: Observe, warn: Warn, too_late: float = TOO_LATE) -> None:
+        self._observe = observe
+        self._warn = warn
+        self._too_late = too_late
+        self._stopped = threading.Event()
+        self._due = 0.0
+        self._ran: tuple[str, ...] = ()
+        self._beat: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to watch the loop of the calling thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._next()
+        threading.Thread(target=self._look, name="loop lag", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no longer; harmless when called again."""
+        self._stopped.set()
+        if self._beat is not None:
+            self._beat.cancel()
+
+    def _next(self) -> None:
+        self._ran = ()
+        self._due = self._loop.time() + BEAT
+        self._beat = self._loop.call_at(self._due, self._come)
+
+    def _come(self) -> None:
+        lag = max(0.0, self._loop.time() - self._due)
+        self._observe(lag)
+        if lag >= self._too_late:
+            self._warn(lag, self._ran)
+        self._next()
+
+    def _look(self) -> None:
+        # The first look counts: what ran then has run for most of the time the line is about.
+        while not self._stopped.wait(BEAT):
+            if not self._ran and self._loop.time() - self._due >= self._too_late / 2:
+                self._ran = self._frames()
+
+    def _frames(self) -> tuple[str, ...]:
+        """The innermost frames of the loop's thread, then of each thread that reads a large body."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = sys._current_frames()
+        workers = [ident for ident in stacks if (names.get(ident) or "").startswith(WORKERS)]
+        found: list[str] = []
+        for ident in (self._thread, *workers):
+            if frame := stacks.get(ident):
+                summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
+                found += [place_of(each) for each in summary[:DEEPEST_STACK]]
+        return tuple(found)

@@ -1,0 +1,334 @@
+"""A fault of ours costs compression, never the request: an exception in every function on a request's way."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import itertools
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import StartStub
+from tests.forms import body_of
+from tests.harness import ROOT, Proxy
+from tests.injection import Injected, Injection, called, name_of
+from tests.material import AGENT_TOOLS, agent_round, agent_session, chat_turn
+from tests.recalls import LOOK, PATHS, Front, front
+from tests.stub import Answer, Fault, Stub
+from tests.stub.faults import error, events
+
+BROKEN = b"(the connection was closed before the end)"
+PARTS = 4
+"""Tests that share the functions of one API between them."""
+TRUE = 2_000
+"""What the server turns out to have in scenarios where it refuses."""
+SAYS = f"This model's maximum context length is {TRUE} tokens. However, your messages resulted in %d tokens."
+FORMS = {"chat": "chat/completions", "messages": "messages", "responses": "responses"}
+CLEARING = {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 1000}}]}
+CHECKPOINT = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary."
+
+SETTINGS: Mapping[str, Any] = {
+    "models": [
+        {"name": "first-*", "context_window": 4096, "overflow": ["compress", {"fallback": "large"}]},
+        {"name": "other-*", "context_window": 4096, "overflow": [{"fallback": "large"}, "compress"]},
+        {"name": "named", "model": "served"},
+        {"name": "large", "context_window": 200_000},
+        {"name": "unknown"},
+        {"name": "*", "context_window": 4096},
+    ],
+    "archive": {"enabled": True},
+}
+
+# What carries the bytes and decides who may send them: without it there is no answer, or it must not be given.
+CARRIES = (
+    "proxy/faults.py",
+    "proxy/server/access.py",
+    "proxy/server/answers.py",
+    "proxy/server/body.py",
+    "proxy/server/config.py",
+    "proxy/server/connection.py",
+    "proxy/server/cors.py",
+    "proxy/server/gate.py",
+    "proxy/server/handler.py",
+    "proxy/server/observer.py",
+    "proxy/server/outgoing.py",
+    "proxy/server/routes.py",
+    "proxy/server/server.py",
+    "proxy/server/intake.py read_headers",
+    "proxy/server/intake.py without_secrets",
+    "proxy/server/intake.py Intake.",
+    "proxy/tasks.py",
+    "proxy/upstream/",
+    "proxy/walk/failopen.py",
+    "proxy/engine.py Engine.exchange",
+    "proxy/engine.py Engine.count",
+    "proxy/engine.py Engine.compact",
+    "proxy/walk/answering.py Told.",
+    "proxy/walk/answering.py Written.",
+    "proxy/walk/generations.py Streamed.",
+    "proxy/walk/generations.py Settled.",
+)
+
+
+@dataclass
+class Scenario:
+    """A request, what came before it, and how the upstream behaves: ``faults`` hit it first, ``answers`` follow."""
+
+    name: str
+    api: str
+    talk: list[dict[str, Any]]
+    members: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    before: list[dict[str, Any]] = field(default_factory=list)
+    faults: tuple[Fault, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    path: str = ""
+    recall: bool = False
+    items: tuple[dict[str, Any], ...] = ()
+
+    def body(self, talk: list[dict[str, Any]], number: int) -> dict[str, Any]:
+        """The request; *number* makes it one that nothing remembers."""
+        said = [{**one, "content": f"{one['content']} #{number}"} if one.get("content") else one for one in talk]
+        extra = {"store": False} if self.api == "responses" else {}
+        body = body_of(self.api, said, AGENT_TOOLS, **extra, **self.members)
+        if self.items:
+            body["input"] += self.items
+        return body
+
+
+def refused(api: str, stream: bool) -> Fault:
+    """An overflow in the API's own words, as a status or inside a 200."""
+    whole = error(400, SAYS % 2600, "context_length_exceeded")
+    if api == "messages":
+        said = {
+            "type": "error",
+            "error": {"type": "invalid_request_error", "message": "prompt is too long: 2600 tokens > 2000 maximum"},
+        }
+        whole = Fault(status=400, headers=whole.headers, body=json.dumps(said).encode())
+    return events(b"event: error\ndata: " + (whole.body or b"") + b"\n\n") if stream else whole
+
+
+def scenarios() -> Iterator[Scenario]:
+    """Every way that a request can take."""
+    small, counted, large = chat_turn(1, 30)[:1], agent_session(7, 200), agent_session(14, 300)
+    grown = [*large, *agent_round(77, 200)]
+    for api, stream in itertools.product(PATHS, (False, True)):
+        said: dict[str, Any] = {"stream": True} if stream else {}
+        yield Scenario(f"plain {stream}", api, small, said)
+        yield Scenario(f"compacting {stream}", api, large, said)
+        yield Scenario(f"retried {stream}", api, counted, said, faults=(refused(api, stream),))
+        yield Scenario(f"refused {stream}", api, counted, said, faults=(refused(api, stream),) * 3)
+        looked = (Answer("Let me look.", (LOOK,)), Answer("Understood."))
+        yield Scenario(f"recalled {stream}", api, large, said, answers=looked, recall=True)
+        yield Scenario(f"not recalled {stream}", api, large, said, recall=True)
+    for api in PATHS:
+        yield Scenario("counted", api, counted, {"max_tokens": 64} if api == "chat" else {})
+        yield Scenario("following", api, grown, before=large)
+        yield Scenario("packed", api, counted, headers={"content-encoding": "gzip"})
+        yield Scenario("observed", api, large, headers={"x-ullage-mode": "observe"})
+        yield Scenario("off", api, small, headers={"x-ullage-mode": "off"})
+        yield Scenario("at once", api, counted, headers={"x-ullage-compact": "now"})
+        yield Scenario("another name", api, large, {"model": "named"})
+        yield Scenario("unknown window", api, large, {"model": "unknown"})
+        yield Scenario("fallback last", api, large, {"model": "first-1"})
+        yield Scenario("fallback first", api, large, {"model": "other-1"})
+        yield Scenario("fallback after", api, counted, {"model": "other-1"}, faults=(refused(api, False),))
+        yield Scenario("own compaction", api, [*large, {"role": "user", "content": CHECKPOINT}])
+        yield Scenario("error", api, small, faults=(error(500),))
+    yield Scenario("count, theirs", "messages", large, path="/messages/count_tokens")
+    yield Scenario("count, ours", "messages", large, path="/messages/count_tokens", faults=(error(404),))
+    yield Scenario("edits", "messages", counted, {"context_management": CLEARING})
+    yield Scenario("trigger", "responses", large, items=({"type": "compaction_trigger"},))
+    yield Scenario("compact", "responses", large, path="/responses/compact", faults=(error(404),))
+
+
+class Lab:
+    """Two proxies, without and with recall, in front of one upstream that takes everything but what scenarios say."""
+
+    def __init__(self, server: Stub, plain: Front, recalling: Front) -> None:
+        self.server = server
+        self._plain = plain
+        self._recalling = recalling
+        self._numbers = itertools.count(1)
+        self.unhandled: list[BaseException] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.unhandled.append(context["exception"]))
+
+    def front(self, scenario: Scenario) -> Front:
+        """The proxy that a scenario is about."""
+        return self._recalling if scenario.recall else self._plain
+
+    def reported(self, scenario: Scenario) -> list[BaseException]:
+        """Everything that was reported: of requests, of background tasks, of callbacks of the loop."""
+        front_ = self.front(scenario)
+        return [*(fault for _, _, fault in front_.faults), *front_.failures, *self.unhandled]
+
+    async def _asked(self, front_: Front, path: str, packed: bytes, headers: Mapping[str, str]) -> httpx.Response:
+        """The answer to a request, with what came of its body if that was broken off."""
+        came = b""
+        async with front_.client.stream("POST", path, content=packed, headers=headers) as answer:
+            try:
+                async for chunk in answer.aiter_raw():
+                    came += chunk
+            except httpx.RemoteProtocolError:
+                came += BROKEN
+        return httpx.Response(
+            answer.status_code, headers={"x-ullage-outcome": answer.headers["x-ullage-outcome"]}, content=came
+        )
+
+    async def run(self, scenario: Scenario, inside: Callable[[], Any]) -> tuple[bytes, httpx.Response]:
+        """The body that was sent and its answer; what *inside* makes is entered around that one request."""
+        number, front_, server = next(self._numbers), self.front(scenario), self.server
+        path = scenario.path or PATHS[scenario.api]
+        headers = {"authorization": f"Bearer sk-{number}", "content-type": "application/json", **scenario.headers}
+        server.forget()
+        if scenario.before:
+            before = await front_.client.post(path, json=scenario.body(scenario.before, number), headers=headers)
+            assert before.status_code == 200
+            server.forget()
+        for fault in scenario.faults:
+            server.fail(fault)
+        server.queue(*scenario.answers)
+        body = json.dumps(scenario.body(scenario.talk, number)).encode()
+        for reports in (front_.faults, front_.failures, self.unhandled):
+            reports.clear()
+        packed = body
+        if "content-encoding" in scenario.headers:
+            packed = gzip.compress(body)
+        with inside():
+            answer = await self._asked(front_, path, packed, headers)
+            for _ in range(5):
+                await asyncio.sleep(0)  # what is noted behind the answer
+        return packed, answer
+
+
+@pytest.fixture
+async def lab(stub: StartStub, tmp_path: Path) -> AsyncIterator[Lab]:
+    """A lab."""
+    server = await stub(window=200_000, counts=True)
+    async with AsyncExitStack() as stack:
+        owned = {"upstreams": [{"name": "stub", "base_url": server.url, "probe": False, "context_management": "own"}]}
+        first = await stack.enter_async_context(
+            front(server, tmp_path / "a", enabled=False, usage=True, **owned, **SETTINGS)
+        )
+        second = await stack.enter_async_context(
+            front(server, tmp_path / "b", usage=True, models=[{"name": "*", "context_window": 4096}])
+        )
+        yield Lab(server, first, second)
+        first.failures.clear()
+        second.failures.clear()
+
+
+def is_way(code: CodeType) -> bool:
+    """Whether a function reads, measures, plans or watches: an answer can do without it."""
+    return not name_of(code).startswith(CARRIES)
+
+
+async def ways_of(lab: Lab, scenario: Scenario) -> tuple[set[CodeType], set[CodeType]]:
+    """The functions that a scenario calls, and those of them that it calls once the upstream was asked."""
+    found: set[CodeType] = set()
+    late: set[CodeType] = set()
+    _, answer = await lab.run(scenario, lambda: called(lambda code: (late if lab.server.seen else found).add(code)))
+    assert answer.status_code in {200, *(fault.status for fault in scenario.faults)}, (scenario, answer.text)
+    assert lab.reported(scenario) == []
+    return {code for code in found | late if is_way(code)}, {code for code in late if is_way(code)}
+
+
+def problem(lab: Lab, scenario: Scenario, injection: Injection, sent: bytes, answer: httpx.Response) -> str:
+    """What is wrong with an answer after a fault; empty if nothing is."""
+    reported, seen = lab.reported(scenario), lab.server.seen
+    if answer.status_code != 200 and answer.content not in [fault.body for fault in scenario.faults]:
+        return f"{answer.status_code} {answer.text[:200]}"
+    if not answer.content:
+        return "an empty answer"
+    # Of a later generation the client has the beginning in another form: there is nothing that could pass as it came.
+    if BROKEN in answer.content and not (scenario.answers and b"internal error" in answer.content):
+        return f"broken off: {answer.text[-200:]}"
+    if not injection.met:
+        return ""
+    if not reported:
+        return "nothing was reported"
+    if any(not isinstance(fault, Injected) for fault in reported):
+        return f"another fault: {reported}"
+    if "request" in [where for where, _, _ in lab.front(scenario).faults] and injection.early:
+        outcome = answer.headers["x-ullage-outcome"]
+        own = seen[0].body == sent or scenario.members.get("model") == "named"
+        if outcome != "degraded;internal_error" or len(seen) > 1 or not own:
+            return f"{outcome}, sent {len(seen)} times, the client's own bytes: {own}"
+    return ""
+
+
+async def found_in(lab: Lab, scenario: Scenario, code: CodeType, late: bool) -> str:
+    """What is wrong after faults in one function, from the start or only once the upstream was asked."""
+    injection = Injection(code, lambda: not late or bool(lab.server.seen), lambda: not lab.server.seen)
+    try:
+        async with asyncio.timeout(20):
+            sent, answer = await lab.run(scenario, lambda: injection)
+    except (httpx.HTTPError, TimeoutError) as failure:
+        return repr(failure)
+    return problem(lab, scenario, injection, sent, answer)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("api", PATHS)
+async def test_a_fault_anywhere_on_its_way_costs_no_request(lab: Lab, api: str, part: int) -> None:
+    """Each function that a request calls fails in turn, from the start and once the upstream has answered.
+
+    Every function in the first scenario that calls it; all of them in all with ``ULLAGE_FAULTS=all``.
+    """
+    everything = os.environ.get("ULLAGE_FAULTS") == "all"
+    wrong: dict[str, str] = {}
+    done: set[tuple[CodeType, bool]] = set()
+    for scenario in scenarios():
+        if scenario.api != api:
+            continue
+        way, after = await ways_of(lab, scenario)
+        cases = {(code, False) for code in way} | {(code, True) for code in after}
+        chosen = sorted(cases if everything else cases - done, key=lambda case: (name_of(case[0]), case[1]))
+        for code, late in chosen[part::PARTS]:
+            if told := await found_in(lab, scenario, code, late):
+                wrong[f"{scenario.name}{' late' if late else ''}: {name_of(code)}"] = told
+        done |= cases
+    assert len(done) > 600
+    assert wrong == {}
+
+
+BREAKS = """
+from proxy.walk import planning
+
+async def broken(*_, **__):
+    raise ZeroDivisionError("CANARY")
+
+planning.Planner.fit = broken
+"""
+"""Run by the interpreter before the proxy's own code."""
+
+
+async def test_a_fault_is_seen_by_client_and_operator(stub: StartStub, tmp_path: Path) -> None:
+    """The outcome names it, the log has type and frames and nothing of the request, a metric counts it."""
+    server = await stub(window=200_000)
+    (tmp_path / "sitecustomize.py").write_text(BREAKS)
+    surroundings = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    body = json.dumps(body_of("chat", [{"role": "user", "content": "CANARY " * 9000}])).encode()
+    async with Proxy(server.url, window=8192, environment=surroundings) as proxy, httpx.AsyncClient() as client:
+        answer = await client.post(f"{proxy.url}/chat/completions", content=body)
+        metrics = await client.get(f"{proxy.root}/metrics")
+        proxy.end()
+        log = proxy.log.read_text()
+    assert (answer.status_code, answer.headers["x-ullage-outcome"]) == (200, "degraded;internal_error")
+    assert [seen.body for seen in server.chats()] == [body]
+    assert 'ullage_internal_errors_total{where="request"} 1.0' in metrics.text
+    assert "CANARY" not in log
+    (line,) = [json.loads(line) for line in log.splitlines() if '"proxy.internal_error"' in line]
+    assert (line["error"], line["where"]) == ("ZeroDivisionError", "request")
+    assert any("broken" in frame for frame in line["frames"])

@@ -1,0 +1,104 @@
+"""Errors that only sound like an overflow, and overflows of a window believed too large, through a running proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import StartProxy, StartStub
+from tests.core.overflow.claims import Claim, claims
+from tests.harness import Proxy
+from tests.material import chat_turn
+from tests.stub import Fault, Stub
+
+CHAT = [message for turn in range(12) for message in chat_turn(turn, 60)] + chat_turn(99, 40)[:1]
+KNOWN, UNHEARD, IN_TABLE = "a-model-of-ours", "a-model-nobody-has-heard-of", "gpt-4o"
+"""Its window stands in the configuration; is unknown; is what a table says, which may be wrong about this server."""
+STATED, REAL = 128_000, 1_200
+KINDS = ("output_cap", "asked_output", "media", "load", "echo", "other")
+
+
+def config(server: Stub) -> dict[str, Any]:
+    """A configuration that states the window of one model."""
+    upstream = {"name": "upstream", "base_url": server.url}
+    return {"upstreams": [upstream], "models": [{"name": KNOWN, "context_window": STATED}]}
+
+
+async def asked(front: Proxy, server: Stub, model: str, key: str, more: Mapping[str, Any] | None = None) -> Any:
+    """The client's answer, and how often the server was sent the request."""
+    before = len(server.chats())
+    named = {"authorization": f"Bearer sk-{key}"}  # nothing is learned for the key of another row
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        body = {"model": model, "messages": CHAT, **(more or {})}
+        answer = await client.post(f"{front.url}/chat/completions", json=body, headers=named)
+    return answer, len(server.chats()) - before
+
+
+async def met(front: Proxy, server: Stub, model: str, claim: Claim, key: str) -> bool:
+    """Whether *claim* reached the client as it came, after one call, and left nothing behind."""
+    kind = "application/json" if claim.body[:1] in "[{" else "text/plain"
+    fault = Fault(status=claim.status, headers=(("content-type", kind),), body=claim.body.encode())
+    server.fail(fault, 3)
+    more: dict[str, Any] = {"messages": [*CHAT, {"role": "user", "content": claim.request}]} if claim.request else {}
+    if claim.output and claim.output < STATED:
+        more["max_tokens"] = claim.output
+    answer, times = await asked(front, server, model, key, more)
+    server.forget()
+    same = (answer.status_code, answer.content) == (claim.status, claim.body.encode())
+    after, again = await asked(front, server, model, key)
+    window = after.headers.get("x-ullage-window")
+    return same and times == again == 1 and after.status_code == 200 and window in (None, str(STATED))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_look_alikes_pass(stub: StartStub, proxy: StartProxy, kind: str) -> None:
+    """What only sounds like an overflow is answered with the provider's error after one call, and teaches no window."""
+    server = await stub(window=200_000)
+    front = await proxy(server.url, config=config(server))
+    rows = [claim for claim in claims() if claim.kind == kind]
+    assert len(rows) > 4
+    for model, most in ((KNOWN, 0), (UNHEARD, 1)):
+        wrong = [
+            claim.body for at, claim in enumerate(rows) if not await met(front, server, model, claim, f"{at}{model}")
+        ]
+        assert len(wrong) <= most, wrong
+
+
+@pytest.mark.parametrize("wording", ["openai", "anthropic", "vllm", "llamacpp"])
+@pytest.mark.parametrize("model", [KNOWN, IN_TABLE])
+async def test_a_window_believed_too_large(stub: StartStub, proxy: StartProxy, wording: str, model: str) -> None:
+    """An overflow at a hundredth of the believed window is made good, and the next request is not sent twice."""
+    server = await stub(window=REAL, wording=wording)
+    front = await proxy(server.url, config=config(server))
+    answer, times = await asked(front, server, model, "low")
+    assert (answer.status_code, times) == (200, 2)
+    answer, times = await asked(front, server, model, "low")
+    assert (answer.status_code, times) == (200, 1)
+    assert int(answer.headers["x-ullage-window"]) <= REAL
+
+
+@pytest.mark.parametrize(("model", "times"), [(KNOWN, 1), (IN_TABLE, 2), (UNHEARD, 2)])
+async def test_a_sentence_alone(stub: StartStub, proxy: StartProxy, model: str, times: int) -> None:
+    """A sentence without code or figure is not believed of a request that is tiny for a window that somebody stated."""
+    server = await stub(window=200_000)
+    front = await proxy(server.url, config=config(server))
+    server.fail(Fault(status=400, body=b'{"message":"Input is too long for requested model."}'))
+    answer, sent = await asked(front, server, model, "sentence")
+    assert (answer.status_code, sent) == (400 if times == 1 else 200, times)
+
+
+async def test_what_two_refusals_of_a_small_request_teach(stub: StartStub, proxy: StartProxy) -> None:
+    """Refusals by a sentence that nothing smaller cures leave no window behind, however often they come."""
+    server = await stub(window=200_000)
+    front = await proxy(server.url, config=config(server))
+    refusal = Fault(status=400, body=b'{"message":"Input is too long for requested model."}')
+    for _ in range(3):
+        server.fail(refusal, 10)
+        answer, _ = await asked(front, server, IN_TABLE, "twice")
+        assert answer.status_code == 400
+        server.forget()
+    answer, times = await asked(front, server, IN_TABLE, "twice")
+    assert (answer.status_code, times, answer.headers["x-ullage-window"]) == (200, 1, "128000")

@@ -1,0 +1,42 @@
+"""Work on a body: on the event loop while it is small, on a thread of its own pool else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from proxy.offload import LARGE, THREADS, offload
+
+
+async def test_small_work_stays_on_the_loop_and_large_work_leaves_it() -> None:
+    """The size decides; arguments and result are the same either way."""
+    ran = {size: await offload(size, lambda a, b: (a + b, threading.get_ident()), 2, 3) for size in (LARGE - 1, LARGE)}
+    assert [value for value, _ in ran.values()] == [5, 5]
+    assert ran[LARGE - 1][1] == threading.get_ident() != ran[LARGE][1]
+
+
+@pytest.mark.parametrize("size", [0, LARGE])
+async def test_what_is_raised_arrives(size: int) -> None:
+    """An exception of the work is the caller's, wherever it ran."""
+    with pytest.raises(ZeroDivisionError):
+        await offload(size, lambda: 1 // 0)
+
+
+async def test_the_loop_goes_on_meanwhile_and_few_threads_work_at_once() -> None:
+    """Ten large bodies at once take no more threads than there are, and the loop runs beside them."""
+    gate, running, most = threading.Event(), [], 0
+
+    def work() -> None:
+        running.append(threading.get_ident())
+        gate.wait(10)
+
+    jobs = [asyncio.ensure_future(offload(LARGE, work)) for _ in range(10)]
+    await asyncio.sleep(0.1)
+    most = len(running)
+    gate.set()
+    await asyncio.gather(*jobs)
+    assert 1 <= most <= THREADS
+    assert len(running) == 10
+    assert len(set(running)) <= THREADS
