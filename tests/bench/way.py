@@ -27,12 +27,12 @@ from typing import Any
 import httpx
 import yaml
 
-from proxy import __file__ as PACKAGE
+import proxy
 from proxy.cli import main
 from tests.harness import free_port
 from tests.material import AGENT_TOOLS, agent_session, chat_turn
 
-ROOT = str(Path(PACKAGE).parent) + os.sep
+ROOT = str(Path(proxy.__file__).parent) + os.sep
 SETTLED = 0.3
 """Seconds after an answer in which what happens behind it still belongs to its request."""
 
