@@ -34,6 +34,8 @@ EVERY: list[UllageError] = [
     errors.StoreUnavailable(),
     errors.RequestTimeout("x"),
     errors.BodyTooLarge(5),
+    errors.TooManyItems(5),
+    errors.InflatesTooFar(5),
     errors.Overloaded("x"),
     errors.UpstreamUnreachable("local", "refused"),
     errors.UpstreamTimeout("local", 30),

@@ -30,7 +30,8 @@ HELLO: dict[str, Any] = {"model": "gpt-4o-mini", "messages": [{"role": "user", "
 STREAM = {**HELLO, "stream": True}
 
 ON_A_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
