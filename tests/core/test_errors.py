@@ -74,6 +74,8 @@ def test_statuses_are_those_clients_act_on() -> None:
         "StoreUnavailable": 503,
         "RequestTimeout": 408,
         "BodyTooLarge": 413,
+        "TooManyItems": 413,
+        "InflatesTooFar": 413,
         "Overloaded": 503,
         "UpstreamUnreachable": 502,
         "UpstreamTimeout": 504,

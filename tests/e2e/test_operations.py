@@ -170,7 +170,8 @@ async def test_a_request_is_one_line_with_the_guides_fields(
     )
     assert first["input_tokens"] == server.seen[0].tokens
     assert (second["stream"], second["input_tokens"]) == (True, server.seen[1].tokens)
-    assert all(line["level"] == "info" for line in lines(front))
+    # A busy machine may hold the loop for a moment, which is worth a warning of its own.
+    assert all(line["level"] == "info" for line in lines(front) if line["event"] != "proxy.loop_lagged")
 
 
 async def test_the_commented_configuration_starts(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
