@@ -22,7 +22,7 @@ LONG: dict[str, Any] = {
     "model": "gpt-4o-mini",
     "messages": [m for turn in range(16) for m in chat_turn(turn, 320)] + chat_turn(99, 40)[:1],
 }
-GUIDE = (ROOT / "docs" / "operating.md").read_text()
+GUIDE = (ROOT / "docs" / "metrics.md").read_text()
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
 async def test_a_request_is_one_line_with_the_guides_fields(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
-    """The JSON line of a request holds exactly the fields that the operating guide lists."""
+    """The JSON line of a request holds exactly the fields that the guide to fields and metrics lists."""
     server = await stub(window=WINDOW)
     front = await proxy(server.url, window=WINDOW)
     await web.post(f"{front.url}/chat/completions", json=LONG)
@@ -157,7 +157,7 @@ async def test_a_request_is_one_line_with_the_guides_fields(
         f"{front.url}/chat/completions", json={**SHORT, "stream": True, "stream_options": {"include_usage": True}}
     )
     await until(lambda: len(done(front)) == 2)
-    table = GUIDE[GUIDE.index("## Logs") : GUIDE.index("## Stopping")]
+    table = GUIDE[GUIDE.index("## Fields of a request") : GUIDE.index("## Metrics of requests")]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
     first, second = done(front)
