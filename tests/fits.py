@@ -25,16 +25,16 @@ from proxy.core.decisions import CompactionTarget, Policy
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.core.request import Options, Request
-from proxy.ports import Recorder, Summaries
+from proxy.engine.context_management import Managing
+from proxy.engine.fitting import Fitter
+from proxy.engine.learned_routes import Lessons
+from proxy.engine.own_compaction import Compacting, Serving
+from proxy.engine.plans import Plan
+from proxy.engine.ports import Recorder, Summaries
+from proxy.engine.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tooltable import Tools
 from proxy.tokenizers import Tokenizers
-from proxy.walk.compacting import Compacting, Serving
-from proxy.walk.fitting import Fitter
-from proxy.walk.lessons import Lessons
-from proxy.walk.managing import Managing
-from proxy.walk.plans import Plan
-from proxy.walk.reading import Reader
 from tests.pairs import pair_violations
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from proxy.core.budget import beliefs
 from proxy.core.budget.catalogue import Route
+from proxy.engine.learned_routes import Lesson, believed, load
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, is_running, open_store
 from proxy.tasks import Tasks
-from proxy.walk.lessons import Lesson, believed, load
 
 
 @dataclass(frozen=True, slots=True)

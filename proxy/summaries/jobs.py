@@ -17,7 +17,7 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.conversation.notes import JobState
 from proxy.core.report import SummaryOutcome, SummaryReport
 from proxy.core.request import Request
-from proxy.ports import Clock, Passage, Summary
+from proxy.engine.ports import Clock, Passage, Summary
 from proxy.summaries.calling import Summariser
 from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf, Tell, untold
 from proxy.summaries.kept import dump, load, note_on

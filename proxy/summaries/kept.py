@@ -6,7 +6,7 @@ import msgspec
 
 from proxy.core.conversation.notes import VERSION as NOTE_VERSION
 from proxy.core.conversation.notes import JobNote, JobState
-from proxy.ports import Passage, Summary
+from proxy.engine.ports import Passage, Summary
 from proxy.summaries.calling import Summariser
 
 VERSION = 1

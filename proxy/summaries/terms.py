@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from proxy.core.budget.catalogue import Route
-from proxy.ports import Passage
+from proxy.engine.ports import Passage
 from proxy.summaries.calling import Summariser, credentials, is_subscription
 
 LEASE = 15.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from proxy.core.compression.verify import Source, verify
 from proxy.core.conversation.entry import Entry
 from proxy.core.request import Origin
-from proxy.ports import Counter, Passage, Summary
+from proxy.engine.ports import Counter, Passage, Summary
 from proxy.summaries.calling import CallFailed, Summariser, call
 from proxy.summaries.contracts import Upstream
 from proxy.summaries.prompting import Prompts

@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy.core.request import Request
+from proxy.engine.ports import Passage, Summary
 from proxy.notes.archive import Archive, Terms
 from proxy.notes.chronicle import Chronicle
-from proxy.ports import Passage, Summary
 from proxy.store import Store, open_store
 from proxy.summaries.kept import dump
 from proxy.tasks import Tasks

@@ -11,7 +11,7 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.conversation.entry import Entry
 from proxy.core.report import SummaryReport
 from proxy.core.request import Origin, Request
-from proxy.ports import Cut, Passage, Warm
+from proxy.engine.ports import Cut, Passage, Warm
 from proxy.store import Breaker, Patience
 from proxy.summaries import Jobs, Ledger, Memory, Terms, Writer, load_prompts
 from proxy.summaries.contracts import Shelf

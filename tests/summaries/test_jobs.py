@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.ports import Passage
+from proxy.engine.ports import Passage
 from tests.conftest import StartStub
 from tests.harness import until
 from tests.store.conftest import Opener, Valkey

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.budget.catalogue import Catalogue, Rule
 from proxy.core.request import Origin
-from proxy.ports import Passage
+from proxy.engine.ports import Passage
 from proxy.summaries.terms import UNKNOWN_WINDOW, Terms
 from tests.summaries.desk import ROUTE, TENANT, entries_of, passage_of
 

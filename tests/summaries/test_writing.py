@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.ports import Summary
+from proxy.engine.ports import Summary
 from proxy.summaries import writing
 from proxy.summaries.calling import Summariser
 from proxy.summaries.writing import Unwritten
