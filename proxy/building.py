@@ -24,7 +24,7 @@ from proxy.core.overflow.classify import Classifier
 from proxy.engine.context_management import Managing
 from proxy.engine.engine import Engine
 from proxy.engine.fitting import Fitter
-from proxy.engine.learned_routes import Lessons, Notice, unnoticed
+from proxy.engine.learned_routes import LearnedRoutes, Notice, unnoticed
 from proxy.engine.own_compaction import Compacting, Serving
 from proxy.engine.reading import Reader
 from proxy.engine.recall_session import Limits as RecallLimits
@@ -83,7 +83,7 @@ def open_engine(
     policy = Policy(
         rules, wanted.lower_output, wanted.stored_history, economy, buffers, always, recall.enabled, reader.tools
     )
-    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
+    lessons = LearnedRoutes(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(
         reader, store, policy, memories.records(), LRUCache(ASKED), memories.Locked(TOOL_ARRAYS), lessons, jobs

@@ -27,7 +27,7 @@ from proxy.core.report import Report
 from proxy.core.request import Options, Request
 from proxy.engine.context_management import Managing
 from proxy.engine.fitting import Fitter
-from proxy.engine.learned_routes import Lessons
+from proxy.engine.learned_routes import LearnedRoutes
 from proxy.engine.own_compaction import Compacting, Serving
 from proxy.engine.plans import Plan
 from proxy.engine.ports import Recorder, Summaries
@@ -139,7 +139,7 @@ class Desk:
         self.records: MutableMapping[tuple[str, bytes], Record] = {}
         policy = replace(policy, tools=tools())
         reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
-        self.lessons = Lessons(self.book, {}, {}, time.monotonic)
+        self.lessons = LearnedRoutes(self.book, {}, {}, time.monotonic)
         self.compacting = Compacting(reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {})
         self.managing = Managing(reader, owned)
         self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons, summaries)

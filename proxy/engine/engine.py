@@ -24,7 +24,7 @@ from proxy.engine.bodies import renamed
 from proxy.engine.context_management import Managing
 from proxy.engine.fail_open import FailOpen, Sending
 from proxy.engine.fitting import Fitter
-from proxy.engine.learned_routes import Lessons, Sent
+from proxy.engine.learned_routes import LearnedRoutes, Sent
 from proxy.engine.own_compaction import ASSUMED, Compacting, Kind, ends_with_trigger
 from proxy.engine.planning import Planner, as_fallback
 from proxy.engine.plans import Plan
@@ -33,7 +33,7 @@ from proxy.engine.reading import Located
 from proxy.engine.recall_answer import recalled
 from proxy.engine.recall_session import Asked, Grow, Recalling
 from proxy.engine.recovery import Course, Recovery
-from proxy.engine.replies import Answer, Looker, Told, Written, learn_nothing
+from proxy.engine.replies import Answer, DrainedReply, LocalReply, OverflowDetector, learn_nothing
 from proxy.engine.summary_answer import ClientCompaction
 from proxy.faults import Faults
 from proxy.offload import offload
@@ -68,7 +68,7 @@ class Engine:
         catalogue: Catalogue,
         fitter: Fitter,
         mode: Mode,
-        lessons: Lessons,
+        lessons: LearnedRoutes,
         clock: Clock,
         classifier: Classifier,
         counting: Mapping[str, Counting] = MappingProxyType({}),
@@ -93,7 +93,7 @@ class Engine:
         self._lessons = lessons
         self._clock = clock
         self._recovery = Recovery(fitter, lessons)
-        self._looker = Looker(classifier, self._recovery)
+        self._looker = OverflowDetector(classifier, self._recovery)
         self.planner = Planner(catalogue, fitter, mode, lessons, self._recovery)
         self._markers = _markers(compacting.markers(), managing.markers(), fitter.markers())
         self._faults = faults or Faults()
@@ -235,7 +235,7 @@ class Engine:
         session = request.options.conversation or request.session or outline.session
         if session:
             report = report.but(conversation=name_of(request.tenant, session))
-        return Answer(report, Written(body, content))
+        return Answer(report, LocalReply(body, content))
 
     async def _exchange(self, request: Request, send: Sending, plan: Plan | None = None) -> Answer:
         """The answer to a request that goes on with its conversation, as *plan* has it if it was planned already."""
@@ -244,7 +244,7 @@ class Engine:
             plan = await self.planner.fit(request)
         if self._own and (served := await self._own.answer(request, plan)):
             report, body, content = served
-            return Answer(report.but(overhead_seconds=self._clock() - started), Written(body, content))
+            return Answer(report.but(overhead_seconds=self._clock() - started), LocalReply(body, content))
         spent = self._clock() - started
         first: Answer | None = None
         course = Course(plan)
@@ -269,7 +269,7 @@ class Engine:
                 again = partial(self._again, request, send)
                 return await recalled(self._recalling.turn(request, plan, again), answer, send, self._faults)
             if reply is not None and first is None:
-                first = Answer(report, Told(reply), head)
+                first = Answer(report, DrainedReply(reply), head)
             assert first is not None
             started = self._clock()
             following = await self._following(request, plan, overflow, course)
@@ -297,7 +297,7 @@ class Engine:
             if reply is not None and overflow is None:
                 return Asked(plan, reply, head, course.sent - 1, course.overflows)
             if reply is not None and first is None:
-                first = Asked(plan, Told(reply), head)
+                first = Asked(plan, DrainedReply(reply), head)
             assert first is not None
             smaller = await self._following(request, sent, overflow, course)
             grown = await grow(smaller) if smaller else None
@@ -405,7 +405,7 @@ class Engine:
             factor = self._lessons.now(plan.route, request.tenant).lesson.calibration.factor
             tokens = int(counted * factor)
         send.drop()
-        return Answer(report, Written(b'{"input_tokens":%d}' % tokens))
+        return Answer(report, LocalReply(b'{"input_tokens":%d}' % tokens))
 
     def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None, late: Sent) -> Callable[[Usage], bool]:
         if reply.status != 200:

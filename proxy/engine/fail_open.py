@@ -25,7 +25,7 @@ from proxy.core.request import Request
 from proxy.engine.bodies import renamed
 from proxy.engine.fitting import Fitter
 from proxy.engine.ports import Reply, Send
-from proxy.engine.replies import Answer, Told
+from proxy.engine.replies import Answer, DrainedReply
 from proxy.faults import Faults
 
 
@@ -63,7 +63,7 @@ class Sending:
         """Close the reply in hand: all that matters of it was read."""
         if self.reply is not None:
             self.reply.close()
-            self.reply = Told(self.reply)
+            self.reply = DrainedReply(self.reply)
 
     def overflowed(self) -> None:
         """Put the reply in hand aside: it says that what was sent is too long, and all of it was read."""

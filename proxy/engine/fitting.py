@@ -38,11 +38,11 @@ from proxy.core.planner import decide
 from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.engine import recall_offer
-from proxy.engine.learned_routes import Lessons, Sent
+from proxy.engine.learned_routes import LearnedRoutes, Sent
 from proxy.engine.plans import Plan
 from proxy.engine.ports import Recorder, Summaries
 from proxy.engine.reading import Located, Reader, Reading
-from proxy.engine.records import Events
+from proxy.engine.records import CompactionRecords
 from proxy.engine.tool_room import ToolRoom
 from proxy.engine.view_report import report_of
 from proxy.offload import load_of, offload
@@ -66,7 +66,7 @@ class Fitter:
         records: MutableMapping[tuple[str, bytes], Record],
         asked: MutableMapping[tuple[str, bytes], bool],
         tools: MutableMapping[tuple[bytes, str, str, int], tuple[str, int]],
-        lessons: Lessons,
+        lessons: LearnedRoutes,
         summaries: Summaries | None = None,
     ) -> None:
         self._reader = reader
@@ -75,7 +75,7 @@ class Fitter:
         self._lessons = lessons
         self._lows: LRUCache[tuple[int | None, ...], int] = LRUCache(LOWS)
         self._room = ToolRoom(reader, policy, tools)
-        self.events = Events(reader, recorder, policy, records, asked, summaries)
+        self.events = CompactionRecords(reader, recorder, policy, records, asked, summaries)
 
     def markers(self) -> dict[str, tuple[bytes, ...]]:
         """What a body holds if its results may have to be capped, by API."""

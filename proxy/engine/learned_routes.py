@@ -48,7 +48,7 @@ Notice = Callable[[str, Mapping[str, object]], None]
 """Is told of an event and its facts, for the log."""
 
 
-class Lesson(msgspec.Struct, frozen=True):
+class LearnedRoute(msgspec.Struct, frozen=True):
     """What is known of a route for one tenant: what it taught of its window, and its calibration."""
 
     calibration: Calibration
@@ -66,10 +66,10 @@ class Lesson(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CachedRoute:
     """A lesson as this process holds it: when the store was last asked (monotonic)."""
 
-    lesson: Lesson
+    lesson: LearnedRoute
     asked: float = 0.0
 
 
@@ -98,13 +98,13 @@ def unnoticed(event: str, facts: Mapping[str, object]) -> None:
     del event, facts
 
 
-class Lessons:
+class LearnedRoutes:
     """Learns and tells. ``known`` and ``anchors`` are bounded mappings, ``wall`` gives seconds since the epoch."""
 
     def __init__(
         self,
         recorder: Recorder,
-        known: MutableMapping[tuple[str, bytes], Held],
+        known: MutableMapping[tuple[str, bytes], CachedRoute],
         anchors: MutableMapping[tuple[str, bytes], UsageAnchor],
         clock: Clock,
         notice: Notice = unnoticed,
@@ -118,27 +118,29 @@ class Lessons:
         self._wall = wall
         self._warned: set[str] = set()
 
-    def now(self, route: Route, tenant: bytes) -> Held:
+    def now(self, route: Route, tenant: bytes) -> CachedRoute:
         """What this process knows of *route*; the family's prior where it knows nothing."""
-        return self._known.get((route.lesson, tenant)) or Held(Lesson(prior(route.model, exact=route.exact)))
+        return self._known.get((route.lesson, tenant)) or CachedRoute(
+            LearnedRoute(prior(route.model, exact=route.exact))
+        )
 
-    def cached(self, route: Route, tenant: bytes) -> Held | None:
+    def cached(self, route: Route, tenant: bytes) -> CachedRoute | None:
         """What is known of *route* if the store was asked a moment ago; None if other replicas may know more."""
         held = self._known.get((route.lesson, tenant))
         if held is not None and self._clock() - held.asked < FRESH_SECONDS:
             return held
         return None
 
-    async def of(self, route: Route, tenant: bytes) -> Held:
+    async def of(self, route: Route, tenant: bytes) -> CachedRoute:
         """What is known of *route*, by other replicas too; asks the store at most once in a while."""
         held = self.cached(route, tenant)
         if held is not None:
             return held
         now, shared = self._clock(), load(await self._recorder.recall(tenant, route.lesson))
-        held = self._known[route.lesson, tenant] = Held(shared or self.now(route, tenant).lesson, now)
+        held = self._known[route.lesson, tenant] = CachedRoute(shared or self.now(route, tenant).lesson, now)
         return held
 
-    def window(self, route: Route, lesson: Lesson) -> int | None:
+    def window(self, route: Route, lesson: LearnedRoute) -> int | None:
         """The window that holds for *route*, in the provider's tokens; ``None`` where nobody knows."""
         belief = lesson.belief
         return route.window if belief is NOTHING else believed(route, belief, self._wall())
@@ -151,7 +153,9 @@ class Lessons:
         belief = self.now(route, tenant).lesson.belief
         return route.after(beliefs.fresh(belief, self._wall()), belief.beside)
 
-    def overflowed(self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None, output: int = 0) -> Held:
+    def overflowed(
+        self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None, output: int = 0
+    ) -> CachedRoute:
         """What is known after *route* refused a view of *counted* tokens of ours with what *overflow* states.
 
         *output* is the answer's allowance that was sent along, in the provider's tokens.
@@ -166,7 +170,7 @@ class Lessons:
         calibration = lesson.calibration
         if overflow.prompt and counted:
             calibration = learn(calibration, counted, overflow.prompt)
-        return self._keep(route, tenant, Lesson(calibration, belief))
+        return self._keep(route, tenant, LearnedRoute(calibration, belief))
 
     def ended(self, sent: Sent, overflow: Overflow, usage: Usage) -> None:
         """Learn from an answer that ran into the window after it had begun: nothing can be sent again."""
@@ -200,7 +204,7 @@ class Lessons:
             calibration = learn(calibration, counted, reported) if sent.plain else calibration
         belief = lesson.belief if lesson.belief is NOTHING else beliefs.answered(lesson.belief, reported, self._wall())
         if calibration.factor != lesson.calibration.factor or belief is not lesson.belief:
-            self._keep(route, tenant, Lesson(calibration, belief))
+            self._keep(route, tenant, LearnedRoute(calibration, belief))
         elif calibration != lesson.calibration:
             self._known[route.lesson, tenant] = replace(held, lesson=structs.replace(lesson, calibration=calibration))
         return False
@@ -222,7 +226,7 @@ class Lessons:
             for (name, figure, how), at in sorted(rows.items())
         ]
 
-    def _was_cut(self, sent: Sent, lesson: Lesson, reported: int) -> None:
+    def _was_cut(self, sent: Sent, lesson: LearnedRoute, reported: int) -> None:
         """Learn from a silent cut, and say so once for each route."""
         route = sent.route
         belief = beliefs.cut(lesson.belief, reported, self._wall())
@@ -246,9 +250,9 @@ class Lessons:
                 return anchor
         return None
 
-    def _keep(self, route: Route, tenant: bytes, lesson: Lesson) -> Held:
+    def _keep(self, route: Route, tenant: bytes, lesson: LearnedRoute) -> CachedRoute:
         before, now = self.now(route, tenant).lesson, self._wall()
-        held = self._known[route.lesson, tenant] = Held(lesson, self._clock())
+        held = self._known[route.lesson, tenant] = CachedRoute(lesson, self._clock())
         self._recorder.remember(tenant, route.lesson, msgspec.msgpack.encode(lesson))
         window = believed(route, lesson.belief, now)
         if window is not None and window != believed(route, before.belief, now):
@@ -271,12 +275,12 @@ def remedy(route: Route) -> str:
     return f"{named[-1] if named else RAISE_ANY}, or set context_window to what it has."
 
 
-def load(value: bytes | None) -> Lesson | None:
+def load(value: bytes | None) -> LearnedRoute | None:
     """The lesson that was remembered as *value*; ``None`` where it is none."""
     if value is None:
         return None
     try:
-        lesson = msgspec.msgpack.decode(value, type=Lesson)
+        lesson = msgspec.msgpack.decode(value, type=LearnedRoute)
     except (msgspec.DecodeError, UnicodeError):
         return None
     return structs.replace(lesson, belief=NOTHING) if lesson.belief == NOTHING else lesson

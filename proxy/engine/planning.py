@@ -14,7 +14,7 @@ from proxy.core.report import Report
 from proxy.core.request import Mode, Request
 from proxy.engine.bodies import rerouted
 from proxy.engine.fitting import Fitter
-from proxy.engine.learned_routes import Held, Lessons, Sent
+from proxy.engine.learned_routes import CachedRoute, LearnedRoutes, Sent
 from proxy.engine.plans import Plan
 from proxy.engine.quick_check import MEDIA, Head, bound, read_head
 from proxy.engine.recovery import Recovery
@@ -29,7 +29,9 @@ OBSERVED = "\0observed"
 class Planner:
     """Decides what goes upstream."""
 
-    def __init__(self, catalogue: Catalogue, fitter: Fitter, mode: Mode, lessons: Lessons, recovery: Recovery) -> None:
+    def __init__(
+        self, catalogue: Catalogue, fitter: Fitter, mode: Mode, lessons: LearnedRoutes, recovery: Recovery
+    ) -> None:
         self._catalogue = catalogue
         self._fitter = fitter
         self._mode = mode
@@ -126,7 +128,14 @@ class Planner:
         return self._mode if request.options.mode == "on" else request.options.mode
 
     def _uncounted(
-        self, request: Request, about: Head | Outline, route: Route, known: Held, mode: Mode, *, counted: bool = False
+        self,
+        request: Request,
+        about: Head | Outline,
+        route: Route,
+        known: CachedRoute,
+        mode: Mode,
+        *,
+        counted: bool = False,
     ) -> Plan | None:
         """The client's own bytes if nothing is to be counted: mode off, no known window, or few bytes; else None."""
         window = self._recovery.window(route, known, request)
@@ -147,7 +156,9 @@ class Planner:
             request.body, report.but(budget=budget, tokens_before=tokens, tokens_after=tokens, bounded=True), route
         )
 
-    def _report(self, request: Request, about: Head | Outline, route: Route, known: Held, window: int | None) -> Report:
+    def _report(
+        self, request: Request, about: Head | Outline, route: Route, known: CachedRoute, window: int | None
+    ) -> Report:
         """What is known of a request before it is counted."""
         options = request.options
         session = options.conversation.removesuffix(OBSERVED) or request.session or about.session

@@ -121,7 +121,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class SummaryRequest:
     """A prefix of a conversation of which a summary is wanted.
 
     ``root`` names the conversation, ``since`` the stretch of it that began with its newest event (16 bytes each).
@@ -153,7 +153,7 @@ class Passage:
         """The prefix of which a summary is wanted."""
         return self.cuts[-1]
 
-    def until(self, length: int) -> Passage:
+    def until(self, length: int) -> SummaryRequest:
         """The same of a prefix of at most *length* items, where there is one."""
         cuts = tuple(cut for cut in self.cuts if cut.length <= length)
         return replace(self, cuts=cuts) if cuts else self
@@ -176,16 +176,16 @@ class Summaries(Protocol):
     def inline(self) -> bool:
         """Whether an event waits for its summary."""
 
-    async def ready(self, passage: Passage) -> Summary | None:
+    async def ready(self, passage: SummaryRequest) -> Summary | None:
         """The summary of *passage*, or the newest one of a shorter prefix; asks the store at most once."""
 
-    async def write(self, passage: Passage) -> Summary | None:
+    async def write(self, passage: SummaryRequest) -> Summary | None:
         """As ``ready``, but where there is no summary of just this prefix one is written, within the timeout."""
 
     def is_due(self, request: Request, route: Route, since: bytes) -> bool:
         """Whether a job for this stretch of the conversation may be worth starting; costs nothing."""
 
-    def prepare(self, passage: Passage) -> None:
+    def prepare(self, passage: SummaryRequest) -> None:
         """Start a job in the background, unless there is one, or a summary, here or on another replica."""
 
     def sent(self, tenant: bytes, tokens: int) -> None:

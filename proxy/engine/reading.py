@@ -46,7 +46,7 @@ class Reading:
     sizes: dict[str, int]
     fixed: int
     totals: Totals
-    known: Known | None
+    known: CachedPrefix | None
     remembered: int = 0
 
     @property
@@ -93,7 +93,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Known:
+class CachedPrefix:
     """A body seen before up to ``border``: equal bytes up to there (``digest``) mean an equal scan and equal items.
 
     ``layout`` and ``links`` (behind the chain key and label they are for) are filled in when they are first needed;
@@ -118,8 +118,8 @@ class Located:
     body: bytes
     scan: Scan
     outline: Outline
-    known: Known | None
-    memo: Memo | None
+    known: CachedPrefix | None
+    memo: PrefixHasher | None
 
 
 class Reader:
@@ -136,7 +136,7 @@ class Reader:
         items: MutableMapping[bytes, Item],
         outlines: MutableMapping[bytes, Outline],
         sizes: MutableMapping[bytes, int],
-        prefixes: MutableMapping[bytes, Known],
+        prefixes: MutableMapping[bytes, CachedPrefix],
         tools: ToolMap = NO_TOOLS,
         most: int = MOST_ITEMS,
     ) -> None:
@@ -158,7 +158,7 @@ class Reader:
         Raises ``InvalidRequest`` if it is no valid body of *dialect*, ``TooManyItems`` if it has too many.
         """
         scope = hashlib.sha256(tenant + dialect.API.encode())
-        memo = Memo(scope.copy(), body) if len(body) >= PREFIX_FROM else None
+        memo = PrefixHasher(scope.copy(), body) if len(body) >= PREFIX_FROM else None
         known = memo.find(self._prefixes) if memo else None
         try:
             longer = extend(body, dialect.LIST, known.scan, self.most) if known else None
@@ -274,7 +274,7 @@ class Reader:
         return size
 
 
-class Memo:
+class PrefixHasher:
     """One pass of a hash over a body, which finds the longest known prefix and names the new one.
 
     A prefix is filed under the digest of its first 2^k bytes, 2^k being at least half of it: conversations that begin
@@ -285,10 +285,10 @@ class Memo:
         self._body = memoryview(body)
         self._marks = [(0, scope)]
 
-    def find(self, prefixes: MutableMapping[bytes, Known]) -> Known | None:
+    def find(self, prefixes: MutableMapping[bytes, CachedPrefix]) -> CachedPrefix | None:
         """The longest known prefix whose bytes the body begins with."""
         power = len(self._body).bit_length() - 1
-        found: Known | None = None
+        found: CachedPrefix | None = None
         for exponent in (power - 1, power):
             candidate = prefixes.get(self._digest(1 << exponent))
             fits = candidate is not None and candidate.border <= len(self._body)
@@ -296,11 +296,13 @@ class Memo:
                 found = candidate
         return found
 
-    def keep(self, prefixes: MutableMapping[bytes, Known], where: Scan, measure: str, items: tuple[Item, ...]) -> Known:
+    def keep(
+        self, prefixes: MutableMapping[bytes, CachedPrefix], where: Scan, measure: str, items: tuple[Item, ...]
+    ) -> CachedPrefix:
         """File the body up to its last item."""
         border = where.spans[-1][1]
         name = self._digest(1 << (border.bit_length() - 1))
-        known = prefixes[name] = Known(border, self._digest(border), where, measure, items)
+        known = prefixes[name] = CachedPrefix(border, self._digest(border), where, measure, items)
         return known
 
     def _digest(self, end: int) -> bytes:

@@ -15,9 +15,9 @@ from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlo
 from proxy.core.planner import provider_compacts
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
-from proxy.engine.ports import Passage, Recorder, Summaries, Summary
+from proxy.engine.ports import Recorder, Summaries, Summary, SummaryRequest
 from proxy.engine.reading import Reader
-from proxy.engine.summary_requests import passage_of
+from proxy.engine.summary_requests import summary_request_of
 from proxy.offload import load_of, offload
 
 MAX_PLACES = 512
@@ -30,7 +30,7 @@ SPARED = 4_096
 """Conversations of which it is remembered that they need none yet."""
 
 
-class Events:
+class CompactionRecords:
     """Looks events up and makes them facts.
 
     ``records`` is the in-process front of the store, ``asked`` the places it was last asked for: bounded mappings.
@@ -225,10 +225,12 @@ class Events:
         if passage is not None:
             summaries.prepare(passage)
 
-    def _passage(self, measured: MeasuredRequest, layout: Layout, cut: int, last: Event | None) -> Passage | None:
+    def _passage(
+        self, measured: MeasuredRequest, layout: Layout, cut: int, last: Event | None
+    ) -> SummaryRequest | None:
         name = (measured.route.name, measured.prefix_hashes[last.place - 1]) if last else None
         record = self._records.get(name) if name else None
-        return passage_of(measured, layout, cut, record, self._policy.rules.shares.summary)
+        return summary_request_of(measured, layout, cut, record, self._policy.rules.shares.summary)
 
 
 def _load(measured: MeasuredRequest) -> int:

@@ -17,7 +17,7 @@ from proxy.core.report import Usage
 from proxy.core.request import Request
 from proxy.engine.bodies import truncating, with_output
 from proxy.engine.fitting import Fitter
-from proxy.engine.learned_routes import Held, Lessons, Sent
+from proxy.engine.learned_routes import CachedRoute, LearnedRoutes, Sent
 from proxy.engine.plans import Plan
 from proxy.engine.quick_check import MEDIA
 from proxy.engine.reading import Located
@@ -54,7 +54,7 @@ class Course:
 class Recovery:
     """Finds what to send after an overflow. Uses the deterministic stages only: the client is waiting."""
 
-    def __init__(self, fitter: Fitter, lessons: Lessons) -> None:
+    def __init__(self, fitter: Fitter, lessons: LearnedRoutes) -> None:
         self._fitter = fitter
         self._lessons = lessons
 
@@ -62,14 +62,14 @@ class Recovery:
         """Whether something smaller may be sent for *overflow*; every other error is the client's to see."""
         return overflow is not None and retries_smaller(overflow, self._fitter.lower)
 
-    def window(self, route: Route, known: Held, request: Request) -> int | None:
+    def window(self, route: Route, known: CachedRoute, request: Request) -> int | None:
         """The window that holds for *request*, in the provider's tokens; ``None`` where nobody knows."""
         window = self._lessons.window(route, known.lesson)
         if request.options.window is not None:
             window = min(window or request.options.window, request.options.window)
         return window
 
-    def source(self, route: Route, known: Held, window: int | None) -> Source | Literal["request"]:
+    def source(self, route: Route, known: CachedRoute, window: int | None) -> Source | Literal["request"]:
         """Who says that *window* holds; the request itself where it asked for a smaller one."""
         told = self._lessons.window(route, known.lesson)
         if window != told:

@@ -56,7 +56,7 @@ class Answer:
     told: Callable[[Report], Report] | None = None
 
 
-class Told:
+class DrainedReply:
     """What is left of a reply whose body was read to its end: its head, to be given back verbatim."""
 
     close_delimited = False
@@ -86,7 +86,7 @@ class Told:
         """Nothing is under way any more."""
 
 
-class Written:
+class LocalReply:
     """An answer of our own, with status 200."""
 
     close_delimited = False
@@ -110,7 +110,7 @@ class Written:
         """Nothing is under way."""
 
 
-class Looker:
+class OverflowDetector:
     """Tells an overflow by an answer's head and opening bytes."""
 
     def __init__(self, classifier: Classifier, recovery: Recovery) -> None:

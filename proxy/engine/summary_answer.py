@@ -25,7 +25,7 @@ from proxy.core.request import Request
 from proxy.engine.plans import Plan
 from proxy.engine.ports import Summary
 from proxy.engine.reading import Reader
-from proxy.engine.records import Events
+from proxy.engine.records import CompactionRecords
 from proxy.offload import load_of, offload
 
 NEARLY: Final = 0.75
@@ -42,7 +42,7 @@ Count = Callable[[str], int]
 class ClientCompaction:
     """Answers clients' own compactions. *now* gives seconds since 1970."""
 
-    def __init__(self, events: Events, reader: Reader, shares: Shares, now: Callable[[], float]) -> None:
+    def __init__(self, events: CompactionRecords, reader: Reader, shares: Shares, now: Callable[[], float]) -> None:
         self._events = events
         self._reader = reader
         self._shares = shares

@@ -10,7 +10,7 @@ from proxy.core.compression.view import Raw, View, assemble
 from proxy.core.conversation.items import Layout, lay_out
 from proxy.core.conversation.outline import splice
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
-from proxy.engine.ports import Cut, Passage, Warm
+from proxy.engine.ports import Cut, SummaryRequest, Warm
 
 LEAST_SUMMARY = 96
 """Tokens a model's summary must be allowed to have: below, the digest says more."""
@@ -19,9 +19,9 @@ MOST_SUMMARY = 8_192
 """Tokens it may have in the largest window: no model writes more of use in one answer."""
 
 
-def passage_of(
+def summary_request_of(
     measured: MeasuredRequest, layout: Layout, cut: int, record: Record | None, share: float
-) -> Passage | None:
+) -> SummaryRequest | None:
     """The first *cut* items, to be summed up; None if the window leaves a summary no room.
 
     *record* is the newest compaction's, *share* the part of the budget that a summary may take.
@@ -32,7 +32,7 @@ def passage_of(
     cap = int(step / max(1.0, ratio))
     if cap < LEAST_SUMMARY or not cut:
         return None
-    return Passage(
+    return SummaryRequest(
         request=measured.request,
         route=measured.route,
         root=root,

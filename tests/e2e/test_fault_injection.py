@@ -73,8 +73,8 @@ CARRIES = (
     "proxy/engine/engine.py Engine.exchange",
     "proxy/engine/engine.py Engine.count",
     "proxy/engine/engine.py Engine.compact",
-    "proxy/engine/replies.py Told.",
-    "proxy/engine/replies.py Written.",
+    "proxy/engine/replies.py DrainedReply.",
+    "proxy/engine/replies.py LocalReply.",
     "proxy/engine/recall_answer.py Streamed.",
     "proxy/engine/recall_answer.py Settled.",
 )

@@ -14,7 +14,7 @@ from proxy.core.request import Request
 from proxy.engine.fitting import Fitter
 from proxy.engine.planning import Planner
 from proxy.engine.recovery import Recovery
-from proxy.engine.replies import Answer, Looker
+from proxy.engine.replies import Answer, OverflowDetector
 from tests.fits import TENANT
 from tests.rooms import DONE, JSON, ROLE, SSE, TOO_LONG, WINDOW, WORD, Given, Room, Upstream, always, session, whole
 
@@ -78,13 +78,13 @@ async def test_after_an_overflow_its_reply_is_the_answer(monkeypatch: pytest.Mon
 
 async def test_a_retry_in_hand_wins_over_the_overflow_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smaller request was answered: that is the answer, although looking at it failed."""
-    look, calls = Looker.look, []
+    look, calls = OverflowDetector.look, []
 
-    async def failing(self: Looker, *given: Any, **named: Any) -> Any:
+    async def failing(self: OverflowDetector, *given: Any, **named: Any) -> Any:
         calls.append(1)
         return await look(self, *given, **named) if len(calls) == 1 else broken()
 
-    monkeypatch.setattr(Looker, "look", failing)
+    monkeypatch.setattr(OverflowDetector, "look", failing)
     upstream = always(Given(400, [TOO_LONG], JSON), Given(200, [b'{"ok":true}']))
     answer = await Room().ask(session(6200), upstream.send)
     assert (became(answer), await whole(answer), len(upstream.bodies)) == (DEGRADED, b'{"ok":true}', 2)
@@ -133,7 +133,7 @@ async def test_a_reply_that_nobody_waits_for_is_closed(monkeypatch: pytest.Monke
     async def failing(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr(Looker, "look", failing)
+    monkeypatch.setattr(OverflowDetector, "look", failing)
     upstream = always(Given(200, [b"{}"]))
     with pytest.raises(type(raised)):
         await Room().ask(session(600), upstream.send)

@@ -11,7 +11,7 @@ from proxy.core.budget.beliefs import STATED_SECONDS
 from proxy.core.budget.catalogue import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
-from proxy.engine.learned_routes import FRESH_SECONDS, RAISE_ANY, Lessons, Sent, remedy
+from proxy.engine.learned_routes import FRESH_SECONDS, RAISE_ANY, LearnedRoutes, Sent, remedy
 from tests.fits import Book
 
 T = 1_000_000.0
@@ -29,12 +29,12 @@ class Hands:
         return self.time
 
 
-def lessons(book: Book, clock: Hands, said: list[tuple[str, dict[str, object]]] | None = None) -> Lessons:
+def lessons(book: Book, clock: Hands, said: list[tuple[str, dict[str, object]]] | None = None) -> LearnedRoutes:
     def notice(event: str, facts: Mapping[str, object]) -> None:
         if said is not None:
             said.append((event, dict(facts)))
 
-    return Lessons(book, {}, {}, clock, notice, lambda: T + clock.time)
+    return LearnedRoutes(book, {}, {}, clock, notice, lambda: T + clock.time)
 
 
 async def test_an_overflow_teaches_every_replica() -> None:
@@ -72,7 +72,7 @@ async def test_nonsense_in_the_store_is_a_miss() -> None:
     assert (await lessons(book, Hands()).of(ROUTE, ONE)).lesson.calibration.factor == 1.0
 
 
-def expected(here: Lessons, links: list[bytes], boundary: int, tokens: int, ratio: float) -> int:
+def expected(here: LearnedRoutes, links: list[bytes], boundary: int, tokens: int, ratio: float) -> int:
     """What the provider is expected to count for a view of *tokens* at the end of *links*."""
     anchor = here.anchor(ROUTE, links)
     known = anchor.expect(boundary, tokens, ratio) if anchor else None
@@ -132,7 +132,7 @@ async def test_pictures_teach_nothing_about_words() -> None:
     assert expected(here, [b"a"], -1, 3_000, 1.0) == 900
 
 
-def window(here: Lessons, route: Route, tenant: bytes = ONE) -> int | None:
+def window(here: LearnedRoutes, route: Route, tenant: bytes = ONE) -> int | None:
     return here.window(route, here.now(route, tenant).lesson)
 
 

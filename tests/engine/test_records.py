@@ -18,7 +18,7 @@ from proxy.core.compression.event import Demand, Rules, Rungs
 from proxy.core.compression.mild import Mild
 from proxy.core.decisions import Policy
 from proxy.core.request import Options, Request
-from proxy.engine.ports import Passage, Summary
+from proxy.engine.ports import Summary, SummaryRequest
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from tests.drawn import SESSIONS, WINDOW, growing, requests_of
@@ -175,17 +175,17 @@ class Told:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    async def ready(self, passage: Passage) -> Summary | None:
+    async def ready(self, passage: SummaryRequest) -> Summary | None:
         self.asked.append(passage.wanted.length)
         return Summary("## Goal\n- The tests are to pass.", passage.wanted.length, 1000 * len(self.asked))
 
-    async def write(self, passage: Passage) -> Summary | None:
+    async def write(self, passage: SummaryRequest) -> Summary | None:
         return await self.ready(passage)
 
     def is_due(self, request: Request, route: Route, since: bytes) -> bool:
         return False
 
-    def prepare(self, passage: Passage) -> None:
+    def prepare(self, passage: SummaryRequest) -> None:
         raise AssertionError(passage)
 
     def sent(self, tenant: bytes, tokens: int) -> None:
@@ -236,13 +236,13 @@ class Waiting(Told):
         self.tokens = 0
         self.paused = 0
 
-    async def ready(self, passage: Passage) -> Summary | None:
+    async def ready(self, passage: SummaryRequest) -> Summary | None:
         return None
 
     def is_due(self, request: Request, route: Route, since: bytes) -> bool:
         return True
 
-    def prepare(self, passage: Passage) -> None:
+    def prepare(self, passage: SummaryRequest) -> None:
         self.prepared.append(passage.wanted.length)
 
     def sent(self, tenant: bytes, tokens: int) -> None:

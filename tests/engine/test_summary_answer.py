@@ -10,7 +10,7 @@ import pytest
 from proxy.core.budget.figures import Shares
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
-from proxy.engine.ports import Passage, Summary
+from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.engine.summary_answer import NEARLY, ClientCompaction
 from tests.fits import TENANT, Desk, Message, body_of, tokenizers, tools
@@ -29,18 +29,18 @@ class Ready:
         self._share = share
         self._text = text
 
-    async def ready(self, passage: Passage) -> Summary | None:
+    async def ready(self, passage: SummaryRequest) -> Summary | None:
         most = self._share * passage.wanted.length
         cuts = [cut.length for cut in passage.cuts if cut.length <= most]
         return Summary(self._text, cuts[-1], 1234) if cuts else None
 
-    async def write(self, passage: Passage) -> Summary | None:
+    async def write(self, passage: SummaryRequest) -> Summary | None:
         raise AssertionError(passage)
 
     def is_due(self, *_: object) -> bool:
         return False
 
-    def prepare(self, passage: Passage) -> None:
+    def prepare(self, passage: SummaryRequest) -> None:
         raise AssertionError(passage)
 
     def sent(self, tenant: bytes, tokens: int) -> None: ...

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.budget.figures import stepped
 from proxy.core.recall.tool import NAME
-from proxy.engine.summary_requests import MOST_SUMMARY, passage_of
+from proxy.engine.summary_requests import MOST_SUMMARY, summary_request_of
 from tests.fits import POLICY, Desk
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session
@@ -35,7 +35,7 @@ async def test_a_warm_prompt_has_the_tools_that_were_sent(api: str) -> None:
     assert plan.view.layout is not None
     record, measured = plan.view.edits.record, plan.view.measured
     assert record is not None
-    passage = passage_of(measured, plan.view.layout, record.event.place, record, 0.05)
+    passage = summary_request_of(measured, plan.view.layout, record.event.place, record, 0.05)
     assert passage is not None
     warm = passage.warm(len(measured.parsed.items))
     assert warm is not None
