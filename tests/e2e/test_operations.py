@@ -22,7 +22,8 @@ LONG: dict[str, Any] = {
     "model": "gpt-4o-mini",
     "messages": [m for turn in range(16) for m in chat_turn(turn, 320)] + chat_turn(99, 40)[:1],
 }
-GUIDE = (ROOT / "docs" / "metrics.md").read_text()
+GUIDE = (ROOT / "docs" / "operating.md").read_text()
+FIELDS_GUIDE = (ROOT / "docs" / "metrics.md").read_text()
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     await web.get(f"{front.url}/models")
     await until(lambda: len(done(front)) == 5)
     figures = await metrics(front)
-    names = set(re.findall(r"^\| `(ullage_[a-z_]+)`", GUIDE, re.MULTILINE))
+    names = set(re.findall(r"^\| `(ullage_[a-z_]+)`", FIELDS_GUIDE, re.MULTILINE))
     shown = {name.removesuffix("_count") for name, _ in figures}
     # Store errors come with the next look at the store, borrowed shares where there is an allocation, figures of
     # summaries, fallbacks, observed plans, silent cuts, clients' compactions, recalls, archived items and refused
@@ -157,7 +158,7 @@ async def test_a_request_is_one_line_with_the_guides_fields(
         f"{front.url}/chat/completions", json={**SHORT, "stream": True, "stream_options": {"include_usage": True}}
     )
     await until(lambda: len(done(front)) == 2)
-    table = GUIDE[GUIDE.index("## Fields of a request") : GUIDE.index("## Metrics of requests")]
+    table = FIELDS_GUIDE[FIELDS_GUIDE.index("## Fields of") : FIELDS_GUIDE.index("## Metrics of requests")]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
     first, second = done(front)
