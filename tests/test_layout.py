@@ -121,9 +121,9 @@ def test_no_file_names_a_workplace_or_a_registry() -> None:
 
 
 def test_operating_guide_lists_every_metric() -> None:
-    """docs/operating.md names each metric that the code exports, and no other."""
+    """docs/operations.md names each metric that the code exports, and no other."""
     exported = set(re.findall(r'"(ullage_[a-z_]+)"', (ROOT / "proxy" / "telemetry" / "metrics.py").read_text()))
-    table = re.findall(r"^\| `(ullage_[a-z_]+)` \|", (ROOT / "docs" / "operating.md").read_text(), re.MULTILINE)
+    table = re.findall(r"^\| `(ullage_[a-z_]+)` \|", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
     assert exported == set(table)
 
 

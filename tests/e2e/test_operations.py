@@ -22,7 +22,7 @@ LONG: dict[str, Any] = {
     "model": "gpt-4o-mini",
     "messages": [m for turn in range(16) for m in chat_turn(turn, 320)] + chat_turn(99, 40)[:1],
 }
-GUIDE = (ROOT / "docs" / "operating.md").read_text()
+GUIDE = (ROOT / "docs" / "operations.md").read_text()
 
 
 @pytest.fixture
