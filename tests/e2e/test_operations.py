@@ -38,7 +38,7 @@ def own(answer: httpx.Response) -> dict[str, str]:
 
 
 async def test_headers_say_what_was_done(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
-    """A verbatim, a counted, a compacted, a refused and an off answer each carry the headers that the README lists."""
+    """A verbatim, a counted, a compacted, a refused and an off answer each carry the headers that docs/api.md lists."""
     server = await stub(window=WINDOW)
     front = await proxy(server.url, window=WINDOW)
     url = f"{front.url}/chat/completions"
