@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from proxy import app, cli
+from proxy.core.errors import UllageError
 from proxy.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -149,3 +151,34 @@ def test_every_bench_that_is_named_can_be_run() -> None:
     assert "tests.bench.quality" in named
     files = {name: ROOT / name.replace(".", "/") for name in named}
     assert [n for n, f in files.items() if not f.with_suffix(".py").exists() and not (f / "__main__.py").exists()] == []
+
+
+def kinds_of(error: type[UllageError]) -> Iterator[type[UllageError]]:
+    """*error* and everything derived from it."""
+    yield error
+    for kind in error.__subclasses__():
+        yield from kinds_of(kind)
+
+
+def test_every_error_of_our_own_is_listed() -> None:
+    """docs/api.md lists the status and code of each error that the proxy itself answers, and no other."""
+    rows = re.findall(r"^\| (\d{3}) \| `([a-z_]+)` \|", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert app, "imported, so that every error is defined"
+    known = {(str(kind.status), kind.code) for kind in kinds_of(UllageError) if kind.__module__.startswith("proxy.")}
+    assert set(rows) == known
+
+
+def test_every_header_of_our_own_is_listed() -> None:
+    """docs/api.md names each `x-ullage-*` header that the code names."""
+    page = set(re.findall(r"`(x-ullage-[a-z-]+)`", (ROOT / "docs" / "api.md").read_text()))
+    code = "".join(file.read_text() for file in (ROOT / "proxy").rglob("*.py"))
+    named = set(re.findall(r"x-ullage-[a-z-]*[a-z]", code))
+    assert "x-ullage-outcome" in named
+    assert named - page == set()
+
+
+def test_every_command_has_its_section() -> None:
+    """docs/cli.md has a section for each command of `ullage`, and no other."""
+    commands = {f"ullage {command.callback.__name__}" for command in cli.app.registered_commands if command.callback}
+    sections = re.findall(r"^## (ullage [a-z]+)$", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
+    assert set(sections) == commands
