@@ -97,7 +97,7 @@ def test_every_link_leads_to_a_page_and_a_heading() -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    """Whoever follows links from the README comes to every page of docs/."""
+    """Following links from the README reaches every page of docs/."""
     reached, ahead = {README.resolve()}, [README.resolve()]
     while ahead:
         here = ahead.pop()
