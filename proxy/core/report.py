@@ -292,7 +292,8 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("tokens_removed", "", "How many tokens the view is smaller than what the client sent.",
           "x-ullage-tokens-removed", metrics=(Metric(
               "ullage_tokens_removed_total", "Input tokens that did not go upstream.", ("model",), from_zero=True,
-              amount=lambda r, tokens: tokens if r.applied else None),)),
+              when="tokens_before",
+              amount=lambda r, before: None if before == r.tokens_after or not r.applied else r.tokens_removed),)),
     Field("bounded", "bounded", "Whether the size in bytes spared the count, so that token figures are upper bounds."),
     Field("window", "window", "The model's context window.", "x-ullage-window"),
     Field("source", "window_source",
@@ -308,7 +309,7 @@ FIELDS: Final[tuple[Field, ...]] = (
         "ullage_region_tokens_total",
         "Input tokens that went upstream, by region, and the room kept for answers (reserve).", ("model",), ("region",),
         own=None, doc="Of counted requests only.",
-        amount=lambda r, regions: None if r.tokens_sent is None else regions),)),
+        amount=lambda r, regions: None if r.outcome == "refused" or r.tokens_after is None else regions),)),
     Field("borrowed", "borrowed", "Tokens by which parts exceed their own share of `compression.allocation`.", metrics=(
         Metric("ullage_share_borrowed_tokens_total", "Tokens by which parts exceeded their share.", by=("part",),
                own=None),
