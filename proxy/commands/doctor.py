@@ -22,13 +22,13 @@ from proxy.core.errors import NotFound, UllageError
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import Prior
 from proxy.core.usage import UsageTap
+from proxy.engine.learned_routes import remedy
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_upstream
 from proxy.settings import Settings, overflow_rules
 from proxy.settings.servers import Upstream
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams, find
-from proxy.walk.lessons import remedy
 
 SMALL: Final = 400
 """Tokens of the short requests: enough for a factor, and next to nothing on a bill."""

@@ -11,9 +11,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from proxy import ports
 from proxy.core.errors import NotFound, UllageError, UpstreamTimeout
 from proxy.core.http_headers import CREDENTIALS
+from proxy.engine import ports
 from proxy.server.contracts import Route, Upstream
 
 PATIENCE: Final = 5.0

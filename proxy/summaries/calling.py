@@ -11,7 +11,7 @@ from urllib.parse import quote
 from proxy.core.errors import UllageError
 from proxy.core.http_headers import CREDENTIALS
 from proxy.core.request import Origin
-from proxy.ports import Reply
+from proxy.engine.ports import Reply
 from proxy.summaries.contracts import Upstream
 from proxy.summaries.wires import WIRES, Written, read
 
