@@ -121,7 +121,7 @@ def test_every_setting_that_is_named_exists() -> None:
 
 
 def test_every_file_that_is_named_exists() -> None:
-    """A path in the papers, such as `proxy/engine.py`, leads to a file or folder of the repository."""
+    """A path in the papers, such as `proxy/engine/engine.py`, leads to a file or folder of the repository."""
     named = {(name_of(page), path) for page in PAPERS for path in MENTIONED.findall(page.read_text())}
     assert len(named) > 30
     assert sorted(f"{page}: {path}" for page, path in named if not (ROOT / path).exists()) == []
