@@ -123,7 +123,7 @@ def test_no_file_names_a_workplace_or_a_registry() -> None:
 
 def test_links_in_documents_lead_somewhere() -> None:
     """Every relative link in README and docs points at a file that exists."""
-    documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     links = [(page, link) for page in documents for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())]
     assert links
     assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()] == []
