@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.core.budget.media import is_guess, is_media, part_tokens
-from proxy.core.budget.memory import memories
+from proxy.core.budget.memory import memory_tokens
 from proxy.core.budget.prices import prices_of
 from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
@@ -91,7 +91,7 @@ def _read(message: dict[str, Any], count: Count) -> Item:
     answered = _answered(message)
     overhead = PER_MESSAGE + PER_CALL * len(_calls(message)) + PER_NAME * bool(message.get("name"))
     answers = (answered,) if answered else ()
-    memory = count(found) if role in ("system", "user") and (found := memories(_content_text(message))) else 0
+    memory = memory_tokens(_content_text(message), count) if role in ("system", "user") else 0
     return Item(role, overhead + media + text, media, digest(message), calls, answers, guess, memory)
 
 
@@ -182,13 +182,7 @@ def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
 
 
 def _slots(message: dict[str, Any]) -> Iterator[Slot]:
-    for key in ("content", *REASONING):
-        if isinstance(message.get(key), str):
-            yield Slot((key,), message[key])
-    content = message.get("content")
-    for at, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, dict) and isinstance(part.get("text"), str):
-            yield Slot(("content", at, "text"), part["text"])
+    yield from _text_slots(message)
     calls = message.get("tool_calls")
     for at, call in enumerate(calls if isinstance(calls, list) else ()):
         if isinstance(call, dict):
@@ -199,6 +193,17 @@ def _slots(message: dict[str, Any]) -> Iterator[Slot]:
         yield from _call_slots(legacy, ("function_call",))
 
 
+def _text_slots(message: dict[str, Any]) -> Iterator[Slot]:
+    """Yield the texts of a message's content and reasoning."""
+    for key in ("content", *REASONING):
+        if isinstance(message.get(key), str):
+            yield Slot((key,), message[key])
+    content = message.get("content")
+    for at, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            yield Slot(("content", at, "text"), part["text"])
+
+
 def _call_slots(function: dict[str, Any], path: Path) -> Iterator[Slot]:
     for name in ("arguments", "input"):
         if isinstance(function.get(name), str):
@@ -206,14 +211,8 @@ def _call_slots(function: dict[str, Any], path: Path) -> Iterator[Slot]:
 
 
 def _counted(message: Mapping[str, Any]) -> Iterator[str]:
-    """Every text of a message that a provider counts."""
-    content = message.get("content")
-    for part in content if isinstance(content, list) else [content]:
-        if isinstance(part, str):
-            yield part
-        elif part is not None and not (isinstance(part, dict) and is_media(part)):
-            text = part.get("text") if isinstance(part, dict) and part.get("type") in (None, "text") else None
-            yield text if isinstance(text, str) else quoted(part)
+    """Yield every text of a message that a provider counts."""
+    yield from _counted_content(message.get("content"))
     for call in _calls(message):
         yield str(call.get("id") or "")
     for name, arguments in _call_texts(_calls(message)):
@@ -222,6 +221,18 @@ def _counted(message: Mapping[str, Any]) -> Iterator[str]:
     for key, value in message.items():
         if key not in _COUNTED_ELSEWHERE and value:
             yield value if isinstance(value, str) else quoted(value)
+
+
+def _counted_content(content: Any) -> Iterator[str]:
+    """Yield the texts of a content; a part that is neither text nor media counts as its JSON."""
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, str):
+            yield part
+            continue
+        if part is None or (isinstance(part, dict) and is_media(part)):
+            continue
+        is_text = isinstance(part, dict) and part.get("type") in (None, "text") and isinstance(part.get("text"), str)
+        yield part["text"] if is_text else quoted(part)
 
 
 def _content_text(message: Mapping[str, Any]) -> str:

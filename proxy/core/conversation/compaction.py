@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -117,9 +117,9 @@ def client_of(outline: Outline, first: bytes, last: bytes, history: bool = False
     said = next(iter(outline.said.values()), "").lstrip()
     called = _may_call(outline)
     system = said or (_system(first) if not called or _occurs("system", first[:1024]) else "")
-    found = next((rule for rule in RULES if rule.where == "system" and system.startswith(rule.begins)), None)
-    if found is not None:
-        return found.client
+    client = _system_client(system)
+    if client:
+        return client
     edges = last if len(last) <= 2 * _EDGE else last[:_EDGE] + last[-_EDGE:]
     marked = TRIGGER.encode() in edges[:256] or _occurs("user", edges)
     if not marked and not _may_ask(edges, system, called=called, history=history):
@@ -132,6 +132,12 @@ def client_of(outline: Outline, first: bytes, last: bytes, history: bool = False
         return ""
     known = _marked(value) if marked else ""
     return known or (OTHER if _asks(value, system, called=called, history=history) else "")
+
+
+def _system_client(system: str) -> str:
+    """Return the client whose system text for compactions *system* is; empty if it is none."""
+    rules = (rule for rule in RULES if rule.where == "system")
+    return next((rule.client for rule in rules if system.startswith(rule.begins)), "")
 
 
 def _may_ask(edges: bytes, system: str, *, called: bool, history: bool) -> bool:
@@ -162,10 +168,15 @@ def without_prompt(raw: bytes) -> bytes:
     if not isinstance(content, list):
         return b""
     kept = [part for part in content if not _is_prompt(part)]
-    if len(kept) == len(content):  # it asks in its own words, and last
-        texts = [at for at, part in enumerate(content) if isinstance(part, dict) and isinstance(part.get("text"), str)]
-        kept = [part for at, part in enumerate(content) if at not in texts[-1:]]
+    if len(kept) == len(content):
+        kept = _without_last_text(content)
     return json.dumps({**value, "content": kept}).encode() if kept else b""
+
+
+def _without_last_text(content: Sequence[Any]) -> list[Any]:
+    """Return *content* without its last text: a client that asks in words of its own does so there."""
+    texts = [at for at, part in enumerate(content) if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return [part for at, part in enumerate(content) if at not in texts[-1:]]
 
 
 def _is_prompt(part: Any) -> bool:
