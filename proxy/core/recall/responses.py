@@ -50,14 +50,17 @@ def calls(said: Sequence[Item]) -> list[Call]:
 
 def asked(said: Sequence[Item], body: bytes) -> list[Any]:
     """The items to go on from, but what only a server that keeps answers could make something of."""
-    answerable = without(said, _is_odd, _is_call, _thinks)
-    kept = [{k: v for k, v in item.items() if v is not None} for item in answerable]
+    kept = [_without_nulls(item) for item in without(said, _is_odd, _is_call, _thinks)]
     if not _UNSTORED.search(body):
         return kept
     if all(item.get("encrypted_content") for item in kept if item["type"] == "reasoning"):
         return kept
     spoken = [item for item in kept if item["type"] != "reasoning"]
-    return [{key: held for key, held in item.items() if key != "id"} for item in spoken]
+    return [{key: member for key, member in item.items() if key != "id"} for item in spoken]
+
+
+def _without_nulls(item: Item) -> dict[str, Any]:
+    return {key: member for key, member in item.items() if member is not None}
 
 
 def answered(said: Sequence[Item], texts: Sequence[str]) -> list[Any]:
