@@ -52,7 +52,6 @@ COMPLEX = {
     "proxy/walk/generations.py::settled": ENGINE,
     "proxy/walk/managing.py::_edited": ENGINE,
     "proxy/walk/planning.py::Planner::fit": ENGINE,
-    "proxy/walk/planning.py::Planner::_plan": ENGINE,
     "proxy/walk/reading.py::Reader::_read": ENGINE,
     "proxy/walk/recalling.py::Turn::_pieces": ENGINE,
     "proxy/walk/recovery.py::Recovery::smaller": ENGINE,
