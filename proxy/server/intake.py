@@ -89,7 +89,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Intake:
 
 
 def _repeated(name: str, first: str, second: str) -> str:
-    """Return the value of a header that was sent twice: https://www.rfc-editor.org/rfc/rfc9110#section-5.3"""
+    """Return the value of a header that was sent twice, as a list. Raises ``InvalidRequest`` for a credential."""
     if name in CREDENTIALS:
         raise InvalidRequest(f"The header {name} was sent more than once.")
     return f"{first}, {second}"

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from proxy.core.compression.swap import Swap, charge
 from proxy.core.conversation.facts import Pair, mentioned
-from proxy.core.conversation.items import Item, Layout
+from proxy.core.conversation.items import NO_FACTS, Item, Layout
 
 WEIGHTS: Mapping[str, int] = MappingProxyType(
     {
@@ -110,13 +110,12 @@ def _values(pairs: Sequence[Pair], items: Sequence[Item], place: int) -> Iterato
     for pair in reversed(pairs):
         while index > pair.index + 1:
             index -= 1
-            facts = items[index].facts
             if items[index].role != "assistant":
                 continue
-            decides = facts is not None and facts.decides
-            if facts is not None:
-                names = [name for call in facts.calls for name in call.names]
-                seen.update({*mentioned(facts.mentions), *names})
+            facts = items[index].facts or NO_FACTS
+            decides = facts.decides
+            names = [name for call in facts.calls for name in call.names]
+            seen.update({*mentioned(facts.mentions), *names})
         named = max((seen[name] for name in pair.call.names), default=0)
         quoted = bool(pair.result.opening) and seen[pair.result.opening] > 0
         yield REFERENCE * named + QUOTATION * quoted + DECISION * decides

@@ -32,13 +32,16 @@ MARKER = b""
 """Marks of a cached prefix are no part of this API; where a provider takes them, they stay with what they stand on."""
 
 PER_MESSAGE = 4
-"""Role and separators of a message; OpenAI's guide to counting gives three plus the role."""
+"""Role and separators of a message: three plus the role, as in OpenAI's own example.
+
+https://github.com/openai/openai-cookbook/blob/main/examples/How_to_count_tokens_with_tiktoken.ipynb
+"""
 
 PER_NAME = 1
-"""A participant's name costs one more than its text."""
+"""A participant's name costs one more than its text (same example)."""
 
 PER_REPLY = 3
-"""What primes the assistant's answer, once a request."""
+"""What primes the assistant's answer, once a request (same example)."""
 
 PER_CALL = 4
 """Separators of a tool call beside its name, arguments and id.

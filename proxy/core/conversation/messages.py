@@ -35,7 +35,10 @@ PER_REPLY = 3
 """What primes the answer, once a request."""
 
 PER_TOOLS = 350
-"""The text with which the provider tells the model how to call tools: 313 to 346 tokens by model and tool choice."""
+"""The text with which the provider tells the model how to call tools: 313 to 346 tokens by model and tool choice.
+
+https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview
+"""
 
 PER_MESSAGE = 4
 """Role and separators of a message."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import facts_of, name_digest
-from proxy.core.conversation.items import Call, Facts, Item, Written
+from proxy.core.conversation.items import NO_FACTS, Call, Item, Written
 from proxy.core.conversation.scan import decode, elements, members
 from proxy.core.conversation.slots import quoted
 
@@ -82,7 +82,6 @@ class Forms:
 
 
 NO_FORMS = Forms()
-NO_FACTS: Final = Facts()
 
 
 def _first(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:

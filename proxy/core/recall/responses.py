@@ -29,6 +29,11 @@ _ANSWERABLE: Final = frozenset({"function_call", "custom_tool_call"})
 _OPENING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 _ENDING: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _UNSTORED: Final = re.compile(rb'"store"\s*:\s*false')
+"""With this the server keeps no items and refuses an ``id`` of one, so reasoning must come back sealed or not at all.
+
+https://community.openai.com/t/requests-api-does-not-support-manual-context-management/1269225
+"""
+
 _ADDED, _DONE = "response.output_item.added", "response.output_item.done"
 
 
