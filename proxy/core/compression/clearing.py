@@ -116,14 +116,19 @@ def cleared(
         total += item.tokens if item.role != "system" else 0  # those are part of what is fixed
         for block, tokens in _weighed(item, message):
             _note_use(uses, block, tokens)
-        if not _ends_request(items, index) or not _is_due(clearing, total, uses):
-            continue
-        found = _old(clearing, uses, gone)
-        saved = sum(tokens for _, tokens in found.values())
-        if saved > 0 and saved >= clearing.at_least:
-            gone |= {name: inputs for name, (inputs, _) in found.items()}
-            total -= saved
+        if _ends_request(items, index) and _is_due(clearing, total, uses):
+            total -= _clear(clearing, uses, gone)
     return gone
+
+
+def _clear(clearing: Clearing, uses: Mapping[str, _Use], gone: dict[str, bool]) -> int:
+    """Add to *gone* what is to be cleared now, if that is enough; return the tokens saved."""
+    found = _old(clearing, uses, gone)
+    saved = sum(tokens for _, tokens in found.values())
+    if saved <= 0 or saved < clearing.at_least:
+        return 0
+    gone |= {name: inputs for name, (inputs, _) in found.items()}
+    return saved
 
 
 def _note_use(uses: dict[str, _Use], block: Mapping[str, Any], tokens: int) -> None:

@@ -318,15 +318,14 @@ def _loops(text: str) -> bool:
 
 
 def _without_empty(lines: Sequence[str]) -> list[str]:
-    """*lines* without headings that nothing follows."""
+    """Return *lines* without headings that no text follows, and without blank lines before the first one."""
     kept: list[str] = []
     for line in reversed(lines):
         below = kept[-1] if kept else ""
-        if line.startswith("## ") and (not below or below.startswith("## ")):
-            continue
-        if line or below:
+        has_text_below = bool(below) and not below.startswith("## ")
+        is_no_heading = not line.startswith("## ") and bool(line or below)
+        if has_text_below or is_no_heading:
             kept.append(line)
     while kept and not kept[-1]:
         kept.pop()
-    has_text = any(line and not line.startswith("## ") for line in kept)
-    return kept[::-1] if has_text else []
+    return kept[::-1]
