@@ -18,6 +18,7 @@ MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proxy").rglob(
 
 ENGINE = "rewritten with the engine"
 REPORT = "rewritten with the table of report fields"
+TODO = "to do"
 COMPACTION = "to be unfolded with its move to core/compaction"
 
 # Functions above the limit, and why. It only shrinks: an entry that is no longer needed fails the test.
@@ -28,30 +29,30 @@ COMPLEX = {
     "proxy/core/compression/view.py::_results": COMPACTION,
     "proxy/core/compression/view.py::assemble": COMPACTION,
     "proxy/core/planner.py::choose_compaction": ENGINE,
-    "proxy/engine.py::Engine::_exchange": ENGINE,
-    "proxy/engine.py::Engine::_again": ENGINE,
-    "proxy/engine.py::Engine::_following": ENGINE,
+    "proxy/engine/bodies.py::rerouted": TODO,
+    "proxy/engine/context_management.py::_edited": TODO,
+    "proxy/engine/engine.py::Engine::_exchange": TODO,
+    "proxy/engine/engine.py::Engine::_again": TODO,
+    "proxy/engine/engine.py::Engine::_following": TODO,
+    "proxy/engine/own_compaction.py::Compacting::_make": TODO,
+    "proxy/engine/planning.py::Planner::fit": TODO,
+    "proxy/engine/reading.py::Reader::_read": TODO,
+    "proxy/engine/recall_answer.py::settled": TODO,
+    "proxy/engine/recall_session.py::Turn::_pieces": TODO,
+    "proxy/engine/records.py::CompactionRecords::newest": TODO,
+    "proxy/engine/recovery.py::Recovery::smaller": TODO,
+    "proxy/engine/summary_answer.py::ClientCompaction::_text": TODO,
     "proxy/server/handler.py::Handler::_relay": ENGINE,
     "proxy/telemetry/logs.py::only_facts": REPORT,
     "proxy/telemetry/metrics.py::Telemetry::observe": REPORT,
-    "proxy/walk/bodies.py::rerouted": ENGINE,
-    "proxy/walk/clientcompaction.py::ClientCompaction::_text": ENGINE,
-    "proxy/walk/compacting.py::Compacting::_make": ENGINE,
-    "proxy/walk/events.py::Events::newest": ENGINE,
-    "proxy/walk/generations.py::settled": ENGINE,
-    "proxy/walk/managing.py::_edited": ENGINE,
-    "proxy/walk/planning.py::Planner::fit": ENGINE,
-    "proxy/walk/reading.py::Reader::_read": ENGINE,
-    "proxy/walk/recalling.py::Turn::_pieces": ENGINE,
-    "proxy/walk/recovery.py::Recovery::smaller": ENGINE,
 }
 
 # Lines that still hold a nested ternary, one over several lines or a dense comprehension: how many, and why.
 DENSE = {
     "proxy/core/compression/view.py": (1, COMPACTION),
+    "proxy/engine/planning.py": (1, TODO),
+    "proxy/engine/recall_session.py": (1, TODO),
     "proxy/telemetry/logs.py": (1, REPORT),
-    "proxy/walk/planning.py": (1, ENGINE),
-    "proxy/walk/recalling.py": (1, ENGINE),
 }
 
 
