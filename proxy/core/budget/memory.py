@@ -7,7 +7,7 @@ goes on to the next heading of that level or above, or stands between a pair of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 _OPENING = re.compile(
     r"^(?P<level>#{1,6})[ \t]*(?:\w+[ \t]+)?memor(?:y|ies)[ \t]*:?[ \t]*$"
@@ -23,12 +23,6 @@ _HEADING = re.compile(r"^(#{1,6})[ \t]*\S", re.MULTILINE)
 def memories(text: str) -> str:
     """The injected memories in *text*, their headings and tags included; empty where there are none."""
     return "\n".join(text[start:end] for start, end in _blocks(text))
-
-
-def memory_tokens(text: str, count: Callable[[str], int]) -> int:
-    """Return the tokens of the injected memories in *text*."""
-    found = memories(text)
-    return count(found) if found else 0
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int]]:

@@ -78,21 +78,18 @@ def _replacement(pair: Pair, later: _Later, read: Iterable[int], rules: Dedup) -
         return Swap(pair.index, "repeated", same)
     if len(call.paths) != 1:
         return None
+    path = call.paths[0]
     if call.kind == "file_read" and rules.stale_reads:
-        return _covered_later(pair, later, shown(call, result))
-    if call.kind == "grep" and rules.grep_subsumed and call.paths[0] in read:
-        return _covered_later(pair, later, (1, OPEN))
-    return None
-
-
-def _covered_later(pair: Pair, later: _Later, wanted: tuple[int, int]) -> Swap | None:
-    """Return the replacement of a result if a later reading of the same file shows the lines *wanted* too."""
-    path = pair.call.paths[0]
+        wanted = shown(call, result)
+    elif call.kind == "grep" and rules.grep_subsumed and path in read:
+        wanted = (1, OPEN)
+    else:
+        return None
     covering = next((p for p in later.readings[path] if p.index != pair.index and _covers(p, wanted)), None)
     if covering is None:
         return None
     changed = pair.index < later.changed.get(path, -1) < covering.index
-    why: Why = "reread" if changed and pair.call.kind == "file_read" else "included"
+    why: Why = "reread" if changed and call.kind == "file_read" else "included"
     return Swap(pair.index, why, covering.index)
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from proxy.core.compression.swap import Swap, charge
 from proxy.core.conversation.facts import Pair, mentioned
-from proxy.core.conversation.items import NO_FACTS, Facts, Item, Layout
+from proxy.core.conversation.items import Item, Layout
 
 WEIGHTS: Mapping[str, int] = MappingProxyType(
     {
@@ -108,16 +108,15 @@ def _values(pairs: Sequence[Pair], items: Sequence[Item], place: int) -> Iterato
     seen: Counter[int] = Counter()
     decides, index = False, place
     for pair in reversed(pairs):
-        for facts in _model_facts(items[pair.index + 1 : index]):
-            decides = facts.decides
-            names = [name for call in facts.calls for name in call.names]
-            seen.update({*mentioned(facts.mentions), *names})
-        index = min(index, pair.index + 1)
+        while index > pair.index + 1:
+            index -= 1
+            facts = items[index].facts
+            if items[index].role != "assistant":
+                continue
+            decides = facts is not None and facts.decides
+            if facts is not None:
+                names = [name for call in facts.calls for name in call.names]
+                seen.update({*mentioned(facts.mentions), *names})
         named = max((seen[name] for name in pair.call.names), default=0)
         quoted = bool(pair.result.opening) and seen[pair.result.opening] > 0
         yield REFERENCE * named + QUOTATION * quoted + DECISION * decides
-
-
-def _model_facts(items: Sequence[Item]) -> Iterator[Facts]:
-    """Yield the facts of what the model wrote among *items*, from the last to the first."""
-    return (item.facts or NO_FACTS for item in reversed(items) if item.role == "assistant")

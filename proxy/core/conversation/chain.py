@@ -55,18 +55,14 @@ def chain(key: bytes, label: str, items: Sequence[Item], known: Sequence[bytes] 
 
 
 def _canonical(value: Any, depth: int = 0) -> Any:
+    """Return *value* without ignored and empty members; a zero or ``false`` is not empty."""
     if depth > DEEPEST:
         raise RecursionError
     # Every object of a body comes through here, so plain loops and exact types: parsed JSON has no others.
-    if type(value) is dict:
-        return _canonical_object(value, depth)
     if type(value) is list:
         return [_canonical(part, depth + 1) for part in value]
-    return value
-
-
-def _canonical_object(value: dict[str, Any], depth: int) -> dict[str, Any]:
-    """Return *value* without ignored and empty members; a zero or ``false`` is not empty."""
+    if type(value) is not dict:
+        return value
     kept = {}
     for key, member in value.items():
         if key in IGNORED:

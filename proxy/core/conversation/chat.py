@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.core.budget.media import is_guess, is_media, part_tokens
-from proxy.core.budget.memory import memory_tokens
+from proxy.core.budget.memory import memories
 from proxy.core.budget.prices import prices_of
 from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
@@ -94,7 +94,8 @@ def _read(message: dict[str, Any], count: Count) -> Item:
     answered = _answered(message)
     overhead = PER_MESSAGE + PER_CALL * len(_calls(message)) + PER_NAME * bool(message.get("name"))
     answers = (answered,) if answered else ()
-    memory = memory_tokens(_content_text(message), count) if role in ("system", "user") else 0
+    remembered = memories(_content_text(message)) if role in ("system", "user") else ""
+    memory = count(remembered) if remembered else 0
     return Item(role, overhead + media + text, media, digest(message), calls, answers, guess, memory)
 
 
@@ -215,7 +216,12 @@ def _call_slots(function: dict[str, Any], path: Path) -> Iterator[Slot]:
 
 def _counted(message: Mapping[str, Any]) -> Iterator[str]:
     """Yield every text of a message that a provider counts."""
-    yield from _counted_content(message.get("content"))
+    content = message.get("content")
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, str):
+            yield part
+        elif part is not None:
+            yield from _part_texts(part)
     for call in _calls(message):
         yield str(call.get("id") or "")
     for name, arguments in _call_texts(_calls(message)):
@@ -226,16 +232,12 @@ def _counted(message: Mapping[str, Any]) -> Iterator[str]:
             yield value if isinstance(value, str) else quoted(value)
 
 
-def _counted_content(content: Any) -> Iterator[str]:
-    """Yield the texts of a content; a part that is neither text nor media counts as its JSON."""
-    for part in content if isinstance(content, list) else [content]:
-        if isinstance(part, str):
-            yield part
-            continue
-        if part is None or (isinstance(part, dict) and is_media(part)):
-            continue
-        is_text = isinstance(part, dict) and part.get("type") in (None, "text") and isinstance(part.get("text"), str)
-        yield part["text"] if is_text else quoted(part)
+def _part_texts(part: Any) -> Iterator[str]:
+    """Yield the text of a part; one that is neither text nor media counts as its JSON."""
+    if isinstance(part, dict) and is_media(part):
+        return
+    is_text = isinstance(part, dict) and part.get("type") in (None, "text") and isinstance(part.get("text"), str)
+    yield part["text"] if is_text else quoted(part)
 
 
 def _content_text(message: Mapping[str, Any]) -> str:

@@ -65,6 +65,8 @@ RULES: Final = (
 """How agents word it, present and before; seen on the wire of Claude Code 2.1, Codex 0.169, opencode 1.18 and qwen-code
 0.24, else in their code. They only name the client: what asks for the same in other words is found by its intent."""
 
+_SYSTEM_RULES: Final = tuple(rule for rule in RULES if rule.where == "system")
+
 CLIENTS: Final = frozenset({*(rule.client for rule in RULES), OTHER})
 """Everything a compaction may be labelled with."""
 
@@ -117,9 +119,9 @@ def client_of(outline: Outline, first: bytes, last: bytes, history: bool = False
     said = next(iter(outline.said.values()), "").lstrip()
     called = _may_call(outline)
     system = said or (_system(first) if not called or _occurs("system", first[:1024]) else "")
-    client = _system_client(system)
-    if client:
-        return client
+    found = next((rule for rule in _SYSTEM_RULES if system.startswith(rule.begins)), None)
+    if found is not None:
+        return found.client
     edges = last if len(last) <= 2 * _EDGE else last[:_EDGE] + last[-_EDGE:]
     marked = TRIGGER.encode() in edges[:256] or _occurs("user", edges)
     if not marked and not _may_ask(edges, system, called=called, history=history):
@@ -132,12 +134,6 @@ def client_of(outline: Outline, first: bytes, last: bytes, history: bool = False
         return ""
     known = _marked(value) if marked else ""
     return known or (OTHER if _asks(value, system, called=called, history=history) else "")
-
-
-def _system_client(system: str) -> str:
-    """Return the client whose system text for compactions *system* is; empty if it is none."""
-    rules = (rule for rule in RULES if rule.where == "system")
-    return next((rule.client for rule in rules if system.startswith(rule.begins)), "")
 
 
 def _may_ask(edges: bytes, system: str, *, called: bool, history: bool) -> bool:

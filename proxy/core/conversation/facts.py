@@ -112,20 +112,16 @@ def _pairs(items: Sequence[Item], start: int, end: int) -> Iterator[Pair]:
         facts = items[index].facts
         if facts is None:
             continue
-        waiting.update(_calls_at(index, items[index].calls, facts))
+        if facts.wrote is not None:
+            waiting[f"written:{index}"] = (index, WRITTEN, facts.wrote)
+        if len(items[index].calls) == len(facts.calls):
+            named = zip(items[index].calls, facts.calls, strict=True)
+            waiting.update({name: (index, at, call) for at, (name, call) in enumerate(named)})
         if len(items[index].answers) != len(facts.results):
             continue  # which result is whose is not known
         for at, (name, result) in enumerate(zip(items[index].answers, facts.results, strict=True)):
             if name in waiting:
                 yield Pair(index, at, *waiting[name], result)
-
-
-def _calls_at(index: int, names: Sequence[str], facts: Facts) -> Iterator[tuple[str, tuple[int, int, Call]]]:
-    """Yield the id, item, position and facts of each call of the item at *index*, whose calls are *names*."""
-    if facts.wrote is not None:
-        yield f"written:{index}", (index, WRITTEN, facts.wrote)
-    if len(names) == len(facts.calls):
-        yield from ((name, (index, at, call)) for at, (name, call) in enumerate(zip(names, facts.calls, strict=True)))
 
 
 def _mentions(text: str) -> bytes:

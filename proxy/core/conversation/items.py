@@ -149,18 +149,26 @@ EMPTY = Layout()
 def lay_out(items: Sequence[Item], known: Layout = EMPTY) -> Layout:
     """The structure of *items*, continued from that of a prefix of them; costs O(new)."""
     systems, users, cuts = list(known.systems), list(known.users), list(known.cuts)
-    # Whether the prefix's end is a place depends on what follows it.
-    places = [place for place in known.places if place < known.count]
+    sums, user_sums, result_sums = list(known.sums), list(known.user_sums), list(known.result_sums)
+    places = [place for place in known.places[-1:] if place < known.count]
+    places = [*known.places[:-1], *places]  # whether the prefix's end is a place depends on what follows it
     waiting, last = dict(known.waiting), known.last
-    new = items[known.count :]
-    for index, item in enumerate(new, known.count):
+    for index in range(known.count, len(items)):
+        item = items[index]
+        user = item.role == "user"
+        sums.append(sums[-1] + (item.tokens if item.role != "system" else 0))
+        user_sums.append(user_sums[-1] + (item.tokens if user else item.said))
+        result_sums.append(result_sums[-1] + (item.tokens if item.answers else 0))
         if item.role == "system":
             systems.append(index)
             continue
         if item.role == "assistant":
-            _begin_round(index, last, cuts, places)
+            if last not in (None, "assistant"):
+                places.append(index)
+            if last != "assistant":
+                cuts.append(index)
             waiting.update(dict.fromkeys(item.calls, index))
-        elif item.role == "user":
+        elif user:
             users.append(index)
             cuts.append(index)
         elif last is None:
@@ -170,38 +178,18 @@ def lay_out(items: Sequence[Item], known: Layout = EMPTY) -> Layout:
         last = item.role
     if last not in (None, "assistant"):
         places.append(len(items))
-    sums, user_sums, result_sums = _running_sums(new, known)
     return Layout(
         len(items),
         tuple(systems),
         tuple(users),
         tuple(cuts),
         tuple(places),
-        sums,
-        user_sums,
-        result_sums,
+        tuple(sums),
+        tuple(user_sums),
+        tuple(result_sums),
         tuple(waiting.items()),
         last,
     )
-
-
-def _begin_round(index: int, last: Role | None, cuts: list[int], places: list[int]) -> None:
-    """Note that the model's item at *index* begins a round, if the item before it (of role *last*) is not its own."""
-    if last == "assistant":
-        return
-    cuts.append(index)
-    if last is not None:
-        places.append(index)
-
-
-def _running_sums(new: Sequence[Item], known: Layout) -> tuple[tuple[int, ...], ...]:
-    """Return the ``sums``, ``user_sums`` and ``result_sums`` of *known*, continued over *new* items."""
-    sums, user_sums, result_sums = list(known.sums), list(known.user_sums), list(known.result_sums)
-    for item in new:
-        sums.append(sums[-1] + (item.tokens if item.role != "system" else 0))
-        user_sums.append(user_sums[-1] + (item.tokens if item.role == "user" else item.said))
-        result_sums.append(result_sums[-1] + (item.tokens if item.answers else 0))
-    return tuple(sums), tuple(user_sums), tuple(result_sums)
 
 
 def unread_from(items: Sequence[Item], place: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.core.budget.media import is_guess, opaque_tokens, part_tokens
-from proxy.core.budget.memory import memory_tokens
+from proxy.core.budget.memory import memories
 from proxy.core.budget.prices import prices_of
 from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
@@ -95,7 +95,8 @@ def _read(message: dict[str, Any], count: Count) -> Item:
     answers = tuple(str(block["tool_use_id"]) for block in _results(blocks))
     role = _role(message, blocks)
     said = sum(count(text) for text in _said(blocks)) if role == "tool" else 0
-    memory = memory_tokens("\n".join(_said(blocks)), count) if role in ("system", "user") else 0
+    remembered = memories("\n".join(_said(blocks))) if role in ("system", "user") else ""
+    memory = count(remembered) if remembered else 0
     name, text, media = digest(message), weight.total, weight.media
     return Item(role, text, media, name, calls, answers, weight.guess, memory=memory, sealed=weight.sealed, said=said)
 

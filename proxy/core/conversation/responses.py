@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, Final
 
 from proxy.core.budget.media import is_guess, is_media, opaque_tokens, part_tokens
-from proxy.core.budget.memory import memory_tokens
+from proxy.core.budget.memory import memories
 from proxy.core.budget.prices import Prices, prices_of
 from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
@@ -105,7 +105,8 @@ def _read(value: dict[str, Any], count: Count) -> Item:
     calls = _call_ids(value) if role == "assistant" else ()
     answers = _answered(value) if role == "tool" else ()
     tokens = text + media + opaque
-    memory = memory_tokens("\n".join(_words(value)), count) if role in ("system", "user") else 0
+    remembered = memories("\n".join(_words(value))) if role in ("system", "user") else ""
+    memory = count(remembered) if remembered else 0
     return Item(role, tokens, media, digest(value), calls, answers, guess + opaque, memory=memory, sealed=sealed)
 
 
