@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from proxy.core.conversation.items import Item
-from proxy.core.conversation.stepwise import encoded
+from proxy.core.conversation.stepwise import dismantle, encoded
 
 LINK = 16
 """Bytes of a link: 128 bits of HMAC-SHA256."""
@@ -38,6 +38,7 @@ def digest(item: dict[str, Any]) -> bytes:
         text = encoded(plain, _encode, ordered=True)
     except UnicodeError:  # lone surrogates
         text = encoded(plain, _SORTED.encode, ordered=True)
+    dismantle(plain)
     return hashlib.sha256(text.encode()).digest()[:LINK]
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from proxy.core.conversation.scan import Span, decode, elements, members, parsed
-from proxy.core.conversation.stepwise import encoded
+from proxy.core.conversation.stepwise import dismantle, encoded
 from proxy.core.errors import InvalidRequest
 
 Path = tuple[str | int, ...]
@@ -64,8 +64,9 @@ def argument_slots(path: Path, text: str) -> Iterator[Slot]:
     except (ValueError, RecursionError):
         yield Slot(path, text)
         return
-    for inner, leaf in leaves(value):
-        yield Slot(path, leaf, inner)
+    found = [Slot(path, leaf, inner) for inner, leaf in leaves(value)]
+    dismantle(value)
+    yield from found
 
 
 def clipped(
@@ -81,6 +82,7 @@ def clipped(
     source = raw.decode()
     value = decode(raw)
     sized = [(slot, count(slot.text)) for slot in slots(value)] if isinstance(value, dict) else []
+    dismantle(value)
     fixed = weigh(raw) - sum(size for _, size in sized)
     room, result = tokens, raw
     for _ in range(ATTEMPTS):

@@ -27,6 +27,22 @@ def encoded(value: Any, encode: Callable[[Any], str], *, ordered: bool = False) 
     return "".join(found)
 
 
+def dismantle(value: Any) -> None:
+    """Empty *value*, parsed JSON that nobody else uses, if it is large: it would all be freed in one go else."""
+    large = _large(value)
+    waiting = [value] if large else []
+    while waiting:
+        node = waiting.pop()
+        members = list(node.values()) if isinstance(node, dict) else node
+        if members is not node:
+            node.clear()
+        while members:
+            batch = members[-_BATCH:]
+            del members[-_BATCH:]
+            if not large.isdisjoint(map(id, batch)) or _large(batch):
+                waiting += [member for member in batch if isinstance(member, dict | list)]
+
+
 def _write(value: Any, large: set[int], encode: Callable[[Any], str], ordered: bool, found: list[str]) -> None:
     if id(value) not in large:
         large = _large(value)

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from proxy.core.conversation.facts import short_digest
 from proxy.core.conversation.items import Call
 from proxy.core.conversation.scan import ONE_CALL, decode
-from proxy.core.conversation.stepwise import encoded
+from proxy.core.conversation.stepwise import dismantle, encoded
 from proxy.core.conversation.written import NO_FORMS, Forms
 from proxy.core.errors import InvalidRequest
 
@@ -142,6 +142,7 @@ class ToolMap:
         names = tuple(zlib.crc32(_basename(path).encode("utf-8", "replace")) for path in paths)
         same = _same(name, values) if tool.kind in REPEATABLE and isinstance(values, dict) else 0
         first, last = self._range(tool, values)
+        dismantle(values)
         return Call(tool.kind, same, tuple(map(short_digest, paths)), names, first, last, tool.limit)
 
     def targets(self, name: str, arguments: str) -> list[str]:

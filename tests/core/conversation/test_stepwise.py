@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.conversation import stepwise
-from proxy.core.conversation.stepwise import MOST, encoded
+from proxy.core.conversation.stepwise import MOST, dismantle, encoded
 
 SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 PLAIN = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -72,3 +72,21 @@ def nodes(value: Any) -> int:
         count += 1
         stack.extend(node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
     return count
+
+
+@given(VALUES)
+def test_small_values_are_left_alone(value: Any) -> None:
+    """What is freed quickly is not taken apart."""
+    before = PLAIN.encode(value)
+    dismantle(value)
+    assert PLAIN.encode(value) == before
+
+
+@pytest.mark.parametrize("end", [1, [{"a": "b"}] * 30_000], ids=["narrow", "wide"])
+def test_large_values_are_taken_apart(end: Any) -> None:
+    """Nothing large hangs on anything else afterwards."""
+    value = {"all": [chain(3, [at, end]) for at in range(3_000 if end == 1 else 1)], "more": list(range(9_000))}
+    held = value["all"]
+    dismantle(value)
+    assert not value
+    assert not held
