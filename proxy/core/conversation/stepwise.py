@@ -39,8 +39,13 @@ def dismantle(value: Any) -> None:
         while members:
             batch = members[-_BATCH:]
             del members[-_BATCH:]
-            if not large.isdisjoint(map(id, batch)) or _large(batch):
-                waiting += [member for member in batch if isinstance(member, dict | list)]
+            if large.isdisjoint(map(id, batch)) and not _large(batch):
+                continue
+            for member in batch:
+                if id(member) not in large:
+                    large |= _large(member)
+                if id(member) in large:
+                    waiting.append(member)
 
 
 def _write(value: Any, large: set[int], encode: Callable[[Any], str], ordered: bool, found: list[str]) -> None:
@@ -72,21 +77,21 @@ def _large(value: Any) -> set[int]:
     """
     seen: set[int] = set()
     left = MOST
-    level = [value]
-    while level:
-        below: list[Any] = []
-        for node in level:
-            kind = type(node)
-            if kind is str:
-                left -= len(node) // _TEXT
-            elif (kind is dict or kind is list) and node:
-                seen.add(id(node))
-                left -= len(node)
-                if left >= 0:
-                    below += node.values() if kind is dict else node
-            if left < 0:
-                return seen
-        level = below
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        kind = type(node)
+        if kind is dict or kind is list:
+            if not node:
+                continue
+            seen.add(id(node))
+            left -= len(node)
+            if left >= 0:
+                waiting += node.values() if kind is dict else node
+        elif kind is str:
+            left -= len(node) // _TEXT
+        if left < 0:
+            return seen
     return set()
 
 

@@ -42,12 +42,12 @@ def chain(levels: int, end: Any) -> Any:
 @pytest.mark.parametrize(
     "value",
     [
-        {"all": [chain(100, "end")] * 500},
+        {"all": [chain(100, "end") for _ in range(500)]},
         [1] * 100_000,
         [[]] * 100_000,
         {f"k{at}": {} for at in range(50_000)},
         chain(200, [{"a": "b"}] * 30_000),
-        chain(200, [chain(20, 1)] * 2_000),
+        chain(200, [chain(20, 1) for _ in range(2_000)]),
     ],
     ids=["deep", "figures", "lists", "members", "chain", "chains"],
 )
