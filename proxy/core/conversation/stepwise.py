@@ -39,13 +39,11 @@ def dismantle(value: Any) -> None:
         while members:
             batch = members[-_BATCH:]
             del members[-_BATCH:]
-            if large.isdisjoint(map(id, batch)) and not _large(batch):
-                continue
-            for member in batch:
-                if id(member) not in large:
-                    large |= _large(member)
-                if id(member) in large:
-                    waiting.append(member)
+            waiting += [member for member in batch if id(member) in large or _is_long(member)]
+
+
+def _is_long(member: Any) -> bool:
+    return isinstance(member, dict | list) and len(member) > _BATCH
 
 
 def _write(value: Any, large: set[int], encode: Callable[[Any], str], ordered: bool, found: list[str]) -> None:
