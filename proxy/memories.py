@@ -13,8 +13,8 @@ from cachetools import LRUCache
 
 from proxy.core.compression.record import Record
 from proxy.core.conversation.outline import Outline
-from proxy.ports import Summary
-from proxy.walk.reading import Known
+from proxy.engine.ports import Summary
+from proxy.engine.reading import CachedPrefix
 
 PREFIX_BYTES, OUTLINE_BYTES, RECORD_BYTES, TEXT_BYTES = 128 * 2**20, 64 * 2**20, 64 * 2**20, 16 * 2**20
 """What a process remembers of bodies, of what stands around their items, of events, and of summaries."""
@@ -73,7 +73,7 @@ class ByBytes(Locked[K, V]):
             super().__setitem__(key, value)
 
 
-def prefixes() -> ByBytes[bytes, Known]:
+def prefixes() -> ByBytes[bytes, CachedPrefix]:
     """A memory of bodies seen before."""
     return ByBytes(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans))
 

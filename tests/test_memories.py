@@ -12,8 +12,8 @@ import pytest
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import Item
 from proxy.core.decisions import DIALECTS
+from proxy.engine.reading import Reader
 from proxy.memories import ByBytes, Locked, outlines, prefixes
-from proxy.walk.reading import Reader
 from tests.fits import tokenizers
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session
