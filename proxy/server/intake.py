@@ -62,11 +62,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Intake:
         if kind & _FORWARD:
             forward.append((spelled, value))
         if kind & _SEEN:
-            if name in seen:
-                if name in CREDENTIALS:
-                    raise InvalidRequest(f"The header {name} was sent more than once.")
-                value = f"{seen[name]}, {value}"
-            seen[name] = value
+            seen[name] = _repeated(name, seen[name], value) if name in seen else value
         elif kind & _OWN:
             intake.own[name[len(OWN_PREFIX) :]] = value
     connection = seen.get("connection", "")
@@ -75,6 +71,13 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Intake:
         named = {token.strip().lower() for token in connection.split(",")} - CREDENTIALS
         intake.drop(named)
     return intake
+
+
+def _repeated(name: str, first: str, second: str) -> str:
+    """Return the value of a header that was sent twice, as a list. Raises ``InvalidRequest`` for a credential."""
+    if name in CREDENTIALS:
+        raise InvalidRequest(f"The header {name} was sent more than once.")
+    return f"{first}, {second}"
 
 
 def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from proxy.core.conversation.scan import Span, decode, elements, members
+from proxy.core.conversation.scan import Span, decode, elements, members, parsed
+from proxy.core.conversation.stepwise import dismantle, encoded
 from proxy.core.errors import InvalidRequest
 
 Path = tuple[str | int, ...]
@@ -22,7 +22,8 @@ MOST_PARTS = 64
 ATTEMPTS = 3
 """What is written back as JSON may take a few tokens more than the texts it is made of, so that is looked at again."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_ASCII_WRITER = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,12 @@ class Slot:
 
 def quoted(value: Any) -> str:
     """*value* as JSON text that can be sent as UTF-8; lone surrogates, which cannot, stay escaped."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return json.dumps(value, separators=(",", ":")) if _SURROGATE.search(text) else text
+    text = encoded(value, _WRITER.encode)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return encoded(value, _ASCII_WRITER.encode)
+    return text
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
@@ -47,20 +52,22 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
         at, node = stack.pop()
         if isinstance(node, str):
             yield at, node
-            continue
-        pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-        stack += [((*at, key), member) for key, member in reversed(list(pairs))]
+        elif isinstance(node, dict):
+            stack += [((*at, key), member) for key, member in reversed(node.items())]
+        elif isinstance(node, list):
+            stack += [((*at, index), member) for index, member in reversed(list(enumerate(node)))]
 
 
 def argument_slots(path: Path, text: str) -> Iterator[Slot]:
     """The texts inside a call's JSON arguments; all of it where it is no JSON, which clipping cannot make less so."""
     try:
-        value = json.loads(text)
+        value = parsed(text)
     except (ValueError, RecursionError):
         yield Slot(path, text)
         return
-    for inner, leaf in leaves(value):
-        yield Slot(path, leaf, inner)
+    found = [Slot(path, leaf, inner) for inner, leaf in leaves(value)]
+    dismantle(value)
+    yield from found
 
 
 def clipped(
@@ -76,6 +83,7 @@ def clipped(
     source = raw.decode()
     value = decode(raw)
     sized = [(slot, count(slot.text)) for slot in slots(value)] if isinstance(value, dict) else []
+    dismantle(value)
     fixed = weigh(raw) - sum(size for _, size in sized)
     room, result = tokens, raw
     for _ in range(ATTEMPTS):
@@ -155,14 +163,17 @@ def locate(source: str, paths: Sequence[Path]) -> Iterator[tuple[Path, Span]]:
                 yield path, (start, end)
             else:
                 deeper.setdefault(path[depth], []).append(path)
-        if not deeper:
-            continue
-        found: Mapping[Any, Span]
-        if source[start] == "{":
-            found = {f.key: (start + f.start, start + f.end) for f in members(source[start:end])}
-        else:
-            found = dict(enumerate((start + a, start + b) for a, b in elements(source[start:end], 0)[0]))
-        stack += [(depth + 1, found[key], below) for key, below in deeper.items()]
+        if deeper:
+            found = _children(source, start, end)
+            stack += [(depth + 1, found[key], below) for key, below in deeper.items()]
+
+
+def _children(source: str, start: int, end: int) -> Mapping[str | int, Span]:
+    """Return where each member or element of the object or list at *start* begins and ends."""
+    if source[start] == "{":
+        return {field.key: (start + field.start, start + field.end) for field in members(source[start:end])}
+    spans, _ = elements(source[start:end], 0)
+    return {index: (start + first, start + last) for index, (first, last) in enumerate(spans)}
 
 
 def level(sizes: Sequence[int], room: int) -> int:
