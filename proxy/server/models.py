@@ -12,9 +12,9 @@ from urllib.parse import unquote
 import msgspec
 
 from proxy.core.errors import NotFound, UllageError, UpstreamTimeout
+from proxy.core.http_headers import CREDENTIALS
 from proxy.engine import ports
 from proxy.server.contracts import Route, Upstream
-from proxy.server.intake import CREDENTIALS
 
 PATIENCE: Final = 5.0
 """Seconds an upstream has to list its models; one that takes longer is left out of this answer."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from proxy.core.errors import UllageError
+from proxy.core.http_headers import CREDENTIALS
 from proxy.core.request import Origin
 from proxy.engine.ports import Reply
 from proxy.summaries.contracts import Upstream
@@ -16,9 +17,6 @@ from proxy.summaries.wires import WIRES, Wire, Written, read
 
 LARGEST = 4 * 2**20
 """Bytes of an answer that are read at most."""
-
-CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
-"""Headers that carry a caller's key."""
 
 _OWN = frozenset(
     {

@@ -15,17 +15,13 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.core.errors import Overloaded, UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX
 from proxy.pipe import Pipe
 from proxy.upstream.paths import Base
 from proxy.upstream.wire import AbortingResponse, BytesBody, Connector, VerbatimRequest
 
-CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
-
-HOP_BY_HOP: Final = frozenset(
-    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
-)
-
-OURS: Final = b"x-ullage-"
+_HOP_BY_HOP: Final = frozenset(name.encode() for name in HOP_BY_HOP)
+_OWN_PREFIX: Final = OWN_PREFIX.encode()
 
 # A connection that was never established carried nothing: trying again cannot bill anybody twice.
 _CONNECT_PAUSES: Final = (0.05, 0.2)
@@ -184,7 +180,7 @@ def end_to_end(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
     found = []
     for name, value in response.raw_headers:
         lower = name.lower()
-        if lower in HOP_BY_HOP or lower in named or lower.startswith(OURS):
+        if lower in _HOP_BY_HOP or lower in named or lower.startswith(_OWN_PREFIX):
             continue
         found.append((name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape")))
     return found

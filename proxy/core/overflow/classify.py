@@ -16,6 +16,8 @@ from proxy.core.overflow.figures import Figures, assemble, read_figures
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import Meaning, Phrase, Rules, code_name
 from proxy.core.overflow.words import Row
+from proxy.core.report import Usage
+from proxy.core.usage import usage_of
 
 LONGEST = 262_144
 """Bytes of an answer that are looked at."""
@@ -90,11 +92,7 @@ class Classifier:
         if reason is None:
             return None
         usage = _usage(value)
-        prompt, output = (
-            _first(usage, "prompt_tokens", "input_tokens"),
-            _first(usage, "completion_tokens", "output_tokens"),
-        )
-        return Overflow("stop", None, prompt, output, decisive=True, rule=str(reason))
+        return Overflow("stop", None, usage.input_tokens, usage.output_tokens, decisive=True, rule=str(reason))
 
     def _judged(self, status: int, parts: Parts, prior: Prior) -> Overflow | None:
         named = self._named(parts.texts)
@@ -310,11 +308,6 @@ def _reasons(value: Any) -> Iterator[str]:
                     yield holder[member]
 
 
-def _usage(value: Any) -> Mapping[str, Any]:
+def _usage(value: Any) -> Usage:
     response = value.get("response")
-    usage = value.get("usage") or (response.get("usage") if isinstance(response, dict) else None)
-    return usage if isinstance(usage, dict) else {}
-
-
-def _first(usage: Mapping[str, Any], *names: str) -> int | None:
-    return next((usage[name] for name in names if type(usage.get(name)) is int), None)
+    return usage_of(value.get("usage") or (response.get("usage") if isinstance(response, dict) else None))

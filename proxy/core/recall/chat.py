@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from proxy.core.recall.events import dumped, written
 from proxy.core.recall.grown import grown, plain
-from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure
+from proxy.core.recall.splice import NOT_RUN, Call, Splice
 from proxy.core.recall.tool import NAME
-from proxy.core.report import Usage
+from proxy.core.usage import usage_of
 
 _OWN: Final = ("role", "content", "tool_calls")
 _MOST_MEMBERS: Final = 32
@@ -82,9 +82,7 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield text
 
 
-def used(usage: Any) -> Usage:
-    """Tokens of prompt and completion."""
-    return Usage(figure(usage, "prompt_tokens"), figure(usage, "completion_tokens"))
+used = usage_of
 
 
 def stream() -> Splice:

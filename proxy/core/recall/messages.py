@@ -13,9 +13,9 @@ from typing import Any, Final
 from proxy.core.compression.fold import OMITTED
 from proxy.core.recall.events import dumped, kind_of, written
 from proxy.core.recall.grown import grown, plain
-from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure, without
+from proxy.core.recall.splice import NOT_RUN, Call, Splice, without
 from proxy.core.recall.tool import NAME
-from proxy.core.report import Usage
+from proxy.core.usage import usage_of
 
 SILENCE: Final = {"type": "text", "text": OMITTED}
 """What stands for an answer of nothing but recalls: a message without content could not be sent back."""
@@ -70,9 +70,7 @@ def whole(answer: Mapping[str, Any], earlier: Sequence[Sequence[Mapping[str, Any
     }
 
 
-def used(usage: Any) -> Usage:
-    """Tokens of input, cached or not, and output."""
-    return Usage(figure(usage, *_INPUT), figure(usage, "output_tokens"))
+used = usage_of
 
 
 def stream() -> Splice:

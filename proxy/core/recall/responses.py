@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.recall.events import kind_of, written
-from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure, without
+from proxy.core.recall.splice import NOT_RUN, Call, Splice, without
 from proxy.core.recall.tool import NAME
-from proxy.core.report import Usage
+from proxy.core.usage import usage_of
 
 Item = Mapping[str, Any]
 
@@ -85,9 +85,7 @@ def whole(answer: Item, earlier: Sequence[Sequence[Item]]) -> dict[str, Any]:
     return {**answer, "output": [*output, *without(answer["output"], _is_ours, _is_call, _thinks)]}
 
 
-def used(usage: Any) -> Usage:
-    """Tokens of input and output."""
-    return Usage(figure(usage, "input_tokens"), figure(usage, "output_tokens"))
+used = usage_of
 
 
 def stream() -> Splice:

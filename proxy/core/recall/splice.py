@@ -58,13 +58,6 @@ def without(
     return kept
 
 
-def figure(usage: Any, *names: str) -> int | None:
-    """The sum of the figures of these *names* in a usage; ``None`` where it has none of them."""
-    given = usage if isinstance(usage, dict) else {}
-    found = [given[name] for name in names if isinstance(given.get(name), int)]
-    return sum(found) if found else None
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call of the tool: its id and its arguments, as the model wrote them."""
