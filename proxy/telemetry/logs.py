@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 import structlog
 
+from proxy.core.errors import Overloaded
 from proxy.core.report import Report, SummaryReport
 from proxy.telemetry.lines import LineWriter
 
@@ -25,6 +26,9 @@ Fields = MutableMapping[str, Any]
 LONGEST_TEXT = 200
 _PASSING = frozenset({"budget", "elsewhere", "paused", "breaker", "refused_before"})
 """Why a summary job may end before it began, as often as once a second: counted, not told."""
+
+MOST_REFUSALS = 10
+"""Lines a second for requests refused since too many are under way: each line costs more than the refusal."""
 
 DEEPEST_STACK = 8
 
@@ -44,6 +48,7 @@ FIELDS = frozenset(
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
         "kind", "state", "task", "store", "file", "line", "key", "remedy", "problem", "code", "attempt", "in_flight",
         "observed_window", "operation", "share", "cause", "moved_to", "advice", "bytes", "node", "models", "windows",
+        "connections",
     }
 )  # fmt: skip
 
@@ -84,13 +89,21 @@ class Logs:
             cache_logger_on_first_use=True,
         )
         self._handler: _Library | None = None
+        self._refusals = 0
 
     def warn(self, event: str, facts: Mapping[str, object]) -> None:
         """Write a warning called *event* with its *facts*."""
         self.log.warning(event, **facts)
 
     def request_done(self, report: Report, duration: float) -> None:
-        """Write the one line of a finished request; *duration* in seconds."""
+        """Write the one line of a finished request; *duration* in seconds.
+
+        Of requests that are refused since too many are under way only so many get their line until ``tell_refusals``.
+        """
+        if report.outcome == "refused" and report.reason == Overloaded.code:
+            self._refusals += 1
+            if self._refusals > MOST_REFUSALS:
+                return
         if report.large_result:
             self.log.warning(
                 "proxy.large_result",
@@ -140,6 +153,13 @@ class Logs:
             recalls=report.recalls,
             recall_tokens=report.recall_tokens,
         )
+
+    def tell_refusals(self) -> None:
+        """Write how many refused requests got no line since the last time, if any. Call it every second."""
+        more, self._refusals = self._refusals - MOST_REFUSALS, 0
+        if more > 0:
+            advice = "raise server.limits if the machine and the upstreams can take more, or run more replicas"
+            self.log.warning("proxy.refused_more", count=more, reason=Overloaded.code, advice=advice)
 
     def summary_done(self, report: SummaryReport) -> None:
         """Write the line of a summary job that asked a model or was kept from it."""
