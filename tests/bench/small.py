@@ -18,8 +18,8 @@ SHARE = 64
 
 
 BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
-    (memories, ("PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
-    (building, ("ITEMS", "SIZES", "ASKED", "LEARNED")),
+    (memories, ("ITEM_BYTES", "PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
+    (building, ("SIZES", "ASKED", "LEARNED")),
     (routing, ("TENANTS", "STRETCHES")),
     (noting, ("ARCHIVED", "NOTED")),
     (records, ("_RENEWED", "_MARKS")),
