@@ -241,9 +241,7 @@ class House:
         if fresh:
             self.telemetry.without_descriptor(fresh)
             advice = "raise the limit of open files (ulimit -n, LimitNOFILE), or run more replicas"
-            self._logs.log.warning(
-                "server.out_of_descriptors", connections=fresh, limit=limit_of_files(), advice=advice
-            )
+            self._logs.log.warning("server.out_of_descriptors", count=fresh, limit=limit_of_files(), advice=advice)
 
     async def drain(self, seconds: float) -> None:
         """Let running requests end, then the summaries they started, all within *seconds*."""

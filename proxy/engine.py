@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -95,6 +96,7 @@ class Engine:
         self._recovery = Recovery(fitter, lessons)
         self._looker = Looker(classifier, self._recovery)
         self.planner = Planner(catalogue, fitter, mode, lessons, self._recovery)
+        self._markers = _markers(compacting.markers(), managing.markers(), fitter.markers())
         self._faults = faults or Faults()
         self._fail_open = FailOpen(catalogue, fitter, self._faults)
 
@@ -153,6 +155,10 @@ class Engine:
         return await self._fail_open.untouched(request, send)
 
     async def _answered(self, request: Request, send: Sending) -> Answer:
+        if not self._is_marked(request):
+            plan = self.planner.quick_check(request)
+            if plan is not None:
+                return await self._exchange(request, send, plan)
         request, ours = await self._opened(await self._managed(request))
         if request.api == "responses" and request.body.rfind(TRIGGER.encode(), -TAIL) >= 0:
             located = await self._fitter.located(request)
@@ -164,6 +170,11 @@ class Engine:
         request, ours = await self._opened(request)
         request = replace(request, compacting=request.compacting or OTHER)
         return await self._compact(request, await self._fitter.located(request), send, "endpoint", ours)
+
+    def _is_marked(self, request: Request) -> bool:
+        """True if a feature may have something to do in *request*, however small it is."""
+        markers = self._markers.get(request.api)
+        return markers is not None and markers.search(request.body) is not None
 
     async def _opened(self, request: Request) -> tuple[Request, tuple[int, ...]]:
         """*request* without compaction items of ours, and the indexes where they stood."""
@@ -227,10 +238,11 @@ class Engine:
             report = report.but(conversation=name_of(request.tenant, session))
         return Answer(report, Written(body, content))
 
-    async def _exchange(self, request: Request, send: Sending) -> Answer:
-        """The answer to a request that goes on with its conversation."""
+    async def _exchange(self, request: Request, send: Sending, plan: Plan | None = None) -> Answer:
+        """The answer to a request that goes on with its conversation, as *plan* has it if it was planned already."""
         started = self._clock()
-        plan = await self.planner.fit(request)
+        if plan is None:
+            plan = await self.planner.fit(request)
         if self._own and (served := await self._own.answer(request, plan)):
             report, body, content = served
             return Answer(report.but(overhead_seconds=self._clock() - started), Written(body, content))
@@ -326,8 +338,7 @@ class Engine:
             body = await self._named(plan, plan.request or request)
             foreign = self._is_foreign(plan)
             reply = await send(plan.route.upstream, body, keyless=foreign, model=plan.route.asked)
-            capped = await self._fitter.capped(plan.request or request)
-            head, overflow = await self._looker.look(reply, capped, plan, send.taken, again=later)
+            head, overflow = await self._looker.look(reply, plan.request or request, plan, send.taken, again=later)
         except (UpstreamUnreachable, UpstreamTimeout):
             send.drop()
             if fallback and later:
@@ -412,3 +423,12 @@ class Engine:
             )
 
         return learn
+
+
+def _markers(*features: Mapping[str, tuple[bytes, ...]]) -> dict[str, re.Pattern[bytes]]:
+    """For each API, what finds in a body whether one of *features* may have something to do in it."""
+    found: dict[str, list[bytes]] = {}
+    for feature in features:
+        for api, words in feature.items():
+            found.setdefault(api, []).extend(words)
+    return {api: re.compile(b"|".join(map(re.escape, words))) for api, words in found.items()}

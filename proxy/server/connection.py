@@ -65,13 +65,18 @@ def limit_of_files() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def is_crowded(descriptor: int) -> bool:
-    """Whether so few descriptors are left that the requests under way need them for their upstreams and the store.
+def descriptors_short(descriptor: int) -> int:
+    """How many connections must go once a new one got *descriptor*; 0 if enough descriptors are free.
 
-    A new connection gets the lowest number that is free, so its own number tells.
+    The requests under way need a reserve for their upstreams and the store. A new connection gets the lowest number
+    that is free, so a number inside the reserve says that all below it are in use. The whole reserve is freed then:
+    the next connections get low numbers, which would not tell how full it is.
     """
     limit = limit_of_files()
-    return limit >= 0 and descriptor >= limit - max(_LEAST_RESERVE, limit // 8)
+    reserve = max(_LEAST_RESERVE, limit // 8)
+    if limit < 0 or descriptor < limit - reserve:
+        return 0
+    return descriptor - (limit - reserve) + reserve
 
 
 class HeadLimit:
@@ -204,6 +209,7 @@ class Listener(web.Server):
         self._head = limits.head
         self._most = limits.connections
         self._open: dict[Connection, None] = {}
+        self._leaving: set[Connection] = set()
         self.refusals: Counter[str] = Counter()
         self.crowded = 0
 
@@ -218,9 +224,15 @@ class Listener(web.Server):
         tries to take them again without end.
         """
         super().connection_made(handler, transport)
-        crowded = is_crowded(transport.get_extra_info("socket").fileno())
+        short = descriptors_short(transport.get_extra_info("socket").fileno())
+        crowded = short > 0
         self.crowded += crowded
-        if (len(self._open) < self._most and not crowded) or self._make_room():
+        has_room = len(self._open) < self._most and not crowded
+        while not has_room or len(self._leaving) < short:
+            if not self._make_room():
+                break
+            has_room = True
+        if has_room:
             self._open[cast("Connection", handler)] = None
             return
         self.refusals["full"] += 1
@@ -230,6 +242,7 @@ class Listener(web.Server):
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         """Count a connection out."""
         self._open.pop(cast("Connection", handler), None)
+        self._leaving.discard(cast("Connection", handler))
         super().connection_lost(handler, exc)
 
     def close_idle(self) -> None:
@@ -242,6 +255,7 @@ class Listener(web.Server):
         if idle is None:
             return False
         del self._open[idle]
+        self._leaving.add(idle)
         self.refusals["made_room"] += 1
         idle.force_close()
         return True

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import NO_USAGE, Usage
 from proxy.server.asked import UsageHider
+from proxy.server.stream_end import StreamEnd
 from proxy.server.usage import UsageTap
 
 
@@ -16,7 +17,7 @@ class ReplyObserver:
     A fault in it is *reported* once and turns it off; the bytes go on.
     """
 
-    __slots__ = ("_ending", "_hider", "_report", "_tap", "watches")
+    __slots__ = ("_end", "_ending", "_hider", "_report", "_tap", "watches")
 
     def __init__(
         self,
@@ -30,11 +31,21 @@ class ReplyObserver:
         self._ending = ending
         self._report = report
         self._tap: UsageTap | None = None
+        self._end: StreamEnd | None = None
         self.watches = True
         try:
             self._tap = UsageTap(encoding)
         except Exception as fault:  # noqa: BLE001 - whatever watches an answer must not cost it
             self._turn_off(fault)
+
+    def watch_end(self) -> None:
+        """Watch for what says that the stream is done."""
+        self._end = StreamEnd()
+
+    @property
+    def saw_end(self) -> bool:
+        """False if the stream's end was watched for and did not come."""
+        return self._end is None or self._end.done or not self.watches
 
     @property
     def usage(self) -> Usage:
@@ -56,6 +67,8 @@ class ReplyObserver:
             self._tap.feed(chunk)
             if self._ending is not None:
                 self._ending.feed(chunk)
+            if self._end is not None:
+                self._end.feed(chunk)
             return self._hider.feed(chunk) if self._hider is not None else chunk
         except Exception as fault:  # noqa: BLE001 - whatever watches an answer must not cost it
             self._turn_off(fault)

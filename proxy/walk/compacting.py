@@ -96,6 +96,11 @@ class Compacting:
         self._now = now
         self._serving = serving
 
+    @staticmethod
+    def markers() -> dict[str, tuple[bytes, ...]]:
+        """What a body holds if there may be something to do in it, by API."""
+        return {responses.API: (PREFIX.encode(), TRIGGER.encode())}
+
     def opened(self, request: Request) -> tuple[Request, tuple[int, ...]]:
         """*request* without items of ours, and the indexes where they stood."""
         if request.api != responses.API or PREFIX.encode() not in request.body:

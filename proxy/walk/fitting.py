@@ -6,6 +6,8 @@ from collections.abc import MutableMapping
 from dataclasses import replace
 from typing import assert_never
 
+from cachetools import LRUCache
+
 from proxy.core.budget.catalogue import Route
 from proxy.core.compression.fresh import capped
 from proxy.core.compression.record import Record
@@ -45,6 +47,9 @@ from proxy.walk.reading import Located, Reader, Reading
 from proxy.walk.telling import report_of
 from proxy.walk.toolroom import ToolRoom
 
+LOWS = 1_024
+"""Low marks that are remembered: one for each window and output figure in use."""
+
 
 class Fitter:
     """Fits requests into their windows.
@@ -68,8 +73,13 @@ class Fitter:
         self._policy = policy
         self._recorder = recorder
         self._lessons = lessons
+        self._lows: LRUCache[tuple[int | None, ...], int] = LRUCache(LOWS)
         self._room = ToolRoom(reader, policy, tools)
         self.events = Events(reader, recorder, policy, records, asked, summaries)
+
+    def markers(self) -> dict[str, tuple[bytes, ...]]:
+        """What a body holds if its results may have to be capped, by API."""
+        return {} if self._policy.always is None else dict.fromkeys(DIALECTS, (b"tool", b"function"))
 
     async def capped(self, request: Request) -> Request:
         """*request* with its tool results capped, where that is wanted; *request* itself where nothing is too big."""
@@ -92,8 +102,12 @@ class Fitter:
 
         A token of JSON is more than two bytes, so that its tokens are under half of the mark.
         """
-        figures = self._policy.budget(route, window, None, 0, 1.0)
-        return figures.low(self._policy.rules.marks, min(budget, figures.lasting))
+        name = (window, budget, route.max_output, route.max_input, route.tier)
+        low = self._lows.get(name)
+        if low is None:
+            figures = self._policy.budget(route, window, None, 0, 1.0)
+            low = self._lows[name] = figures.low(self._policy.rules.marks, min(budget, figures.lasting))
+        return low
 
     def locate(self, request: Request) -> Located:
         """Where things stand in the body. Raises ``InvalidRequest`` where it cannot be read."""

@@ -122,12 +122,19 @@ class Lessons:
         """What this process knows of *route*; the family's prior where it knows nothing."""
         return self._known.get((route.lesson, tenant)) or Held(Lesson(prior(route.model, exact=route.exact)))
 
+    def cached(self, route: Route, tenant: bytes) -> Held | None:
+        """What is known of *route* if the store was asked a moment ago; None if other replicas may know more."""
+        held = self._known.get((route.lesson, tenant))
+        if held is not None and self._clock() - held.asked < FRESH_SECONDS:
+            return held
+        return None
+
     async def of(self, route: Route, tenant: bytes) -> Held:
         """What is known of *route*, by other replicas too; asks the store at most once in a while."""
-        held, now = self._known.get((route.lesson, tenant)), self._clock()
-        if held is not None and now - held.asked < FRESH_SECONDS:
+        held = self.cached(route, tenant)
+        if held is not None:
             return held
-        shared = load(await self._recorder.recall(tenant, route.lesson))
+        now, shared = self._clock(), load(await self._recorder.recall(tenant, route.lesson))
         held = self._known[route.lesson, tenant] = Held(shared or self.now(route, tenant).lesson, now)
         return held
 

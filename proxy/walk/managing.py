@@ -26,6 +26,10 @@ class Managing:
         self._reader = reader
         self._owned = frozenset(owned)
 
+    def markers(self) -> dict[str, tuple[bytes, ...]]:
+        """What a body holds if there may be something to do in it, by API."""
+        return {messages.API: (MEMBER.encode(),)} if self._owned else {}
+
     def concerns(self, request: Request) -> bool:
         """Whether *request* may ask for context edits that are served here; a look at its bytes."""
         return bool(self._owned) and request.api == messages.API and MEMBER.encode() in request.body

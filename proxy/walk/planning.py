@@ -7,6 +7,7 @@ from dataclasses import replace
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
 from proxy.core.budget.figures import input_room, reserve
 from proxy.core.conversation.identity import name_of
+from proxy.core.conversation.outline import Outline
 from proxy.core.decisions import CompactionTarget
 from proxy.core.overflow.policy import MaxLoss, first_max_loss
 from proxy.core.report import Report
@@ -14,8 +15,8 @@ from proxy.core.request import Mode, Request
 from proxy.offload import offload
 from proxy.walk.bodies import rerouted
 from proxy.walk.fitting import Fitter
-from proxy.walk.heads import MEDIA, bound, read_head
-from proxy.walk.lessons import Lessons, Sent
+from proxy.walk.heads import MEDIA, Head, bound, read_head
+from proxy.walk.lessons import Held, Lessons, Sent
 from proxy.walk.plans import Plan
 from proxy.walk.recovery import Recovery
 
@@ -73,82 +74,126 @@ class Planner:
         plan = await self.planned(other, max_loss, dry_run=dry_run)
         return replace(plan, request=other, report=as_fallback(plan.report.but(model=asked), model))
 
+    def quick_check(self, request: Request) -> Plan | None:
+        """The client's own bytes if they alone show that nothing has to be done; None if that takes a closer look.
+
+        Nothing is counted or hashed, and nothing is waited for: not even for what other replicas learned of the route,
+        so that a process which never asked for that gives no quick answer.
+        """
+        head = read_head(request.api, request.body)
+        if head is None or request.options.compact_now:
+            return None
+        route, mode = self._route(request, head.model), self._mode_of(request)
+        known = self._lessons.cached(route, request.tenant)
+        if known is None:
+            return None
+        return self._uncounted(request, head, route, known, mode)
+
     async def planned(
         self, request: Request, max_loss: MaxLoss | None = None, *, counted: bool = False, dry_run: bool = False
     ) -> Plan:
         """The plan for *request* and the model it names, as far as *max_loss* (its policy's, if none) allows."""
-        plan, session = await self._plan(request, max_loss, counted, dry_run)
-        session = request.options.conversation or request.session or session
-        report = plan.report.but(epoch=request.epoch)
-        if session:
-            report = report.but(conversation=name_of(request.tenant, session))
-        return replace(plan, report=report)
-
-    async def _plan(self, request: Request, max_loss: MaxLoss | None, counted: bool, dry_run: bool) -> tuple[Plan, str]:
-        """The plan, and what the body calls the conversation."""
         head = read_head(request.api, request.body)
-        located = None if head else await self._fitter.located(request)
-        about = located.outline if located else head
-        model, stream = (about.model, about.stream is True) if about else ("", False)
-        model, session = request.model or model, about.session if about else ""
-        route = self._catalogue.resolve(model, len(request.body))
-        if request.variant:
-            route = replace(route, variant=request.variant)
-        mode = self._mode if request.options.mode == "on" else request.options.mode
+        about: Head | Outline = head or (await self._fitter.located(request)).outline
+        route, mode = self._route(request, about.model), self._mode_of(request)
         known = await self._lessons.of(route, request.tenant)
-        window = self._recovery.window(route, known, request)
         if mode == "on" and (smaller := await self._fitter.capped(request)) is not request:
-            plan, session = await self._plan(smaller, max_loss, counted, dry_run)
-            outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
-            stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
-            return replace(plan, report=plan.report.but(outcome=outcome, stages=stages)), session
-        report = Report(
-            request.request_id,
-            request.api,
-            model,
-            route.upstream,
-            stream,
-            source=self._recovery.source(route, known, window),
-            project=request.options.project,
-            task_size=request.options.task_size,
-            client_compaction=request.compacting,
-        )
-        if mode == "off" or window is None:
-            sent = _uncounted(request, route) if mode != "off" else None
-            reason = "off" if mode == "off" else "unknown-window"
-            return Plan(request.body, report.but(reason=reason), route, sent=sent), session
-        if head is not None and not request.options.compact_now and not counted:
-            held = reserve(head.requested, route.max_output, window)
-            budget = input_room(window, held, route.max_input)
-            if tokens := bound(request.body, head, self._fitter.low(route, window, budget)):
-                bounds = {"tokens_before": tokens, "tokens_after": tokens, "bounded": True}
-                return Plan(request.body, report.but(window=window, budget=budget, **bounds), route), session
+            return _as_capped(await self.planned(smaller, max_loss, counted=counted, dry_run=dry_run))
+        plan = self._uncounted(request, about, route, known, mode, counted=counted)
+        if plan is not None:
+            return plan
+        window = self._recovery.window(route, known, request)
+        assert window is not None  # else it is sent uncounted
         if mode == "observe":
             # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
             own = replace(request.options, conversation=request.options.conversation + OBSERVED)
             request = replace(request, options=own)
-        located = located or await self._fitter.located(request)
-        factor = known.lesson.calibration.factor
+        report = self._report(request, about, route, known, window)
+        target = self._target(request, route, mode, max_loss, dry_run)
+        located, ratio = await self._fitter.located(request), known.lesson.calibration.factor
+        measured = await self._fitter.measure(request, located, route, window, ratio, report.source, target)
+        plan = await self._fitter.decide(measured, report)
+        if report.conversation:
+            plan = replace(plan, report=plan.report.but(conversation=report.conversation))
+        return _observed(request, plan, route) if mode == "observe" else plan
+
+    def _route(self, request: Request, named: str) -> Route:
+        """Where *request* goes; *named* is the model that its body names."""
+        route = self._catalogue.resolve(request.model or named, len(request.body))
+        return replace(route, variant=request.variant) if request.variant else route
+
+    def _mode_of(self, request: Request) -> Mode:
+        return self._mode if request.options.mode == "on" else request.options.mode
+
+    def _uncounted(
+        self, request: Request, about: Head | Outline, route: Route, known: Held, mode: Mode, *, counted: bool = False
+    ) -> Plan | None:
+        """The client's own bytes if nothing is to be counted: mode off, no known window, or few bytes; else None."""
+        window = self._recovery.window(route, known, request)
+        if mode == "off" or window is None:
+            sent = _sent_uncounted(request, route) if mode != "off" else None
+            report = self._report(request, about, route, known, window)
+            reason = "off" if mode == "off" else "unknown-window"
+            return Plan(request.body, report.but(reason=reason, window=None), route, sent=sent)
+        if isinstance(about, Outline) or request.options.compact_now or counted:
+            return None
+        reserved = reserve(about.requested, route.max_output, window)
+        budget = input_room(window, reserved, route.max_input)
+        tokens = bound(request.body, about, self._fitter.low(route, window, budget))
+        if not tokens:
+            return None
+        report = self._report(request, about, route, known, window)
+        return Plan(
+            request.body, report.but(budget=budget, tokens_before=tokens, tokens_after=tokens, bounded=True), route
+        )
+
+    def _report(self, request: Request, about: Head | Outline, route: Route, known: Held, window: int | None) -> Report:
+        """What is known of a request before it is counted."""
+        options = request.options
+        session = options.conversation.removesuffix(OBSERVED) or request.session or about.session
+        return Report(
+            request.request_id,
+            request.api,
+            request.model or about.model,
+            route.upstream,
+            about.stream is True,
+            window=window,
+            source=self._recovery.source(route, known, window),
+            project=options.project,
+            task_size=options.task_size,
+            conversation=name_of(request.tenant, session) if session else "",
+            epoch=request.epoch,
+            client_compaction=request.compacting,
+        )
+
+    def _target(
+        self, request: Request, route: Route, mode: Mode, max_loss: MaxLoss | None, dry_run: bool
+    ) -> CompactionTarget:
+        """What the view of *request* must reach at first."""
+        now = request.options.compact_now
         if max_loss is None:
-            max_loss = "any" if mode == "observe" or request.options.compact_now else first_max_loss(route.steps)
-        now, lower = request.options.compact_now, self._fitter.lower
-        target = CompactionTarget(
+            max_loss = "any" if mode == "observe" or now else first_max_loss(route.steps)
+        return CompactionTarget(
             force=now,
             wait_for_summary=now,
             dry_run=dry_run,
             max_loss=max_loss,
-            lower_output=lower,
+            lower_output=self._fitter.lower,
             share=request.options.compact_to,
         )
-        measured = await self._fitter.measure(request, located, route, window, factor, report.source, target)
-        plan = await self._fitter.decide(measured, report)
-        return (_observed(request, plan, route) if mode == "observe" else plan), session
 
     def _upstream_of(self, model: str) -> str:
         return self._catalogue.resolve(model).upstream
 
 
-def _uncounted(request: Request, route: Route) -> Sent:
+def _as_capped(plan: Plan) -> Plan:
+    """*plan*, of a request whose results were capped, which is a stage of its own."""
+    outcome = "compacted" if plan.report.outcome == "verbatim" else plan.report.outcome
+    stages = ("truncate", *(stage for stage in plan.report.stages if stage != "truncate"))
+    return replace(plan, report=plan.report.but(outcome=outcome, stages=stages))
+
+
+def _sent_uncounted(request: Request, route: Route) -> Sent:
     """What an answer can teach of a view that nobody counted, since no window is known to hold it against."""
     plain = not MEDIA.search(request.body)
     return Sent(route, request.tenant, len(request.body) // MOST_BYTES_A_TOKEN, b"", -1, plain, counted=False)

@@ -80,6 +80,7 @@ class Recovery:
         """What is known of *request*, sent as *plan* has it, before a refusal of it is believed."""
         if plan.route is None:
             return Prior(body=plan.body)
+        request = await self._fitter.capped(request)
         try:
             located = self._fitter.locate(request)
             counted = None if located.outline.unseen else await self._weight(request, located, plan)

@@ -61,6 +61,7 @@ CARRIES = (
     "proxy/server/handler.py",
     "proxy/server/observer.py",
     "proxy/server/outgoing.py",
+    "proxy/server/relay.py",
     "proxy/server/routes.py",
     "proxy/server/server.py",
     "proxy/server/intake.py read_headers",

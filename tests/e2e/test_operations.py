@@ -128,7 +128,7 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     later |= {"ullage_summary_calls_total", "ullage_summary_tokens_total"}
     later |= {"ullage_fallbacks_total", "ullage_observed_total", "ullage_silent_truncations_total"}
     later |= {"ullage_client_compactions_total", "ullage_recalls_total", "ullage_recall_tokens_total"}
-    later |= {"ullage_archive_items_total", "ullage_refused_connections_total"}
+    later |= {"ullage_archive_items_total", "ullage_refused_connections_total", "ullage_internal_errors_total"}
     assert names - shown - later == set()
     assert total(figures, "ullage_project_requests_total", project="apollo", task_size="small") == 1
     assert total(figures, "ullage_requests_total") == 5
@@ -170,7 +170,8 @@ async def test_a_request_is_one_line_with_the_guides_fields(
     )
     assert first["input_tokens"] == server.seen[0].tokens
     assert (second["stream"], second["input_tokens"]) == (True, server.seen[1].tokens)
-    assert all(line["level"] == "info" for line in lines(front))
+    # A busy machine may hold the loop for a moment, which is worth a warning of its own.
+    assert all(line["level"] == "info" for line in lines(front) if line["event"] != "proxy.loop_lagged")
 
 
 async def test_the_commented_configuration_starts(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:

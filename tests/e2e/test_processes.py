@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import shutil
@@ -30,7 +31,8 @@ HELLO: dict[str, Any] = {"model": "gpt-4o-mini", "messages": [{"role": "user", "
 STREAM = {**HELLO, "stream": True}
 
 ON_A_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
@@ -92,7 +94,7 @@ async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
     os.kill(victim, signal.SIGKILL)
     # A dying process leaves /proc/PID/cwd before the kernel closes its listening socket: its parent knows for sure.
     await until(lambda: any(line["event"] == "worker.ended" for line in lines(front)))
-    assert [(await ask(front)).status_code for _ in range(10)] == [200] * 10
+    assert [await answered(front) for _ in range(10)] == [200] * 10
     ends = [answer.endswith(b"data: [DONE]\n\n") for answer in await asyncio.gather(*streams)]
     assert True in ends, "the other worker's streams broke"
     assert False in ends, "no stream ran on the killed worker: nothing was tested"
@@ -184,6 +186,18 @@ async def test_two_workers_take_over_from_one_while_its_connections_wait(
     assert (await ask(front)).status_code == 200
 
 
+async def answered(front: Proxy, tries: int = 5) -> int:
+    """The status of an answer, asked for as clients do: again where the connection was dropped or 503 told to wait."""
+    status = 0
+    for _ in range(tries):
+        with contextlib.suppress(httpx.TransportError):
+            status = (await ask(front)).status_code
+        if status == 200:
+            return status
+        await asyncio.sleep(0.2)
+    return status
+
+
 @pytest.mark.parametrize("count", [1, 2])
 async def test_running_out_of_descriptors_is_told_and_survived(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
@@ -193,12 +207,12 @@ async def test_running_out_of_descriptors_is_told_and_survived(
     front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
     pids = list(workers(front).values()) or [front.pid]
     for pid in pids:
-        limit = len(os.listdir(f"/proc/{pid}/fd")) + 24
+        limit = len(os.listdir(f"/proc/{pid}/fd")) + 48
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
     held = [await asyncio.open_connection("127.0.0.1", front.port) for _ in range(120)]
     # uvloop takes all that wait at once and drops those beyond the last descriptor: let it come to an end first.
     await until(lambda: any(line["event"] == "server.out_of_descriptors" for line in lines(front)))
-    assert [(await ask(front)).status_code for _ in range(10)] == [200] * 10
+    assert [await answered(front) for _ in range(10)] == [200] * 10
     async with asyncio.timeout(10):
         while not total(await metrics(front), "ullage_out_of_descriptors_total"):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.1)

@@ -26,7 +26,7 @@ async def asked(body: bytes, headers: Intake, path: str = "/v1/chat/completions"
     """The request that is read."""
     reader = BodyReader(asyncio.StreamReader(), len(body), Limits(), BodyBytes(10**6), b"t")  # type: ignore[arg-type]
     plain = Request("chat", body, b"t" * 32, "r1")
-    return await read_request(plain, path, headers, reader, 10**6)
+    return await read_request(plain, path, headers, reader, Limits())
 
 
 async def test_headers_and_path_say_how_it_is_meant() -> None:

@@ -18,7 +18,9 @@ from proxy.core.sse import Events
 Verdict = Literal["undecided", "content", "overflow"]
 Headers = Iterable[tuple[str, str]]
 
-PREAMBLE_TYPES = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
+PREAMBLE_TYPES = frozenset(
+    {"response.created", "response.queued", "response.in_progress", "message_start", "ping", "keepalive"}
+)
 """Events that come before any content, by their ``type``."""
 
 LONGEST = 262_144

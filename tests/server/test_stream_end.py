@@ -1,6 +1,6 @@
 import pytest
 
-from proxy.server.relay import StreamEnd
+from proxy.server.stream_end import StreamEnd
 
 DONE = [
     b"data: [DONE]\n\n",

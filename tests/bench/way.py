@@ -1,0 +1,203 @@
+"""How long the way of one request is: files, functions and calls of ``proxy`` that run for it.
+
+    python -m tests.bench.way            prints one JSON object a kind of request
+
+The proxy serves in this process, on its main thread, with a profile hook on every thread; a client and an upstream run
+beside it and are not counted. Nothing is timed, so that any machine gives the same figures, give or take a call.
+Comprehensions and lambdas belong to the function they stand in. Each kind is asked three times and the shortest way
+counts: housekeeping that happens to run beside a request is none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import httpx
+import yaml
+
+import proxy
+from proxy.cli import main
+from tests.harness import free_port
+from tests.material import AGENT_TOOLS, agent_session, chat_turn
+
+ROOT = str(Path(proxy.__file__).parent) + os.sep
+SETTLED = 0.3
+"""Seconds after an answer in which what happens behind it still belongs to its request."""
+
+BYTES_A_TOKEN = 3.5
+"""Of the usage that the upstream reports: a figure that no count of ours is far from."""
+
+
+@dataclass
+class Way:
+    """What ran: distinct files and functions, calls, and how often a call was in another file than the one before."""
+
+    files: set[str] = field(default_factory=set)
+    functions: set[CodeType] = field(default_factory=set)
+    calls: int = 0
+    changes: int = 0
+    last: str = ""
+
+    def take(self, code: CodeType) -> None:
+        """Note one call."""
+        self.calls += 1
+        self.files.add(code.co_filename)
+        self.functions.add(code)
+        self.changes += code.co_filename != self.last
+        self.last = code.co_filename
+
+    def figures(self) -> dict[str, int]:
+        """The counts."""
+        return {
+            "files": len(self.files),
+            "functions": len(self.functions),
+            "calls": self.calls,
+            "changes": self.changes,
+        }
+
+
+class Hook:
+    """Notes the calls of the package in ``way`` while there is one."""
+
+    def __init__(self) -> None:
+        self.way: Way | None = None
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        """What ``sys.setprofile`` calls."""
+        code = frame.f_code
+        if self.way is None or event != "call" or code.co_name.startswith("<"):
+            return
+        if code.co_filename.startswith(ROOT):
+            self.way.take(code)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of request: its name, and the bodies of one conversation, of which the last one is counted."""
+
+    name: str
+    model: str
+    conversations: tuple[tuple[int, ...], ...]
+    agent: bool = True
+
+    def bodies(self, number: int) -> Iterator[bytes]:
+        """The requests of conversation *number*, in order."""
+        for rounds in self.conversations[number]:
+            messages = agent_session(rounds, 260) if self.agent else chat_turn(7, 420)[:1]
+            messages = [{"role": "user", "content": f"Task {self.name} {number}."}, *messages[1:]]
+            tools = {"tools": AGENT_TOOLS} if self.agent else {}
+            yield json.dumps({"model": self.model, "messages": messages, **tools}).encode()
+
+
+KINDS = (
+    Kind("fits", "roomy", ((1, 1), (1, 1), (1, 1)), agent=False),
+    Kind("counted", "small", ((13, 14, 15), (13, 14, 15), (13, 14, 15))),
+    Kind("compacts", "small", ((2, 26), (2, 26), (2, 26))),
+    Kind("follows", "small", ((2, 26, 27), (2, 26, 27), (2, 26, 27))),
+)
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            size = int(head.partition(b"content-length:")[2].split(b"\r", 1)[0])
+            await reader.readexactly(size)
+            tokens = int(size / BYTES_A_TOKEN)
+            choice = {"index": 0, "message": {"role": "assistant", "content": "Done."}, "finish_reason": "stop"}
+            usage = {"prompt_tokens": tokens, "completion_tokens": 2, "total_tokens": tokens + 2}
+            reply = {"id": "c", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}
+            body = json.dumps(reply).encode()
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            writer.write(head + body)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+
+
+def _serve_upstream(port: int) -> None:
+    async def serve() -> None:
+        server = await asyncio.start_server(_answer, "127.0.0.1", port)
+        await server.serve_forever()
+
+    asyncio.run(serve())
+
+
+def _configuration(folder: Path, upstream: int) -> Path:
+    rules = [{"name": name, "context_window": window} for name, window in (("roomy", 200_000), ("small", 8192))]
+    config = {
+        "store": {"url": "memory", "path": str(folder)},
+        "summaries": {"mode": "off"},
+        "upstreams": [{"name": "up", "base_url": f"http://127.0.0.1:{upstream}/v1", "probe": False}],
+        "models": [{**rule, "upstream": "up", "tokenizer": "o200k_base"} for rule in rules],
+    }
+    file = folder / "ullage.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def _measure(hook: Hook, client: httpx.Client) -> dict[str, dict[str, int | str]]:
+    found: dict[str, dict[str, int | str]] = {}
+    for kind in KINDS:
+        ways = []
+        for number in range(len(kind.conversations)):
+            *earlier, last = kind.bodies(number)
+            for body in earlier:
+                client.post("/chat/completions", content=body).raise_for_status()
+            time.sleep(SETTLED)
+            way = hook.way = Way()
+            reply = client.post("/chat/completions", content=last).raise_for_status()
+            time.sleep(SETTLED)
+            hook.way = None
+            ways.append((way, reply.headers["x-ullage-outcome"]))
+        shortest, outcome = min(ways, key=lambda pair: pair[0].calls)
+        found[kind.name] = {**shortest.figures(), "outcome": outcome}
+    return found
+
+
+def _drive(hook: Hook, port: int) -> None:
+    code = 1
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", trust_env=False, timeout=60) as client:
+            client.headers.update({"authorization": "Bearer sk-way", "content-type": "application/json"})
+            for _ in range(600):
+                try:
+                    client.get(f"http://127.0.0.1:{port}/health/ready")
+                    break
+                except httpx.TransportError:
+                    time.sleep(0.05)
+            time.sleep(1.0)
+            print(json.dumps(_measure(hook, client)), file=sys.stderr, flush=True)
+            code = 0
+    except Exception:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(code)
+
+
+def run() -> None:
+    """Serve, measure, print to standard error (the log has standard output), and end the process."""
+    hook, upstream, port = Hook(), free_port(), free_port()
+    folder = Path(tempfile.mkdtemp(prefix="ulg-"))
+    threading.Thread(target=_serve_upstream, args=(upstream,), daemon=True).start()
+    threading.Thread(target=_drive, args=(hook, port), daemon=True).start()
+    threading.setprofile(hook)
+    sys.setprofile(hook)
+    sys.argv = ["ullage", "serve", "--config", str(_configuration(folder, upstream)), "--port", str(port)]
+    main()
+
+
+if __name__ == "__main__":
+    run()
