@@ -21,7 +21,7 @@ from proxy.announcing import announce, bracketed, warn_of_silent
 from proxy.building import models_of, open_engine, server_config
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
-from proxy.engine import Engine
+from proxy.engine.engine import Engine
 from proxy.faults import Faults
 from proxy.notes.archive import Archive
 from proxy.noting import open_archive, open_chronicle, open_conversations

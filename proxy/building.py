@@ -21,7 +21,15 @@ from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.truncate import Truncate
 from proxy.core.decisions import Policy
 from proxy.core.overflow.classify import Classifier
-from proxy.engine import Engine
+from proxy.engine.context_management import Managing
+from proxy.engine.engine import Engine
+from proxy.engine.fitting import Fitter
+from proxy.engine.learned_routes import LearnedRoutes, Notice, unnoticed
+from proxy.engine.own_compaction import Compacting, Serving
+from proxy.engine.reading import Reader
+from proxy.engine.recall_session import Limits as RecallLimits
+from proxy.engine.recall_session import Recalling
+from proxy.engine.summary_answer import ClientCompaction
 from proxy.faults import Faults
 from proxy.notes.chronicle import Chronicle
 from proxy.routing import open_headers, open_names
@@ -33,14 +41,6 @@ from proxy.store import (
 from proxy.summaries import Jobs
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
-from proxy.walk.clientcompaction import ClientCompaction
-from proxy.walk.compacting import Compacting, Serving
-from proxy.walk.fitting import Fitter
-from proxy.walk.lessons import Lessons, Notice, unnoticed
-from proxy.walk.managing import Managing
-from proxy.walk.reading import Reader
-from proxy.walk.recalling import Limits as RecallLimits
-from proxy.walk.recalling import Recalling
 
 if TYPE_CHECKING:
     pass
@@ -83,7 +83,7 @@ def open_engine(
     policy = Policy(
         rules, wanted.lower_output, wanted.stored_history, economy, buffers, always, recall.enabled, reader.tools
     )
-    lessons = Lessons(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
+    lessons = LearnedRoutes(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(
         reader, store, policy, memories.records(), LRUCache(ASKED), memories.Locked(TOOL_ARRAYS), lessons, jobs
@@ -105,7 +105,7 @@ def open_engine(
         managing=Managing(reader, owned),
         own=own if wanted.client_compaction == "answer" else None,
         recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
-        chronicle=chronicle,
+        answered=chronicle.answered if chronicle else None,
         faults=faults,
     )
 

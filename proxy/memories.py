@@ -16,8 +16,8 @@ from cachetools import LRUCache
 from proxy.core.compression.record import Record
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.outline import Outline
-from proxy.ports import Summary
-from proxy.walk.reading import Known
+from proxy.engine.ports import Summary
+from proxy.engine.reading import CachedPrefix
 
 PREFIX_BYTES, OUTLINE_BYTES, RECORD_BYTES, TEXT_BYTES = 128 * 2**20, 64 * 2**20, 64 * 2**20, 16 * 2**20
 """What a process remembers of bodies, of what stands around their items, of events, and of summaries."""
@@ -89,7 +89,7 @@ def items() -> ByBytes[bytes, Item]:
     return ByBytes(ITEM_BYTES, lambda item: PLAIN + len(item.facts.mentions if item.facts else b"") + _linked([item]))
 
 
-def prefixes() -> ByBytes[bytes, Known]:
+def prefixes() -> ByBytes[bytes, CachedPrefix]:
     """A memory of bodies seen before."""
     return ByBytes(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans) + _linked(known.items))
 

@@ -25,16 +25,16 @@ from proxy.core.decisions import CompactionTarget, Policy
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.core.request import Options, Request
-from proxy.ports import Recorder, Summaries
+from proxy.engine.context_management import Managing
+from proxy.engine.fitting import Fitter
+from proxy.engine.learned_routes import LearnedRoutes
+from proxy.engine.own_compaction import Compacting, Serving
+from proxy.engine.plans import Plan
+from proxy.engine.ports import Recorder, Summaries
+from proxy.engine.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tooltable import Tools
 from proxy.tokenizers import Tokenizers
-from proxy.walk.compacting import Compacting, Serving
-from proxy.walk.fitting import Fitter
-from proxy.walk.lessons import Lessons
-from proxy.walk.managing import Managing
-from proxy.walk.plans import Plan
-from proxy.walk.reading import Reader
 from tests.pairs import pair_violations
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
 
@@ -139,7 +139,7 @@ class Desk:
         self.records: MutableMapping[tuple[str, bytes], Record] = {}
         policy = replace(policy, tools=tools())
         reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
-        self.lessons = Lessons(self.book, {}, {}, time.monotonic)
+        self.lessons = LearnedRoutes(self.book, {}, {}, time.monotonic)
         self.compacting = Compacting(reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {})
         self.managing = Managing(reader, owned)
         self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons, summaries)

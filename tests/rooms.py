@@ -10,10 +10,10 @@ from typing import Any
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
 from proxy.core.decisions import Policy
 from proxy.core.request import Mode, Options, Request
-from proxy.engine import Counting, Engine
+from proxy.engine.engine import Counting, Engine
+from proxy.engine.ports import Reply, Send
+from proxy.engine.replies import Answer
 from proxy.faults import Faults, Where
-from proxy.ports import Reply, Send
-from proxy.walk.answering import Answer
 from tests import forms
 from tests.fits import POLICY, TENANT, Book, Desk, body_of, classifier
 from tests.material import AGENT_TOOLS, agent_session

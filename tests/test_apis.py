@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.compression.event import Demand
-from proxy.walk.plans import Plan
+from proxy.engine.plans import Plan
 from tests import strategies
 from tests.e2e.checks import changed
 from tests.fits import POLICY, UNSHRUNK, Desk, is_clip, outline_problems

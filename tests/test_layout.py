@@ -33,7 +33,7 @@ EXEMPT = {
     "proxy/core/conversation/dialect.py": "a protocol, no behaviour",
     "proxy/core/conversation/entry.py": "a plain value, no behaviour",
     "proxy/core/request.py": "plain values, no behaviour",
-    "proxy/ports.py": "protocols and plain values, no behaviour",
+    "proxy/engine/ports.py": "protocols and plain values, no behaviour",
     "proxy/server/config.py": "plain values with defaults, no behaviour",
     "proxy/server/relay.py": "carries bytes; seen at work over real connections in tests/server/test_leaving.py",
     "proxy/server/contracts.py": "protocols, no behaviour",

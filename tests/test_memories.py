@@ -8,14 +8,16 @@ import json
 import threading
 import tracemalloc
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import Item
 from proxy.core.decisions import DIALECTS
+from proxy.engine.reading import Reader
 from proxy.memories import ByBytes, Locked, items, outlines, prefixes
-from proxy.walk.reading import Reader
+from tests.bench.small import BOUNDS, SHARE
 from tests.fits import tokenizers
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session
@@ -160,3 +162,9 @@ def test_threads_may_share_a_memory() -> None:
         thread.join()
     assert errors == []
     assert len(memory) == 50
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in BOUNDS for name in names])
+def test_the_soak_shrinks_bounds_that_exist(module: ModuleType, name: str) -> None:
+    """A bound that was renamed would stay as large as it is, and its filling would look like a leak."""
+    assert getattr(module, name) >= SHARE

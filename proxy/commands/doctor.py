@@ -21,6 +21,7 @@ from proxy.core.diagnosis import Finding, Tried, Window
 from proxy.core.errors import NotFound, UllageError
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import Prior
+from proxy.engine.learned_routes import remedy
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_upstream
 from proxy.server.usage import UsageTap
 from proxy.settings import Settings, overflow_rules
@@ -28,7 +29,6 @@ from proxy.settings.servers import Upstream
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams, find
-from proxy.walk.lessons import remedy
 
 SMALL: Final = 400
 """Tokens of the short requests: enough for a factor, and next to nothing on a bill."""

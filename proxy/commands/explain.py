@@ -28,13 +28,13 @@ from proxy.core.conversation.scan import whole
 from proxy.core.decisions import DIALECTS, NO_EDITS, MeasuredRequest
 from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
+from proxy.engine.plans import Plan
+from proxy.engine.reading import Reader, Reading
 from proxy.routing import open_catalogue
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.walk.plans import Plan
-from proxy.walk.reading import Reader, Reading
 
 TENANT: Final = bytes(32)
 """Whoever runs the command is the only caller there is."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from proxy.core.budget import beliefs
 from proxy.core.budget.catalogue import Route
+from proxy.engine.learned_routes import LearnedRoute, believed, load
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, is_running, open_store
 from proxy.tasks import Tasks
-from proxy.walk.lessons import Lesson, believed, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ async def _of(store: Store, route: Route, callers: Iterable[bytes]) -> Learned |
     return min(told, key=lambda each: each.window or beliefs.MOST, default=None)
 
 
-def _told(route: Route, lesson: Lesson, now: float) -> Learned:
+def _told(route: Route, lesson: LearnedRoute, now: float) -> Learned:
     window = believed(route, lesson.belief, now)
     factor = lesson.calibration.factor
     if window is None or window == route.window:

@@ -14,7 +14,7 @@ from proxy.building import open_engine
 from proxy.core.conversation.sessions import Message, Session, read_sessions
 from proxy.core.errors import UllageError
 from proxy.core.request import Request
-from proxy.engine import Engine
+from proxy.engine.engine import Engine
 from proxy.routing import open_catalogue
 from proxy.settings import Prices, Settings
 from proxy.store import open_store

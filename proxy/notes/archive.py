@@ -11,7 +11,7 @@ from typing import Any, Literal
 from proxy.core.compression.event import Event
 from proxy.core.conversation.pages import ITEM, Entry, dump, ref_of
 from proxy.core.decisions import CountedView
-from proxy.ports import Clock, Originals
+from proxy.engine.ports import Clock, Originals
 
 Outcome = Literal["kept", "dropped", "too_big", "failed"]
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]

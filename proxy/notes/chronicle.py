@@ -11,9 +11,9 @@ from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote,
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report
 from proxy.core.request import Request
+from proxy.engine.plans import Plan
+from proxy.engine.ports import Register
 from proxy.notes.archive import Archive
-from proxy.ports import Register
-from proxy.walk.plans import Plan
 
 LEAST = 60.0
 """Seconds between two notes on requests of one conversation, compactions aside."""

@@ -9,7 +9,7 @@ from proxy.core.conversation.notes import EventNote, JobNote, LastNote, load, sh
 from proxy.core.conversation.pages import ITEM, ITEMS, MOST_ITEMS, Page, parts_of, shown_item, shown_list
 from proxy.core.conversation.pages import load as load_list
 from proxy.core.errors import Conflict
-from proxy.ports import Kind, Originals, Register
+from proxy.engine.ports import Kind, Originals, Register
 
 WISHED = 3600.0
 """Seconds for which a wish for a compaction waits for the conversation's next request."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from proxy import ports
 from proxy.core.errors import NotFound, Overloaded, UllageError, error_body
 from proxy.core.report import Report, response_headers
+from proxy.engine import ports
 from proxy.server.intake import Intake
 from proxy.server.outgoing import Outgoing
 from proxy.server.routes import is_stranger, misses_root

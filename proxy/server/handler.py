@@ -14,11 +14,11 @@ from urllib.parse import parse_qs
 
 from aiohttp import web
 
-from proxy import ports
 from proxy.core.errors import InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, response_headers
 from proxy.core.request import Request
+from proxy.engine import ports
 from proxy.faults import Faults, Where
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access

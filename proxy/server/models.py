@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 import msgspec
 
-from proxy import ports
 from proxy.core.errors import NotFound, UllageError, UpstreamTimeout
+from proxy.engine import ports
 from proxy.server.contracts import Route, Upstream
 from proxy.server.intake import CREDENTIALS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy import ports
+from proxy.engine import ports
 from proxy.server import answers
 from proxy.server.observer import ReplyObserver
 from proxy.server.outgoing import Outgoing

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from proxy.core.errors import StoreUnavailable
-from proxy.ports import Kind
+from proxy.engine.ports import Kind
 from proxy.store import keys
 from proxy.store.backend import Backend
 from proxy.store.errors import Unavailable

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from proxy.core.errors import UllageError
 from proxy.core.request import Origin
-from proxy.ports import Reply
+from proxy.engine.ports import Reply
 from proxy.summaries.contracts import Upstream
 from proxy.summaries.wires import WIRES, Written, read
 

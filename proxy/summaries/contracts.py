@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from proxy import ports
 from proxy.core.conversation.notes import JobNote
 from proxy.core.report import SummaryReport
+from proxy.engine import ports
 
 
 class Upstream(Protocol):

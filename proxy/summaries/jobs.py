@@ -17,7 +17,7 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.conversation.notes import JobState
 from proxy.core.report import SummaryOutcome, SummaryReport
 from proxy.core.request import Request
-from proxy.ports import Clock, Passage, Summary
+from proxy.engine.ports import Clock, Summary, SummaryRequest
 from proxy.summaries.calling import Summariser
 from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf, Tell, untold
 from proxy.summaries.kept import dump, load, note_on
@@ -118,11 +118,11 @@ class Jobs:
         clients = [{"tenant": self._label(tenant), **figures} for tenant, figures in self._ledger.figures(SHOWN)]
         return {"mode": self._terms.mode, "running": self.running, "clients": clients, "breakers": breakers[:SHOWN]}
 
-    async def ready(self, passage: Passage) -> Summary | None:
+    async def ready(self, passage: SummaryRequest) -> Summary | None:
         """The summary of *passage*, or the newest one of a shorter prefix; asks the store at most once."""
         return await self._newest(passage, self._policy(passage, self._terms.summariser(passage, self._resolve)))
 
-    async def write(self, passage: Passage) -> Summary | None:
+    async def write(self, passage: SummaryRequest) -> Summary | None:
         """As ``ready``, but a missing summary is written first, within the timeout that a request has in all."""
         found = await self.ready(passage)
         if found is not None and found.cut == passage.wanted.length:
@@ -152,7 +152,7 @@ class Jobs:
         _, needed = self._memory.dear.get(key, (0, 0))
         return self._ledger.affords(request.tenant, needed)
 
-    def prepare(self, passage: Passage) -> None:
+    def prepare(self, passage: SummaryRequest) -> None:
         """Start a job in the background, unless there is one, or a summary, here or on another replica."""
         if self.is_due(passage.request, passage.route, passage.since):
             self._start(passage, wait=False)
@@ -177,7 +177,7 @@ class Jobs:
         if late:
             await asyncio.wait(late)
 
-    def _start(self, passage: Passage, *, wait: bool) -> asyncio.Task[Summary | None] | None:
+    def _start(self, passage: SummaryRequest, *, wait: bool) -> asyncio.Task[Summary | None] | None:
         if self._closing or len(self._running) >= self._terms.most or passage.request.origin is None:
             return None
         key = self._key(passage)
@@ -185,7 +185,7 @@ class Jobs:
         task.add_done_callback(lambda _: self._running.pop(key, None))
         return task
 
-    async def _job(self, passage: Passage, *, wait: bool) -> Summary | None:
+    async def _job(self, passage: SummaryRequest, *, wait: bool) -> Summary | None:
         """One job, reported once, whatever becomes of it."""
         summariser, key, began = self._terms.summariser(passage, self._resolve), self._key(passage), self._clock()
         draft: Draft | None = None
@@ -218,7 +218,7 @@ class Jobs:
 
     def _report(
         self,
-        passage: Passage,
+        passage: SummaryRequest,
         summariser: Summariser,
         outcome: SummaryOutcome,
         reason: str,
@@ -240,7 +240,7 @@ class Jobs:
         self._observe(report)
 
     async def _attempt(
-        self, passage: Passage, summariser: Summariser, *, wait: bool
+        self, passage: SummaryRequest, summariser: Summariser, *, wait: bool
     ) -> tuple[Summary | None, Draft | None]:
         """A summary, and how it came about unless another replica wrote it. Raises ``Unwritten``."""
         if reason := self._may_not(passage, summariser):
@@ -277,7 +277,7 @@ class Jobs:
             renewal.cancel()
             await lease.release()
 
-    async def _draft(self, passage: Passage, summariser: Summariser, base: Summary | None) -> Draft:
+    async def _draft(self, passage: SummaryRequest, summariser: Summariser, base: Summary | None) -> Draft:
         """A text within the tenant's means, by a summariser that is worth asking."""
         tenant = passage.request.tenant
         breaker = self._breaker_of(summariser, tenant)
@@ -312,7 +312,7 @@ class Jobs:
             self._ledger.spent(tenant, taken - reserved)
 
     async def _keep(
-        self, passage: Passage, summariser: Summariser, policy: bytes, base: Summary | None, draft: Draft
+        self, passage: SummaryRequest, summariser: Summariser, policy: bytes, base: Summary | None, draft: Draft
     ) -> Summary:
         """What holds from now on: *draft*, or what another replica kept before."""
         cut, chain = passage.wanted.length, passage.wanted.chain
@@ -323,7 +323,7 @@ class Jobs:
         self._memory.summaries[policy, chain] = summary
         return summary
 
-    async def _newest(self, passage: Passage, policy: bytes) -> Summary | None:
+    async def _newest(self, passage: SummaryRequest, policy: bytes) -> Summary | None:
         """The summary of the longest prefix that has one: from memory, unless the store has a longer one."""
         cuts = passage.cuts[::-1]
         known = next((i for i, cut in enumerate(cuts) if (policy, cut.chain) in self._memory.summaries), len(cuts))
@@ -338,7 +338,7 @@ class Jobs:
                     return summary
         return self._memory.summaries.get((policy, cuts[known].chain)) if known < len(cuts) else None
 
-    async def _elsewhere(self, passage: Passage, policy: bytes) -> Summary | None:
+    async def _elsewhere(self, passage: SummaryRequest, policy: bytes) -> Summary | None:
         """What another replica is writing, as soon as it is there; ``None`` after a while."""
         until, pause = self._clock() + min(WAIT_ELSEWHERE, self._terms.timeout), 0.05
         while self._clock() < until:
@@ -355,26 +355,26 @@ class Jobs:
             await asyncio.sleep(self._terms.lease * RENEW)
             held = await lease.renew(self._terms.lease)
 
-    def _may_not(self, passage: Passage, summariser: Summariser) -> str:
+    def _may_not(self, passage: SummaryRequest, summariser: Summariser) -> str:
         """Why nothing may be asked on behalf of this request, as a fixed word; empty where it may."""
         if self._ledger.is_paused(passage.request.tenant):
             return "paused"
         return "subscription" if self._terms.forbid(passage, summariser) else ""
 
-    def _refuse(self, passage: Passage, summariser: Summariser) -> float:
+    def _refuse(self, passage: SummaryRequest, summariser: Summariser) -> float:
         """Let nobody try this stretch again for a while; the seconds."""
         key, seconds = self._key(passage), self._patience(passage)
         self._memory.failures[key] = self._memory.failures.get(key, 0) + 1
         self._shelf.refuse(passage.root, self._policy(passage, summariser), passage.since, seconds)
         return seconds
 
-    def _patience(self, passage: Passage) -> float:
+    def _patience(self, passage: SummaryRequest) -> float:
         """For how many seconds nobody tries again where one more has failed."""
         failures = self._memory.failures.get(self._key(passage), 0)
         return min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures, 10))
 
     def _note(
-        self, passage: Passage, summariser: Summariser, state: JobState, reason: str = "", *, left: int = 0
+        self, passage: SummaryRequest, summariser: Summariser, state: JobState, reason: str = "", *, left: int = 0
     ) -> None:
         """Tell what has become of the summary of *passage*, for people."""
         now, patience = int(time.time()), int(self._patience(passage))
@@ -388,7 +388,7 @@ class Jobs:
             breaker = self._memory.breakers[summariser.name, tenant] = self._breaker()
         return breaker
 
-    def _policy(self, passage: Passage, summariser: Summariser) -> bytes:
+    def _policy(self, passage: SummaryRequest, summariser: Summariser) -> bytes:
         """What makes texts interchangeable: the prompts, who writes, the cap, and in the aligned mode what precedes."""
         facts = [self._writer.version, summariser.name.encode(), b"%d" % passage.step]
         if self._writer.aligned and summariser.own:
@@ -396,5 +396,5 @@ class Jobs:
         return hashlib.sha256(b"\0".join(facts)).digest()[:8]
 
     @staticmethod
-    def _key(passage: Passage) -> Key:
+    def _key(passage: SummaryRequest) -> Key:
         return passage.route.name, passage.since

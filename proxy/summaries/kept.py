@@ -6,7 +6,7 @@ import msgspec
 
 from proxy.core.conversation.notes import VERSION as NOTE_VERSION
 from proxy.core.conversation.notes import JobNote, JobState
-from proxy.ports import Passage, Summary
+from proxy.engine.ports import Summary, SummaryRequest
 from proxy.summaries.calling import Summariser
 
 VERSION = 1
@@ -38,7 +38,7 @@ def load(value: bytes, cut: int) -> Summary | None:
 
 
 def note_on(
-    passage: Passage,
+    passage: SummaryRequest,
     summariser: Summariser,
     policy: bytes,
     state: JobState,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from proxy.core.budget.catalogue import Route
-from proxy.ports import Passage
+from proxy.engine.ports import SummaryRequest
 from proxy.summaries.calling import Summariser, credentials, is_subscription
 
 LEASE = 15.0
@@ -47,7 +47,7 @@ class Terms:
     lease: float = LEASE
     headers_of: HeadersOf = no_headers
 
-    def summariser(self, passage: Passage, resolve: Callable[[str], Route]) -> Summariser:
+    def summariser(self, passage: SummaryRequest, resolve: Callable[[str], Route]) -> Summariser:
         """Who writes: the configured summariser where this tenant's words may go there, else the request's model."""
         route, api = passage.route, passage.request.api
         configured = self.model and (self.allowed is None or passage.request.tenant in self.allowed)
@@ -60,7 +60,7 @@ class Terms:
         api, added = api if lent else "chat", self.headers_of(chosen.asked or chosen.model)
         return Summariser(chosen.upstream, chosen.model, api, window, False, lent, chosen.encoding, added)
 
-    def forbid(self, passage: Passage, summariser: Summariser) -> bool:
+    def forbid(self, passage: SummaryRequest, summariser: Summariser) -> bool:
         """Whether the key that a call would be made with is a subscription's, and those are not to be used."""
         if self.subscriptions:
             return False

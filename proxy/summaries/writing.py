@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from proxy.core.compression.verify import Source, verify
 from proxy.core.conversation.entry import Entry
 from proxy.core.request import Origin
-from proxy.ports import Counter, Passage, Summary
+from proxy.engine.ports import Counter, Summary, SummaryRequest
 from proxy.summaries.calling import CallFailed, Summariser, call
 from proxy.summaries.contracts import Upstream
 from proxy.summaries.prompting import Prompts
@@ -99,7 +99,7 @@ class Writer:
         """Whether the request's own prompt is used where its own model writes."""
         return self._aligned
 
-    async def write(self, passage: Passage, summariser: Summariser, base: Summary | None, allow: Allow) -> Draft:
+    async def write(self, passage: SummaryRequest, summariser: Summariser, base: Summary | None, allow: Allow) -> Draft:
         """The text of *passage*, on top of *base* where there is one. Raises ``Unwritten``."""
         entries = await asyncio.to_thread(passage.read, 0, passage.wanted.length)
         fresh = entries[base.cut if base else 0 :]
@@ -120,7 +120,7 @@ class Writer:
             return await self._ask(_Run(passage, summariser, base.text if base else ""), entries, chunks)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _allowed(self, passage: Passage, tokens: int, allow: Allow) -> None:
+    async def _allowed(self, passage: SummaryRequest, tokens: int, allow: Allow) -> None:
         needed = int(tokens * passage.factor)
         if reason := await allow(needed):
             raise Unwritten(reason, tried=False, needed=needed)
@@ -129,7 +129,12 @@ class Writer:
         return lambda text: self._counter.count(summariser.encoding, text)
 
     def _plan(
-        self, passage: Passage, summariser: Summariser, base: Summary | None, fresh: Sequence[Entry], detail: float
+        self,
+        passage: SummaryRequest,
+        summariser: Summariser,
+        base: Summary | None,
+        fresh: Sequence[Entry],
+        detail: float,
     ) -> tuple[list[str], int]:
         """What is to be sent, and about how many tokens it takes in all.
 
@@ -143,7 +148,7 @@ class Writer:
         before = passage.cap * (len(chunks) - (base is None))
         return chunks, sum(map(count, chunks)) + each * len(chunks) + before
 
-    def _warm(self, passage: Passage, summariser: Summariser) -> tuple[bytes, int] | None:
+    def _warm(self, passage: SummaryRequest, summariser: Summariser) -> tuple[bytes, int] | None:
         """The request's own prompt with the instruction behind it, and its tokens; ``None`` where it may not fit."""
         warm = passage.warm(passage.wanted.length) if self._aligned and summariser.own else None
         output = allowance(summariser.model, passage.cap)
@@ -192,7 +197,7 @@ class Writer:
 class _Run:
     """One text on its way: what it is so far, and what it took."""
 
-    passage: Passage
+    passage: SummaryRequest
     summariser: Summariser
     text: str = ""
     calls: int = 0

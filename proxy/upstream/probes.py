@@ -19,7 +19,7 @@ import msgspec
 
 from proxy.core.budget.windows import Window
 from proxy.core.errors import UllageError
-from proxy.ports import Clock
+from proxy.engine.ports import Clock
 from proxy.upstream import windows as wording
 from proxy.upstream.survey import DEADLINE, Ask, Found, Survey, among
 

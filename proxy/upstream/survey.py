@@ -9,7 +9,7 @@ from typing import Final
 
 from proxy.core.budget.windows import Window
 from proxy.core.errors import UllageError
-from proxy.ports import Reply
+from proxy.engine.ports import Reply
 from proxy.upstream import windows as wording
 
 DEADLINE: Final = 3.0

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy.core.conversation import chat
+from proxy.engine.reading import Reader, Reading
 from proxy.tokenizers import VOCABULARIES, Tokenizers
-from proxy.walk.reading import Reader, Reading
 from tests.bench.counting_messages import cjk, code, messages, noise, reference
 from tests.e2e.test_counting import WINDOW, drive
 from tests.harness import Proxy

@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy.core.request import Request
+from proxy.engine.ports import Summary, SummaryRequest
 from proxy.notes.archive import Archive, Terms
 from proxy.notes.chronicle import Chronicle
-from proxy.ports import Passage, Summary
 from proxy.store import Store, open_store
 from proxy.summaries.kept import dump
 from proxy.tasks import Tasks
@@ -44,7 +44,7 @@ class Writer:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def ready(self, passage: Passage) -> Summary | None:
+    async def ready(self, passage: SummaryRequest) -> Summary | None:
         """One for just this prefix."""
         said = [entry.text for entry in passage.read(0, passage.wanted.length) if entry.role == "assistant"]
         text = _cut("\n".join(said[::-1]), passage.cap, count)
@@ -60,7 +60,7 @@ class Writer:
         """Never: they are there."""
         return False
 
-    def prepare(self, passage: Passage) -> None:
+    def prepare(self, passage: SummaryRequest) -> None:
         """Nothing to prepare."""
 
     def sent(self, tenant: bytes, tokens: int) -> None:

@@ -9,9 +9,9 @@ import sys
 from types import ModuleType
 
 from proxy import building, cli, memories, noting, routing
+from proxy.engine import records as events
 from proxy.server import api
 from proxy.store import records, sealed
-from proxy.walk import events
 
 SHARE = 64
 """By which the caches are smaller."""

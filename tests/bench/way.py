@@ -33,6 +33,9 @@ from tests.harness import free_port
 from tests.material import AGENT_TOOLS, agent_session, chat_turn
 
 ROOT = str(Path(proxy.__file__).parent) + os.sep
+HOUSEKEEPING = ("telemetry/lag.py", "loop_lag")
+"""What runs several times a second whether there are requests or not: the file, and the function it reports to."""
+
 SETTLED = 0.3
 """Seconds after an answer in which what happens behind it still belongs to its request."""
 
@@ -79,7 +82,8 @@ class Hook:
         code = frame.f_code
         if self.way is None or event != "call" or code.co_name.startswith("<"):
             return
-        if code.co_filename.startswith(ROOT):
+        keeps_house = code.co_filename.endswith(HOUSEKEEPING[0]) or code.co_name == HOUSEKEEPING[1]
+        if code.co_filename.startswith(ROOT) and not keeps_house:
             self.way.take(code)
 
 

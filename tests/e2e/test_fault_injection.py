@@ -69,14 +69,14 @@ CARRIES = (
     "proxy/server/intake.py Intake.",
     "proxy/tasks.py",
     "proxy/upstream/",
-    "proxy/walk/failopen.py",
-    "proxy/engine.py Engine.exchange",
-    "proxy/engine.py Engine.count",
-    "proxy/engine.py Engine.compact",
-    "proxy/walk/answering.py Told.",
-    "proxy/walk/answering.py Written.",
-    "proxy/walk/generations.py Streamed.",
-    "proxy/walk/generations.py Settled.",
+    "proxy/engine/fail_open.py",
+    "proxy/engine/engine.py Engine.exchange",
+    "proxy/engine/engine.py Engine.count",
+    "proxy/engine/engine.py Engine.compact",
+    "proxy/engine/replies.py DrainedReply.",
+    "proxy/engine/replies.py LocalReply.",
+    "proxy/engine/recall_answer.py Streamed.",
+    "proxy/engine/recall_answer.py Settled.",
 )
 
 
@@ -305,7 +305,7 @@ async def test_a_fault_anywhere_on_its_way_costs_no_request(lab: Lab, api: str, 
 
 
 BREAKS = """
-from proxy.walk import planning
+from proxy.engine import planning
 
 async def broken(*_, **__):
     raise ZeroDivisionError("CANARY")

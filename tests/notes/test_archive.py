@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from proxy.core.compression.event import Event
 from proxy.core.compression.swap import Swap
 from proxy.core.conversation.pages import load, parts_of
+from proxy.engine.plans import Plan
 from proxy.notes.archive import REST, Archive, Terms, left_by
-from proxy.walk.plans import Plan
 from tests.fits import Desk, body_of, slices
 from tests.material import agent_session
 

@@ -9,8 +9,8 @@ from typing import Any
 from proxy.core.compression.event import Demand
 from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, load
 from proxy.core.request import Request
+from proxy.engine.plans import Plan
 from proxy.notes.chronicle import Chronicle
-from proxy.walk.plans import Plan
 from tests.fits import TENANT, Desk, body_of
 from tests.material import agent_session
 from tests.server.house import a_register

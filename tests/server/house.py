@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxy import ports
 from proxy.core.errors import UllageError
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import Report, Usage
+from proxy.engine import ports
 from proxy.notes.conversations import Conversations
 from proxy.server import Models, Place, Server, ServerConfig
 from proxy.store.memory import Memory

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.ports import Recorder
+from proxy.engine.ports import Recorder
 from proxy.store import Store, keys
 from proxy.store.sealed import MAX_PLAIN
 from tests.store.conftest import Opener, Valkey, eventually

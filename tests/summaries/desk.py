@@ -11,7 +11,7 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.conversation.entry import Entry
 from proxy.core.report import SummaryReport
 from proxy.core.request import Origin, Request
-from proxy.ports import Cut, Passage, Warm
+from proxy.engine.ports import Cut, SummaryRequest, Warm
 from proxy.store import Breaker, Patience
 from proxy.summaries import Jobs, Ledger, Memory, Terms, Writer, load_prompts
 from proxy.summaries.contracts import Shelf
@@ -34,7 +34,9 @@ def entries_of(rounds: int, size: int = 200) -> list[Entry]:
     return found
 
 
-def passage_of(entries: Sequence[Entry], *, window: int = 8192, cap: int = 384, tenant: bytes = TENANT) -> Passage:
+def summary_request_of(
+    entries: Sequence[Entry], *, window: int = 8192, cap: int = 384, tenant: bytes = TENANT
+) -> SummaryRequest:
     """All of *entries* as a passage whose cuts are after every second item."""
     sums = [0]
     for entry in entries:
@@ -43,7 +45,7 @@ def passage_of(entries: Sequence[Entry], *, window: int = 8192, cap: int = 384, 
     origin = Origin("/v1/chat/completions", (("Authorization", "Bearer sk-abc"),))
     request = Request("chat", b"", tenant, "r", origin=origin)
     warm = Warm('{"model":"gpt-4o-mini","messages":[]}', b'{"role":"user","content":"Note 1: it is so."}', 500)
-    return Passage(
+    return SummaryRequest(
         request, ROUTE, ROOT, SINCE, cuts, 0, cap, cap, b"h" * 8, window, 1.0,
         lambda start, stop: entries[start:stop], lambda length: warm,
     )  # fmt: skip

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.ports import Passage
+from proxy.engine.ports import SummaryRequest
 from tests.conftest import StartStub
 from tests.harness import until
 from tests.store.conftest import Opener, Valkey
 from tests.stub.summariser import Behaviour
-from tests.summaries.desk import ROUTE, SINCE, TENANT, Bench, entries_of, passage_of
+from tests.summaries.desk import ROUTE, SINCE, TENANT, Bench, entries_of, summary_request_of
 from tests.summaries.shelves import Dictionary
 
 
@@ -25,17 +25,17 @@ async def test_a_summary_is_ready_when_it_is_needed(stub: StartStub) -> None:
     server, shelf = await stub(), Dictionary()
     first, second = Bench(server, shelf), Bench(server, shelf)
     entries = entries_of(12)
-    passage = passage_of(entries).until(16)
+    passage = summary_request_of(entries).until(16)
     assert await first.jobs.ready(passage) is None
     first.jobs.prepare(passage)
     await settled(first)
     for bench in (first, second):
-        found = await bench.jobs.ready(passage_of(entries))
+        found = await bench.jobs.ready(summary_request_of(entries))
         assert found is not None
         assert found.cut == 16
         assert found.spent > 0
     assert not first.jobs.is_due(passage.request, ROUTE, SINCE)
-    second.jobs.prepare(passage_of(entries))
+    second.jobs.prepare(summary_request_of(entries))
     await settled(second)
     assert [report.outcome for report in first.reports + second.reports] == ["written", "adopted"]
     assert len(server.summaries) == 1
@@ -50,7 +50,7 @@ async def test_eight_replicas_ask_once(stub: StartStub) -> None:
     benches = [Bench(server, shelf) for _ in range(8)]
     for _ in range(25):
         for bench in benches:
-            bench.jobs.prepare(passage_of(entries_of(8)))
+            bench.jobs.prepare(summary_request_of(entries_of(8)))
     await settled(*benches)
     assert len(server.summaries) == 1
     assert sorted(report.reason for bench in benches for report in bench.reports) == [""] + ["elsewhere"] * 7
@@ -66,7 +66,7 @@ async def test_an_event_that_waits_gets_what_another_replica_writes(stub: StartS
     for bench in benches:
         task = bench.tasks.spawn(_advance(bench), "clock")
         del task
-    passage = passage_of(entries_of(8))
+    passage = summary_request_of(entries_of(8))
     found = await asyncio.gather(*(bench.jobs.write(passage) for bench in benches))
     assert found[0] is not None
     assert found[1] is not None
@@ -83,7 +83,7 @@ async def test_one_request_waits_once(stub: StartStub) -> None:
     bench = Bench(server, Dictionary(), mode="inline", timeout=0.3, seconds=30.0)
     server.gate.clear()
     entries = entries_of(12)
-    first, longer = passage_of(entries).until(16), passage_of(entries)
+    first, longer = summary_request_of(entries).until(16), summary_request_of(entries)
     assert await bench.jobs.write(first) is None
     bench.now += 0.3
     server.gate.set()
@@ -116,7 +116,7 @@ async def test_three_failures_open_the_breaker(stub: StartStub, behaviour: Behav
     for at in range(4):
         bench.jobs.prepare(_elsewhere(at))
         await settled(bench)
-        assert not bench.jobs.is_due(passage_of(entries_of(8)).request, ROUTE, bytes([at]) * 16)
+        assert not bench.jobs.is_due(summary_request_of(entries_of(8)).request, ROUTE, bytes([at]) * 16)
     if behaviour == "hostile":
         assert len(server.summaries) == 4, "orders taken out, the rest of it is used"
     else:
@@ -135,9 +135,9 @@ async def test_three_failures_open_the_breaker(stub: StartStub, behaviour: Behav
     await bench.close()
 
 
-def _elsewhere(at: int) -> Passage:
+def _elsewhere(at: int) -> SummaryRequest:
     """The passage of another conversation."""
-    passage, name = passage_of(entries_of(8)), bytes([at]) * 8
+    passage, name = summary_request_of(entries_of(8)), bytes([at]) * 8
     cuts = tuple(replace(cut, chain=name + cut.chain[8:]) for cut in passage.cuts)
     return replace(passage, since=name * 2, root=name * 2, cuts=cuts)
 
@@ -163,7 +163,7 @@ async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valk
     server = await stub()
     store = await opener(valkey.url)
     bench = Bench(server, store.shelf, lease=0.5)
-    passage = passage_of(entries_of(8))
+    passage = summary_request_of(entries_of(8))
     policy = bench.jobs._policy(passage, bench.jobs._terms.summariser(passage, bench.jobs._resolve))
     assert await store.shelf.lease(passage.root, policy, passage.since, 0.5) is not None
     bench.jobs.prepare(passage)
@@ -186,12 +186,12 @@ async def test_a_job_that_is_cancelled_gives_its_lease_back(stub: StartStub) -> 
     server, shelf = await stub(), Dictionary()
     server.summariser = "hanging"
     bench = Bench(server, shelf, timeout=60.0)
-    bench.jobs.prepare(passage_of(entries_of(8)))
+    bench.jobs.prepare(summary_request_of(entries_of(8)))
     await until(lambda: bool(server.summaries))
     assert shelf.leases
     await bench.jobs.finish(0.05)
     assert shelf.leases == {}
-    assert not bench.jobs.is_due(passage_of(entries_of(8)).request, ROUTE, SINCE)
+    assert not bench.jobs.is_due(summary_request_of(entries_of(8)).request, ROUTE, SINCE)
     await bench.close()
 
 
@@ -200,7 +200,7 @@ async def test_subscription_tokens_of_an_upstream_are_respected(stub: StartStub)
     server = await stub()
     for allowed in (False, True):
         bench = Bench(server, Dictionary(), guarded=frozenset({"stub"}), subscriptions=allowed)
-        bench.jobs.prepare(passage_of(entries_of(8)))
+        bench.jobs.prepare(summary_request_of(entries_of(8)))
         await settled(bench)
         assert bench.reports[0].reason == ("" if allowed else "subscription")
         await bench.close()
@@ -216,9 +216,9 @@ async def test_a_fault_of_ours_is_reported_and_not_paid_for_again(
         raise ZeroDivisionError
 
     monkeypatch.setattr(bench.writer, "write", broken)
-    bench.jobs.prepare(passage_of(entries_of(8)))
+    bench.jobs.prepare(summary_request_of(entries_of(8)))
     await settled(bench)
     assert [type(error) for _, error in bench.failed] == [ZeroDivisionError]
-    assert not bench.jobs.is_due(passage_of(entries_of(8)).request, ROUTE, SINCE)
+    assert not bench.jobs.is_due(summary_request_of(entries_of(8)).request, ROUTE, SINCE)
     bench.failed.clear()
     await bench.close()

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.summaries.calling import Summariser
 from proxy.summaries.kept import VERSION, Kept, dump, load, note_on
-from tests.summaries.desk import entries_of, passage_of
+from tests.summaries.desk import entries_of, summary_request_of
 
 SUMMARISER = Summariser("stub", "small", "chat", 8192, True, True, "o200k_base")
 
@@ -28,7 +28,7 @@ def test_what_is_no_summary_of_this_version_is_none(value: bytes) -> None:
 
 def test_a_note_tells_when_a_failure_is_tried_again() -> None:
     """A failed summary has a time; it names the prefix and who was asked, and holds no text."""
-    passage = passage_of(entries_of(3))
+    passage = summary_request_of(entries_of(3))
     failed = note_on(passage, SUMMARISER, b"p" * 8, "failed", 1000, reason="empty", patience=60)
     assert (failed.until, failed.cut, failed.by, failed.reason) == (1060, 8, "small", "empty")
     assert note_on(passage, SUMMARISER, b"p" * 8, "ready", 1000, left=90, patience=60).until == 0

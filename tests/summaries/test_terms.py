@@ -9,9 +9,9 @@ import pytest
 
 from proxy.core.budget.catalogue import Catalogue, Rule
 from proxy.core.request import Origin
-from proxy.ports import Passage
+from proxy.engine.ports import SummaryRequest
 from proxy.summaries.terms import UNKNOWN_WINDOW, Terms
-from tests.summaries.desk import ROUTE, TENANT, entries_of, passage_of
+from tests.summaries.desk import ROUTE, TENANT, entries_of, summary_request_of
 
 OAUTH = "sk-ant-oat01-abc"
 CATALOGUE = Catalogue(
@@ -30,8 +30,8 @@ def headers_of(model: str) -> Mapping[str, str]:
     return {"x-for": model}
 
 
-def passage(*headers: tuple[str, str]) -> Passage:
-    made = passage_of(entries_of(2))
+def passage(*headers: tuple[str, str]) -> SummaryRequest:
+    made = summary_request_of(entries_of(2))
     return replace(made, request=replace(made.request, origin=Origin("/v1/chat/completions", headers)))
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from proxy.ports import Summary
+from proxy.engine.ports import Summary
 from proxy.summaries import writing
 from proxy.summaries.calling import Summariser
 from proxy.summaries.writing import Unwritten
 from tests.conftest import StartStub
 from tests.stub.summariser import Behaviour
-from tests.summaries.desk import Bench, entries_of, passage_of
+from tests.summaries.desk import Bench, entries_of, summary_request_of
 from tests.summaries.shelves import Dictionary
 
 
@@ -28,7 +28,7 @@ async def test_a_history_far_larger_than_the_window_is_folded_in_chunks(stub: St
     """However long the history, no call overflows the summariser's window, and each builds on the one before."""
     server = await stub(window=4096)
     bench = Bench(server, Dictionary())
-    draft = await bench.writer.write(passage_of(entries_of(120), window=4096, cap=256), own(4096), None, allow)
+    draft = await bench.writer.write(summary_request_of(entries_of(120), window=4096, cap=256), own(4096), None, allow)
     assert draft.calls == len(server.summaries) > 5
     assert {seen.verdict for seen in server.summaries} == {"ok"}
     assert "Note 120: " in draft.text
@@ -42,7 +42,7 @@ async def test_one_and_a_half_million_tokens_are_folded_through_a_hundred_thousa
     """A history of 1.5M tokens goes through a window of 100K: no call is too big, none is wasted, the end is there."""
     server = await stub(window=100_000)
     bench = Bench(server, Dictionary(), seconds=60.0)
-    passage = passage_of(entries_of(1370, 1090), window=100_000, cap=4096)
+    passage = summary_request_of(entries_of(1370, 1090), window=100_000, cap=4096)
     assert passage.wanted.tokens > 1_500_000
     draft = await bench.writer.write(passage, own(100_000), None, allow)
     assert {seen.verdict for seen in server.summaries} == {"ok"}
@@ -63,7 +63,7 @@ async def test_a_budget_is_asked_before_work_is_done(stub: StartStub, monkeypatc
 
     monkeypatch.setattr(writing, "Source", None)
     with pytest.raises(Unwritten, match="budget"):
-        await bench.writer.write(passage_of(entries_of(10)), own(8192), None, never)
+        await bench.writer.write(summary_request_of(entries_of(10)), own(8192), None, never)
     await bench.close()
 
 
@@ -72,7 +72,7 @@ async def test_a_previous_summary_is_built_upon(stub: StartStub) -> None:
     server = await stub()
     bench = Bench(server, Dictionary())
     base = Summary("## Identifiers and errors\n- Note 2: the shard of ledger_2 is 9402.", 12, 100)
-    draft = await bench.writer.write(passage_of(entries_of(10)), own(8192), base, allow)
+    draft = await bench.writer.write(summary_request_of(entries_of(10)), own(8192), base, allow)
     (seen,) = server.summaries
     assert "Note 4: " not in seen.messages[1]["content"]
     assert "Note 2: the shard of ledger_2 is 9402." in draft.text
@@ -84,7 +84,7 @@ async def test_the_requests_own_prompt_ends_with_the_instruction(stub: StartStub
     """In the aligned mode the warm prompt goes out again with one message more, where it fits."""
     server = await stub()
     bench = Bench(server, Dictionary(), aligned=True)
-    await bench.writer.write(passage_of(entries_of(10)), own(8192), None, allow)
+    await bench.writer.write(summary_request_of(entries_of(10)), own(8192), None, allow)
     (seen,) = server.summaries
     assert [message["content"][:6] for message in seen.messages] == ["Note 1", "Stop h"]
     plain = Bench(server, Dictionary())
@@ -109,7 +109,7 @@ async def test_what_is_not_usable_is_a_failure(stub: StartStub, behaviour: Behav
     server.summariser = behaviour
     bench = Bench(server, Dictionary())
     with pytest.raises(Unwritten) as failed:
-        await bench.writer.write(passage_of(entries_of(10, 60), cap=96), own(8192), None, allow)
+        await bench.writer.write(summary_request_of(entries_of(10, 60), cap=96), own(8192), None, allow)
     assert failed.value.tried
     assert failed.value.reason == reason
     assert (failed.value.taken[0] > 0) is (behaviour != "failing")
@@ -126,14 +126,14 @@ async def test_what_is_too_dear_is_told_in_less_detail(stub: StartStub) -> None:
         asked.append(tokens)
         return "budget" if len(asked) == 1 else ""
 
-    await bench.writer.write(passage_of(entries_of(10, 600)), own(8192), None, first_is_dear)
+    await bench.writer.write(summary_request_of(entries_of(10, 600)), own(8192), None, first_is_dear)
     assert asked[1] < asked[0] * 0.7
 
     async def never(tokens: int) -> str:
         return "budget"
 
     with pytest.raises(Unwritten, match="budget") as failed:
-        await bench.writer.write(passage_of(entries_of(10)), own(8192), None, never)
+        await bench.writer.write(summary_request_of(entries_of(10)), own(8192), None, never)
     assert not failed.value.tried
     assert failed.value.needed > 0
     await bench.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 DEFAULT_RESERVE = 16_384
 """Room kept for an answer when neither the request nor the model's own output limit says less."""
@@ -94,39 +95,35 @@ class Figures:
     max_input: int | None = None
     cap: int | None = None
     buffers: Buffers = NO_BUFFERS
+    # Computed once, when the budget is built:
+    stepped: int = field(init=False, compare=False)
+    """``fixed`` in steps of window/64, so that a clock in the system text moves no cut."""
+    budget: int = field(init=False, compare=False)
+    """What the input of this very request may use."""
+    lasting: int = field(init=False, compare=False)
+    """The budget of past boundaries: it must not follow a request's output figure, or every cut would move with it."""
+    ceiling: int = field(init=False, compare=False)
+    """What a view may take at any boundary, so that a request that names no output figure fits there as it is.
 
-    @property
-    def budget(self) -> int:
-        """What the input of this very request may use."""
-        return max(0, self.inside(self.reserve))
+    Past boundaries go by it too: else they would miss the compactions that such a request brought about when it came.
+    """
+    room: int = field(init=False, compare=False)
+    """What the view of this very request may take: less than the ceiling or, for a short answer, more."""
 
-    @property
-    def lasting(self) -> int:
-        """The budget of past places: it must not follow a request's output figure, or every cut would move with it."""
-        return self.inside(self.window // 32)
+    def __post_init__(self) -> None:
+        step = max(1, self.window // 64)
+        derive = partial(object.__setattr__, self)  # the class is frozen
+        derive("stepped", -(-self.fixed // step) * step)
+        budget, lasting = max(0, self.inside(self.reserve)), self.inside(self.window // 32)
+        blocking = self._short_of(self.buffers.blocking)
+        derive("budget", budget)
+        derive("lasting", lasting)
+        derive("ceiling", min(lasting, self.window - self.usual, blocking))
+        derive("room", min(lasting, budget, blocking))
 
     def inside(self, reserve: int) -> int:
         """What the input may use beside an answer of *reserve* tokens; below zero where the answer alone is too big."""
         return input_room(self.window, reserve, self.max_input)
-
-    @property
-    def ceiling(self) -> int:
-        """What a view may take at any place, so that a request that asks for no output figure fits there as it is.
-
-        Past places go by it too: else they would miss the events that such a request brought about when it came.
-        """
-        return min(self.lasting, self.window - self.usual, self._short_of(self.buffers.blocking))
-
-    @property
-    def room(self) -> int:
-        """What the view of this very request may take: less than the ceiling or, for a short answer, more."""
-        return min(self.lasting, self.budget, self._short_of(self.buffers.blocking))
-
-    @property
-    def stepped(self) -> int:
-        """``fixed`` in steps of window/64, so that a clock in the system text moves no cut."""
-        step = max(1, self.window // 64)
-        return -(-self.fixed // step) * step
 
     def mark(self, share: float, budget: int) -> int:
         """The level at which *share* of the room inside *budget*, as far as it is to be used, is used."""

@@ -13,7 +13,7 @@ from proxy.core.compression.prune import Prune
 from proxy.core.compression.swap import charge
 from proxy.core.conversation import chat
 from proxy.core.conversation.items import Item, lay_out, unread_from
-from proxy.walk.reading import read_one
+from proxy.engine.reading import read_one
 from tests.drawn import coding_session
 from tests.fits import body_of, count, slices, tools
 from tests.strategies import Message, agent_sessions

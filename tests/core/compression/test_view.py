@@ -16,7 +16,7 @@ from proxy.core.compression.view import Pen, Raw, assemble, write
 from proxy.core.conversation import chat
 from proxy.core.conversation.items import lay_out
 from proxy.core.conversation.scan import scan
-from proxy.walk.reading import read_one
+from proxy.engine.reading import read_one
 from tests.fits import UNSHRUNK, Message, body_of, count, message_problems, slices, text_of, tools
 from tests.strategies import conversations, encode
 

@@ -14,7 +14,7 @@ from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.facts import pairs_of
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.written import as_result, resaid, settled
-from proxy.walk.reading import read_one
+from proxy.engine.reading import read_one
 from tests.fits import count, tools
 
 TASK = {"role": "user", "content": "Fix a.py."}

@@ -1,0 +1,350 @@
+"""Reading requests in O(new): what was seen before is recognised by content and never parsed or counted again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proxy.core.budget.memory import memories
+from proxy.core.budget.prices import Meter, prices
+from proxy.core.budget.regions import NOTHING, Members, Totals, add_up
+from proxy.core.budget.tools import reads_declarations, tools_tokens
+from proxy.core.conversation.chain import chain
+from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.facts import facts_of
+from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
+from proxy.core.conversation.outline import SYSTEM, TOOLS, Outline, read_outline
+from proxy.core.conversation.scan import MOST_ITEMS, Scan, Span, extend, scan
+from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
+from proxy.core.conversation.written import read_written, settled
+from proxy.core.errors import InvalidRequest
+from proxy.engine.ports import Counter
+from proxy.offload import load_of, offload
+
+RECOUNTED = 1_024
+"""Characters from which a text that stands in every view of a conversation is not counted again for each of them."""
+
+PREFIX_FROM = 8_192
+"""Bytes from which a body is worth remembering as a whole: below, scanning it again costs as little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One request, read: where its items are, what they weigh, and what stands around them.
+
+    ``body`` is the client's, or the same with its items as a list. ``sizes`` are the tokens of each counted member of
+    the outline, ``fixed`` those of everything but the history; ``totals`` are those of the items by role,
+    ``remembered`` those of memories in the members that hold system text.
+    """
+
+    body: bytes
+    scan: Scan
+    items: tuple[Item, ...]
+    outline: Outline
+    sizes: dict[str, int]
+    fixed: int
+    totals: Totals
+    known: CachedPrefix | None
+    remembered: int = 0
+
+    @property
+    def members(self) -> Members:
+        """The weight of the members beside the items, by what they hold."""
+        tools, system = (sum(self.sizes.get(key, 0) for key in keys) for keys in (TOOLS, SYSTEM))
+        return Members(tools, system, self.remembered)
+
+    @property
+    def system(self) -> int:
+        """The weight of all system text: the system items, and the members that hold such text."""
+        return self.totals.system + self.members.system
+
+    @property
+    def load(self) -> int:
+        """What work on all of it is about, in bytes as ``offload`` weighs them."""
+        return load_of(len(self.body), len(self.items))
+
+    @property
+    def history(self) -> int:
+        """The weight of all items that are not system items."""
+        return self.totals.history
+
+    @property
+    def media(self) -> int:
+        """What images and the like are in all."""
+        return self.totals.media
+
+    def layout(self) -> Layout:
+        """The structure of the items, continued from that of a prefix of this body."""
+        layout = lay_out(self.items, self.known.layout if self.known else EMPTY)
+        if self.known is not None:
+            self.known.layout = layout
+        return layout
+
+    def links(self, key: bytes, label: str) -> tuple[bytes, ...]:
+        """The chain's links after each item, continued from those computed for a prefix of this body."""
+        name = (key, label)
+        named, before = self.known.links if self.known else (name, ())
+        links = chain(key, label, self.items, before if named == name else ())
+        if self.known is not None:
+            self.known.links = name, links
+        return links
+
+
+@dataclass(slots=True)
+class CachedPrefix:
+    """A body seen before up to ``border``: equal bytes up to there (``digest``) mean an equal scan and equal items.
+
+    ``layout`` and ``links`` (behind the chain key and label they are for) are filled in when they are first needed;
+    they may be those of a shorter prefix. ``measure`` says what the items were counted by. Threads share it, so each
+    member is replaced as a whole.
+    """
+
+    border: int
+    digest: bytes
+    scan: Scan
+    measure: str = ""
+    items: tuple[Item, ...] = ()
+    links: tuple[tuple[bytes, str], tuple[bytes, ...]] = ((b"", ""), ())
+    layout: Layout = EMPTY
+    totals: Totals = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A body whose items were found but not yet counted."""
+
+    body: bytes
+    scan: Scan
+    outline: Outline
+    known: CachedPrefix | None
+    memo: PrefixHasher | None
+
+
+class Reader:
+    """Reads bodies with four memories handed in (bounded mappings): items, outlines, their sizes, whole prefixes.
+
+    Every key is a digest over tenant and content, so nothing of one tenant can be timed by another, and no memory
+    keeps a body alive. Large bodies are read on threads, so the memories have to be safe to share. A body of more than
+    *most* items is refused.
+    """
+
+    def __init__(
+        self,
+        counter: Counter,
+        items: MutableMapping[bytes, Item],
+        outlines: MutableMapping[bytes, Outline],
+        sizes: MutableMapping[bytes, int],
+        prefixes: MutableMapping[bytes, CachedPrefix],
+        tools: ToolMap = NO_TOOLS,
+        most: int = MOST_ITEMS,
+    ) -> None:
+        self.tools = tools
+        self.most = most
+        self._counter = counter
+        self._items = items
+        self._outlines = outlines
+        self._sizes = sizes
+        self._prefixes = prefixes
+
+    async def located(self, dialect: Dialect, tenant: bytes, body: bytes) -> Located:
+        """As ``locate``, of a large body on a thread."""
+        return await offload(len(body), self.locate, dialect, tenant, body)
+
+    def locate(self, dialect: Dialect, tenant: bytes, body: bytes) -> Located:
+        """Where things stand in *body*.
+
+        Raises ``InvalidRequest`` if it is no valid body of *dialect*, ``TooManyItems`` if it has too many.
+        """
+        scope = hashlib.sha256(tenant + dialect.API.encode())
+        memo = PrefixHasher(scope.copy(), body) if len(body) >= PREFIX_FROM else None
+        known = memo.find(self._prefixes) if memo else None
+        try:
+            longer = extend(body, dialect.LIST, known.scan, self.most) if known else None
+            where = longer or scan(body, dialect.LIST, self.most)
+        except InvalidRequest:
+            listed = dialect.listed(body)
+            if listed is None:
+                raise
+            return self.locate(dialect, tenant, listed)
+        raw = where.outline(body)
+        name = _key(scope, raw)
+        outline = self._outlines.get(name)
+        if outline is None:
+            outline = self._outlines[name] = read_outline(_text(raw), dialect.OUTPUT_FIGURES)
+        return Located(body, where, outline, known, memo)
+
+    async def read(self, dialect: Dialect, encoding: str, tenant: bytes, found: Located, model: str = "") -> Reading:
+        """The reading of a located body, counted in *encoding* and priced as *model* prices media and tools.
+
+        Raises ``InvalidRequest`` where an item is none.
+        """
+        known = found.known if found.known and found.known.measure == _measure(encoding, model) else None
+        border, seen = (known.border, len(known.items)) if known else (0, 0)
+        unseen = load_of(len(found.body) - border, len(found.scan.spans) - seen)
+        return await offload(unseen, self._read, dialect, encoding, tenant, found, model)
+
+    def _read(self, dialect: Dialect, encoding: str, tenant: bytes, found: Located, model: str) -> Reading:
+        known, spans, measure = found.known, found.scan.spans, _measure(encoding, model)
+        seen = (
+            known.items if known and known.measure == measure and spans[: len(known.items)] == known.scan.spans else ()
+        )
+        count = self.count(encoding, model)
+        scope = _scope(dialect, measure, tenant)
+        items = seen + self._read_items(dialect, count, scope, found.body, spans[len(seen) :])
+        items = seen + settled(items, len(seen))
+        kept = found.memo.keep(self._prefixes, found.scan, measure, items) if found.memo and spans else None
+        if kept and known:
+            kept.links = known.links
+            kept.layout = known.layout if known.measure == measure else EMPTY
+        sizes = self._sizes_of(scope, found.outline.counted(), encoding, model)
+        totals = add_up(items, known.totals if known and seen else NOTHING)
+        if kept:
+            kept.totals = totals
+        tools = dialect.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
+        fixed = dialect.PER_REPLY + tools + totals.system + sum(sizes.values())
+        remembered = sum(self._remembered(scope, text, count) for text in found.outline.said.values())
+        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept, remembered)
+
+    def count(self, encoding: str, model: str = "") -> Meter:
+        """Counts text in *encoding*, and knows what media cost with *model*."""
+        return Meter(lambda text: self._counter.count(encoding, text), prices(model))
+
+    def recount(self, encoding: str, tenant: bytes, model: str = "") -> Meter:
+        """As ``count``, for texts of this tenant that come again: what is long is counted once."""
+        scope = hashlib.sha256(tenant + f"{encoding}\0again\0".encode())
+
+        def counted(text: str) -> int:
+            if len(text) < RECOUNTED:
+                return self._counter.count(encoding, text)
+            name = _key(scope, text.encode("utf-8", "surrogatepass"))
+            size = self._sizes.get(name)
+            if size is None:
+                size = self._sizes[name] = self._counter.count(encoding, text)
+            return size
+
+        return Meter(counted, prices(model))
+
+    def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
+        """Counts the JSON of a tools array the way *model* reads it."""
+        count = self.count(encoding, model)
+        return (lambda text: tools_tokens(text, count)) if reads_declarations(model) else count
+
+    def tokens_of_tools(self, text: str, encoding: str, model: str) -> int:
+        """Tokens of a tools array of ours, the same for every caller, as *model* reads it; counted once."""
+        name = hashlib.sha256(f"{_measure(encoding, model)}\0{text}".encode()).digest()
+        size = self._sizes.get(name)
+        if size is None:
+            size = self._sizes[name] = self.count_tools(encoding, model)(text)
+        return size
+
+    def _read_items(
+        self, dialect: Dialect, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
+    ) -> tuple[Item, ...]:
+        keys = [_key(scope, body[start:end]) for start, end in spans]
+        # Taken out at once: the memory is bounded, and may lose any of them before the last one is read.
+        items = {key: item for key in keys if (item := self._items.get(key)) is not None}
+        unseen = {key: span for key, span in zip(keys, spans, strict=True) if key not in items}
+        if unseen:
+            fresh = {key: read_one(dialect, body[start:end], count, self.tools) for key, (start, end) in unseen.items()}
+            self._items.update(fresh)
+            items |= fresh
+        return tuple([items[key] for key in keys])
+
+    def _sizes_of(self, scope: Any, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
+        """Tokens of the members around the items."""
+        found: dict[str, int] = {}
+        for key, text in texts.items():
+            name = _key(scope, f"{key}\0{text}".encode())
+            size = self._sizes.get(name)
+            if size is None:
+                count = self.count_tools(encoding, model) if key in TOOLS else self.count(encoding, model)
+                size = self._sizes[name] = count(text)
+            found[key] = size
+        return found
+
+    def _remembered(self, scope: Any, text: str, count: Meter) -> int:
+        """Tokens of the injected memories in a system *text*; looked for once in each text."""
+        name = _key(scope, f"memory\0{text}".encode())
+        size = self._sizes.get(name)
+        if size is None:
+            found = memories(text)
+            size = self._sizes[name] = count(found) if found else 0
+        return size
+
+
+class PrefixHasher:
+    """One pass of a hash over a body, which finds the longest known prefix and names the new one.
+
+    A prefix is filed under the digest of its first 2^k bytes, 2^k being at least half of it: conversations that begin
+    alike differ there, and a longer body of the same conversation looks at no more than two such names.
+    """
+
+    def __init__(self, scope: Any, body: bytes) -> None:
+        self._body = memoryview(body)
+        self._marks = [(0, scope)]
+
+    def find(self, prefixes: MutableMapping[bytes, CachedPrefix]) -> CachedPrefix | None:
+        """The longest known prefix whose bytes the body begins with."""
+        power = len(self._body).bit_length() - 1
+        found: CachedPrefix | None = None
+        for exponent in (power - 1, power):
+            candidate = prefixes.get(self._digest(1 << exponent))
+            fits = candidate is not None and candidate.border <= len(self._body)
+            if candidate and fits and self._digest(candidate.border) == candidate.digest:
+                found = candidate
+        return found
+
+    def keep(
+        self, prefixes: MutableMapping[bytes, CachedPrefix], where: Scan, measure: str, items: tuple[Item, ...]
+    ) -> CachedPrefix:
+        """File the body up to its last item."""
+        border = where.spans[-1][1]
+        name = self._digest(1 << (border.bit_length() - 1))
+        known = prefixes[name] = CachedPrefix(border, self._digest(border), where, measure, items)
+        return known
+
+    def _digest(self, end: int) -> bytes:
+        """The digest of the first *end* bytes, computed from the nearest point reached before."""
+        start, mark = max((m for m in self._marks if m[0] <= end), key=lambda m: m[0])
+        if start < end:
+            mark = mark.copy()
+            mark.update(self._body[start:end])
+            self._marks.append((end, mark))
+        digest: bytes = mark.digest()
+        return digest
+
+
+def read_one(dialect: Dialect, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+    """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
+    item = dialect.read_item(raw, count)
+    if item.role == "system" or (item.role == "tool" and not item.answers):
+        return item
+    entry = dialect.read_entry(raw)
+    item = item if item.role == "user" else replace(item, facts=facts_of(entry, tools.call))
+    return read_written(item, raw, entry, tools.forms, tools.call, count)
+
+
+def _measure(encoding: str, model: str) -> str:
+    """What decides a count: equal for models that count alike."""
+    return f"{encoding},{prices(model).name},{'declared' if reads_declarations(model) else 'json'}"
+
+
+def _scope(dialect: Dialect, measure: str, tenant: bytes) -> Any:
+    """What the names of this tenant's counted texts begin with."""
+    return hashlib.sha256(tenant + f"{dialect.API}\0{measure}\0".encode())
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("The request body is not valid UTF-8.") from None
+
+
+def _key(scope: Any, raw: bytes) -> bytes:
+    named = scope.copy()
+    named.update(raw)
+    digest: bytes = named.digest()
+    return digest

@@ -1,0 +1,73 @@
+"""What is asked of a summariser: a measured conversation's prefix as a passage, with its cap and its warm prompt."""
+
+from __future__ import annotations
+
+import hashlib
+
+from proxy.core.budget.figures import stepped
+from proxy.core.compression.record import Record
+from proxy.core.compression.view import Raw, View, assemble
+from proxy.core.conversation.items import Layout, lay_out
+from proxy.core.conversation.outline import splice
+from proxy.core.decisions import NO_ADDITION, MeasuredRequest
+from proxy.engine.ports import Cut, SummaryRequest, Warm
+
+LEAST_SUMMARY = 96
+"""Tokens a model's summary must be allowed to have: below, the digest says more."""
+
+MOST_SUMMARY = 8_192
+"""Tokens it may have in the largest window: no model writes more of use in one answer."""
+
+
+def summary_request_of(
+    measured: MeasuredRequest, layout: Layout, cut: int, record: Record | None, share: float
+) -> SummaryRequest | None:
+    """The first *cut* items, to be summed up; None if the window leaves a summary no room.
+
+    *record* is the newest compaction's, *share* the part of the budget that a summary may take.
+    """
+    budget, hashes, ratio = measured.budget, measured.prefix_hashes, measured.token_ratio
+    original, root = measured.original(layout), measured.root_hash(layout)
+    step = stepped(min(MOST_SUMMARY, int(share * ratio * budget.lasting)))
+    cap = int(step / max(1.0, ratio))
+    if cap < LEAST_SUMMARY or not cut:
+        return None
+    return SummaryRequest(
+        request=measured.request,
+        route=measured.route,
+        root=root,
+        since=hashes[record.event.place - 1] if record else root,
+        cuts=tuple(Cut(at, hashes[at - 1], layout.sums[at]) for at in layout.cuts if 0 < at <= cut),
+        covered=record.event.cut if record else 0,
+        cap=cap,
+        step=step,
+        head=_head(measured, layout),
+        window=budget.window,
+        factor=ratio,
+        read=lambda start, stop: [original.entry(i) for i in range(start, stop)],
+        warm=lambda length: _warm(measured, original, record, length),
+    )
+
+
+def _head(measured: MeasuredRequest, layout: Layout) -> bytes:
+    """A digest of what stands before the conversation: system items and every counted member."""
+    parsed = measured.parsed
+    parts = [parsed.items[i].digest for i in layout.systems]
+    parts += [value.encode("utf-8", "surrogatepass") for _, value in sorted(parsed.envelope.counted().items())]
+    return hashlib.sha256(b"\0".join(parts)).digest()[:8]
+
+
+def _warm(measured: MeasuredRequest, whole: Raw, record: Record | None, length: int) -> Warm:
+    """The prompt of the first *length* items as they last went upstream, which the provider's cache may have."""
+    spans, items, envelope = whole.spans[:length], whole.items[:length], measured.parsed.envelope
+    raw = Raw(whole.body, spans, items, lay_out(items), whole.dialect)
+    addition = measured.addition if record is not None else NO_ADDITION
+    if record is None:
+        view = View(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
+    else:
+        edits = {i: value for i, value in record.edits.items() if i < length}
+        view = assemble(raw, record.event, record.block_with(addition.note), edits, measured.count)
+    text = envelope.text
+    if addition.tokens:
+        text = splice(envelope, 0, b"", {"tools": addition.tools}).decode()
+    return Warm(text, view.content, measured.budget.fixed + view.tokens)

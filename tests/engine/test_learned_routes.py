@@ -1,0 +1,245 @@
+"""What answers teach, who else gets to know it, and what a conversation's own last answer is good for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from proxy.core.budget.beliefs import STATED_SECONDS
+from proxy.core.budget.catalogue import Route
+from proxy.core.overflow.kinds import Overflow
+from proxy.core.report import Usage
+from proxy.engine.learned_routes import FRESH_SECONDS, RAISE_ANY, LearnedRoutes, Sent, remedy
+from tests.fits import Book
+
+T = 1_000_000.0
+ROUTE = Route("up", "m", None, None, "o200k_base", "unknown")
+ONE, TWO = b"1" * 32, b"2" * 32
+
+
+class Hands:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def lessons(book: Book, clock: Hands, said: list[tuple[str, dict[str, object]]] | None = None) -> LearnedRoutes:
+    def notice(event: str, facts: Mapping[str, object]) -> None:
+        if said is not None:
+            said.append((event, dict(facts)))
+
+    return LearnedRoutes(book, {}, {}, clock, notice, lambda: T + clock.time)
+
+
+async def test_an_overflow_teaches_every_replica() -> None:
+    """A stated limit and prompt are known to the replica that saw them, and to others once they ask."""
+    book, clock = Book(), Hands()
+    here, there = lessons(book, clock), lessons(book, clock)
+    assert (await there.of(ROUTE, ONE)).lesson.window is None
+    here.overflowed(ROUTE, ONE, Overflow("input", 8192, 15_000), 10_000)
+    assert here.now(ROUTE, ONE).lesson.window == 8192
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.5
+    assert (await there.of(ROUTE, ONE)).lesson.window is None
+    clock.time += FRESH_SECONDS + 1
+    assert (await there.of(ROUTE, ONE)).lesson == here.now(ROUTE, ONE).lesson
+
+
+async def test_lessons_stay_with_their_tenant() -> None:
+    """What one caller's traffic taught is not used for another's."""
+    book, clock = Book(), Hands()
+    here = lessons(book, clock)
+    here.overflowed(ROUTE, ONE, Overflow("input", 8192), 10_000)
+    assert (await here.of(ROUTE, TWO)).lesson.window is None
+
+
+async def test_a_payload_limit_is_no_window() -> None:
+    """Bytes that were too many say nothing about tokens."""
+    here = lessons(Book(), Hands())
+    here.overflowed(ROUTE, ONE, Overflow("payload", 32_000_000), 10_000)
+    assert here.now(ROUTE, ONE).lesson.window is None
+
+
+async def test_nonsense_in_the_store_is_a_miss() -> None:
+    """A value that is no lesson leaves what this process knows."""
+    book = Book()
+    book.remember(ONE, ROUTE.name, b"\xff not a lesson")
+    assert (await lessons(book, Hands()).of(ROUTE, ONE)).lesson.calibration.factor == 1.0
+
+
+def expected(here: LearnedRoutes, links: list[bytes], boundary: int, tokens: int, ratio: float) -> int:
+    """What the provider is expected to count for a view of *tokens* at the end of *links*."""
+    anchor = here.anchor(ROUTE, links)
+    known = anchor.expect(boundary, tokens, ratio) if anchor else None
+    return int(tokens * ratio) if known is None else known
+
+
+async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
+    """The next request's weight is what was reported, plus an estimate of what is new; another event has no anchor."""
+    here = lessons(Book(), Hands())
+    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"a", -1), 1_337)
+    assert expected(here, [b"x", b"a", b"b", b"c"], -1, 1_100, 1.5) == 1_337 + 150
+    assert expected(here, [b"x", b"y"], -1, 1_100, 1.5) == 1_650
+    assert expected(here, [b"x", b"a", b"b"], 2, 1_100, 1.5) == 1_650
+    assert expected(here, [b"a"], -1, 900, 1.0) == 900
+
+
+@pytest.mark.parametrize("reported", [0, 5_000_000, 2**53 - 1])
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
+    """A figure that no prompt of that size can have says nothing of the conversation, nor of the provider's count."""
+    here = lessons(Book(), Hands())
+    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
+    assert expected(here, [b"a"], -1, 1_000, 1.0) == 1_000
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+
+
+async def test_a_silent_cut_is_told() -> None:
+    """A report far below the count is flagged, and neither anchors nor calibrates."""
+    here = lessons(Book(), Hands())
+    assert here.answered(Sent(ROUTE, ONE, 10_000, b"a", -1), 4_096)
+    assert expected(here, [b"a"], -1, 10_000, 1.0) == 10_000
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+
+
+async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
+    """A stated window holds while the server tells what the overflow contradicted; told anew, it starts over."""
+    here = lessons(Book(), Hands())
+    before = Route("up", "m", 32_768, None, "o200k_base", "server")
+    after = Route("up", "m", 65_536, None, "o200k_base", "server")
+    here.overflowed(before, ONE, Overflow("input", 16_384), 20_000)
+    lesson = here.now(before, ONE).lesson
+    assert before.after(lesson.window, lesson.beside) == 16_384
+    assert after.after(lesson.window, lesson.beside) == 65_536
+    here.overflowed(after, ONE, Overflow("input", 50_000), 60_000)
+    lesson = here.now(after, ONE).lesson
+    assert after.after(lesson.window, lesson.beside) == 50_000
+    assert here.answered(Sent(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False
+    assert here.now(after, ONE).lesson.beside == 65_536
+
+
+async def test_pictures_teach_nothing_about_words() -> None:
+    """How a provider prices media says nothing of its vocabulary; the conversation is anchored all the same."""
+    here = lessons(Book(), Hands())
+    assert not here.answered(Sent(ROUTE, ONE, 3_000, b"a", -1, plain=False), 900)
+    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"b", -1, plain=False), 3_000)
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+    assert expected(here, [b"a"], -1, 3_000, 1.0) == 900
+
+
+def window(here: LearnedRoutes, route: Route, tenant: bytes = ONE) -> int | None:
+    return here.window(route, here.now(route, tenant).lesson)
+
+
+async def test_a_lesson_ends() -> None:
+    """A stated limit holds for an hour, however often the count is corrected meanwhile."""
+    clock = Hands()
+    here = lessons(Book(), clock)
+    here.overflowed(ROUTE, ONE, Overflow("input", 8_192), 10_000)
+    clock.time = STATED_SECONDS / 2
+    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"a", -1), 1_400)
+    clock.time = STATED_SECONDS - 1
+    assert window(here, ROUTE) == 8_192
+    clock.time = STATED_SECONDS
+    assert window(here, ROUTE) is None
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.4
+
+
+async def test_a_flag_that_changes_the_window_has_lessons_of_its_own() -> None:
+    """What a request without the flag taught says nothing about one with it."""
+    here = lessons(Book(), Hands())
+    here.overflowed(ROUTE, ONE, Overflow("input", 8_192), 10_000)
+    wide = replace(ROUTE, variant="context-1m")
+    assert (await here.of(wide, ONE)).lesson.window is None
+    here.overflowed(wide, ONE, Overflow("input", 16_384), 20_000)
+    assert (window(here, ROUTE), window(here, wide)) == (8_192, 16_384)
+
+
+async def test_nothing_learned_exceeds_what_was_configured() -> None:
+    """A configured window is only ever lowered, by whatever teaches."""
+    route = replace(ROUTE, window=10_000, source="configured")
+    here = lessons(Book(), Hands())
+    here.overflowed(route, ONE, Overflow("input", 30_000), 31_000)
+    assert window(here, route) == 10_000
+    here.overflowed(route, ONE, Overflow("input", 8_000), 9_000)
+    assert window(here, route) == 8_000
+
+
+@pytest.mark.parametrize("limit", [100, 5_000_000])
+async def test_an_odd_limit_is_not_kept(limit: int) -> None:
+    """A limit outside of what can be is treated as if nothing had been stated."""
+    here = lessons(Book(), Hands())
+    here.overflowed(ROUTE, ONE, Overflow("input", limit), 10_000)
+    assert window(here, ROUTE) is None
+    here.overflowed(ROUTE, ONE, Overflow("input", limit), 9_000, 1_000)
+    assert window(here, ROUTE) == 9_000
+
+
+async def test_an_answer_that_ran_into_the_window_teaches_it() -> None:
+    """Prompt and answer together filled it; a stated limit is taken as ever, a rate limit teaches nothing."""
+    sent = Sent(ROUTE, ONE, 7_000, b"a", -1)
+    for overflow, usage, holds in (
+        (Overflow("stop"), Usage(7_500, 692), 8_192),
+        (Overflow("stop"), Usage(), 7_000),
+        (Overflow("input_plus_output", 8_000), Usage(), 8_000),
+        (Overflow("rate_limit", 6_000), Usage(), None),
+    ):
+        here = lessons(Book(), Hands())
+        here.ended(sent, overflow, usage)
+        assert window(here, ROUTE) == holds
+
+
+async def test_what_is_learned_is_told_once() -> None:
+    """A new window is an event; the same again is none; a server that cuts is warned of once, for all callers."""
+    said: list[tuple[str, dict[str, object]]] = []
+    here = lessons(Book(), Hands(), said)
+    for tokens in (10_000, 11_000):
+        here.overflowed(ROUTE, ONE, Overflow("input", 8_192), tokens)
+    assert [(event, facts["observed_window"]) for event, facts in said] == [("upstream.window_learned", 8_192)]
+    shown = {"route": "up,m", "context_window": 8_192, "how": "stated", "age_seconds": 0.0}
+    assert here.learned() == [shown]
+    said.clear()
+    for tenant in (ONE, TWO, TWO):
+        assert here.answered(Sent(ROUTE, tenant, 9_000, b"a", -1), 4_096)
+    events = [event for event, _ in said]
+    assert events.count("upstream.silently_truncates") == 1
+    assert window(here, ROUTE, TWO) == 4_096
+
+
+@pytest.mark.parametrize(
+    ("how", "word"),
+    [
+        ("/api/ps context_length", "num_ctx"),
+        ("/api/v0/models loaded_context_length", "LM Studio"),
+        ("/props n_ctx", "--ctx-size"),
+        ("/v1/models meta.n_ctx", "--ctx-size"),
+        ("/v1/models max_model_len", RAISE_ANY),
+        ("", RAISE_ANY),
+    ],
+)
+def test_the_remedy_fits_the_server(how: str, word: str) -> None:
+    """What to do about a cut prompt is said in the words of the server it is about."""
+    text = remedy(replace(ROUTE, how=how))
+    assert word in text
+    assert len(text) <= 200
+
+
+async def test_what_was_never_counted_teaches_too() -> None:
+    """Of a view that was bounded from below a cut shows all the same; it corrects no count and anchors nothing."""
+    here = lessons(Book(), Hands())
+    sent = Sent(ROUTE, ONE, 30_000, b"", -1, counted=False)
+    assert not here.answered(sent, 90_000)
+    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+    assert expected(here, [b""], -1, 100, 1.0) == 100
+    assert here.answered(sent, 8_192)
+    assert window(here, ROUTE) == 8_192
+    here = lessons(Book(), Hands())
+    here.ended(sent, Overflow("input"), Usage())
+    assert window(here, ROUTE) is None
+    here.ended(sent, Overflow("input", 16_384), Usage())
+    assert window(here, ROUTE) == 16_384

@@ -1,0 +1,343 @@
+"""Reading requests: the same whatever was read before, each text counted once, and nothing shared by tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter as Tally
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+from cachetools import LRUCache
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.budget.prices import prices
+from proxy.core.budget.tools import tools_tokens
+from proxy.core.conversation import chat
+from proxy.core.conversation.chain import chain
+from proxy.core.conversation.items import lay_out
+from proxy.core.conversation.scan import scan
+from proxy.core.errors import InvalidRequest
+from proxy.engine.reading import PREFIX_FROM, Reader, Reading
+from proxy.offload import LARGE
+from tests import strategies
+from tests.material import AGENT_TOOLS, agent_session, chat_turn
+
+ANN, BOB = b"a" * 32, b"b" * 32
+KEY = b"k" * 32
+Body = tuple[bytes, bytes, str]
+
+
+class Letters:
+    """Counts letters, other ones by encoding, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: Tally[str] = Tally()
+        self.threads: set[int] = set()
+
+    def count(self, encoding: str, text: str) -> int:
+        self.asked[text] += 1
+        self.threads.add(threading.get_ident())
+        return len(text) * (2 if encoding == "wide" else 1)
+
+
+class House:
+    """A reader with memories of its own."""
+
+    def __init__(self, size: int = 10_000) -> None:
+        self.counter = Letters()
+        self.memories: list[MutableMapping[Any, Any]] = [LRUCache(size) for _ in range(4)]
+        self.reader = Reader(self.counter, *self.memories)
+
+    async def read(self, body: bytes, tenant: bytes = ANN, encoding: str = "narrow", model: str = "") -> Reading:
+        """The reading of *body*, its structure and links computed as the engine does."""
+        reading = await self.reader.read(chat, encoding, tenant, self.reader.locate(chat, tenant, body), model)
+        reading.layout()
+        reading.links(KEY + tenant, "")
+        return reading
+
+
+def facts(reading: Reading, tenant: bytes = ANN) -> tuple[object, ...]:
+    """Everything that is known of a body, without what only serves the next reading."""
+    outline = reading.outline
+    around = (outline.text, outline.model, outline.stream, outline.requested, dict(outline.fields))
+    spans = (reading.scan.start, reading.scan.end, reading.scan.spans)
+    read = (reading.items, reading.sizes, reading.fixed, reading.history)
+    return spans, around, read, reading.layout(), reading.links(KEY + tenant, "")
+
+
+def whole(messages: list[dict[str, Any]], **around: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": messages, **around}).encode()
+
+
+def cold(body: bytes, tenant: bytes = ANN, encoding: str = "narrow") -> tuple[object, ...]:
+    """What a reader that never read anything knows of *body*."""
+    return facts(asyncio.run(House().read(body, tenant, encoding)), tenant)
+
+
+async def test_what_a_reading_says() -> None:
+    """Weights are those of the dialect, the fixed part is everything but the history."""
+    messages = [{"role": "system", "content": "abc"}, {"role": "user", "content": "hello"}]
+    house = House()
+    reading = await house.read(whole(messages, tools=[{"a": 1}], max_tokens=7, response_format=None))
+    assert [item.tokens for item in reading.items] == [chat.PER_MESSAGE + 3, chat.PER_MESSAGE + 5]
+    assert reading.sizes == {"tools": len('[{"a": 1}]')}
+    assert reading.fixed == chat.PER_REPLY + chat.PER_MESSAGE + 3 + 10
+    assert reading.history == chat.PER_MESSAGE + 5
+    assert reading.outline.requested == 7
+    assert reading.layout() == lay_out(reading.items)
+    assert reading.links(KEY, "") == chain(KEY, "", reading.items)
+
+
+fillers = st.sampled_from(["x" * (PREFIX_FROM - 200), "x" * PREFIX_FROM, "é" * 6_000, "x" * 40_000, ""])
+steps = st.sampled_from(["append", "append", "append", "repeat", "edit", "fork", "tools", "model", "shrink", "space"])
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[Body]:
+    """Bodies as clients send them one after the other: growing, edited, forked, with other tools and white space."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": draw(fillers)}, *draw(talk)]
+    around: dict[str, Any] = {"before": {"model": "m"}, "after": {}, "space": ""}
+    sent: list[Body] = []
+    for step in draw(st.lists(steps, min_size=2, max_size=7)):
+        messages = list(messages)
+        if step == "append":
+            messages += draw(talk)
+        elif step == "edit":
+            messages[draw(st.integers(0, len(messages) - 1))] = {"role": "user", "content": draw(fillers)}
+        elif step == "fork":
+            messages[draw(st.integers(1, len(messages))) :] = draw(talk)
+        elif step == "shrink":
+            del messages[1 : draw(st.integers(1, len(messages)))]
+        elif step == "space":
+            around["space"] = draw(st.sampled_from(["", " ", "\n\t"]))
+        elif step != "repeat":
+            side = draw(st.sampled_from(["before", "after"]))
+            value: Any = draw(strategies.tools) if step == "tools" else draw(st.sampled_from(["m", "n"]))
+            around = {**around, "before": {**around["before"]}, "after": {**around["after"]}}
+            other = "after" if side == "before" else "before"
+            around[other].pop(step, None)
+            around[side][step] = value
+        tenant, encoding = draw(st.sampled_from([ANN, ANN, ANN, BOB])), draw(st.sampled_from(["narrow"] * 3 + ["wide"]))
+        sent.append((written(messages, around), tenant, encoding))
+    return sent
+
+
+talk = strategies.conversations(with_orphans=True, long=False, max_size=2)
+
+
+def written(messages: list[dict[str, Any]], around: dict[str, Any]) -> bytes:
+    space = around["space"]
+    listed = f"{space},{space}".join(strategies._write(message, space, True, False) for message in messages)
+    fields = [f'"{key}":{json.dumps(value)}' for key, value in around["before"].items()]
+    fields.append(f'"messages"{space}:{space}[{space}{listed}{space}]')
+    fields += [f'"{key}":{json.dumps(value)}' for key, value in around["after"].items()]
+    return ("{" + ",".join(fields) + "}").encode()
+
+
+@settings(max_examples=120)
+@given(sequences(), st.sampled_from([2, 10_000]))
+def test_what_was_read_before_changes_nothing(sent: list[Body], size: int) -> None:
+    """Every body reads as it does cold, whatever came before it, however much the memories still hold."""
+
+    async def run() -> list[tuple[object, ...]]:
+        house = House(size)
+        return [facts(await house.read(*body), body[1]) for body in sent]
+
+    for read, body in zip(asyncio.run(run()), sent, strict=True):
+        assert read == cold(*body)
+
+
+@settings(max_examples=40)
+@given(sequences())
+def test_readings_may_overlap(sent: list[Body]) -> None:
+    """Bodies read at the same time do not disturb each other."""
+
+    async def run() -> list[Reading]:
+        house = House()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(house.read(*body)) for body in sent]
+        return [task.result() for task in tasks]
+
+    for reading, body in zip(asyncio.run(run()), sent, strict=True):
+        assert facts(reading, body[1]) == cold(*body)
+
+
+async def test_only_new_text_is_counted() -> None:
+    """A conversation that grows costs the count of what is new; the same body again costs none."""
+    house = House()
+    session = agent_session(30, 100)
+    for end in range(2, len(session) + 1, 2):
+        await house.read(whole(session[:end], tools=AGENT_TOOLS))
+    said = [text for text in house.counter.asked if len(text) > 40]
+    assert len(said) > 30
+    assert [text for text in said if house.counter.asked[text] != 1] == []
+    total = house.counter.asked.total()
+    await house.read(whole(session, tools=AGENT_TOOLS))
+    assert house.counter.asked.total() == total
+
+
+async def test_items_are_recognised_wherever_they_stand() -> None:
+    """An item moved, or said twice in one body, is counted once."""
+    house = House()
+    one, two = chat_turn(1, 50)
+    await house.read(whole([one, two]))
+    total = house.counter.asked.total()
+    await house.read(whole([two, one, one, two]))
+    assert house.counter.asked.total() == total
+    await house.read(whole([{"role": "user", "content": "new"}] * 5))
+    assert house.counter.asked["new"] == 1
+
+
+@pytest.mark.parametrize("rounds", [2, 60])
+async def test_tenants_share_nothing(rounds: int) -> None:
+    """A body that one tenant sent is counted anew for another: items, tools and whole prefixes."""
+    house = House()
+    body = whole(agent_session(rounds, 100), tools=AGENT_TOOLS)
+    assert (len(body) > PREFIX_FROM) == (rounds > 2)
+    mine = await house.read(body, ANN)
+    asked = Tally(house.counter.asked)
+    assert asked.total() > 0
+    theirs = await house.read(body, BOB)
+    assert house.counter.asked == Tally({text: 2 * times for text, times in asked.items()})
+    assert mine.items == theirs.items
+    assert mine.links(KEY + ANN, "") != theirs.links(KEY + BOB, "")
+
+
+async def test_encodings_share_no_counts() -> None:
+    """The same bytes in another encoding have other weights, and the structure follows them."""
+    house = House()
+    body = whole(agent_session(60, 100))
+    narrow = await house.read(body)
+    wide = await house.read(body, encoding="wide")
+    assert wide.history > narrow.history
+    assert wide.layout() == lay_out(wide.items)
+    assert (await house.read(body)).layout() == lay_out(narrow.items)
+
+
+async def test_models_share_no_prices() -> None:
+    """The same image and tools weigh what each model makes of them, whichever was asked first; text weighs the same."""
+    image = {"type": "image_url", "image_url": {"url": "https://x.y/z.png"}}
+    said = [{"role": "user", "content": [image]}, *agent_session(60, 100)]
+    body, models = whole(said, tools=AGENT_TOOLS), ("gpt-4o", "gpt-4o-mini", "claude-3-haiku", "")
+    house = House()
+    for model in (*models, *models):
+        reading = await house.read(body, model=model)
+        assert reading.items[0].media == prices(model).picture.tokens(None, "auto")
+        assert reading.items[1:] == (await House().read(body)).items[1:]
+        declared = tools_tokens(json.dumps(AGENT_TOOLS), len)
+        assert reading.sizes["tools"] == (declared if model.startswith("gpt") else len(json.dumps(AGENT_TOOLS)))
+
+
+async def test_labels_and_keys_share_no_links() -> None:
+    """Links that were computed under one key or label are not used for another."""
+    house = House()
+    body = whole(agent_session(60, 100))
+    reading = await house.read(body)
+    for key, label in ((KEY, ""), (KEY, "x"), (ANN, "x"), (KEY, "")):
+        assert reading.links(key, label) == chain(key, label, reading.items)
+        again = await house.read(body)
+        assert again.links(key, label) == chain(key, label, reading.items)
+
+
+async def test_much_new_text_is_counted_off_the_loop() -> None:
+    """Text above the limit is counted in another thread, less of it is not."""
+    house = House()
+    await house.read(whole([{"role": "user", "content": "x" * (LARGE // 2)}]))
+    assert house.counter.threads == {threading.get_ident()}
+    await house.read(whole([{"role": "user", "content": "x" * (LARGE + 1)}]))
+    assert len(house.counter.threads) == 2
+
+
+async def test_large_tools_are_counted_off_the_loop() -> None:
+    """Tools and schemas above the limit are counted in another thread, once."""
+    house = House()
+    body = whole([], tools=[{"type": "function", "function": {"name": "f", "description": "x" * LARGE}}])
+    first = await house.read(body)
+    assert threading.get_ident() not in house.counter.threads
+    asked = house.counter.asked.total()
+    assert (await house.read(body)).sizes == first.sizes
+    assert house.counter.asked.total() == asked
+
+
+async def test_memories_smaller_than_a_conversation() -> None:
+    """A memory that holds fewer items than a conversation has loses none of it."""
+    house = House(3)
+    session = agent_session(30, 20)
+    for end in (3, 9, 31, 61):
+        reading = await house.read(whole(session[:end]))
+        assert facts(reading) == facts(await House().read(whole(session[:end])))
+
+
+async def test_no_memory_keeps_a_body_alive() -> None:
+    """Nothing that is remembered holds a slice of a body: no bytes but digests, and no text of an item."""
+    house = House()
+    secret = "remember-me-not"
+    await house.read(
+        whole([{"role": "user", "content": secret + "x" * PREFIX_FROM}, *agent_session(3, 10)], tools=AGENT_TOOLS)
+    )
+    assert all(house.memories)
+    assert secret not in repr([dict(memory) for memory in house.memories])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[1]}',
+        b'{"messages":["x"]}',
+        b'{"messages":[{"role":"user","content":"\xff"}]}',
+        b'{"messages":[{"role":"user"}],"tools":"\xff"}',
+        b'{"messages":[{"role":"user"}],"tools":"' + b"x" * PREFIX_FROM + b'\xff"}',
+        b'{"messages":[{"role":"user"}],"model":1}',
+        b'{"model":"a","messages":[{"role":"user"}],"model":"a"}',
+        b'{"model":"a","messages":[{"role":"user"}],"\\u006dodel":"a"}',
+        b'{"messages":[{"role":"user"}],"input":1,"input":2}',
+        b'{"messages":[' + b"[" * 100_000 + b"]" * 100_000 + b"]}",
+        b'{"messages":[{"role":"user","content":' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"}]}",
+        b'{"messages":[{"role":"user"}],"tools":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=range(12),
+)
+async def test_what_cannot_be_read_is_the_clients_mistake(body: bytes) -> None:
+    """A bad item or outline is an InvalidRequest, the first time and the second."""
+    house = House()
+    for _ in range(2):
+        with pytest.raises(InvalidRequest):
+            await house.read(body)
+
+
+async def test_a_known_beginning_excuses_nothing() -> None:
+    """A body that begins like a good one is still refused for what follows."""
+    house = House()
+    good = whole(agent_session(60, 100))
+    await house.read(good)
+    assert len(scan(good, "messages").spans) > 60
+    for rest in (b'],"messages":[]}', b'],"\\u006dessages":[1]}', b"]", b",]}", b",1]}", b'],"x":"\xff"}', b"]} x"):
+        with pytest.raises(InvalidRequest):
+            await house.read(good[:-2] + rest)
+    assert facts(await house.read(good)) == facts(await House().read(good))
+
+
+async def test_tools_of_ours_are_counted_once_for_each_way_to_read_them() -> None:
+    """What is the same for every caller is counted again only for another encoding or another way to read tools."""
+    house, text = House(), json.dumps(AGENT_TOOLS)
+    plain = house.reader.tokens_of_tools(text, "wide", "house-model")
+    assert plain == 2 * len(text)
+    assert house.reader.tokens_of_tools(text, "wide", "other-model") == plain
+    assert house.counter.asked[text] == 1
+    assert house.reader.tokens_of_tools(text, "narrow", "house-model") == len(text)
+    assert house.reader.tokens_of_tools(text, "wide", "gpt-5") < plain
+
+
+def test_what_comes_again_is_counted_once_for_each_tenant() -> None:
+    """A long text that stands in every view is counted once; another tenant's, or another encoding's, anew."""
+    house, text = House(), "a summary " * 200
+    for _ in range(3):
+        assert house.reader.recount("narrow", ANN)(text) == len(text)
+    assert house.counter.asked[text] == 1
+    assert house.reader.recount("wide", ANN)(text) == 2 * len(text)
+    assert house.reader.recount("narrow", BOB)(text) == len(text)
+    assert house.counter.asked[text] == 3

@@ -1,0 +1,309 @@
+"""Events: the same on every replica, found again, kept apart, written anew where they are damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import MutableMapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from proxy.core.budget.catalogue import Route
+from proxy.core.budget.figures import Marks, Shares
+from proxy.core.compression.event import Demand, Rules, Rungs
+from proxy.core.compression.mild import Mild
+from proxy.core.decisions import Policy
+from proxy.core.request import Options, Request
+from proxy.engine.ports import Summary, SummaryRequest
+from proxy.store import open_store
+from proxy.tasks import Tasks
+from tests.drawn import SESSIONS, WINDOW, growing, requests_of
+from tests.fits import (
+    POLICY,
+    TENANT,
+    UNSHRUNK,
+    Book,
+    Desk,
+    Message,
+    body_of,
+    slices,
+)
+from tests.material import AGENT_TOOLS, agent_round, agent_session
+
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
+
+
+@settings(max_examples=25, phases=UNSHRUNK)
+@given(growing())
+async def test_replicas_agree(case: tuple[list[Message], list[int], int]) -> None:
+    """Two replicas that take turns, and one that starts cold with their records, send the same view."""
+    messages, ends, window = case
+    book = Book()
+    two = [Desk(book), Desk(book)]
+    for at, end in enumerate(ends):
+        body = body_of(messages[:end])
+        plan = await two[at % 2].plan(body, window)
+        again = await two[1 - at % 2].plan(body, window)
+        cold = await Desk(book).plan(body, window)
+        assert plan.body == again.body == cold.body
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+@pytest.mark.parametrize("members", [{}, {"max_tokens": 64}, {"tools": AGENT_TOOLS}], ids=["plain", "figure", "tools"])
+async def test_a_cold_start_equals_having_watched(session: str, members: dict[str, Any]) -> None:
+    """With no record at all, a proxy that sees a conversation first at its n-th request sends what others send."""
+    messages, desk = SESSIONS[session], Desk()
+    for end in requests_of(messages):
+        body = body_of(messages[:end], **members)
+        watched = await desk.plan(body, WINDOW)
+        cold = await Desk().plan(body, WINDOW)
+        assert cold.body == watched.body
+    assert len(desk.book.records()) > 1  # type: ignore[attr-defined]
+
+
+async def test_another_text_policy_adopts_the_record_that_was_sent() -> None:
+    """A replica with other shares repeats the recorded block byte for byte instead of writing its own."""
+    other = Policy(Rules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), Rungs()))
+    book, messages = Book(), agent_session(20, 300)
+    sent = await Desk(book).view(messages, WINDOW)
+    assert await Desk(book, other).view(messages, WINDOW) == sent
+    assert await Desk(Book(), other).view(messages, WINDOW) != sent
+
+
+async def test_a_smaller_window_is_a_new_event() -> None:
+    """A window that became smaller compacts again, and going back undoes nothing."""
+    messages, desk = agent_session(20, 300), Desk()
+    before = await desk.view(messages, WINDOW)
+    plan = await desk.plan(body_of(messages), WINDOW // 2)
+    assert plan.report.event
+    smaller = slices(plan.body)
+    assert len(smaller) < len(before)
+    assert await desk.view(messages, WINDOW) == smaller
+
+
+@pytest.mark.parametrize("edited", [1, 8, -3])
+async def test_a_fork_does_not_use_the_others_record(edited: int) -> None:
+    """An edited message makes another chain: its view is that of a proxy that never saw the original."""
+    messages = agent_session(20, 300)
+    fork = [dict(message) for message in messages]
+    fork[edited]["content"] = "Something else was said here, about ledger_777."
+    desk = Desk()
+    original = await desk.view(messages, WINDOW)
+    assert await desk.view(fork, WINDOW) == await Desk().view(fork, WINDOW)
+    assert await desk.view(messages, WINDOW) == original
+
+
+async def test_a_regenerated_branch_keeps_the_common_past() -> None:
+    """Another answer to the same request goes on from the event before it."""
+    messages, desk = agent_session(20, 300), Desk()
+    view = await desk.view(messages, WINDOW)
+    branches = [await desk.view([*messages, *agent_round(seed, 30)], WINDOW) for seed in (201, 202)]
+    assert [branch[: len(view)] for branch in branches] == [view, view]
+    assert branches[0] != branches[1]
+
+
+async def test_tenants_and_labels_share_nothing() -> None:
+    """The same conversation of two tenants, or under two labels, is recorded under keys without a common part."""
+    book, body = Book(), body_of(agent_session(20, 300))
+    for tenant, label in ((b"a" * 32, ""), (b"b" * 32, ""), (b"a" * 32, "x")):
+        await Desk(book).plan(body, WINDOW, tenant=tenant, options=Options(conversation=label))
+    keys = list(book.values)
+    assert len(keys) == 3
+    assert len({key[1] for key in keys}) == len({key[3] for key in keys}) == 3
+
+
+async def test_the_memory_store_serves_as_recorder(tmp_path: Path) -> None:
+    """Over the real store in memory two replicas that take turns send the same views."""
+    faults: list[str] = []
+    tasks = Tasks(lambda name, error: faults.append(name))
+    store = await open_store(
+        "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: faults.append(event)
+    )
+    try:
+        two = [Desk(store), Desk(store)]
+        messages = agent_session(30, 300)
+        for at, end in enumerate(requests_of(messages)):
+            views = [await desk.view(messages[:end], WINDOW) for desk in (two if at % 2 else two[::-1])]
+            assert views[0] == views[1]
+        assert store.state().hits > 0
+    finally:
+        await store.close()
+        await tasks.finish(1.0)
+    assert faults == []
+
+
+async def test_a_damaged_record_is_written_anew() -> None:
+    """Garbage under a record's key is as good as no record."""
+    book, messages = Book(), agent_session(20, 300)
+    view = await Desk(book).view(messages, WINDOW)
+    book.values = dict.fromkeys(book.values, b"\xc1 garbage")
+    assert await Desk(book).view(messages, WINDOW) == view
+
+
+class Forgetful(Book):
+    """A recorder that is so slow that a process has forgotten every event by the time it answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: MutableMapping[Any, Any] = {}
+
+    async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
+        found = await super().newest(tenant, root, route, chains)
+        self.forgotten.clear()
+        return found
+
+
+async def test_an_event_may_be_forgotten_while_the_store_is_asked() -> None:
+    """The memory of events is bounded: what other requests push out of it meanwhile is still this request's view."""
+    book, messages = Forgetful(), agent_session(22, 300)
+    desk = Desk(book)
+    before = await desk.view(messages[:-2], WINDOW)
+    book.forgotten = desk.records
+    assert (await desk.view(messages, WINDOW))[: len(before)] == before
+    assert not desk.records
+
+
+class Told:
+    """Summaries that are there for every passage, each costlier than the one before."""
+
+    inline = False
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def ready(self, passage: SummaryRequest) -> Summary | None:
+        self.asked.append(passage.wanted.length)
+        return Summary("## Goal\n- The tests are to pass.", passage.wanted.length, 1000 * len(self.asked))
+
+    async def write(self, passage: SummaryRequest) -> Summary | None:
+        return await self.ready(passage)
+
+    def is_due(self, request: Request, route: Route, since: bytes) -> bool:
+        return False
+
+    def prepare(self, passage: SummaryRequest) -> None:
+        raise AssertionError(passage)
+
+    def sent(self, tenant: bytes, tokens: int) -> None:
+        raise AssertionError(tokens)
+
+    def limited(self, tenant: bytes) -> None:
+        raise AssertionError(tenant)
+
+
+async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
+    """Where a mild event leaves the block as it was, no summary is asked for, and what the block's own cost is told."""
+    told = Told()
+    desk = Desk(summaries=told)
+    messages: list[Message] = []
+    for at, number in enumerate([*range(12), *[9, 10, 11] * 8]):
+        given = json.dumps({"file_path": f"src/mod{number}.py"})
+        call = {"id": f"c{at}", "type": "function", "function": {"name": "Read", "arguments": given}}
+        text = "\n".join(f"{n}\tvalue_{n} = compute({n}, {number})" for n in range(100))
+        messages.append({"role": "assistant", "content": f"Step {at}.", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{at}", "content": text})
+    messages.insert(0, {"role": "user", "content": "Make the tests pass. Never touch vendor/."})
+    for end in requests_of(messages):
+        await desk.plan(body_of(messages[:end]), 12_000)
+    records = desk.book.records()  # type: ignore[attr-defined]
+    kept = [(old, new) for old, new in pairwise(records) if new.block and new.block == old.block]
+    assert kept
+    assert all("The tests are to pass." in new.block and new.spent == old.spent > 0 for old, new in kept)
+    assert len(told.asked) == len({record.block for record in records if record.block})
+
+
+async def test_no_summary_is_paid_for_where_nothing_would_hold_it() -> None:
+    """What is dropped bare has no room for a summary: none is asked for, even by a request that waits for one."""
+    told, rules = Told(), POLICY.rules
+    bare = replace(POLICY, rules=replace(rules, mild=Mild(None, None), rungs=Rungs(fold=False)))
+    plan = await Desk(policy=bare, summaries=told).plan(
+        body_of(agent_session(40, 300)), WINDOW, Demand(force=True, wait=True)
+    )
+    assert "drop" in plan.report.stages
+    assert told.asked == []
+
+
+class Waiting(Told):
+    """Summaries that are due whenever they are asked for, none of which is ever there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared: list[int] = []
+        self.tokens = 0
+        self.paused = 0
+
+    async def ready(self, passage: SummaryRequest) -> Summary | None:
+        return None
+
+    def is_due(self, request: Request, route: Route, since: bytes) -> bool:
+        return True
+
+    def prepare(self, passage: SummaryRequest) -> None:
+        self.prepared.append(passage.wanted.length)
+
+    def sent(self, tenant: bytes, tokens: int) -> None:
+        self.tokens += tokens
+
+    def limited(self, tenant: bytes) -> None:
+        self.paused += 1
+
+
+async def _talked(desk: Desk, waiting: Waiting, messages: list[Message], window: int) -> list[tuple[float, bool, int]]:
+    """Each request's pressure, whether it was compacted anew, and how many summaries had been begun behind it."""
+    found = []
+    for end in requests_of(messages):
+        body = body_of(messages[:end])
+        plan = await desk.plan(body, window)
+        desk.fitter.events.answered(Request("chat", body, TENANT, "r"), plan, 200)
+        assert plan.report.pressure is not None
+        found.append((plan.report.pressure, plan.report.event, len(waiting.prepared)))
+    return found
+
+
+async def test_a_summary_is_begun_above_the_soft_mark_for_the_next_event() -> None:
+    """Below the soft mark none is begun; above it one of what an event would fold now, which grows until it does."""
+    waiting = Waiting()
+    talked = await _talked(Desk(summaries=waiting), waiting, agent_session(24, 300), WINDOW)
+    begun = [
+        pressure for (pressure, _, after), (_, _, before) in zip(talked[1:], talked, strict=False) if after > before
+    ]
+    assert begun
+    assert min(begun) > 0.55
+    assert [pressure for pressure, event, _ in talked if event], "no event was ever needed"
+    assert all(after == 0 for pressure, _, after in talked[:3] if pressure < 0.5)
+    assert waiting.prepared == sorted(waiting.prepared)
+    assert waiting.tokens > WINDOW
+
+
+async def test_no_summary_is_begun_where_doubles_can_go() -> None:
+    """Where what later results repeat makes enough room by itself, no model is asked, however full it is."""
+    waiting = Waiting()
+    messages: list[Message] = [{"role": "user", "content": "Make the tests pass."}]
+    for at in range(20):
+        number = at % 3
+        given = json.dumps({"file_path": f"src/mod{number}.py"})
+        call = {"id": f"c{at}", "type": "function", "function": {"name": "Read", "arguments": given}}
+        text = "\n".join(f"{n}\tvalue_{n} = compute({n}, {number})" for n in range(60))
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{at}", "content": text})
+    talked = await _talked(Desk(summaries=waiting), waiting, messages, 16_000)
+    assert max(pressure for pressure, _, _ in talked) > 0.7
+    assert talked[-1][1] or talked[-2][1], "it never came to a compaction"
+    assert waiting.prepared == []
+
+
+async def test_a_limit_and_an_error_begin_nothing() -> None:
+    """A 429 pauses the client's summaries; of what was not answered nothing is counted and nothing is begun."""
+    waiting = Waiting()
+    desk, body = Desk(summaries=waiting), body_of(agent_session(9, 600))
+    plan = await desk.plan(body, WINDOW)
+    request = Request("chat", body, TENANT, "r")
+    for status in (429, 500, 400):
+        desk.fitter.events.answered(request, plan, status)
+    assert (waiting.paused, waiting.tokens, waiting.prepared) == (1, 0, [])
+    desk.fitter.events.answered(request, plan, 200)
+    assert (waiting.paused, waiting.tokens) == (1, plan.report.tokens_after)

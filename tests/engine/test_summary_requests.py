@@ -1,0 +1,45 @@
+"""Passages: what is asked of a summariser."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.budget.figures import stepped
+from proxy.core.recall.tool import NAME
+from proxy.engine.summary_requests import MOST_SUMMARY, summary_request_of
+from tests.fits import POLICY, Desk
+from tests.forms import body_of
+from tests.material import AGENT_TOOLS, agent_session
+
+
+@given(st.integers(1, 10**7))
+def test_a_step_is_near_and_seldom_moves(tokens: int) -> None:
+    """A step is at most its figure and more than two thirds of it, and two in each doubling."""
+    step = stepped(tokens)
+    assert step <= tokens < step * 1.5 + 1
+    assert stepped(step) == step
+    assert stepped(MOST_SUMMARY) == MOST_SUMMARY
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_a_warm_prompt_has_the_tools_that_were_sent(api: str) -> None:
+    """Where the view offers the recall tool, a prompt that is to be found in the provider's cache offers it too."""
+    body = json.dumps(body_of(api, agent_session(30, 300), AGENT_TOOLS)).encode()
+    plan = await Desk(policy=replace(POLICY, recall=True)).plan(body, 8192, api=api, model="gpt-4o-mini")
+    assert plan.view is not None
+    assert plan.view.layout is not None
+    record, measured = plan.view.edits.record, plan.view.measured
+    assert record is not None
+    passage = summary_request_of(measured, plan.view.layout, record.event.place, record, 0.05)
+    assert passage is not None
+    warm = passage.warm(len(measured.parsed.items))
+    assert warm is not None
+    sent = json.loads(plan.body)
+    assert json.loads(warm.outline)["tools"] == sent["tools"]
+    assert plan.body.count(warm.items) == 1
+    assert NAME in warm.outline
