@@ -25,8 +25,8 @@ class Admission:
     """Stands before *handler*, which answers what is let in.
 
     At three times the capacity there are two refusals for each answer, and what they cost is missing there: some 60 µs
-    each here, twice that in the handler. The handler refuses what is no program's plain POST: a browser's request, another
-    method, and everything during the shut-down.
+    each here, twice that in the handler. The handler refuses what is no program's plain POST: a browser's request,
+    another method, and everything during the shut-down.
     """
 
     def __init__(
