@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
 
+from proxy import offload as offloading
 from proxy.offload import LARGE, THREADS, offload
 
 
@@ -40,3 +42,25 @@ async def test_the_loop_goes_on_meanwhile_and_few_threads_work_at_once() -> None
     assert 1 <= most <= THREADS
     assert len(running) == 10
     assert len(set(running)) <= THREADS
+
+
+async def test_nothing_is_collected_during_large_work() -> None:
+    """A collection looks at all objects in one go, so there is none while a large body makes a million of them."""
+    assert gc.isenabled()
+    assert await asyncio.gather(*[offload(LARGE, gc.isenabled) for _ in range(4)]) == [False] * 4
+    with pytest.raises(ZeroDivisionError):
+        await offload(LARGE, lambda: 1 // 0)
+    assert gc.isenabled()
+    assert await offload(LARGE - 1, gc.isenabled)
+
+
+async def test_large_work_without_end_is_collected_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If one large body follows on the other without a pause, what the loop throws away does not pile up."""
+    monkeypatch.setattr(offloading, "UNCOLLECTED_SECONDS", 0)
+    gate = threading.Event()
+    first = asyncio.ensure_future(offload(LARGE, gate.wait, 10))
+    await asyncio.sleep(0)
+    assert await offload(LARGE, gc.isenabled)
+    gate.set()
+    await first
+    assert gc.isenabled()

@@ -18,13 +18,16 @@ from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
 from proxy.core.conversation.outline import SYSTEM, TOOLS, Outline, read_outline
 from proxy.core.conversation.scan import MOST_ITEMS, Scan, Span, extend, scan
 from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
-from proxy.core.conversation.written import read_written, settled
+from proxy.core.conversation.written import read_calls, read_result, settled
 from proxy.core.errors import InvalidRequest
 from proxy.engine.ports import Counter
 from proxy.offload import load_of, offload
 
 RECOUNTED = 1_024
 """Characters from which a text that stands in every view of a conversation is not counted again for each of them."""
+
+SHORT, MOST_SHORT = 32, 40_000
+"""Characters of a text, such as a tool's name, that one pass counts once, and how many of these it remembers."""
 
 PREFIX_FROM = 8_192
 """Bytes from which a body is worth remembering as a whole: below, scanning it again costs as little."""
@@ -209,7 +212,19 @@ class Reader:
 
     def count(self, encoding: str, model: str = "") -> Meter:
         """Counts text in *encoding*, and knows what media cost with *model*."""
-        return Meter(lambda text: self._counter.count(encoding, text), prices(model))
+        known: dict[str, int] = {}
+
+        def counted(text: str) -> int:
+            if len(text) > SHORT:
+                return self._counter.count(encoding, text)
+            size = known.get(text)
+            if size is None:
+                size = self._counter.count(encoding, text)
+                if len(known) < MOST_SHORT:
+                    known[text] = size
+            return size
+
+        return Meter(counted, prices(model))
 
     def recount(self, encoding: str, tenant: bytes, model: str = "") -> Meter:
         """As ``count``, for texts of this tenant that come again: what is long is counted once."""
@@ -321,9 +336,10 @@ def read_one(dialect: Dialect, raw: bytes, count: Callable[[str], int], tools: T
     item = dialect.read_item(raw, count)
     if item.role == "system" or (item.role == "tool" and not item.answers):
         return item
+    if item.role == "user":
+        return read_result(item, raw, dialect.read_entry, tools.forms, tools.call, count)
     entry = dialect.read_entry(raw)
-    item = item if item.role == "user" else replace(item, facts=facts_of(entry, tools.call))
-    return read_written(item, raw, entry, tools.forms, tools.call, count)
+    return read_calls(replace(item, facts=facts_of(entry, tools.call)), entry, tools.forms, tools.call)
 
 
 def _measure(encoding: str, model: str) -> str:

@@ -192,6 +192,16 @@ async def test_items_are_recognised_wherever_they_stand() -> None:
     assert house.counter.asked["new"] == 1
 
 
+def test_a_short_text_is_counted_once_in_a_pass() -> None:
+    """What comes again and again, such as a tool's name, is looked up; another pass counts it anew."""
+    house = House()
+    count = house.reader.count("o200k_base")
+    assert [count("read_file") for _ in range(3)] == [house.counter.count("o200k_base", "read_file")] * 3
+    assert house.counter.asked["read_file"] == 2
+    house.reader.count("o200k_base")("read_file")
+    assert house.counter.asked["read_file"] == 3
+
+
 @pytest.mark.parametrize("rounds", [2, 60])
 async def test_tenants_share_nothing(rounds: int) -> None:
     """A body that one tenant sent is counted anew for another: items, tools and whole prefixes."""

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from math import log2
 from typing import Any
 
@@ -43,6 +44,7 @@ LONGEST = 160
 LONGEST_ARGUMENTS = 262_144
 """Characters of a call's arguments that are read as JSON; longer ones are plain text."""
 
+_LITERAL = json.JSONDecoder(parse_int=str, parse_float=str)
 _WINDOW = 65_536
 _SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*]+")
 _URL = re.compile(r"https?://\S{3,}")
@@ -140,7 +142,7 @@ def _mentions(entries: Sequence[Entry]) -> dict[str, _Name]:
 
 def _ranked(names: Mapping[str, _Name], most: int, size: Callable[[str], int]) -> list[str]:
     """The names by what they are worth for each token they take; sizes are counted for the first *most* only."""
-    rough = sorted(names, key=lambda name: (-names[name].worth() / (len(name) / 4 + ROUGH), name))[:most]
+    rough = nsmallest(most, names, key=lambda name: (-names[name].worth() / (len(name) / 4 + ROUGH), name))
     return sorted(rough, key=lambda name: (-names[name].worth() / (size(name) + SMOOTH), name))
 
 
@@ -264,7 +266,7 @@ def _commands(entries: Sequence[Entry]) -> Iterator[str]:
 
 def _literal(arguments: str) -> Any:
     """The value of *arguments*, numbers as they are spelled: reading and writing them again would invent figures."""
-    return json.loads(arguments, parse_int=str, parse_float=str)
+    return _LITERAL.decode(arguments)
 
 
 def command_of(arguments: str) -> str:

@@ -140,7 +140,8 @@ def choose(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
 
     Else sentences: what constrains before what asks before the rest, newer before older, each word for word.
     """
-    sizes = [count(text) + 2 for text in texts]
+    known = {text: count(text) + 2 for text in dict.fromkeys(texts)}
+    sizes = [known[text] for text in texts]
     if sum(sizes) <= tokens:
         return list(texts)
     short = max(24, tokens // 8)

@@ -104,7 +104,7 @@ def write(
     if before is not None and same_block(event, before.event):
         return before.block, edits
     folded = [i for i in range(event.cut) if raw.items[i].role != "system"]
-    entries = {i: raw.entry(i) for i in folded}  # what a clip took out is digested too
+    entries = _entries(raw, folded)  # what a clip took out is digested too
     shown = {i: raw.dialect.read_entry(edits[i]) for i in event.anchors if i in edits}
     anchors = [i for i in event.anchors if i != _carrier(raw, event)]
     task = next(((shown.get(i) or entries[i]).text for i in anchors if i == raw.layout.task), "")
@@ -115,6 +115,19 @@ def write(
     pins = tuple(entries[i].said or entries[i].text for i in users)
     said = Folded(tuple(entries.values()), pins, task, newest, carried.text if carried else "")
     return _encodable(render(said, event.block, event.text, count, summary)), edits
+
+
+def _entries(raw: Raw, indexes: Sequence[int]) -> dict[int, Entry]:
+    """What the items say, by index. Equal ones are read once."""
+    known: dict[tuple[bytes, Written | None], Entry] = {}
+    found: dict[int, Entry] = {}
+    for index in indexes:
+        name = raw.item(index), raw.written(index)
+        entry = known.get(name)
+        if entry is None:
+            entry = known[name] = raw.entry(index)
+        found[index] = entry
+    return found
 
 
 def same_block(event: Event, before: Event) -> bool:

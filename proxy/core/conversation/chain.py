@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from proxy.core.conversation.items import Item
+from proxy.core.conversation.stepwise import dismantle, encoded
 
 LINK = 16
 """Bytes of a link: 128 bits of HMAC-SHA256."""
@@ -28,16 +29,20 @@ _CONTAINERS = frozenset({dict, list})
 _FIGURES = frozenset({int, float, bool})
 
 
+_SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
 def digest(item: dict[str, Any]) -> bytes:
     """16 bytes equal for items that mean the same: key order, spacing, nulls and re-serialised arguments aside."""
     plain = _canonical(item)
     if isinstance(plain.get("content"), str):
         plain["content"] = [{"text": plain["content"], "type": "text"}]
     try:
-        text = msgspec.json.encode(plain, order="deterministic")
+        text = encoded(plain, _encode, ordered=True)
     except UnicodeError:  # lone surrogates
-        text = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
-    return hashlib.sha256(text).digest()[:LINK]
+        text = encoded(plain, _SORTED.encode, ordered=True)
+    dismantle(plain)
+    return hashlib.sha256(text.encode()).digest()[:LINK]
 
 
 def chain(key: bytes, label: str, items: Sequence[Item], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
@@ -52,6 +57,10 @@ def chain(key: bytes, label: str, items: Sequence[Item], known: Sequence[bytes] 
             link = hmac.digest(key, link + item.digest, "sha256")[:LINK]
         links.append(link)
     return tuple(links)
+
+
+def _encode(value: Any) -> str:
+    return msgspec.json.encode(value, order="deterministic").decode()
 
 
 def _canonical(value: Any, depth: int = 0) -> Any:

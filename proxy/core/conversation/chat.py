@@ -89,10 +89,11 @@ def _read(message: dict[str, Any], count: Count) -> Item:
     prices = prices_of(count)
     sizes = [(part, tokens) for part in _parts(message) if (tokens := part_tokens(part, prices)) is not None]
     media, guess = sum(tokens for _, tokens in sizes), sum(tokens for part, tokens in sizes if is_guess(part))
-    text = sum(count(piece) for piece in _counted(message))
-    calls = tuple(name for call in _calls(message) if (name := _call_id(call)))
+    called = _calls(message)
+    text = sum(count(piece) for piece in _counted(message, called))
+    calls = tuple(name for call in called if (name := _call_id(call)))
     answered = _answered(message)
-    overhead = PER_MESSAGE + PER_CALL * len(_calls(message)) + PER_NAME * bool(message.get("name"))
+    overhead = PER_MESSAGE + PER_CALL * len(called) + PER_NAME * bool(message.get("name"))
     answers = (answered,) if answered else ()
     remembered = memories(_content_text(message)) if role in ("system", "user") else ""
     memory = count(remembered) if remembered else 0
@@ -214,17 +215,17 @@ def _call_slots(function: dict[str, Any], path: Path) -> Iterator[Slot]:
             yield from argument_slots((*path, name), function[name])
 
 
-def _counted(message: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every text of a message that a provider counts."""
+def _counted(message: Mapping[str, Any], calls: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield every text of a message with these *calls* that a provider counts."""
     content = message.get("content")
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, str):
             yield part
         elif part is not None:
             yield from _part_texts(part)
-    for call in _calls(message):
+    for call in calls:
         yield str(call.get("id") or "")
-    for name, arguments in _call_texts(_calls(message)):
+    for name, arguments in _call_texts(calls):
         yield name
         yield arguments
     for key, value in message.items():

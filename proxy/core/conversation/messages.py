@@ -19,6 +19,7 @@ from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item, Role
 from proxy.core.conversation.scan import Field, decode, elements, members
 from proxy.core.conversation.slots import Clip, Path, Slot, joined, leaves, quoted
+from proxy.core.conversation.stepwise import dismantle
 from proxy.core.errors import InvalidRequest
 
 Count = Callable[[str], int]
@@ -83,6 +84,8 @@ def read_item(raw: bytes, count: Count) -> Item:
         return _read(message, count)
     except RecursionError:
         raise InvalidRequest("An element of 'messages' is nested too deeply.") from None
+    finally:
+        dismantle(message)
 
 
 def _read(message: dict[str, Any], count: Count) -> Item:
@@ -177,7 +180,10 @@ def read_entry(raw: bytes) -> Entry:
     said = "\n".join(_said(blocks)) if role == "tool" else ""
     reasoning = "\n".join(_text(block.get("thinking")) for block in blocks if block.get("type") == "thinking")
     results = [("\n".join(_spoken(_blocks(block))), block.get("is_error") is True) for block in _results(blocks)]
-    return Entry(role, "\n".join(_spoken(blocks)), tuple(calls), tuple(media), reasoning, said, tuple(results))
+    text = "\n".join(_spoken(blocks))
+    del blocks
+    dismantle(message)
+    return Entry(role, text, tuple(calls), tuple(media), reasoning, said, tuple(results))
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:

@@ -20,7 +20,7 @@ Span = tuple[int, int]
 
 _BRACKET, _COMMA = b"[,"
 _SPACE = b" \t\n\r"
-_BETWEEN = b"," + _SPACE
+_GAP = re.compile(rb"[, \t\n\r]+")
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(parse_int=len)  # where a value ends is all that is used of it
 _MOST_DIGITS = 4300  # https://docs.python.org/3/library/stdtypes.html#int-max-str-digits
@@ -32,8 +32,8 @@ MOST_ITEMS = 20_000
 ONE_CALL = 65_536
 """Bytes that one call of a parser turns into objects, which takes some ms: nothing else runs before it returns."""
 
-STEPS = 6
-"""Levels down to which a large value is parsed step by step: each step looks through what is below it once more."""
+STEPS = 16
+"""Levels down to which a large value is parsed step by step: each looks through what is below it again (2 ms/MB)."""
 
 _SURELY_FEW = 4
 """Times as many commas as a list may have items: up to there the items are found at once and counted afterwards."""
@@ -184,6 +184,16 @@ def decode(raw: bytes) -> Any:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
 
 
+def parsed(text: str) -> Any:
+    """Return ``json.loads(text)``, with what it raises, in calls of some ms each."""
+    if len(text) > ONE_CALL:
+        try:
+            return _in_steps(text.encode(), STEPS)
+        except UNREADABLE:
+            pass
+    return json.loads(text)
+
+
 def _in_steps(raw: Any, steps: int) -> Any:
     """The value of *raw*, parsed in calls that each build at most ``ONE_CALL`` bytes, so far as *steps* levels show."""
     view = memoryview(raw)
@@ -265,8 +275,8 @@ def _locate(body: bytes, items: list[msgspec.Raw], at: int) -> tuple[tuple[Span,
     """Spans of *items*, which follow each other from *at*, and the offset of the list's closing bracket."""
     spans: list[Span] = []
     for item in items:
-        while body[at : at + 1] and body[at] in _BETWEEN:
-            at += 1
+        if gap := _GAP.match(body, at):
+            at = gap.end()
         raw = bytes(item)
         if not body.startswith(raw, at):
             return None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from proxy.core.conversation.scan import Span, decode, elements, members
+from proxy.core.conversation.scan import Span, decode, elements, members, parsed
+from proxy.core.conversation.stepwise import dismantle, encoded
 from proxy.core.errors import InvalidRequest
 
 Path = tuple[str | int, ...]
@@ -22,7 +22,8 @@ MOST_PARTS = 64
 ATTEMPTS = 3
 """What is written back as JSON may take a few tokens more than the texts it is made of, so that is looked at again."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_ASCII_WRITER = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,12 @@ class Slot:
 
 def quoted(value: Any) -> str:
     """*value* as JSON text that can be sent as UTF-8; lone surrogates, which cannot, stay escaped."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return json.dumps(value, separators=(",", ":")) if _SURROGATE.search(text) else text
+    text = encoded(value, _WRITER.encode)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return encoded(value, _ASCII_WRITER.encode)
+    return text
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
@@ -56,12 +61,13 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
 def argument_slots(path: Path, text: str) -> Iterator[Slot]:
     """The texts inside a call's JSON arguments; all of it where it is no JSON, which clipping cannot make less so."""
     try:
-        value = json.loads(text)
+        value = parsed(text)
     except (ValueError, RecursionError):
         yield Slot(path, text)
         return
-    for inner, leaf in leaves(value):
-        yield Slot(path, leaf, inner)
+    found = [Slot(path, leaf, inner) for inner, leaf in leaves(value)]
+    dismantle(value)
+    yield from found
 
 
 def clipped(
@@ -77,6 +83,7 @@ def clipped(
     source = raw.decode()
     value = decode(raw)
     sized = [(slot, count(slot.text)) for slot in slots(value)] if isinstance(value, dict) else []
+    dismantle(value)
     fixed = weigh(raw) - sum(size for _, size in sized)
     room, result = tokens, raw
     for _ in range(ATTEMPTS):

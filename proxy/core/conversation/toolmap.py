@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from proxy.core.conversation.facts import short_digest
 from proxy.core.conversation.items import Call
 from proxy.core.conversation.scan import ONE_CALL, decode
+from proxy.core.conversation.stepwise import dismantle, encoded
 from proxy.core.conversation.written import NO_FORMS, Forms
 from proxy.core.errors import InvalidRequest
 
@@ -51,6 +52,7 @@ MOST_PATHS = 32
 _HEADER = re.compile(r"^(?:\*\*\* (?:Update|Add|Delete) File: |\*\*\* Move to: |\+\+\+ b/)(.+?)\s*$", re.MULTILINE)
 _DOTS = re.compile(r"(?:^|(?<=/))\./+")
 _SLASHES = re.compile(r"[/\\]+")
+_SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _LINES = re.compile(r"\s*\d{1,9}(?:[\s,:;-]+\d{1,9})*\s*")
 """A figure, or a range of lines, written as a text."""
 
@@ -143,6 +145,7 @@ class ToolMap:
         names = tuple(zlib.crc32(_basename(path).encode("utf-8", "replace")) for path in paths)
         same = _same(name, values) if tool.kind in REPEATABLE and isinstance(values, dict) else 0
         first, last = self._range(tool, values)
+        dismantle(values)
         return Call(tool.kind, same, tuple(map(short_digest, paths)), names, first, last, tool.limit)
 
     def targets(self, name: str, arguments: str) -> list[str]:
@@ -214,7 +217,7 @@ def _values(arguments: str) -> Any:
 
 
 def _same(name: str, values: Any) -> int:
-    return short_digest(name + "\0" + json.dumps(values, sort_keys=True, separators=(",", ":"))) or 1
+    return short_digest(f"{name}\0{encoded(values, _SORTED.encode, ordered=True)}") or 1
 
 
 def _is_glob(name: str) -> bool:

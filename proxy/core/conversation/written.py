@@ -108,24 +108,10 @@ def _call(match: re.Match[str], text: str) -> tuple[str, str]:
     return name, value if isinstance(value, str) else json.dumps(value)
 
 
-def read_written(
-    item: Item, raw: bytes, entry: Entry, forms: Forms, call: Callable[[str, str], Call], count: Callable[[str], int]
-) -> Item:
-    """Return *item* with the facts of the calls it writes, if it is a model's, or of the result that it begins as."""
-    if item.role == "assistant" and not item.calls:
-        return _with_calls(item, entry, forms, call)
-    if item.role != "user":
+def read_calls(item: Item, entry: Entry, forms: Forms, call: Callable[[str, str], Call]) -> Item:
+    """*item* with the facts of the calls that it writes, if it is a model's; *entry* is what it says."""
+    if item.role != "assistant" or item.calls:
         return item
-    written = forms.result(decode(raw).get("content"))
-    if written is None:
-        return item
-    result = as_result(raw, entry, written)
-    facts = facts_of(result, call) or NO_FACTS
-    said = count(result.said) if result.said else 0
-    return replace(item, said=said, facts=replace(facts, written=written))
-
-
-def _with_calls(item: Item, entry: Entry, forms: Forms, call: Callable[[str, str], Call]) -> Item:
     calls = [(name, call(name, arguments)) for name, arguments in forms.called(entry.text)]
     # What comes of a protected one, such as a question, is what the user says.
     asks = tuple(dict.fromkeys(name_digest(name) for name, known in calls if known.kind != "protected"))
@@ -134,6 +120,24 @@ def _with_calls(item: Item, entry: Entry, forms: Forms, call: Callable[[str, str
     # Results of several calls come in one text: nothing tells which part of it is whose.
     wrote = calls[0][1] if len(calls) == 1 else Call("unknown")
     return replace(item, facts=replace(item.facts or NO_FACTS, wrote=wrote, asks=asks))
+
+
+def read_result(
+    item: Item,
+    raw: bytes,
+    read_entry: Callable[[bytes], Entry],
+    forms: Forms,
+    call: Callable[[str, str], Call],
+    count: Callable[[str], int],
+) -> Item:
+    """The user's *item* of the bytes *raw* with the facts of the result that it begins as, if it does."""
+    written = forms.result(decode(raw).get("content"))
+    if written is None:
+        return item
+    result = as_result(raw, read_entry(raw), written)
+    facts = facts_of(result, call)
+    said = count(result.said) if result.said else 0
+    return replace(item, said=said, facts=replace(facts or NO_FACTS, written=written))
 
 
 def settled(items: Sequence[Item], start: int) -> tuple[Item, ...]:

@@ -1,9 +1,13 @@
 """Injected memories: recognised by their headings and tags, and by nothing else."""
 
+import re
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.budget import memory
 from proxy.core.budget.memory import memories
 
 BLOCK = "# Memories\n\n## Priority Context\n- tabs, never spaces\n\n## Previous Sessions\n[May] moved the parser\n"
@@ -39,3 +43,32 @@ def test_a_long_text_costs_little() -> None:
     """A megabyte of headings or of opened tags is searched in one pass."""
     assert len(memories("# Memories\n" + "## x\n" * 200_000)) == 11 + 5 * 200_000
     assert memories("<memory>" * 120_000) == "\n".join(["<memory>"] * 120_000)
+
+
+PIECES = (
+    *("# memory", "## Memories:", "# my memories \n", "\n", "<memory>", "</memory>", "<user_memories>"),
+    *("</user_memories>", "<Relevant_Memories>", "</relevant_memories>", "#", "###### x", "\n# a", "\n## b", " ", "\t"),
+    *("memory", "x", "\u0130", "<", "> ", "MEMORY", "<usermemories>", "memor", "\u017f", "\r"),
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+def test_what_is_found_is_what_the_patterns_find(text: str) -> None:
+    """The lines with the word are all that the patterns could find anything on."""
+    assert memories(text) == "\n".join(text[start:end] for start, end in searched(text))
+
+
+def searched(text: str) -> Iterator[tuple[int, int]]:
+    """The blocks of *text*, by a search of all of it."""
+    at = 0
+    unclosed: set[str] = set()
+    heading = re.compile(r"^(#{1,6})[ \t]*\S", re.MULTILINE)
+    while opening := memory._OPENING.search(text, at):
+        if opening["tag"]:
+            at = memory._closed(text, opening.end(), opening["tag"], unclosed)
+        else:
+            ends = (
+                each.start() for each in heading.finditer(text, opening.end()) if len(each[1]) <= len(opening["level"])
+            )
+            at = next(ends, len(text))
+        yield opening.start(), at

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.conversation.scan import ONE_CALL, Scan, decode, elements, extend, members, reject_duplicates, scan
+from proxy.core.conversation.scan import (
+    ONE_CALL,
+    Scan,
+    decode,
+    elements,
+    extend,
+    members,
+    parsed,
+    reject_duplicates,
+    scan,
+)
 from proxy.core.errors import InvalidRequest, TooManyItems
 from tests import strategies
 
@@ -394,3 +404,18 @@ def test_a_long_list_beside_the_items_stands_where_it_stands() -> None:
     assert found == {"a": "1", "tools": tools, "model": '"m"'}
     with pytest.raises(ValueError):
         members(text.replace('"t4000"', "t4000"))
+
+
+@pytest.mark.parametrize(
+    "value", ['"\\ud800"', "NaN", "1e400", "1" * 5000, "[" * 40 + "]" * 40, '{"a":1,"a":[2]}', "}"]
+)
+def test_long_texts_are_parsed_as_the_standard_parser_does(value: str) -> None:
+    """In steps or in one call: the same value, or the same error."""
+    for text in (value, f'{{"long":"{"x" * ONE_CALL}","b":[{value}]}}'):
+        try:
+            expected = repr(json.loads(text))
+        except ValueError:
+            with pytest.raises(ValueError):
+                parsed(text)
+        else:
+            assert repr(parsed(text)) == expected
