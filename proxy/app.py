@@ -229,6 +229,7 @@ class House:
             self.telemetry.learned_windows(len(self._engine.learned()))
             self.telemetry.lines_dropped(self._logs.writer.dropped)
             self._note_descriptors()
+            self._logs.tell_refusals()
             if self._jobs is not None:
                 self.telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)

@@ -45,10 +45,10 @@ from proxy.upstream import Upstreams
 if TYPE_CHECKING:
     pass
 
-ITEMS, SIZES = 300_000, 10_000
+SIZES = 10_000
 ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
-"""Bounds of a process's memories: items (about 600 bytes each), sizes of what stands around them or in their place;
-places asked of the store, shrunk tool arrays, routes that overflows taught about."""
+"""Bounds of a process's memories: sizes of what stands around items or in their place; places asked of the store,
+shrunk tool arrays, routes that overflows taught about."""
 
 
 def open_engine(
@@ -75,7 +75,7 @@ def open_engine(
     tools = configuration.tool_map(settings.tools)
     outlines, prefixes = memories.outlines(), memories.prefixes()
     most = settings.server.limits.items
-    reader = Reader(tokenizers, memories.Locked(ITEMS), outlines, memories.Locked(SIZES), prefixes, tools, most)
+    reader = Reader(tokenizers, memories.items(), outlines, memories.Locked(SIZES), prefixes, tools, most)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
     rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
     economy, always = wanted.policy == "economy", _always(stages)

@@ -6,18 +6,24 @@ import ctypes
 import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from cachetools import LRUCache
 
 from proxy.core.compression.record import Record
+from proxy.core.conversation.items import Item
 from proxy.core.conversation.outline import Outline
 from proxy.engine.ports import Summary
 from proxy.engine.reading import CachedPrefix
 
 PREFIX_BYTES, OUTLINE_BYTES, RECORD_BYTES, TEXT_BYTES = 128 * 2**20, 64 * 2**20, 64 * 2**20, 16 * 2**20
 """What a process remembers of bodies, of what stands around their items, of events, and of summaries."""
+
+ITEM_BYTES = 256 * 2**20
+"""What a process remembers of items: some 300,000 of the usual kind."""
 
 ITEM = 900
 """Bytes of a prefix for each of its items, at most: 300 for where it stands and what it is called, the item itself."""
@@ -27,6 +33,11 @@ COLLECTED = (20_000, 10, 10)
 
 A parsed body is some 100,000 objects at once and no cycle: with 700 a third of the time that it takes is collections.
 """
+
+PLAIN, CALL = 700, 400
+"""Bytes of an item with its name and a call or result or two, and of each call or result beside its id."""
+
+_CALLS, _ANSWERS = attrgetter("calls"), attrgetter("answers")
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
@@ -73,9 +84,20 @@ class ByBytes(Locked[K, V]):
             super().__setitem__(key, value)
 
 
+def items() -> ByBytes[bytes, Item]:
+    """A memory of items. One message can hold any number of calls, with ids of any length."""
+    return ByBytes(ITEM_BYTES, lambda item: PLAIN + len(item.facts.mentions if item.facts else b"") + _linked([item]))
+
+
 def prefixes() -> ByBytes[bytes, CachedPrefix]:
     """A memory of bodies seen before."""
-    return ByBytes(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans))
+    return ByBytes(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans) + _linked(known.items))
+
+
+def _linked(read: Sequence[Item]) -> int:
+    """Bytes of the calls and results of the items *read*, but for one of each. Runs in C: bodies have thousands."""
+    named = [*chain.from_iterable(map(_CALLS, read)), *chain.from_iterable(map(_ANSWERS, read))]
+    return CALL * max(0, len(named) - len(read)) + sum(map(len, named))
 
 
 def outlines() -> ByBytes[bytes, Outline]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import threading
 import tracemalloc
+from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
@@ -13,7 +16,8 @@ from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import Item
 from proxy.core.decisions import DIALECTS
 from proxy.engine.reading import Reader
-from proxy.memories import ByBytes, Locked, outlines, prefixes
+from proxy.memories import ByBytes, Locked, items, outlines, prefixes
+from tests.bench.small import BOUNDS, SHARE
 from tests.fits import tokenizers
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session
@@ -67,6 +71,76 @@ async def test_a_prefix_takes_what_it_is_thought_to(api: str) -> None:
     assert taken < known.currsize + around.currsize < 4 * taken
 
 
+def _many_calls(count: int) -> tuple[str, list[dict[str, object]]]:
+    """Return a body with so many calls in one message, each with its result in a message of its own."""
+    calls = [
+        {
+            "id": f"call_{n}",
+            "type": "function",
+            "function": {"name": "read_file", "arguments": f'{{"path": "a/{n}.py"}}'},
+        }
+        for n in range(count)
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": f"ok {call['id']}"} for call in calls]
+    return "chat", [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}, *results]
+
+
+def _many_results(count: int) -> tuple[str, list[dict[str, object]]]:
+    """Return a body with so many calls in one message, and as many results in another."""
+    calls = [{"type": "tool_use", "id": f"call_{n}", "name": "read_file", "input": {"n": n}} for n in range(count)]
+    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": f"ok {call['id']}"} for call in calls]
+    two = [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+    return "messages", [{"role": "user", "content": "x"}, *two]
+
+
+def _long_name(size: int) -> tuple[str, list[dict[str, object]]]:
+    """Return a body with a call whose id is of so many characters."""
+    call = {"id": "x" * size, "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "ok"}
+    return "chat", [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}, answer]
+
+
+def _usual(count: int) -> tuple[str, list[dict[str, object]]]:
+    """Return the body of a session of so many rounds."""
+    return "chat", agent_session(count, 30)
+
+
+@pytest.mark.parametrize(
+    ("make", "size"), [(_usual, 600), (_many_calls, 3_000), (_many_results, 3_000), (_long_name, 500_000)]
+)
+async def test_items_are_reckoned_by_what_a_client_put_into_them(
+    make: Callable[[int], tuple[str, list[dict[str, object]]]], size: int
+) -> None:
+    """Neither memory that holds items can take more than its bytes, whatever is in one of them.
+
+    By their number, a client had them hold any amount: a message has as many calls as it likes, with ids of any length.
+    """
+    api, messages = make(size)
+    seen, known, around = items(), prefixes(), outlines()
+    reader, dialect = Reader(tokenizers(), seen, around, {}, known), DIALECTS[api]
+    warm, body = (json.dumps({"model": "m", "max_tokens": 5, "messages": each}) for each in (_usual(2)[1], messages))
+    await _read(reader, DIALECTS["chat"], warm.encode())
+    for memory in (seen, known, around):
+        memory.clear()
+    gc.collect()
+    tracemalloc.start()
+    await _read(reader, dialect, body.encode())
+    del body
+    await asyncio.sleep(0)  # lets go of what a thread returned
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    by_items, by_prefixes = seen.currsize, known.currsize + around.currsize
+    for memory in (seen, known, around):
+        memory.clear()
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    taken = before - after
+    assert taken < by_items + by_prefixes
+    assert taken / 2 < by_prefixes < 4 * taken
+    assert taken / 3 < by_items < 4 * taken
+
+
 def test_threads_may_share_a_memory() -> None:
     """What threads write and read at once neither breaks it nor grows it beyond its limit."""
     memory: Locked[int, int] = Locked(50)
@@ -88,3 +162,9 @@ def test_threads_may_share_a_memory() -> None:
         thread.join()
     assert errors == []
     assert len(memory) == 50
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in BOUNDS for name in names])
+def test_the_soak_shrinks_bounds_that_exist(module: ModuleType, name: str) -> None:
+    """A bound that was renamed would stay as large as it is, and its filling would look like a leak."""
+    assert getattr(module, name) >= SHARE

@@ -16,6 +16,8 @@ _GOODBYE: Final = 2.0
 class Gate:
     """Requests of one process: counted on the way in, waited for and then cut when it drains."""
 
+    FULL: Final = "The proxy handles as many requests as it may (server.limits.in_flight). Try again soon."
+
     def __init__(self, limits: Limits) -> None:
         self._limit = limits.in_flight
         self._running: set[asyncio.Task[Any]] = set()
@@ -27,6 +29,11 @@ class Gate:
     def __len__(self) -> int:
         """How many requests are under way."""
         return len(self._running)
+
+    @property
+    def full(self) -> bool:
+        """Whether one more request would be too many."""
+        return len(self._running) >= self._limit and not self.draining
 
     def enter(self) -> asyncio.Task[Any]:
         """The running request's task, to be handed to ``leave``. Count it first, then ask ``check``."""
@@ -45,7 +52,7 @@ class Gate:
         if self.draining:
             raise Overloaded("The proxy is shutting down. Try again: another one will answer.")
         if len(self._running) > self._limit:
-            raise Overloaded("The proxy handles as many requests as it may (server.limits.in_flight). Try again soon.")
+            raise Overloaded(self.FULL)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, give running ones *seconds*, then end them."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from proxy.faults import Faults
 from proxy.server.access import Access
+from proxy.server.admission import Admission
 from proxy.server.api import Api
 from proxy.server.config import ServerConfig
 from proxy.server.connection import Listener
@@ -44,9 +45,9 @@ class Server:
         self._api = Api(access, conversations, config.limits)
         self._local = Local(config.version, access, self._gate, metrics, status, self._api)
         self._limits = config.limits
-        self._handler = Handler(
-            config, engine, upstream, route, observe, access, self._gate, self._local, models, faults or Faults()
-        )
+        faults = faults or Faults()
+        handler = Handler(config, engine, upstream, route, observe, access, self._gate, self._local, models, faults)
+        self._admission = Admission(handler, self._gate, access, config.limits, observe, faults)
         self._listener: Listener | None = None
         self._sockets: asyncio.Server | None = None
 
@@ -71,7 +72,7 @@ class Server:
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """The port that is listened on; *port* 0 takes a free one. Raises ``OSError`` when it is taken."""
-        self._listener = Listener(self._handler, self._limits)
+        self._listener = Listener(self._admission, self._limits)
         self._sockets = await asyncio.get_running_loop().create_server(
             self._listener, host, port, reuse_port=reuse_port, backlog=1024, start_serving=False
         )

@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from proxy.core import report as core_report
+from proxy.core.errors import Overloaded
 from proxy.core.report import DURATION, Report, SummaryReport
 from proxy.telemetry.lines import LineWriter
 
@@ -27,6 +28,9 @@ Fields = MutableMapping[str, Any]
 LONGEST_TEXT = 200
 _PASSING = frozenset({"budget", "elsewhere", "paused", "breaker", "refused_before"})
 """Why a summary job may end before it began, as often as once a second: counted, not told."""
+
+MOST_REFUSALS = 10
+"""Lines a second for requests refused since too many are under way: each line costs more than the refusal."""
 
 DEEPEST_STACK = 8
 
@@ -81,13 +85,21 @@ class Logs:
         self._render = render
         self._stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
         self._handler: _Library | None = None
+        self._refusals = 0
 
     def warn(self, event: str, facts: Mapping[str, object]) -> None:
         """Write a warning called *event* with its *facts*."""
         self.log.warning(event, **facts)
 
     def request_done(self, report: Report, duration: float) -> None:
-        """Write the one line of a finished request; *duration* in seconds."""
+        """Write the one line of a finished request; *duration* in seconds.
+
+        Of requests that are refused since too many are under way only so many get their line until ``tell_refusals``.
+        """
+        if report.outcome == "refused" and report.reason == Overloaded.code:
+            self._refusals += 1
+            if self._refusals > MOST_REFUSALS:
+                return
         if report.large_result:
             self.log.warning(
                 "proxy.large_result",
@@ -110,6 +122,13 @@ class Logs:
         line["level"] = "info"
         # Past structlog's logger: nothing in this line is left for the allow-list to judge.
         self.writer.write(self._render(None, "info", self._stamp(None, "info", line)) + b"\n")
+
+    def tell_refusals(self) -> None:
+        """Write how many refused requests got no line since the last time, if any. Call it every second."""
+        more, self._refusals = self._refusals - MOST_REFUSALS, 0
+        if more > 0:
+            advice = "raise server.limits if the machine and the upstreams can take more, or run more replicas"
+            self.log.warning("proxy.refused_more", count=more, reason=Overloaded.code, advice=advice)
 
     def summary_done(self, report: SummaryReport) -> None:
         """Write the line of a summary job that asked a model or was kept from it."""

@@ -1,10 +1,14 @@
-"""A canned upstream that costs next to nothing: one answer for every body, or a paced stream."""
+"""A canned upstream that costs next to nothing: one answer for every body, or a paced stream.
+
+``python -m tests.bench.mock PORT [SECONDS]``: whole answers come after so many seconds, at once by default.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
+from functools import partial
 from typing import cast
 
 from uvloop import run
@@ -29,9 +33,10 @@ def _chunk(data: bytes) -> bytes:
 
 
 class Mock(asyncio.Protocol):
-    """One connection: reads requests with a content length, answers each at once."""
+    """One connection: reads requests with a content length, answers each at once, or *after* so many seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: float = 0.0) -> None:
+        self._after = after
         self._data = bytearray()
         self._need = -1
         self._start = 0
@@ -60,9 +65,15 @@ class Mock(asyncio.Protocol):
         if streams:
             self._transport.write(STREAM)
             self._stream(CHUNKS)
+        elif self._after:
+            asyncio.get_running_loop().call_later(self._after, self._whole)
         else:
             self._transport.write(WHOLE)
         return bool(self._data)
+
+    def _whole(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(WHOLE)
 
     def _stream(self, left: int) -> None:
         if self._transport.is_closing():
@@ -74,11 +85,11 @@ class Mock(asyncio.Protocol):
             self._transport.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
 
-async def serve(port: int) -> None:
+async def serve(port: int, after: float) -> None:
     """Answer on *port* until the process is ended."""
-    server = await asyncio.get_running_loop().create_server(Mock, "127.0.0.1", port)
+    server = await asyncio.get_running_loop().create_server(partial(Mock, after), "127.0.0.1", port)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    run(serve(int(sys.argv[1])))
+    run(serve(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.0))

@@ -6,19 +6,35 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
-from proxy import building, cli, memories
+from proxy import building, cli, memories, noting, routing
+from proxy.engine import records as events
+from proxy.server import api
+from proxy.store import records, sealed
 
 SHARE = 64
 """By which the caches are smaller."""
 
 
+BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
+    (memories, ("ITEM_BYTES", "PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
+    (building, ("SIZES", "ASKED", "LEARNED")),
+    (routing, ("TENANTS", "STRETCHES")),
+    (noting, ("ARCHIVED", "NOTED")),
+    (records, ("_RENEWED", "_MARKS")),
+    (sealed, ("_TENANTS",)),
+    (events, ("SPARED",)),
+    (api, ("CALLERS",)),
+)
+"""The bounds of everything a process remembers of its clients, by the module that reads them."""
+
+
 def main() -> None:
     """Shrink the caches, then run the command line."""
-    for name in ("PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES"):
-        setattr(memories, name, getattr(memories, name) // SHARE)
-    for name in ("ITEMS", "SIZES"):
-        setattr(building, name, getattr(building, name) // SHARE)
+    for module, names in BOUNDS:
+        for name in names:
+            setattr(module, name, getattr(module, name) // SHARE)
     sys.argv = ["ullage", *sys.argv[sys.argv.index("proxy.cli") + 1 :]]
     cli.main()
 

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from proxy.core.report import Report, Usage
-from proxy.telemetry.logs import ALLOWED, LONGEST_TEXT, Logs
+from proxy.telemetry.logs import ALLOWED, LONGEST_TEXT, MOST_REFUSALS, Logs
 
 REPORT = Report(
     "req_1",
@@ -220,3 +220,23 @@ def test_no_event_carries_a_fact_that_is_dropped() -> None:
     found = [(module, line, names) for module in modules for line, names in events_in(module)]
     assert sum(bool(names) for _, _, names in found) > 15
     assert [(module.name, line, names) for module, line, names in found if names - ALLOWED - {"exc_info"}] == []
+
+
+def test_a_flood_of_refusals_is_counted_instead_of_written(logged):
+    """Of requests refused since too many are under way a few get their line; one line tells how many more there were.
+
+    The next second begins anew, other refusals keep their lines, and a quiet second writes nothing.
+    """
+    logs, lines = logged()
+    full = Report("r", "chat", outcome="refused", reason="overloaded", status=503)
+    for _ in range(MOST_REFUSALS + 25):
+        logs.request_done(full, 0.001)
+    logs.request_done(full.but(reason="request_too_large", status=413), 0.001)
+    logs.tell_refusals()
+    logs.tell_refusals()
+    logs.request_done(full, 0.001)
+    logs.tell_refusals()
+    written = [json.loads(line) for line in lines()]
+    done = [line["reason"] for line in written if line["event"] == "proxy.request_done"]
+    assert done == ["overloaded"] * MOST_REFUSALS + ["request_too_large", "overloaded"]
+    assert [line["count"] for line in written if line["event"] == "proxy.refused_more"] == [25]
