@@ -16,7 +16,7 @@ from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item, Role
-from proxy.core.conversation.scan import Field, decode, elements, members
+from proxy.core.conversation.scan import ONE_CALL, Field, decode, elements, members
 from proxy.core.conversation.slots import Clip, Slot, argument_slots, grown, joined, leaves, quoted
 from proxy.core.errors import InvalidRequest
 
@@ -86,12 +86,12 @@ def read_item(raw: bytes, count: Count) -> Item:
     """The item of one element's bytes. Raises ``InvalidRequest`` where it is no object."""
     value = slots.element(raw, LIST)
     try:
-        return _read(value, count)
+        return _read(value, count, len(raw) > ONE_CALL)
     except RecursionError:
         raise InvalidRequest("An element of 'input' is nested too deeply.") from None
 
 
-def _read(value: dict[str, Any], count: Count) -> Item:
+def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     kind, role = _kind(value), _role(value)
     prices = prices_of(count)
     sizes = [(part, part_tokens(part, prices) or 0) for part in _parts(value) if is_media(part)]
@@ -108,7 +108,7 @@ def _read(value: dict[str, Any], count: Count) -> Item:
     tokens = text + media + opaque
     memory = count(found) if role in ("system", "user") and (found := memories("\n".join(_words(value)))) else 0
     guess, sealed = guess + opaque, sealed + opaque
-    return Item(role, tokens, media, digest(value), calls, answers, guess, memory=memory, sealed=sealed)
+    return Item(role, tokens, media, digest(value, large=large), calls, answers, guess, memory=memory, sealed=sealed)
 
 
 def _kind(value: Mapping[str, Any]) -> str:
