@@ -19,7 +19,7 @@ import typer
 from proxy.commands.health import configured_address, ready
 
 if TYPE_CHECKING:
-    from proxy.commands.clients import Client
+    from proxy.commands.clients import Client, Facts
     from proxy.settings import Settings, SettingsError
 
 REFUSED = 1
@@ -332,13 +332,12 @@ def connect(
     import asyncio
 
     from proxy.commands import connect as clients_of
-    from proxy.commands.clients import Facts, clients
+    from proxy.commands.clients import clients
     from proxy.commands.listing import limits
 
     known = clients()
     if client is None:
-        for name, each in known.items():
-            typer.echo(f"{name:16}{each.title} ({each.api})")
+        _list_clients(known)
         return
     settings = _settings(config, {})
     journal = settings.store.path / clients_of.JOURNAL
@@ -351,15 +350,29 @@ def connect(
         if undo:
             said = clients_of.undo(client, chosen, journal)
         else:
-            told, output = asyncio.run(limits(settings, model)) if model else (None, None)
-            size = window or told
+            known_window, output = asyncio.run(limits(settings, model)) if model else (None, None)
             root = (url or configured_address(os.environ)).rstrip("/").removesuffix("/v1")
-            facts = Facts(root, key or chosen.key, model, size and size * (10 if roomy else 1), output, size)
+            facts = _client_facts(root, key or chosen.key, model, window or known_window, output, roomy=roomy)
             said = clients_of.connect(client, chosen, facts, os.environ, journal if write else None)
     except (clients_of.ConnectError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(REFUSED) from error
     typer.echo("\n".join(said))
+
+
+def _list_clients(known: Mapping[str, Client]) -> None:
+    for name, each in known.items():
+        typer.echo(f"{name:16}{each.title} ({each.api})")
+
+
+def _client_facts(
+    root: str, key: str, model: str | None, window: int | None, output: int | None, *, roomy: bool
+) -> Facts:
+    """Return what a client is configured with; if *roomy*, it takes the window for ten times as large as it is."""
+    from proxy.commands.clients import Facts
+
+    believed = window * 10 if window and roomy else window
+    return Facts(root, key, model, believed, output, window)
 
 
 def _misused(name: str, client: Client | None, both: bool, nameless: bool) -> str:

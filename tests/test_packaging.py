@@ -108,10 +108,14 @@ def test_packaged_configuration_is_valid(installed: Installed) -> None:
     installed.run("ullage", "check", str(ROOT / "config" / "ullage.yaml"))
 
 
-def test_readme_samples_are_valid_configurations(installed: Installed) -> None:
-    """`ullage check` accepts every configuration the README shows, as it stands or beside an upstream."""
-    samples = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(samples) >= 2
+def test_samples_in_the_papers_are_valid_configurations(installed: Installed) -> None:
+    """`ullage check` accepts every configuration that README and docs/ show, as it stands or beside an upstream."""
+    papers = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    shown = [re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in papers]
+    assert shown[0], "the README shows one"
+    # Values of the chart are tests/helm's; the sidecar is a part of a pod.
+    samples = [text for texts in shown for text in texts if not text.startswith(("# values.yaml", "initContainers:"))]
+    assert len(samples) >= 8
     for sample in samples:
         whole = sample if "upstreams:" in sample else f"{sample}upstreams: [{{name: openai, base_url: http://x/v1}}]\n"
         file = installed.empty.parent / "sample.yaml"

@@ -105,19 +105,26 @@ def changes(file: File, facts: Facts) -> list[Change]:
 
 
 def filled(value: Any, facts: Facts) -> Any:
-    """*value* with the names in braces replaced; ``None`` where one of them is not known.
+    """Return *value* with the names in braces replaced; None if one of them is not known.
 
     A figure that stands alone becomes a number; members and elements that are not known are left out, and so is an
     object of which none is.
     """
     if isinstance(value, dict):
-        pairs = {filled(key, facts): filled(part, facts) for key, part in value.items()}
-        known = {key: part for key, part in pairs.items() if key is not None and part is not None}
-        return known if known or not value else None
+        return _filled_object(value, facts)
     if isinstance(value, list):
-        return [part for part in (filled(each, facts) for each in value) if part is not None]
-    if not isinstance(value, str):
-        return value
+        parts = [filled(part, facts) for part in value]
+        return [part for part in parts if part is not None]
+    return _filled_text(value, facts) if isinstance(value, str) else value
+
+
+def _filled_object(value: Mapping[str, Any], facts: Facts) -> dict[str, Any] | None:
+    pairs = {filled(key, facts): filled(part, facts) for key, part in value.items()}
+    known = {key: part for key, part in pairs.items() if key is not None and part is not None}
+    return known if known or not value else None
+
+
+def _filled_text(value: str, facts: Facts) -> str | int | None:
     known = _known(facts)
     if alone := _ALONE.fullmatch(value):
         return known[alone[1]]

@@ -104,12 +104,8 @@ def undo(name: str, client: Client, journal: Path) -> list[str]:
         file = Path(path)
         if not file.exists():
             continue
-        text = file.read_text("utf-8")
-        if text == entry["after"]:
-            restored = entry["before"]
-        else:
-            restored, others = _taken_back(text, Place(file, entry["format"], ()), entry["values"])
-            said += [f"changed since, left alone: {path}: {other}" for other in others]
+        restored, others = _restored(file, entry)
+        said += [f"changed since, left alone: {path}: {other}" for other in others]
         if restored:
             _replace(file, restored, None)
         else:
@@ -118,6 +114,14 @@ def undo(name: str, client: Client, journal: Path) -> list[str]:
     if files:
         _replace(journal, json.dumps(kept, indent=1), 0o600)
     return said or [f"Nothing of {client.title} was written by `ullage connect --write`."]
+
+
+def _restored(file: Path, entry: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Return the text that *file* had before, and the values in it that were changed since and stay."""
+    text = file.read_text("utf-8")
+    if text == entry["after"]:
+        return entry["before"], []
+    return _taken_back(text, Place(file, entry["format"], ()), entry["values"])
 
 
 def _taken_back(text: str, place: Place, values: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:

@@ -21,9 +21,9 @@ from proxy.core.diagnosis import Finding, Tried, Window
 from proxy.core.errors import NotFound, UllageError
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import Prior
+from proxy.core.usage import UsageTap
 from proxy.engine.learned_routes import remedy
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_upstream
-from proxy.server.usage import UsageTap
 from proxy.settings import Settings, overflow_rules
 from proxy.settings.servers import Upstream
 from proxy.tasks import Tasks

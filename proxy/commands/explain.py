@@ -277,16 +277,9 @@ def _steps(found: Fitted) -> Iterator[Step]:
     }
     touched = {"tools": _tools_in(reading), "output": 1, "recall": 1}
     record = edits.record
-    if record is not None:
-        count = functools.partial(found.tokenizers.count, found.measured.route.encoding)
-        dialect = found.measured.dialect
-        stages = _stages_of(record)
-        for index, edit in record.edits.items():
-            stage = stages.get(index, "clip")
-            if stage not in plan.report.stages:
-                continue  # an earlier event's: its items are as this one found them
-            saved[stage] = saved.get(stage, 0) + reading.items[index].tokens - dialect.read_item(edit, count).tokens
-            touched[stage] = touched.get(stage, 0) + 1
+    for stage, tokens in _edited(found, record):
+        saved[stage] = saved.get(stage, 0) + tokens
+        touched[stage] = touched.get(stage, 0) + 1
     left = before - (plan.tokens or 0) - sum(saved.values())
     for stage in plan.report.stages:
         if stage in ("fold", "drop") and record is not None:
@@ -296,6 +289,19 @@ def _steps(found: Fitted) -> Iterator[Step]:
             gone, items = saved.get(stage, 0), touched.get(stage, 0)
         yield Step(stage, int(before * factor), int((before - gone) * factor), items)
         before -= gone
+
+
+def _edited(found: Fitted, record: Record | None) -> Iterator[tuple[str, int]]:
+    """Yield for each item that was made smaller the stage that did it, and the tokens saved by our own count."""
+    if record is None:
+        return
+    count = functools.partial(found.tokenizers.count, found.measured.route.encoding)
+    stages = _stages_of(record)
+    for index, edit in record.edits.items():
+        stage = stages.get(index, "clip")
+        if stage not in found.plan.report.stages:
+            continue  # an earlier compaction's: its items are as this one found them
+        yield stage, found.sent.items[index].tokens - found.measured.dialect.read_item(edit, count).tokens
 
 
 def _stages_of(record: Record) -> dict[int, str]:

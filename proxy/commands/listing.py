@@ -67,19 +67,10 @@ async def listing(settings: Settings, pattern: str | None, key: str = "") -> Lis
     What traffic taught is what holds for clients with *key*, or of every access key. Asks each upstream once, for a few
     seconds at most; one that cannot be reached is left out.
     """
-    failures: list[BaseException] = []
-    tasks = Tasks(lambda _, error: failures.append(error))
-    upstream = open_upstream(settings)
-    try:
-        probes = open_probes(settings, upstream, tasks)
-        named = [rule.name for rule in settings.models if not _is_glob(rule.name)]
-        asked = [pattern] if pattern and not _is_glob(pattern) else []
-        await asyncio.gather(*(probes.survey(each.name, [*named, *asked]) for each in settings.upstreams))
-        told = {each.name: probes.windows(each.name) for each in settings.upstreams}
-        troubles = {name: str(state["trouble"]) for name, state in probes.surveys().items() if state["trouble"]}
-    finally:
-        await upstream.close()
-        await tasks.finish(0.0)
+    names = [rule.name for rule in settings.models if not _is_glob(rule.name)]
+    if pattern and not _is_glob(pattern):
+        names.append(pattern)
+    told, troubles = await _survey(settings, names)
 
     def known(name: str, model: str, _ask: bool) -> Window | None:
         return find(told.get(name, {}), model)
@@ -89,24 +80,48 @@ async def listing(settings: Settings, pattern: str | None, key: str = "") -> Lis
     varied = [replace(route, variant=flag) for route in routes if "claude" in route.model for flag in VARIANTS]
     taught = await learned(settings, [*routes, *varied], key)
     # What a flag changes is known only where traffic taught it.
-    shown = [*routes, *(route for route in varied if (one := taught.get(route.lesson)) and one.window)]
+    changed = [route for route in varied if _has_window(taught.get(route.lesson))]
+    shown = [*routes, *changed]
     rows = [_row(settings, route, told, taught.get(route.lesson)) for route in shown]
     return Listing(tuple(rows), troubles)
+
+
+async def _survey(settings: Settings, names: Sequence[str]) -> tuple[dict[str, Mapping[str, Window]], dict[str, str]]:
+    """Ask each upstream for the windows of *names*; return them by upstream, and what stood in the way."""
+    failures: list[BaseException] = []
+    tasks = Tasks(lambda _, error: failures.append(error))
+    upstream = open_upstream(settings)
+    try:
+        probes = open_probes(settings, upstream, tasks)
+        await asyncio.gather(*(probes.survey(each.name, names) for each in settings.upstreams))
+        windows = {each.name: probes.windows(each.name) for each in settings.upstreams}
+        states = probes.surveys().items()
+        return windows, {name: str(state["trouble"]) for name, state in states if state["trouble"]}
+    finally:
+        await upstream.close()
+        await tasks.finish(0.0)
+
+
+def _has_window(taught: Learned | None) -> bool:
+    return taught is not None and bool(taught.window)
+
+
+def _names(
+    settings: Settings, catalogue: Catalogue, told: Mapping[str, Mapping[str, Window]], pattern: str | None
+) -> list[str]:
+    """Return every name that matches *pattern*, sorted; without one the rules in their order, then servers' models."""
+    configured = [rule.name for rule in settings.models] or ([EVERY] if settings.upstreams else [])
+    if pattern is None:
+        return [*configured, *_told_names(told, MOST_TOLD)]
+    every = {name for name in (*configured, *_told_names(told, None), *catalogue.names) if not _is_glob(name)}
+    matching = sorted(name for name in every if fnmatchcase(name, pattern))
+    return matching or ([] if _is_glob(pattern) else [pattern])
 
 
 def _routes(
     settings: Settings, catalogue: Catalogue, told: Mapping[str, Mapping[str, Window]], pattern: str | None
 ) -> Iterable[Route]:
-    """Without a *pattern* the rules in their order, then what servers told of; else every name that matches, sorted."""
-    configured = [rule.name for rule in settings.models] or ([EVERY] if settings.upstreams else [])
-    if pattern is None:
-        names = [*configured, *_told_names(told, MOST_TOLD)]
-    else:
-        every = {name for name in (*configured, *_told_names(told, None), *catalogue.names) if not _is_glob(name)}
-        names = sorted(name for name in every if fnmatchcase(name, pattern))
-        if not names and not _is_glob(pattern):
-            names = [pattern]
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(_names(settings, catalogue, told, pattern)):
         try:
             yield catalogue.resolve(name)
         except NotFound:  # no rule is about it: a request for it would be refused, so there is nothing to tell
@@ -120,12 +135,9 @@ def _told_names(told: Mapping[str, Mapping[str, Window]], most: int | None) -> S
 def _row(settings: Settings, route: Route, told: Mapping[str, Mapping[str, Window]], taught: Learned | None) -> Row:
     rule = settings.model(route.model)
     window = find(told.get(route.upstream, {}), route.model) if route.source == "server" else None
-    start = prior(route.model, exact=route.exact)
     holds, origin = route.window, f"{route.source}: {route.how}" if route.how else route.source
     age = None if route.at is None else round(max(0.0, time.perf_counter() - route.at), 1)
-    factor, factor_from = start.factor, "configured" if route.exact else "family" if start.factor != 1.0 else "default"
-    if taught is not None and taught.factor != factor:
-        factor, factor_from = taught.factor, "learned"
+    factor, factor_from = _factor(route, taught)
     if taught is not None and taught.window is not None:
         holds, origin, age = taught.window, f"learned: {taught.how}", taught.age_seconds
     return Row(
@@ -144,6 +156,16 @@ def _row(settings: Settings, route: Route, told: Mapping[str, Mapping[str, Windo
         route.model if route.asked not in ("", route.model) else "",
         route.variant,
     )
+
+
+def _factor(route: Route, taught: Learned | None) -> tuple[float, str]:
+    """Return the provider's tokens for each of our own, and where the figure comes from."""
+    factor = prior(route.model, exact=route.exact).factor
+    if taught is not None and taught.factor != factor:
+        return taught.factor, "learned"
+    if route.exact:
+        return factor, "configured"
+    return factor, "family" if factor != 1.0 else "default"
 
 
 def _output_from(route: Route, configured: int | None, told: Window | None) -> str:

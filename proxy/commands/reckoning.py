@@ -79,4 +79,6 @@ def _figures(found: Sequence[Replayed]) -> list[str]:
 
 
 def _dollars(amount: float | None) -> str:
-    return "-" if amount is None else f"${amount:,.4f}" if amount < 1 else f"${amount:,.2f}"
+    if amount is None:
+        return "-"
+    return f"${amount:,.4f}" if amount < 1 else f"${amount:,.2f}"

@@ -161,10 +161,10 @@ async def _replay(engine: Engine, session: Session, model: str, prices: Prices |
         window = report.window
         before = report.tokens_before or 0
         after = None if plan.error else report.tokens_after or 0
-        repeated = 0 if after is None else _repeated(sent, plan.body, after)
+        view = (b"", 0) if after is None else (plan.body, after)
+        repeated = _repeated(sent, *view)
         turns.append(Turn(before, after, report.budget, repeated, raw, report.event, report.stages))
-        raw = before
-        sent = (b"", 0) if after is None else (plan.body, after)
+        raw, sent = before, view
     return Replayed(session.name, model, window, tuple(turns), prices)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,14 +28,25 @@ def show_models(rows: list[dict[str, object]]) -> None:
         table.add_column(title)
     for row in rows:
         age = row["age_seconds"]
-        told = {**row, "age_seconds": None if age is None else f"{age:g} s"}
-        own, variant = told.pop("sent_as", ""), told.pop("variant", "")
-        told["model"] = f"{row['model']}{f' ({own})' if own else ''}{f' with {variant}' if variant else ''}"
-        cells = [f"{cell:,}" if isinstance(cell, int) else "-" if cell is None else str(cell) for cell in told.values()]
-        table.add_row(*cells)
+        cells = {**row, "model": _model(row), "age_seconds": None if age is None else f"{age:g} s"}
+        cells.pop("sent_as", None)
+        cells.pop("variant", None)
+        table.add_row(*map(_cell, cells.values()))
     # A pipe has no width: there nothing is folded.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
     console.print(table)
+
+
+def _model(row: Mapping[str, object]) -> str:
+    own = f" ({row['sent_as']})" if row.get("sent_as") else ""
+    variant = f" with {row['variant']}" if row.get("variant") else ""
+    return f"{row['model']}{own}{variant}"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def show_findings(found: Diagnosis) -> None:

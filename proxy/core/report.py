@@ -1,9 +1,15 @@
-"""What was done to one request, frozen. The log line, the response headers and the metrics all come from here."""
+"""What was done to one request, frozen, and one table of its fields.
+
+The log line, the response headers, the metrics and ``docs/metrics.md`` are derived from ``FIELDS``: a new field is an
+attribute of ``Report`` and one row there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -29,17 +35,9 @@ NO_USAGE = Usage()
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Facts about one request. Holds counts and names only: never a prompt, a key or a summary.
+    """Facts about one request: counts and names only, never a prompt, a key or a summary.
 
-    All token figures are in tokens of the model's encoding. ``bounded`` says that the byte bound spared the
-    count, so ``tokens_before``, ``tokens_after`` and ``pressure`` are upper bounds. ``source`` says who knows the
-    window; ``regions`` are the view's tokens by region, ``borrowed`` those by which parts exceed their own share of
-    an allocation. ``project`` and ``task_size`` are the client's labels, ``fallback`` the model that
-    was asked instead of ``model``. ``client_compaction`` says whose own compaction the request is, if it is one.
-    ``large_result`` is the share of the room left that one fresh tool result takes, where that is worth a warning.
-    ``summary_tokens`` are those that went into the summaries by a model that stand in the view. ``recalls`` says how
-    often the model was asked again because it looked up what left its view, ``recall_tokens`` what all of its
-    generations took then.
+    ``FIELDS`` says what each of them means. All token figures are in tokens of the model's encoding.
     """
 
     request_id: str
@@ -88,6 +86,18 @@ class Report(msgspec.Struct, frozen=True):
         return self.tokens_after / self.budget
 
     @property
+    def applied(self) -> bool:
+        """Whether what was decided went upstream: not in mode observe, and not if the request was refused."""
+        return not self.observed and self.outcome != "refused"
+
+    @property
+    def tokens_sent(self) -> int | None:
+        """How many tokens went upstream; ``None`` if that is unknown, or if nothing did since it was refused."""
+        if self.outcome == "refused":
+            return None
+        return self.tokens_before if self.observed else self.tokens_after
+
+    @property
     def tokens_removed(self) -> int:
         """How many tokens the view is smaller than what the client sent."""
         if self.tokens_before is None or self.tokens_after is None:
@@ -115,29 +125,264 @@ class SummaryReport(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
+Kind = Literal["counter", "gauge", "histogram"]
+Value = str | tuple[str, ...]
+Amount = float | Mapping[Any, float] | None
+
+OVERHEAD_BUCKETS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+DURATION_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+FILL_BUCKETS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+DURATION: Final = "duration"
+"""The one row that is no part of a report: the seconds are known only when the answer has gone."""
+
+
+NO_LABELS: Final[tuple[str, ...]] = ()
+"""The values of a metric's own labels if it has none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """A metric for Prometheus: its name, one sentence about it, its labels, and what a report adds to it.
+
+    ``labels`` are attributes of a report, ``by`` further labels, and ``own`` their value; if that is ``None``, the
+    values come with the amount. A report adds to the metric if its attribute ``when`` (that of the row, if empty) is
+    not at its default, or ``always``. ``amount`` takes the report and that attribute: it returns a number, a number for
+    each value of ``by``, or ``None`` to add nothing; without it the attribute itself is the amount. ``from_zero``: the
+    series begins at 0 with the first request of its labels. ``across`` says how a gauge of several worker processes
+    becomes one figure. ``doc`` is what the documentation has to say beside ``about``.
+    """
+
+    name: str
+    about: str
+    labels: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+    kind: Kind = "counter"
+    own: Value | None = NO_LABELS
+    when: str = ""
+    always: bool = False
+    amount: Callable[[Report, Any], Amount] | None = None
+    from_zero: bool = False
+    doc: str = ""
+    buckets: tuple[float, ...] = ()
+    across: Literal["livesum", "livemin", "livemax", "livemostrecent"] = "livesum"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """One row: an attribute of a report, its key in the log line, its response header, its metrics, and what it means.
+
+    ``logged`` turns the value into what is logged; ``foreign`` marks text that others chose, which is made harmless
+    first. The header is left out if the value is at its default, except if it ``always`` stands; ``shown`` turns report
+    and value into its text.
+    """
+
+    name: str
+    log: str
+    about: str
+    header: str = ""
+    metrics: tuple[Metric, ...] = ()
+    logged: Callable[[Any], object] | None = None
+    foreign: bool = False
+    shown: Callable[[Report, Any], str] | None = None
+    always: bool = False
+
+
+def _shown_pressure(report: Report, pressure: float) -> str:
+    if not report.bounded or report.tokens_after is None or not report.budget:
+        return f"{max(pressure, 0.01):.2f}"
+    # A bound never rounds down.
+    return f"<{max(-(-100 * report.tokens_after // report.budget) / 100, 0.01):.2f}"
+
+
+def _context_tokens(region: str) -> Metric:
+    about = "Input tokens, as the client sent them (before) and as they went upstream (after)."
+    name, labels, by = "ullage_context_tokens_total", ("model",), ("region",)
+    return Metric(name, about, labels, by, own=region, from_zero=True)
+
+
+def _upstream_error(report: Report) -> Amount:
+    """What kind of error the upstream made, if it made one."""
+    if report.reason.startswith("upstream_"):
+        return {report.reason.removeprefix("upstream_"): 1}
+    if report.status < 400 or report.outcome == "refused" or report.reason == "client_left":
+        return None
+    if report.status == 429:
+        return {"rate_limited": 1}
+    return {"server" if report.status >= 500 else "client": 1}
+
+
+def _overflows(report: Report, overflows: int) -> Amount:
+    retried = min(overflows, report.retries)
+    stages = {"retried": retried, "returned": overflows - retried}
+    return {stage: count for stage, count in stages.items() if count}
+
+
+def _label_metrics(row: str) -> tuple[Metric, ...]:
+    """The metrics of both labels of a client; a report that has both counts in the row ``project`` only."""
+
+    def requests(report: Report, _: str) -> Amount:
+        if row == "task_size" and report.project:
+            return None
+        return {(report.project, report.task_size): 1}
+
+    def tokens(report: Report, _: str) -> Amount:
+        if report.outcome == "refused" or (row == "task_size" and report.project):
+            return None
+        return {(report.project, report.task_size): report.tokens_sent or 0}
+
+    both = ("project", "task_size")
+    return (
+        Metric(
+            "ullage_project_requests_total",
+            "Requests that named a project or size.",
+            by=both,
+            own=None,
+            amount=requests,
+        ),
+        Metric("ullage_project_tokens_total", "Input tokens of those requests.", by=both, own=None, amount=tokens),
+    )
+
+
+# fmt: off
+FIELDS: Final[tuple[Field, ...]] = (
+    Field("request_id", "request_id", "The name of this request in the log."),
+    Field("api", "api", "`chat`, `messages` or `responses`."),
+    Field("model", "model", "The model that the client asked for.", foreign=True),
+    Field("upstream", "upstream", "The configured upstream that it went to."),
+    Field("conversation", "conversation", "A short name of the conversation, which tells nothing of its content.",
+          "x-ullage-conversation"),
+    Field("epoch", "epoch", "How often the client itself has compacted this session, if it says so (Codex)."),
+    Field("status", "status", "The HTTP status that the client got; 499 if it left before its answer.", metrics=(
+        Metric("ullage_requests_total", "Finished requests.", ("api", "model", "upstream", "status", "outcome"),
+               when="api", amount=lambda *_: 1),
+        Metric("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream",), ("class",), own=None,
+               doc="`unreachable`, `timeout`, `stream_error`, `truncated`, `rate_limited`, `server` or `client`.",
+               when="api", amount=lambda r, _: _upstream_error(r) if r.reason or r.status >= 400 else None),
+    )),
+    Field("outcome", "outcome",
+          "`verbatim`, `compacted`, `degraded` or `refused`; the header adds the reason behind a semicolon.",
+          "x-ullage-outcome", always=True,
+          shown=lambda r, outcome: f"{outcome};{r.reason}" if r.reason else outcome),
+    Field("reason", "reason", "A fixed word that says why, if there is more to say than the outcome.", foreign=True,
+          metrics=(Metric(
+              "ullage_silent_truncations_total", "Prompts that a server cut without a word.", ("model",),
+              amount=lambda _, reason: 1 if reason == "silently_truncated" else None),)),
+    Field("stream", "stream", "Whether the client asked for a stream."),
+    Field("stages", "stages", "The stages of compression that made the view, in their order.", "x-ullage-stages",
+          shown=lambda _, stages: ",".join(stages),
+          metrics=(Metric(
+              "ullage_stages_total", "Compression stages used.", by=("stage",), own=None,
+              doc="Each once per request.",
+              amount=lambda r, stages: {stage: stages.count(stage) for stage in stages} if r.applied else None),)),
+    Field("tokens_before", "tokens_before", "Tokens of the input as the client sent it.", metrics=(
+        _context_tokens("before"),
+    )),
+    Field("tokens_after", "tokens_after",
+          "Tokens of the view; `<` in the header marks an upper bound, if the size in bytes spared the count.",
+          "x-ullage-tokens", shown=lambda r, tokens: f"<{tokens}" if r.bounded else str(tokens)),
+    Field("tokens_sent", "",
+          "Tokens that went upstream: the view's, or in mode observe the client's own; none if it was refused.",
+          metrics=(
+              _context_tokens("after"),
+              Metric("ullage_context_fill_ratio", "Input sent upstream over the model's window.", ("model",),
+                     kind="histogram", buckets=FILL_BUCKETS, from_zero=True,
+                     amount=lambda r, tokens: tokens / r.window if r.window else None),
+          )),
+    Field("tokens_removed", "", "How many tokens the view is smaller than what the client sent.",
+          "x-ullage-tokens-removed", metrics=(Metric(
+              "ullage_tokens_removed_total", "Input tokens that did not go upstream.", ("model",), from_zero=True,
+              when="tokens_before",
+              amount=lambda r, before: None if before == r.tokens_after or not r.applied else r.tokens_removed),)),
+    Field("bounded", "bounded", "Whether the size in bytes spared the count, so that token figures are upper bounds."),
+    Field("window", "window", "The model's context window.", "x-ullage-window"),
+    Field("source", "window_source",
+          "Who says how large the window is: `configured`, `server`, `learned`, `table`, `assumed` or `request`.",
+          metrics=(Metric(
+              "ullage_window_tokens", "A model's window; 0 once another source says how large it is.",
+              ("upstream", "model"), ("source",), own=None, kind="gauge", when="tokens_sent", across="livemostrecent",
+              doc="A window that a request asked for is not shown.",
+              amount=lambda r, _: {r.source: r.window} if r.window and r.source != "request" else None),)),
+    Field("regions", "regions",
+          "The view's tokens by region: `system`, `tools`, `format`, `memory`, `summary`, `user`, `assistant`, `tool`; "
+          "and `reserve`, the room for the answer.", metrics=(Metric(
+        "ullage_region_tokens_total",
+        "Input tokens that went upstream, by region, and the room kept for answers (reserve).", ("model",), ("region",),
+        own=None, doc="Of counted requests only.",
+        amount=lambda r, regions: None if r.outcome == "refused" or r.tokens_after is None else regions),)),
+    Field("borrowed", "borrowed", "Tokens by which parts exceed their own share of `compression.allocation`.", metrics=(
+        Metric("ullage_share_borrowed_tokens_total", "Tokens by which parts exceeded their share.", by=("part",),
+               own=None),
+    )),
+    Field("project", "project", "The client's label `x-ullage-project`.", foreign=True,
+          metrics=_label_metrics("project")),
+    Field("task_size", "task_size", "The client's label `x-ullage-task-size`.",
+          metrics=_label_metrics("task_size")),
+    Field("budget", "", "Tokens that the input may use: the window without the room for the answer and a margin."),
+    Field("pressure", "pressure", "Tokens of the view over the budget.", "x-ullage-pressure", shown=_shown_pressure,
+          logged=lambda pressure: None if pressure is None else round(pressure, 3)),
+    Field("event", "compaction", "Whether this request is the first with a new compaction.", metrics=(Metric(
+        "ullage_compactions_total", "Compactions sent for the first time.", ("model",),
+        doc="Later requests of the conversation reuse them.",
+        amount=lambda r, _: 1 if r.applied else None),)),
+    Field("client_compaction", "client_compaction", "Whose own compaction the request is, if it is one.",
+          metrics=(Metric(
+              "ullage_client_compactions_total", "Requests by which clients compacted themselves.", by=("client",),
+              own=None,
+              doc="`other` if only its intent and its form tell.", amount=lambda _, client: {client: 1}),)),
+    Field("observed", "observed", "Whether mode observe sent the client's own bytes; the rest says what it would do.",
+          metrics=(Metric(
+              "ullage_observed_total", "Requests that mode observe let pass.", by=("would",), own=None,
+              doc="Would have been `compact`ed or `refuse`d.",
+              amount=lambda r, _: {r.reason[6:]: 1} if r.reason.startswith("would_") else None),)),
+    Field("retries", "retries", "How often the request was sent again.", "x-ullage-retries", metrics=(
+        Metric("ullage_retries_total", "Requests sent again.", ("upstream",)),
+    )),
+    Field("overflows", "overflows", "How often an upstream reported that the request is too long.", metrics=(
+        Metric("ullage_overflow_errors_total", "Overflows that upstreams reported.", by=("stage",), own=None,
+               doc="`retried` and made good, or `returned` to the client.",
+               amount=_overflows),
+    )),
+    Field("fallback", "fallback", "The model that was asked instead.", "x-ullage-fallback", metrics=(Metric(
+        "ullage_fallbacks_total", "Requests that went to a fallback model.", ("model",), ("fallback",), own=None,
+        amount=lambda _, fallback: {fallback: 1}),)),
+    Field("usage.input_tokens", "input_tokens", "Input tokens that the upstream reported, cached ones among them."),
+    Field("usage.output_tokens", "output_tokens", "Output tokens that the upstream reported."),
+    Field("usage.cached_tokens", "cached_tokens", "Input tokens that the upstream reported as read from its cache."),
+    Field("overhead_seconds", "overhead_ms", "Time spent in the proxy itself; milliseconds in the log.",
+          logged=lambda seconds: round(seconds * 1000, 3), metrics=(Metric(
+              "ullage_overhead_seconds", "Time spent in the proxy itself.", ("api",), kind="histogram",
+              buckets=OVERHEAD_BUCKETS, always=True),)),
+    Field(DURATION, "duration_ms", "Time from the request's head to the answer's last byte; milliseconds in the log.",
+          logged=lambda seconds: round(seconds * 1000, 1), metrics=(Metric(
+              "ullage_request_seconds", "From a request's head to its answer's last byte.", ("api",), kind="histogram",
+              buckets=DURATION_BUCKETS),)),
+    Field("summary_tokens", "summary_tokens", "Tokens that a model took to write the summaries in the view.",
+          "x-ullage-summary-tokens"),
+    Field("recalls", "recalls", "How often the model was asked again because it looked up what had left its view.",
+          metrics=(Metric(
+              "ullage_recalls_total", "Generations that followed a look at what had left the view.", ("model",)),)),
+    Field("recall_tokens", "recall_tokens", "Tokens of all generations of an answer with recalls.",
+          "x-ullage-recall-tokens", metrics=(Metric(
+              "ullage_recall_tokens_total", "Tokens of all generations of answers with recalls.", ("model",),
+              when="recalls", amount=lambda r, _: r.recall_tokens),)),
+    Field("large_result", "",
+          "The share of the room left that one fresh tool result takes, if that is worth a warning of its own."),
+)
+# fmt: on
+"""Every field of a report, in the order of the log line."""
+
+_SHOWN: Final = tuple(field for field in FIELDS if field.header)
+_VALUES: Final = attrgetter(*(field.name for field in _SHOWN))
+_DEFAULTS: Final[tuple[object, ...]] = tuple(
+    None if field.always else default for field, default in zip(_SHOWN, _VALUES(Report("", "")), strict=True)
+)
+
+
 def response_headers(report: Report) -> list[tuple[str, str]]:
     """The ``x-ullage-*`` response headers that are known before the first byte goes to the client."""
-    bound = "<" if report.bounded else ""
-    outcome = f"{report.outcome};{report.reason}" if report.reason else report.outcome
-    headers = [("x-ullage-outcome", outcome)]
-    if report.tokens_after is not None:
-        headers.append(("x-ullage-tokens", f"{bound}{report.tokens_after}"))
-    if report.window is not None:
-        headers.append(("x-ullage-window", str(report.window)))
-    if report.pressure is not None and report.tokens_after is not None and report.budget:
-        # A bound never rounds down.
-        shown = -(-100 * report.tokens_after // report.budget) / 100 if report.bounded else report.pressure
-        headers.append(("x-ullage-pressure", f"{bound}{max(shown, 0.01):.2f}"))
-    if report.stages:
-        headers.append(("x-ullage-stages", ",".join(report.stages)))
-    if report.tokens_removed:
-        headers.append(("x-ullage-tokens-removed", str(report.tokens_removed)))
-    if report.summary_tokens:
-        headers.append(("x-ullage-summary-tokens", str(report.summary_tokens)))
-    more = {
-        "x-ullage-recall-tokens": report.recall_tokens,
-        "x-ullage-retries": report.retries,
-        "x-ullage-fallback": report.fallback,
-        "x-ullage-conversation": report.conversation,
-    }
-    return headers + [(name, str(value)) for name, value in more.items() if value]
+    headers = []
+    for field, value, default in zip(_SHOWN, _VALUES(report), _DEFAULTS, strict=True):
+        if value != default:
+            headers.append((field.header, str(value) if field.shown is None else field.shown(report, value)))
+    return headers

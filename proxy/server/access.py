@@ -10,11 +10,11 @@ from typing import Final
 
 from proxy.core.conversation.outline import continues_stored
 from proxy.core.errors import Forbidden, Unauthorized
+from proxy.core.http_headers import CREDENTIAL_ORDER, CREDENTIALS
 from proxy.server.config import ServerConfig
-from proxy.server.intake import CREDENTIALS, Intake
+from proxy.server.intake import Intake
 from proxy.server.routes import is_stateless
 
-_TELLING: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
@@ -130,7 +130,7 @@ class Access:
             if admin and "key" not in intake.own:
                 raise Forbidden("Say whose conversations: send the client's access key in x-ullage-key.")
             return self._by_proxy_key(intake)
-        if not admin and not any(seen.get(name) for name in _TELLING):
+        if not admin and not any(seen.get(name) for name in CREDENTIAL_ORDER):
             self.check_admin(intake, names)
         return client_tenant(seen)
 
@@ -173,8 +173,7 @@ def tenants_of(keys: Iterable[str]) -> frozenset[bytes]:
 
 def client_tenant(seen: Mapping[str, str]) -> bytes:
     """The tenant of a caller who sends its own credentials, by the headers that carry them (lower case)."""
-    # In this order for ever: a tenant under another name would have lost its conversations.
-    parts = [f"{name}\0{seen[name]}" for name in _TELLING if seen.get(name)]
+    parts = [f"{name}\0{seen[name]}" for name in CREDENTIAL_ORDER if seen.get(name)]
     return sha256(("ullage tenant\0client\0" + "\0".join(parts)).encode("utf-8", "surrogateescape")).digest()
 
 

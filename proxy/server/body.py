@@ -235,15 +235,20 @@ def _members(body: bytes, window: int, limits: Limits) -> bytes:
             part = inflate.decompress(data, _STEP)
             data = inflate.unconsumed_tail
             size += len(part)
-            if size > limits.body:
-                raise BodyTooLarge(limits.body)
-            if size > most:
-                raise InflatesTooFar(limits.inflation)
+            _refuse_too_large(size, most, limits)
             parts.append(part)
             if not part and not data and not inflate.eof:
                 raise zlib.error("the body ends early")
         body = inflate.unused_data
     return b"".join(parts)
+
+
+def _refuse_too_large(size: int, most: int, limits: Limits) -> None:
+    """Raise if a body that inflates to *size* bytes or more is too large, or much larger than what was sent."""
+    if size > limits.body:
+        raise BodyTooLarge(limits.body)
+    if size > most:
+        raise InflatesTooFar(limits.inflation)
 
 
 async def _next(content: StreamReader) -> bytes:

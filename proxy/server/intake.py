@@ -11,25 +11,11 @@ from typing import Final, cast
 from proxy.core.conversation.compaction import METADATA_HEADER
 from proxy.core.conversation.identity import EPOCH_HEADER, SESSION_HEADERS
 from proxy.core.errors import InvalidRequest
+from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, PERSONAL, WRITTEN_ANEW
 from proxy.core.request import Mode, Options
 
-# "expect" is answered here, "host" and "content-length" are written anew, the rest belongs to one connection.
-STAYS: Final = frozenset(
-    {
-        "connection",
-        "content-length",
-        "expect",
-        "host",
-        "http2-settings",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
-SECRETS: Final = CREDENTIALS | {"cookie", "openai-organization", "openai-project"}
+# "expect" is answered here; "http2-settings" belongs to an upgrade (https://www.rfc-editor.org/rfc/rfc7540#section-3.2.1).
+_STAYS: Final = HOP_BY_HOP | WRITTEN_ANEW | {"expect", "http2-settings"}
 _SINGLE: Final = CREDENTIALS | {
     "anthropic-beta",
     "connection",
@@ -46,7 +32,6 @@ _SINGLE: Final = CREDENTIALS | {
     EPOCH_HEADER,
     METADATA_HEADER,
 }
-_PROXY: Final = "x-ullage-"
 _PLAIN: Final = frozenset({"", "keep-alive", "close"})
 _LABEL: Final = 256
 _CACHED: Final = 64
@@ -77,13 +62,9 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Intake:
         if kind & _FORWARD:
             forward.append((spelled, value))
         if kind & _SEEN:
-            if name in seen:
-                if name in CREDENTIALS:
-                    raise InvalidRequest(f"The header {name} was sent more than once.")
-                value = f"{seen[name]}, {value}"
-            seen[name] = value
+            seen[name] = _repeated(name, seen[name], value) if name in seen else value
         elif kind & _OWN:
-            intake.own[name[len(_PROXY) :]] = value
+            intake.own[name[len(OWN_PREFIX) :]] = value
     connection = seen.get("connection", "")
     if connection.lower() not in _PLAIN:
         # Never let a client use this to strip what decides who it is.
@@ -92,9 +73,16 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Intake:
     return intake
 
 
+def _repeated(name: str, first: str, second: str) -> str:
+    """Return the value of a header that was sent twice, as a list. Raises ``InvalidRequest`` for a credential."""
+    if name in CREDENTIALS:
+        raise InvalidRequest(f"The header {name} was sent more than once.")
+    return f"{first}, {second}"
+
+
 def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """*headers* without what tells who the client is: for a server that it does not know of."""
-    return [pair for pair in headers if pair[0].lower() not in SECRETS]
+    return [pair for pair in headers if pair[0].lower() not in PERSONAL]
 
 
 def window_variant(intake: Intake) -> str:
@@ -122,9 +110,9 @@ def _sort(raw: bytes) -> tuple[str, str, int]:
     """A header name as spelled and in lower case, and what is done with it."""
     spelled = raw.decode("ascii", "replace")
     name = spelled.lower()
-    if name.startswith(_PROXY):
+    if name.startswith(OWN_PREFIX):
         return spelled, name, _OWN
-    stays = name in STAYS or name.startswith("proxy-")
+    stays = name in _STAYS or name.startswith("proxy-")
     return spelled, name, (0 if stays else _FORWARD) | (_SEEN if name in _SINGLE else 0)
 
 

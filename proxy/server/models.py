@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -12,9 +12,9 @@ from urllib.parse import unquote
 import msgspec
 
 from proxy.core.errors import NotFound, UllageError, UpstreamTimeout
+from proxy.core.http_headers import CREDENTIALS
 from proxy.engine import ports
 from proxy.server.contracts import Route, Upstream
-from proxy.server.intake import CREDENTIALS
 
 PATIENCE: Final = 5.0
 """Seconds an upstream has to list its models; one that takes longer is left out of this answer."""
@@ -53,6 +53,14 @@ class Heard:
             return {}
         return found if isinstance(found, dict) else {}
 
+    @property
+    def models(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each model of a list, with its entry."""
+        data = self.document.get("data")
+        for entry in data if isinstance(data, list) else ():
+            if isinstance(entry, dict) and isinstance(entry.get("id"), str):
+                yield entry["id"], entry
+
 
 class Models:
     """Answers for the models of all upstreams; ``default`` is the one that gets the client's own key.
@@ -70,37 +78,42 @@ class Models:
         self._figures = figures
 
     async def list(self, path_qs: str, headers: Sequence[tuple[str, str]], route: Route) -> Heard:
-        """The merged list: each model where a request for it would go. Without any, the default upstream's answer.
+        """Return the merged list: each model once, from the upstream that a request for it would go to.
 
-        Raises what asking an upstream raises if none has a list and the configuration names no model.
+        If no upstream has a list, return the default one's answer. Raises what asking an upstream raises if none
+        answers and the configuration names no model.
         """
-        asked = [place for place in self._places if place.speaks]
-        heard = await asyncio.gather(*(self._ask(place, path_qs, headers) for place in asked))
-        answers = {place.name: got for place, got in zip(asked, heard, strict=True) if isinstance(got, Heard)}
-        entries: dict[str, dict[str, Any]] = {}
-        for name, got in answers.items():
-            listed = got.document.get("data")
-            for entry in listed if isinstance(listed, list) else ():
-                model = entry.get("id") if isinstance(entry, dict) else None
-                if isinstance(model, str) and _served(route, model) == name:
-                    entries.setdefault(model, self._completed(entry))
-        anthropic = any(name.lower() == "anthropic-version" for name, _ in headers)
+        answers, failures = await self._ask_all(path_qs, headers)
+        if not any(answer.status == 200 for answer in answers.values()):
+            if self._default in answers:
+                return answers[self._default]
+            if failures and not self._named:
+                raise failures[0]
+        anthropic = _is_anthropic(headers)
+        entries = self._listed(answers, route)
         for model in self._named:
             if model not in entries:
                 entries[model] = self._completed(_entry(model, _served(route, model), anthropic=anthropic))
-        if not any(got.status == 200 for got in answers.values()) and self._default in answers:
-            return answers[self._default]
-        failures = [got for got in heard if isinstance(got, UllageError)]
-        if not entries and failures and not any(got.status == 200 for got in answers.values()):
-            raise failures[0]
-        first = next((got.document for got in answers.values() if got.document), {})
-        data = list(entries.values())
-        document = {"object": "list", **first, "data": data}
-        if anthropic:
-            document.pop("object")
-            ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
-            document |= {"has_more": first.get("has_more", False), **ends}
-        return _said(document)
+        first = next((answer.document for answer in answers.values() if answer.document), {})
+        return _said(_list_document(first, list(entries.values()), anthropic=anthropic))
+
+    async def _ask_all(
+        self, path_qs: str, headers: Sequence[tuple[str, str]]
+    ) -> tuple[dict[str, Heard], Sequence[UllageError]]:
+        """Ask every upstream for its list; return the answers by upstream, and the errors of those without one."""
+        asked = [place for place in self._places if place.speaks]
+        heard = await asyncio.gather(*(self._ask(place, path_qs, headers) for place in asked))
+        answers = {place.name: got for place, got in zip(asked, heard, strict=True) if isinstance(got, Heard)}
+        return answers, [got for got in heard if isinstance(got, UllageError)]
+
+    def _listed(self, answers: Mapping[str, Heard], route: Route) -> dict[str, dict[str, Any]]:
+        """Return the models that upstreams list by name, without those that a request would send elsewhere."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, answer in answers.items():
+            for model, entry in answer.models:
+                if _served(route, model) == name:
+                    found.setdefault(model, self._completed(entry))
+        return found
 
     async def one(self, path_qs: str, model: str, headers: Sequence[tuple[str, str]], route: Route) -> Heard:
         """One model, as its own upstream tells of it. Raises ``NotFound``, and what asking raises."""
@@ -113,8 +126,7 @@ class Models:
         if heard is None or (heard.status in (404, 405) and model in self._named):
             if model not in self._named:
                 raise NotFound(f"The upstream {name!r} lists no models; name {model!r} under 'models'.")
-            anthropic = any(key.lower() == "anthropic-version" for key, _ in headers)
-            return _said(self._completed(_entry(model, name, anthropic=anthropic)))
+            return _said(self._completed(_entry(model, name, anthropic=_is_anthropic(headers))))
         return heard
 
     async def _ask(self, place: Place, path_qs: str, headers: Sequence[tuple[str, str]]) -> Heard | UllageError:
@@ -141,6 +153,11 @@ class Models:
         return {**self._figures(str(entry.get("id", ""))), **entry}
 
 
+def _is_anthropic(headers: Sequence[tuple[str, str]]) -> bool:
+    """Return whether the client expects Anthropic's form of a list."""
+    return any(name.lower() == "anthropic-version" for name, _ in headers)
+
+
 def _served(route: Route, model: str) -> str:
     try:
         return route(model)
@@ -160,6 +177,21 @@ def _entry(model: str, upstream: str, *, anthropic: bool) -> dict[str, Any]:
     if anthropic:
         return {"type": "model", "id": model, "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
     return {"id": model, "object": "model", "created": 0, "owned_by": upstream}
+
+
+def _list_document(first: Mapping[str, Any], data: Sequence[Mapping[str, Any]], *, anthropic: bool) -> dict[str, Any]:
+    """Return a list of models, with the members that the *first* upstream's list has beside the models.
+
+    Anthropic's has other ones: https://platform.claude.com/docs/en/api/resources/beta/subresources/models/methods/list
+    """
+    document = {"object": "list", **first, "data": data}
+    if not anthropic:
+        return document
+    document.pop("object")
+    document["has_more"] = first.get("has_more", False)
+    if data:
+        document |= {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+    return document
 
 
 def _said(document: Mapping[str, Any], headers: Sequence[tuple[str, str]] = ()) -> Heard:

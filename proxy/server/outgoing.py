@@ -87,7 +87,8 @@ class Outgoing:
         elif self._request.version < _HTTP_1_1:
             lines.append("connection: keep-alive")
         text = "\r\n".join(lines)
-        if text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1 or "\0" in text:
+        breaks = len(lines) - 1
+        if (text.count("\n"), text.count("\r"), text.count("\0")) != (breaks, breaks, 0):
             raise UnfitHeader("A header of the upstream's answer holds a line break or a NUL.")
         self.status = status
         # Held until the handler waits for something: a body that is already here leaves in the same segment.

@@ -129,22 +129,33 @@ def prices(models: Iterable[str]) -> dict[str, Prices]:
     found: dict[str, Prices] = {}
     for model in models:
         raw = rows.get(model) or rows.get(model.rpartition("/")[2])
-        if raw is not None and (price := _prices(msgspec.json.decode(raw, type=dict[str, Any]))):
+        price = _prices(msgspec.json.decode(raw, type=dict[str, Any])) if raw is not None else None
+        if price is not None:
             found[model] = price
     return found
 
 
 def _prices(row: Mapping[str, Any], suffix: str = "") -> Prices | None:
-    names = ("input_cost_per_token", "cache_read_input_token_cost", "output_cost_per_token")
-    costs = [row.get(name + suffix) for name in names]
-    if not isinstance(costs[0], int | float):
+    """Return the prices of a row, per token; those with *suffix* are the prices of its tier for longer prompts."""
+    own = _cost(row, "input_cost_per_token" + suffix)
+    if own is None:
         return None
-    own, cached, output = [float(cost) if isinstance(cost, int | float) else None for cost in costs]
-    assert own is not None
-    tiers = sorted(int(match[1]) for key in row if not suffix and (match := _TIER.fullmatch(key)))
-    tier = tiers[0] if tiers else None
+    cached = _cost(row, "cache_read_input_token_cost" + suffix)
+    output = _cost(row, "output_cost_per_token" + suffix)
+    tier = None if suffix else _first_tier(row)
     above = _prices(row, f"_above_{tier}k_tokens") if tier else None
     return Prices(own, own if cached is None else cached, output or 0.0, tier * 1000 if tier else None, above)
+
+
+def _cost(row: Mapping[str, Any], name: str) -> float | None:
+    cost = row.get(name)
+    return float(cost) if isinstance(cost, int | float) else None
+
+
+def _first_tier(row: Mapping[str, Any]) -> int | None:
+    """Return from how many thousand tokens on a prompt costs more; None if it never does."""
+    matches = map(_TIER.fullmatch, row)
+    return min((int(match[1]) for match in matches if match), default=None)
 
 
 def _table_file() -> Path | None:

@@ -10,6 +10,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 
 from proxy.settings.model import Settings, bad_references
 from proxy.settings.problems import Path, Problem, SettingsError, key_name
@@ -134,25 +135,36 @@ def _below(annotation: object, step: str | int) -> object:
 def _read_secret_files(source: Source, folder: FilePath) -> None:
     for path, mapping in walk(source.values):
         for name in SECRETS:
-            file = mapping.get(f"{name}_file")
-            if not isinstance(file, str) or not file or not _annotation((*path, f"{name}_file")):
-                continue
-            here = (*path, f"{name}_file")
-            if mapping.get(name):
-                source.trouble(here, f"{name} is set as well", f"Keep {name} or {name}_file.")
-                continue
-            try:
-                text = (folder / FilePath(file).expanduser()).read_text("utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-                remedy = "Give the path of a file that this user may read."
-                source.trouble(here, f"{file} cannot be read: {reason}", remedy)
-                continue
-            if not text:
-                source.trouble(here, f"{file} is empty", "Write the secret into it.")
-                continue
-            mapping[name] = text
-            source.origins[(*path, name)] = source.origin(here)
+            if mapping.get(f"{name}_file"):
+                _read_secret_file(source, mapping, path, name, folder)
+
+
+def _read_secret_file(source: Source, mapping: dict[str, Any], path: Path, name: str, folder: FilePath) -> None:
+    """Put the secret *name* of the section at *path* into it, from the file that the section names."""
+    here = (*path, f"{name}_file")
+    file = mapping[f"{name}_file"]
+    if not isinstance(file, str) or not _annotation(here):
+        return
+    if mapping.get(name):
+        source.trouble(here, f"{name} is set as well", f"Keep {name} or {name}_file.")
+        return
+    text = _secret(source, here, file, folder)
+    if text:
+        mapping[name] = text
+        source.origins[(*path, name)] = source.origin(here)
+
+
+def _secret(source: Source, path: Path, file: str, folder: FilePath) -> str:
+    """Return the secret in *file*, or an empty text and note the problem with the setting at *path*."""
+    try:
+        text = (folder / FilePath(file).expanduser()).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        source.trouble(path, f"{file} cannot be read: {reason}", "Give the path of a file that this user may read.")
+        return ""
+    if not text:
+        source.trouble(path, f"{file} is empty", "Write the secret into it.")
+    return text
 
 
 def _translate(source: Source, detail: dict[str, Any]) -> None:
@@ -210,7 +222,6 @@ def _all_keys(annotation: object, path: Path) -> Iterator[Path]:
 
 
 def _remedy(path: Path, kind: str, context: Mapping[str, Any]) -> str:
-    section = _annotation(path[:-1])
     if kind == "literal_error":
         return f"Write {context['expected']}."
     if kind in ("string_type", "string_sub_type") and path:
@@ -219,15 +230,19 @@ def _remedy(path: Path, kind: str, context: Mapping[str, Any]) -> str:
         return "Write a list: one entry per line, each beginning with `- `."
     if kind.endswith("_type") and _keys(_annotation(path)):
         return f"Write it as a section with: {', '.join(_keys(_annotation(path)))}."
-    for inner in _flat(section):
+    for inner in _flat(_annotation(path[:-1])):
         if isinstance(inner, type) and issubclass(inner, BaseModel) and str(path[-1]) in inner.model_fields:
-            field = inner.model_fields[str(path[-1])]
-            default = field.get_default(call_default_factory=True, validated_data={})
-            shown = (
-                "" if isinstance(default, BaseModel | tuple) or field.is_required() else f" The default is {default}."
-            )
-            return f"{field.description or 'Give a value of the right kind.'}{shown}"
+            return _described(inner.model_fields[str(path[-1])])
     return "Give a value of the right kind."
+
+
+def _described(field: FieldInfo) -> str:
+    """Return what a setting means, and its default if that can be shown on a line."""
+    description = field.description or "Give a value of the right kind."
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if field.is_required() or isinstance(default, BaseModel | tuple):
+        return description
+    return f"{description} The default is {default}."
 
 
 def _lower_first(text: str) -> str:

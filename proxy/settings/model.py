@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,6 +16,7 @@ from proxy.settings.fields import (
     Trouble,
     refuse,
 )
+from proxy.settings.problems import Path
 from proxy.settings.servers import Fallback, Model, OverflowRule, Upstream
 from proxy.settings.serving import Archive, Server, Store
 from proxy.settings.tooltable import Tools
@@ -107,13 +109,20 @@ class Settings(Section):
             where = ("models", index, "overflow")
             if len(set(steps)) < len(steps):
                 yield where, "a step stands there twice", "Name each once."
-            for name in rule.fallbacks:
-                way = (name, *loop(name, lambda model: self.model(model).fallbacks)[1:])
-                if self.model(name) is rule or len(way) > 1:
-                    told = " -> ".join(dict.fromkeys((rule.name, *way)))
-                    remedy = f"Give {name!r} a rule of its own above this one, without a fallback that leads back."
-                    yield where, f"the fallbacks lead in a circle: {told} -> ...", remedy
-                    break
+            yield from islice(self._circles(rule, where), 1)
+
+    def _circles(self, rule: Model, where: Path) -> Iterator[Trouble]:
+        for name in rule.fallbacks:
+            circle = self._circle(rule, name)
+            if circle:
+                remedy = f"Give {name!r} a rule of its own above this one, without a fallback that leads back."
+                yield where, f"the fallbacks lead in a circle: {' -> '.join(circle)} -> ...", remedy
+
+    def _circle(self, rule: Model, name: str) -> tuple[str, ...]:
+        """Return the names on the way round if the fallback *name* of *rule* leads in a circle; else nothing."""
+        way = (name, *loop(name, lambda model: self.model(model).fallbacks)[1:])
+        leads_back = self.model(name) is rule or len(way) > 1
+        return tuple(dict.fromkeys((rule.name, *way))) if leads_back else ()
 
     def _unreachable(self) -> Iterator[Trouble]:
         for index, rule in enumerate(self.models):

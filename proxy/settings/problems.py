@@ -35,5 +35,8 @@ def key_name(path: Path) -> str:
     """The key as a reader writes it: ``upstreams[0].base_url``."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
     return text

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
 from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
 from proxy.settings.fields import (
     BaseUrl,
@@ -26,10 +27,8 @@ from proxy.settings.fields import (
 
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-_HOP_BY_HOP = frozenset(
-    {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
-)
-_KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie"})
+_SET_BY_ULLAGE = HOP_BY_HOP | WRITTEN_ANEW
+_KEY_HEADERS = CREDENTIALS | {"cookie"}
 
 # Providers that are paid by the proxy's own surroundings (a role, a service account), never by a client's key.
 _AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
@@ -59,7 +58,7 @@ def _bad_headers(headers: Iterable[str]) -> Iterator[Trouble]:
     for name in headers:
         if not _TOKEN.match(name):
             yield ("headers", name), "is no header name", "Use letters, digits and dashes."
-        elif name.lower() in _HOP_BY_HOP or name.lower().startswith("x-ullage-"):
+        elif name.lower() in _SET_BY_ULLAGE or name.lower().startswith(OWN_PREFIX):
             yield ("headers", name), "is a header that Ullage sets itself", "Take it out."
 
 

@@ -201,21 +201,23 @@ class _Builder:
                 return ""
             if name is None:
                 return "${"
-            if value := environ.get(name):
-                return value
-            if default is not None:
-                return default
-            state = "is empty" if name in environ else "is not set"
-            close = difflib.get_close_matches(name, environ, n=1, cutoff=0.75)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            remedy = f"Set it, or give a default: ${{{name}:-}} for none."
-            self._source.trouble(path, f"the environment variable {name} {state}{hint}", remedy)
-            return ""
+            value = environ.get(name) or default
+            if value is None:
+                self._unset(name, path, environ)
+            return value or ""
 
         known = len(self._source.problems)
         filled = _REFERENCE.sub(fill, text)
         # What is left of a broken reference would only be complained of again.
         return filled if len(self._source.problems) == known else ""
+
+    def _unset(self, name: str, path: Path, environ: Mapping[str, str]) -> None:
+        """Note that the variable *name*, which has no default, has no value."""
+        state = "is empty" if name in environ else "is not set"
+        close = difflib.get_close_matches(name, environ, n=1, cutoff=0.75)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        remedy = f"Set it, or give a default: ${{{name}:-}} for none."
+        self._source.trouble(path, f"the environment variable {name} {state}{hint}", remedy)
 
 
 def lay_over(source: Source, path: tuple[str, ...], value: Any, origin: Origin) -> None:
@@ -226,19 +228,27 @@ def lay_over(source: Source, path: tuple[str, ...], value: Any, origin: Origin) 
     """
     spot: Any = source.values
     real: Path = ()
-    for step, after in zip(path, (*path[1:], None), strict=True):
-        at = _enter(spot, step)
-        if at is None:
-            raise ValueError(f"{key_name(real)} is no list or section")
+    *sections, last = path
+    for step in sections:
+        at = _key_in(spot, step, real)
         real = (*real, at)
-        source.origins[real] = origin if after is None else source.origins.get(real, origin)
-        if after is None:
-            spot[at] = value
-            _forget_below(source, real)
-            return
+        source.origins.setdefault(real, origin)
         if isinstance(spot, dict) and not isinstance(spot.get(at), dict | list):
             spot[at] = [] if real in LISTS else {}
         spot = spot[at]
+    at = _key_in(spot, last, real)
+    real = (*real, at)
+    source.origins[real] = origin
+    spot[at] = value
+    _forget_below(source, real)
+
+
+def _key_in(spot: Any, step: str, path: Path) -> str | int:
+    """Return the key or index of *step* in the value *spot* at *path*. Raises ``ValueError`` if it can have none."""
+    at = _enter(spot, step)
+    if at is None:
+        raise ValueError(f"{key_name(path)} is no list or section")
+    return at
 
 
 def _enter(spot: Any, step: str) -> str | int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from proxy.settings.model import Settings, is_loopback
-from proxy.settings.servers import Model
+from proxy.settings.servers import Model, Upstream
 
 
 def summary(settings: Settings, facts: Mapping[str, str]) -> str:
@@ -15,43 +15,55 @@ def summary(settings: Settings, facts: Mapping[str, str]) -> str:
     *facts* is what only a running proxy knows and takes the place of what is configured: ``address``, ``store``, and
     ``window <rule>`` for a rule whose window was found out.
     """
-    server, marks = settings.server, settings.compression
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    address = facts.get("address") or f"http://{host}:{server.port}"
-    processes = f"  ({server.workers} workers)" if server.workers > 1 else ""
-    lines = [("listening", f"{address}/v1{processes}")]
-    for upstream in settings.upstreams:
-        key = "its own key" if upstream.api_key else "the client's key"
-        default = ", default" if upstream == settings.default_upstream() else ""
-        if upstream.ambient:
-            key = "its surroundings' credentials"
-        where = f"{upstream.provider} through LiteLLM  {upstream.base_url}" if upstream.bridged else upstream.base_url
-        lines.append(("upstream", f"{upstream.name}  {where.rstrip()}  ({key}{default})"))
+    lines = [("listening", _listening(settings, facts))]
+    lines.extend(("upstream", _upstream(upstream, settings)) for upstream in settings.upstreams)
     lines.extend(("model", _rule(rule, facts)) for rule in settings.models or (Model(name="*"),))
     lines.append(("store", facts.get("store") or _store(settings)))
     lines.append(("access", _access(settings)))
-    if marks.mode == "off":
-        lines.append(("compression", "off"))
-    else:
-        compaction = f"above {marks.high_mark:.0%} of the room, down to {marks.low_mark:.0%}"
-        lines.append(("compression", f"{marks.mode}: {compaction}"))
-    if marks.mode == "on":
+    lines.append(("compression", _compression(settings)))
+    if settings.compression.mode == "on":
         lines.append(("summaries", _summaries(settings)))
-        if marks.recall.enabled:
+        if settings.compression.recall.enabled:
             lines.append(("recall", "on: compacted requests get one more tool, and answers that use it are edited"))
     if settings.archive.enabled:
         lines.append(("archive", f"originals of what leaves a view, sealed, for {settings.archive.days:g} days"))
     return "\n".join(f"  {name:<12} {text}" for name, text in lines)
 
 
+def _listening(settings: Settings, facts: Mapping[str, str]) -> str:
+    server = settings.server
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    address = facts.get("address") or f"http://{host}:{server.port}"
+    processes = f"  ({server.workers} workers)" if server.workers > 1 else ""
+    return f"{address}/v1{processes}"
+
+
+def _upstream(upstream: Upstream, settings: Settings) -> str:
+    key = "its own key" if upstream.api_key else "the client's key"
+    if upstream.ambient:
+        key = "its surroundings' credentials"
+    default = ", default" if upstream == settings.default_upstream() else ""
+    where = f"{upstream.provider} through LiteLLM  {upstream.base_url}" if upstream.bridged else upstream.base_url
+    return f"{upstream.name}  {where.rstrip()}  ({key}{default})"
+
+
+def _compression(settings: Settings) -> str:
+    marks = settings.compression
+    if marks.mode == "off":
+        return "off"
+    return f"{marks.mode}: above {marks.high_mark:.0%} of the room, down to {marks.low_mark:.0%}"
+
+
+def _window(rule: Model) -> str:
+    if rule.context_window is not None:
+        return f"{rule.context_window:,} tokens"
+    assumed = rule.unknown_window
+    last = "learned from the first overflow" if assumed == "learn" else f"{assumed:,} tokens"
+    return f"asked of the server, else by the model table, else {last}"
+
+
 def _rule(rule: Model, facts: Mapping[str, str]) -> str:
-    window = facts.get(f"window {rule.name}")
-    if window is None and rule.context_window is not None:
-        window = f"{rule.context_window:,} tokens"
-    if window is None:
-        assumed = rule.unknown_window
-        last = "learned from the first overflow" if assumed == "learn" else f"{assumed:,} tokens"
-        window = f"asked of the server, else by the model table, else {last}"
+    window = facts.get(f"window {rule.name}") or _window(rule)
     target = f"  -> {rule.upstream}" if rule.upstream else ""
     order = "".join(f", {step if isinstance(step, str) else step.fallback}" for step in rule.overflow)[2:]
     policy = f"  on overflow: {order}" if rule.fallbacks else ""

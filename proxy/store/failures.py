@@ -32,7 +32,7 @@ REFUSALS = {
     "oom": "give the server more memory, or set its maxmemory-policy to volatile-lru",
     "disk": "the server cannot write to its disk: make room there, or mend its directory",
     "readonly": "store.url leads to a read-only replica: name its master, or use redis+sentinel://",
-    "permission": "grant the user of store.url the commands that docs/operating.md lists, on keys of ullage1:*",
+    "permission": "grant the user of store.url the commands that docs/operations.md lists, on keys of ullage1:*",
     "replicas": "the server has fewer replicas than its min-replicas-to-write: bring them back, or lower that",
 }
 """What a server says that answers but does not do what it is asked, and what its operator can do about each."""

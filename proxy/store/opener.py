@@ -247,26 +247,44 @@ async def open_store(
     Raises ``StoreMisconfigured`` and ``StoreUnsupported``, both worded for the operator.
     """
     notices = Notices(warn, clock)
-    for name, each in (("key", key), *(("other_keys", other) for other in others)):
-        if each is not None and len(each) < SHORTEST_KEY:
-            raise StoreMisconfigured(f"store.{name} is {len(each)} bytes long; it must be at least {SHORTEST_KEY}.")
+    _refuse_short_keys(key, others)
+    ring = tuple(dict.fromkeys((key, *others))) if key is not None else ()
     embedded: Embedded | None = None
     if url == "embedded":
         try:
-            embedded = await Embedded.start(directory, spawn, warn)
-            if key is None:
-                key = master.from_directory(directory)
-            elif (before := master.existing(directory)) is not None:
-                others = (*others, before)
+            embedded, ring = await _start_embedded(directory, key, others, spawn, warn)
         except (EmbeddedUnavailable, OSError, ValueError) as error:
-            if embedded is not None:
-                await embedded.close()
             notices.say("store.memory_instead", cause=str(error))
             url, instead = "memory", True
     if url == "memory":
         return Store("memory", url, Memory(), Sealer(key or master.fresh()), spawn, notices, instead=instead)
-    ring = tuple(dict.fromkeys((key, *others))) if key is not None else ()
     return await _open_servers(url, embedded, ring, spawn, notices)
+
+
+def _refuse_short_keys(key: bytes | None, others: Sequence[bytes]) -> None:
+    named = [("other_keys", other) for other in others]
+    if key is not None:
+        named.insert(0, ("key", key))
+    for name, each in named:
+        if len(each) < SHORTEST_KEY:
+            raise StoreMisconfigured(f"store.{name} is {len(each)} bytes long; it must be at least {SHORTEST_KEY}.")
+
+
+async def _start_embedded(
+    directory: Path, key: bytes | None, others: Sequence[bytes], spawn: Spawn, warn: Warn
+) -> tuple[Embedded, tuple[bytes, ...]]:
+    """Start the private server; return it with the keys that open its values, the one that seals first.
+
+    Without a *key* the one in *directory* seals; with one it still opens what it sealed before.
+    """
+    embedded = await Embedded.start(directory, spawn, warn)
+    try:
+        own = master.from_directory(directory) if key is None else master.existing(directory)
+    except (OSError, ValueError):
+        await embedded.close()
+        raise
+    keys = (own, *others) if key is None else (key, *others, own)
+    return embedded, tuple(dict.fromkeys(each for each in keys if each is not None))
 
 
 async def _open_servers(

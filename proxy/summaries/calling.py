@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from proxy.core.errors import UllageError
+from proxy.core.http_headers import CREDENTIALS
 from proxy.core.request import Origin
 from proxy.engine.ports import Reply
 from proxy.summaries.contracts import Upstream
-from proxy.summaries.wires import WIRES, Written, read
+from proxy.summaries.wires import WIRES, Wire, Written, read
 
 LARGEST = 4 * 2**20
 """Bytes of an answer that are read at most."""
-
-CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
-"""Headers that carry a caller's key."""
 
 _OWN = frozenset(
     {
@@ -137,6 +135,11 @@ async def call(
         raise CallFailed("timeout") from None
     except UllageError as error:
         raise CallFailed("timeout" if error.status == 504 else "unreachable") from None
+    return _usable(wire, reply, data)
+
+
+def _usable(wire: Wire, reply: Reply, data: bytes) -> Written:
+    """Return the text in an answer's *data*. Raises ``CallFailed`` if it is no whole text."""
     if reply.status != 200:
         limited = reply.status == 429
         raise CallFailed("limited" if limited else "refused", limited=limited)

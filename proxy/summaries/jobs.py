@@ -246,8 +246,7 @@ class Jobs:
         if reason := self._may_not(passage, summariser):
             raise Unwritten(reason, tried=False)
         policy = self._policy(passage, summariser)
-        root, since = passage.root, passage.since
-        lease = await self._shelf.lease(root, policy, since, self._terms.lease)
+        lease = await self._shelf.lease(passage.root, policy, passage.since, self._terms.lease)
         if lease is None:
             found = await self._elsewhere(passage, policy) if wait else None
             if found is None:
@@ -255,27 +254,33 @@ class Jobs:
             return found, None
         renewal = self._spawn(self._hold(lease), "summary lease")
         try:
-            base = await self._newest(passage, policy)
-            wanted = passage.wanted.length if wait else passage.covered + 1
-            if base is not None and base.cut >= wanted:
-                return base, None
-            if await self._shelf.is_refused(root, policy, since):
-                raise Unwritten("refused_before", tried=False)
-            # What was too dear before is tried as it was then: a longer prefix would only cost more.
-            length, _ = (0, 0) if wait else self._memory.dear.get(self._key(passage), (0, 0))
-            passage = passage.until(length) if length > passage.covered else passage
-            self._note(passage, summariser, "pending")
-            try:
-                draft = await self._draft(passage, summariser, base)
-            except Unwritten as error:
-                self._note(passage, summariser, "failed" if error.tried else "skipped", error.reason)
-                raise
-            kept = await self._keep(passage, summariser, policy, base, draft)
-            self._note(passage, summariser, "ready", left=draft.output_tokens)
-            return kept, draft
+            return await self._under_lease(passage, summariser, policy, wait=wait)
         finally:
             renewal.cancel()
             await lease.release()
+
+    async def _under_lease(
+        self, passage: SummaryRequest, summariser: Summariser, policy: bytes, *, wait: bool
+    ) -> tuple[Summary | None, Draft | None]:
+        """Write a summary unless there is one that reaches far enough. Raises ``Unwritten``."""
+        base = await self._newest(passage, policy)
+        wanted = passage.wanted.length if wait else passage.covered + 1
+        if base is not None and base.cut >= wanted:
+            return base, None
+        if await self._shelf.is_refused(passage.root, policy, passage.since):
+            raise Unwritten("refused_before", tried=False)
+        # What was too dear before is tried as it was then: a longer prefix would only cost more.
+        length, _ = (0, 0) if wait else self._memory.dear.get(self._key(passage), (0, 0))
+        passage = passage.until(length) if length > passage.covered else passage
+        self._note(passage, summariser, "pending")
+        try:
+            draft = await self._draft(passage, summariser, base)
+        except Unwritten as error:
+            self._note(passage, summariser, "failed" if error.tried else "skipped", error.reason)
+            raise
+        summary = await self._keep(passage, summariser, policy, base, draft)
+        self._note(passage, summariser, "ready", left=draft.output_tokens)
+        return summary, draft
 
     async def _draft(self, passage: SummaryRequest, summariser: Summariser, base: Summary | None) -> Draft:
         """A text within the tenant's means, by a summariser that is worth asking."""

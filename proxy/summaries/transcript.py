@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from proxy.core.conversation.entry import Entry
+from proxy.core.conversation.items import Role
 
 Count = Callable[[str], int]
 
@@ -85,7 +86,7 @@ def pieces(entries: Sequence[Entry], detail: float = 1.0) -> Iterator[str]:
     for entry in entries:
         if entry.role == "system":
             continue
-        limit = USER if entry.role == "user" else int(detail * (ASSISTANT if entry.role == "assistant" else RESULT))
+        limit = _limit(entry.role, detail)
         lines = [f"{_NAMES[entry.role]}:"]
         if entry.text:
             lines.append(shown(entry.text, limit))
@@ -95,6 +96,13 @@ def pieces(entries: Sequence[Entry], detail: float = 1.0) -> Iterator[str]:
             lines += [f"calls {neutral(name)}:", shown(arguments, int(detail * ARGUMENTS))]
         lines += [f"({neutral(kind)}, not shown)" for kind in entry.media]
         yield "\n".join(line for line in lines if line)
+
+
+def _limit(role: Role, detail: float) -> int:
+    """Return how many characters of an item's own text are shown."""
+    if role == "user":
+        return USER
+    return int(detail * (ASSISTANT if role == "assistant" else RESULT))
 
 
 def segments(entries: Sequence[Entry], tokens: int, count: Count, detail: float = 1.0) -> list[str]:

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
+from proxy.core.usage import usage_of
+
 THINKERS = ("o1*", "o3*", "o4*", "gpt-5*")
 """Models that take ``max_completion_tokens`` only, and think inside it."""
 
@@ -69,13 +71,13 @@ def _instruct_chat(outline: dict[str, Any], text: str, output: int) -> tuple[str
 def _read_chat(answer: Mapping[str, Any]) -> Written:
     choice = answer["choices"][0]
     message = choice["message"]
-    usage = answer.get("usage") or {}
+    usage = usage_of(answer.get("usage"))
     return Written(
         _text(message.get("content")),
         bool(message.get("tool_calls") or message.get("function_call")),
         choice.get("finish_reason") == "length",
-        _figure(usage, "prompt_tokens"),
-        _figure(usage, "completion_tokens"),
+        usage.input_tokens,
+        usage.output_tokens,
     )
 
 
@@ -92,15 +94,13 @@ def _instruct_messages(outline: dict[str, Any], text: str, output: int) -> tuple
 
 def _read_messages(answer: Mapping[str, Any]) -> Written:
     parts = answer["content"]
-    usage = answer.get("usage") or {}
-    cached = sum(_figure(usage, key) or 0 for key in ("cache_read_input_tokens", "cache_creation_input_tokens"))
-    asked = _figure(usage, "input_tokens")
+    usage = usage_of(answer.get("usage"))
     return Written(
         _text(parts),
         any(isinstance(part, Mapping) and part.get("type") == "tool_use" for part in parts),
         answer.get("stop_reason") == "max_tokens",
-        None if asked is None else asked + cached,
-        _figure(usage, "output_tokens"),
+        usage.input_tokens,
+        usage.output_tokens,
     )
 
 
@@ -122,10 +122,10 @@ def _instruct_responses(outline: dict[str, Any], text: str, output: int) -> tupl
 def _read_responses(answer: Mapping[str, Any]) -> Written:
     items = [item for item in answer["output"] if isinstance(item, Mapping)]
     text = "".join(_text(item.get("content")) for item in items if item.get("type") == "message")
-    usage = answer.get("usage") or {}
+    usage = usage_of(answer.get("usage"))
     called = any(str(item.get("type", "")).endswith("_call") for item in items)
     short = answer.get("status") == "incomplete"
-    return Written(text, called, short, _figure(usage, "input_tokens"), _figure(usage, "output_tokens"))
+    return Written(text, called, short, usage.input_tokens, usage.output_tokens)
 
 
 WIRES: Mapping[str, Wire] = MappingProxyType(
@@ -169,8 +169,3 @@ def _text(content: object) -> str:
         return ""
     parts = [part for part in content if isinstance(part, Mapping)]
     return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
-
-
-def _figure(usage: Mapping[str, Any], key: str) -> int | None:
-    value = usage.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -9,13 +9,15 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, MutableMapping, Sequence
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
 import structlog
 
-from proxy.core.report import Report, SummaryReport
+from proxy.core import report as core_report
+from proxy.core.report import DURATION, Report, SummaryReport
 from proxy.telemetry.lines import LineWriter
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -28,24 +30,28 @@ _PASSING = frozenset({"budget", "elsewhere", "paused", "breaker", "refused_befor
 
 DEEPEST_STACK = 8
 
-FIELDS = frozenset(
+_LOGGED = tuple(field for field in core_report.FIELDS if field.log)
+_KEYS = tuple(field.log for field in _LOGGED)
+_DURATION_KEY = next(field.log for field in _LOGGED if field.name == DURATION)
+# The duration is no part of a report: another value keeps its place in the line.
+_VALUES = attrgetter(*("status" if field.name == DURATION else field.name for field in _LOGGED))
+_FOREIGN_KEYS = tuple(field.log for field in _LOGGED if field.foreign)
+_TURNED = tuple((field.log, field.logged) for field in _LOGGED if field.logged is not None)
+
+ALLOWED = frozenset(_KEYS) | frozenset(
     {
         # set by structlog and by this module
         "event", "level", "timestamp", "error", "frames", "dropped_fields", "logger", "where", "template",
-        # one request
-        "request_id", "api", "model", "upstream", "conversation", "stream", "status", "stages", "tokens_before",
-        "tokens_after", "tokens_removed", "bounded", "window", "budget", "pressure", "retries", "overflows", "outcome",
-        "reason", "compaction", "client_compaction", "epoch", "observed", "fallback", "input_tokens", "output_tokens",
-        "cached_tokens", "overhead_ms", "duration_ms", "window_source", "regions", "borrowed", "project", "task_size",
-        "summary_tokens", "recalls", "recall_tokens",
         # one summary job
         "tenant", "calls",
         # the process
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
         "kind", "state", "task", "store", "file", "line", "key", "remedy", "problem", "code", "attempt", "in_flight",
         "observed_window", "operation", "share", "cause", "moved_to", "advice", "bytes", "node", "models", "windows",
+        "budget", "tokens_removed", "connections",
     }
 )  # fmt: skip
+"""The keys that may appear in the log."""
 
 
 class Logs:
@@ -72,17 +78,8 @@ class Logs:
             wrapper_class=structlog.make_filtering_bound_logger(self._level),
             cache_logger_on_first_use=True,
         )
-        # One line a request, all of it built below from a report: nothing there is left for the allow-list to judge.
-        self._requests: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
-            _Sink(self.writer),
-            processors=[
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                render,
-            ],
-            wrapper_class=structlog.make_filtering_bound_logger(self._level),
-            cache_logger_on_first_use=True,
-        )
+        self._render = render
+        self._stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
         self._handler: _Library | None = None
 
     def warn(self, event: str, facts: Mapping[str, object]) -> None:
@@ -100,46 +97,19 @@ class Logs:
                 share=report.large_result,
                 advice="one fresh tool result takes this share of the room left",
             )
-        usage = report.usage
-        pressure = report.pressure
-        self._requests.info(
-            "proxy.request_done",
-            request_id=report.request_id,
-            api=report.api,
-            model=_plain(report.model),
-            upstream=report.upstream,
-            conversation=report.conversation,
-            epoch=report.epoch,
-            status=report.status,
-            outcome=report.outcome,
-            reason=_plain(report.reason),
-            stream=report.stream,
-            stages=report.stages,
-            tokens_before=report.tokens_before,
-            tokens_after=report.tokens_after,
-            bounded=report.bounded,
-            window=report.window,
-            window_source=report.source,
-            regions=report.regions,
-            borrowed=report.borrowed,
-            project=_plain(report.project),
-            task_size=report.task_size,
-            pressure=None if pressure is None else round(pressure, 3),
-            compaction=report.event,
-            client_compaction=report.client_compaction,
-            observed=report.observed,
-            retries=report.retries,
-            overflows=report.overflows,
-            fallback=report.fallback,
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
-            cached_tokens=usage.cached_tokens,
-            overhead_ms=round(report.overhead_seconds * 1000, 3),
-            duration_ms=round(duration * 1000, 1),
-            summary_tokens=report.summary_tokens,
-            recalls=report.recalls,
-            recall_tokens=report.recall_tokens,
-        )
+        if self._level > logging.INFO:
+            return
+        line: Fields = dict(zip(_KEYS, _VALUES(report), strict=True))
+        line[_DURATION_KEY] = duration
+        for key in _FOREIGN_KEYS:
+            if len(line[key]) > LONGEST_TEXT or not line[key].isprintable():
+                line[key] = _plain(line[key])
+        for key, turned in _TURNED:
+            line[key] = turned(line[key])
+        line["event"] = "proxy.request_done"
+        line["level"] = "info"
+        # Past structlog's logger: nothing in this line is left for the allow-list to judge.
+        self.writer.write(self._render(None, "info", self._stamp(None, "info", line)) + b"\n")
 
     def summary_done(self, report: SummaryReport) -> None:
         """Write the line of a summary job that asked a model or was kept from it."""
@@ -206,7 +176,7 @@ class Logs:
 def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
     """Drop every field that is not on the list, shorten texts, and reduce an exception to its type and place."""
     error = fields.pop("exc_info", None)
-    strangers = fields.keys() - FIELDS
+    strangers = fields.keys() - ALLOWED
     if strangers:
         for name in strangers:
             del fields[name]

@@ -56,12 +56,12 @@ def refused(status: int, body: bytes, *, overflow: bool) -> tuple[int, dict[str,
     """Status and body of a provider's refusal in OpenAI's shape, in its own words."""
     found = _error_object(body)
     text = found.get("message") or body.decode("utf-8", "replace").strip()
-    code = found.get("code")
+    code = found.get("code") if isinstance(found.get("code"), str) else None
     return status, _error_document(
         status,
         str(text),
         str(found.get("type") or found.get("status") or ""),
-        "context_length_exceeded" if overflow else code if isinstance(code, str) else None,
+        "context_length_exceeded" if overflow else code,
     )
 
 

@@ -15,20 +15,19 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.core.errors import Overloaded, UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX
 from proxy.pipe import Pipe
 from proxy.upstream.paths import Base
 from proxy.upstream.wire import AbortingResponse, BytesBody, Connector, VerbatimRequest
 
-CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
-
-HOP_BY_HOP: Final = frozenset(
-    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
-)
-
-OURS: Final = b"x-ullage-"
+_HOP_BY_HOP: Final = frozenset(name.encode() for name in HOP_BY_HOP)
+_OWN_PREFIX: Final = OWN_PREFIX.encode()
 
 # A connection that was never established carried nothing: trying again cannot bill anybody twice.
 _CONNECT_PAUSES: Final = (0.05, 0.2)
+
+_NO_MORE: Final = 0.0
+"""Stands behind the pauses: after the last attempt there is none."""
 
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
@@ -178,11 +177,13 @@ def end_to_end(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
     """
     named = named_by_connection(response.headers.getall("Connection", ()))
     # The raw ones: the parser gives well-known names its own spelling.
-    return [
-        (name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape"))
-        for name, value in response.raw_headers
-        if (lower := name.lower()) not in HOP_BY_HOP and lower not in named and not lower.startswith(OURS)
-    ]
+    found = []
+    for name, value in response.raw_headers:
+        lower = name.lower()
+        if lower in _HOP_BY_HOP or lower in named or lower.startswith(_OWN_PREFIX):
+            continue
+        found.append((name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape")))
+    return found
 
 
 def named_by_connection(values: Sequence[str]) -> frozenset[bytes]:
@@ -240,10 +241,11 @@ class DirectUpstream:
         place = self._places[target]
         url = URL(place.base.join(path_qs), encoded=True)
         sent = place.outgoing(headers)
-        if added:
-            sent.update(added)
-        data = BytesBody(body) if isinstance(body, bytes) and body else body or None
-        for pause in (*_CONNECT_PAUSES, None):
+        sent.update(added)
+        data: Body | BytesBody | None = body or None
+        if isinstance(data, bytes):
+            data = BytesBody(data)
+        for pause in (*_CONNECT_PAUSES, _NO_MORE):
             if place.session.closed:
                 raise UpstreamUnreachable(target, "the proxy is being shut down")
             try:
@@ -256,19 +258,27 @@ class DirectUpstream:
                     proxy=place.proxy,
                     timeout=place.client_timeout,
                 )
+                return DirectReply(cast("AbortingResponse", response), target, place.timeouts)
             except aiohttp.ClientConnectorError as error:
-                exhausted = error.errno in _NO_DESCRIPTOR
-                self.without_descriptor += exhausted
-                if pause is None and exhausted:
-                    raise Overloaded("The proxy may open no more connections (its limit of open files).") from error
-                if pause is None or not _refused(error):
-                    raise UpstreamUnreachable(target, _connect_cause(error)) from error
+                failure = self._connect_failure(target, error, last=pause == _NO_MORE)
+                if failure is not None:
+                    raise failure from error
                 await asyncio.sleep(pause)
-                continue
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise _translate(target, place.timeouts, error) from error
-            return DirectReply(cast("AbortingResponse", response), target, place.timeouts)
         raise AssertionError("the last attempt either returns or raises")
+
+    def _connect_failure(
+        self, target: str, error: aiohttp.ClientConnectorError, *, last: bool
+    ) -> Overloaded | UpstreamUnreachable | None:
+        """Return the error to raise; None if connecting may be tried again, which is not so after the *last* time."""
+        exhausted = error.errno in _NO_DESCRIPTOR
+        self.without_descriptor += exhausted
+        if last and exhausted:
+            return Overloaded("The proxy may open no more connections (its limit of open files).")
+        if last or not _refused(error):
+            return UpstreamUnreachable(target, _connect_cause(error))
+        return None
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
         """The upstream's answer to a request for a WebSocket: with status 101 it has a ``tunnel``."""

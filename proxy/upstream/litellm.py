@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from proxy.core.budget.figures import reserve
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.http_headers import CREDENTIAL_ORDER
 from proxy.upstream import bridge_members as members
 from proxy.upstream import bridge_shapes as shapes
 from proxy.upstream.direct import NOTHING, Timeouts
@@ -35,7 +36,8 @@ OFFLINE: Final = {
 _ALWAYS: Final = frozenset({"model", "messages", "stream", "stream_options"})
 _PASSED_BACK: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
 _MISSING: Final = re.compile(r"No module named '([\w.]+)'")
-_KEYS: Final = ("x-api-key", "api-key", "x-goog-api-key")
+_KEYS: Final = CREDENTIAL_ORDER[1:]
+"""Headers in which a key stands as it is."""
 _HELD: Final = 64
 _JSON: Final = ("content-type", "application/json")
 _SSE: Final = ("content-type", "text/event-stream")

@@ -149,19 +149,22 @@ def ollama_model(answer: object) -> Window | None:
 
     Without one it will run with the server's default, which no route tells.
     """
-    told = answer if isinstance(answer, dict) else {}
-    parameters = told.get("parameters")
-    lines = parameters.splitlines() if isinstance(parameters, str) else []
-    given = [words[1] for line in lines if len(words := line.split()) == 2 and words[0] == "num_ctx"]
-    size = _figure(int(given[-1])) if given and given[-1].isdecimal() and len(given[-1]) < 12 else None
+    size = _num_ctx(answer.get("parameters") if isinstance(answer, dict) else None)
     if size is None:
         return None
-    able = [
-        figure
-        for key, value in _part(told, "model_info").items()
-        if key.endswith(".context_length") and (figure := _figure(value))
-    ]
-    return _window(min([size, *able]), None, None, "/api/show num_ctx")
+    stated = [value for key, value in _part(answer, "model_info").items() if key.endswith(".context_length")]
+    longest = [figure for figure in map(_figure, stated) if figure]
+    return _window(min([size, *longest]), None, None, "/api/show num_ctx")
+
+
+def _num_ctx(parameters: object) -> int | None:
+    """Return the last ``num_ctx`` in a model's parameters, which are lines of a name and a value."""
+    lines = parameters.splitlines() if isinstance(parameters, str) else []
+    pairs = [pair for pair in map(str.split, lines) if len(pair) == 2]
+    given = [value for name, value in pairs if name == "num_ctx"]
+    if not given or not given[-1].isdecimal() or len(given[-1]) >= 12:
+        return None
+    return _figure(int(given[-1]))
 
 
 def tgi(answer: object) -> dict[str, Window]:

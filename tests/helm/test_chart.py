@@ -116,8 +116,8 @@ def test_everything_renders_every_kind() -> None:
 
 @needs_helm
 def test_values_of_the_operating_guide_render() -> None:
-    """The values that docs/operating.md shows are accepted, and its store and keys stay references."""
-    guide = (CHART.parents[1] / "docs" / "operating.md").read_text()
+    """The values that docs/operations.md shows are accepted, and its store and keys stay references."""
+    guide = (CHART.parents[1] / "docs" / "operations.md").read_text()
     (sample,) = re.findall(r"^```yaml\n# values.yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     manifests = documents(yaml.safe_load(sample))
     assert "PodDisruptionBudget" in manifests

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import NO_USAGE, Usage
+from proxy.core.usage import UsageTap
 from proxy.server.asked import UsageHider
 from proxy.server.observer import ReplyObserver
-from proxy.server.usage import UsageTap
 from tests.fits import classifier
 
 WORD = b'data: {"choices":[{"index":0,"delta":{"content":"Hello"}}]}\n\n'

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from proxy.core.report import Report, Usage
-from proxy.telemetry.logs import FIELDS, LONGEST_TEXT, Logs
+from proxy.telemetry.logs import ALLOWED, LONGEST_TEXT, Logs
 
 REPORT = Report(
     "req_1",
@@ -219,4 +219,4 @@ def test_no_event_carries_a_fact_that_is_dropped() -> None:
     modules = sorted((Path(__file__).parents[2] / "proxy").rglob("*.py"))
     found = [(module, line, names) for module in modules for line, names in events_in(module)]
     assert sum(bool(names) for _, _, names in found) > 15
-    assert [(module.name, line, names) for module, line, names in found if names - FIELDS - {"exc_info"}] == []
+    assert [(module.name, line, names) for module, line, names in found if names - ALLOWED - {"exc_info"}] == []

@@ -115,7 +115,9 @@ def cut(belief: Belief, reported: int, now: float) -> Belief:
     power = 1 << max(0, reported - 1).bit_length()
     shown = alike or reported >= (1 - NEAR) * power
     noted = structs.replace(belief, cut=reported)
-    return lowered(noted, max(reported, belief.cut) if alike else reported, now) if shown else noted
+    if not shown:
+        return noted
+    return lowered(noted, max(reported, belief.cut) if alike else reported, now)
 
 
 def answered(belief: Belief, tokens: int, now: float) -> Belief:

@@ -209,8 +209,11 @@ def _decoded(data: str) -> bytes:
 
 
 def _text(value: Any, key: str) -> str:
-    found = value.get(key) if isinstance(value, dict) else value if key in ("url", "image_url") else None
-    return found if isinstance(found, str) else ""
+    if isinstance(value, dict):
+        value = value.get(key)
+    elif key not in ("url", "image_url"):
+        return ""
+    return value if isinstance(value, str) else ""
 
 
 def opaque_tokens(size: int) -> int:

@@ -114,21 +114,32 @@ def _object(schema: Mapping[str, Any], depth: int, indent: int = 0) -> str:
 def _type(schema: Any, depth: int, indent: int) -> str:
     if not isinstance(schema, dict) or depth > DEEPEST:
         return _json(schema)
+    choices = _choices(schema, depth, indent)
+    if choices is not None:
+        return " | ".join(choices)
     kind = schema.get("type")
-    for choice in ("anyOf", "oneOf"):
-        if isinstance(schema.get(choice), list):
-            return " | ".join(_member(part, depth + 1, indent) for part in schema[choice])
-    if isinstance(schema.get("enum"), list):
-        return " | ".join(map(_json, schema["enum"]))
-    if "const" in schema:
-        return _json(schema["const"])
-    if isinstance(kind, list):
-        return " | ".join(_type({**schema, "type": one}, depth + 1, indent) for one in kind)
     if kind == "array":
         return f"{_type(schema.get('items', {}), depth + 1, indent)}[]"
     if kind == "object" or "properties" in schema:
         return _object(schema, depth, indent + 2)
-    return str(schema["$ref"]) if "$ref" in schema else _NAMES.get(kind, "any") if isinstance(kind, str) else "any"
+    if "$ref" in schema:
+        return str(schema["$ref"])
+    return _NAMES.get(kind, "any") if isinstance(kind, str) else "any"
+
+
+def _choices(schema: Mapping[str, Any], depth: int, indent: int) -> list[str] | None:
+    """Return the types or values of which *schema* allows any one; None if it is one type."""
+    for choice in ("anyOf", "oneOf"):
+        if isinstance(schema.get(choice), list):
+            return [_member(part, depth + 1, indent) for part in schema[choice]]
+    if isinstance(schema.get("enum"), list):
+        return list(map(_json, schema["enum"]))
+    if "const" in schema:
+        return [_json(schema["const"])]
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return [_type({**schema, "type": one}, depth + 1, indent) for one in kind]
+    return None
 
 
 def _member(schema: Any, depth: int, indent: int) -> str:
@@ -165,12 +176,15 @@ def _formula(tools: list[dict[str, Any]], count: Count) -> int:
         properties = parameters.get("properties") if isinstance(parameters, dict) else None
         if not isinstance(properties, dict) or not properties:
             continue
-        total += 3
-        for key, value in properties.items():
-            schema = value if isinstance(value, dict) else {}
-            total += 3 + count(f"{key}:{schema.get('type')}:{schema.get('description') or ''}")
-            if isinstance(schema.get("enum"), list):
-                total += sum(3 + count(str(item)) for item in schema["enum"]) - 3
+        total += 3 + sum(_property_tokens(key, value, count) for key, value in properties.items())
+    return total
+
+
+def _property_tokens(name: str, value: Any, count: Count) -> int:
+    schema = value if isinstance(value, dict) else {}
+    total = 3 + count(f"{name}:{schema.get('type')}:{schema.get('description') or ''}")
+    if isinstance(schema.get("enum"), list):
+        total += sum(3 + count(str(item)) for item in schema["enum"]) - 3
     return total
 
 

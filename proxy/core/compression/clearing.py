@@ -68,9 +68,11 @@ def wishes(management: Any) -> Wishes:
 def _clearing(edit: Mapping[str, Any]) -> Clearing:
     uses = _figure(edit.get("trigger"), "tool_uses")
     tokens = _figure(edit.get("trigger"), "input_tokens")
+    if tokens is None and uses is None:
+        tokens = CLEAR_FROM
     keep, inputs = _figure(edit.get("keep"), "tool_uses"), edit.get("clear_tool_inputs")
     return Clearing(
-        tokens=tokens if tokens is not None else None if uses is not None else CLEAR_FROM,
+        tokens=tokens,
         uses=uses,
         keep=KEEP if keep is None else keep,
         at_least=_figure(edit.get("clear_at_least"), "input_tokens") or 0,
@@ -113,19 +115,36 @@ def cleared(
     for index, (item, message) in enumerate(zip(items, messages, strict=True)):
         total += item.tokens if item.role != "system" else 0  # those are part of what is fixed
         for block, tokens in _weighed(item, message):
-            if block.get("type") == "tool_use" and isinstance(block.get("id"), str):
-                uses[block["id"]] = _Use(str(block.get("name")), tokens)
-            elif block.get("type") == "tool_result" and block.get("tool_use_id") in uses:
-                use = uses[block["tool_use_id"]]
-                use.result, use.done = (tokens if "content" in block else 0), True
-        asked = item.role != "assistant" and (index + 1 == len(items) or items[index + 1].role == "assistant")
-        if asked and _is_due(clearing, total, uses):
-            found = _old(clearing, uses, gone)
-            saved = sum(tokens for _, tokens in found.values())
-            if saved > 0 and saved >= clearing.at_least:
-                gone |= {name: inputs for name, (inputs, _) in found.items()}
-                total -= saved
+            _note_use(uses, block, tokens)
+        if _ends_request(items, index) and _is_due(clearing, total, uses):
+            total -= _clear(clearing, uses, gone)
     return gone
+
+
+def _clear(clearing: Clearing, uses: Mapping[str, _Use], gone: dict[str, bool]) -> int:
+    """Add to *gone* what is to be cleared now, if that is enough; return the tokens saved."""
+    found = _old(clearing, uses, gone)
+    saved = sum(tokens for _, tokens in found.values())
+    if saved <= 0 or saved < clearing.at_least:
+        return 0
+    gone |= {name: inputs for name, (inputs, _) in found.items()}
+    return saved
+
+
+def _note_use(uses: dict[str, _Use], block: Mapping[str, Any], tokens: int) -> None:
+    """Add the tool use or the result in *block* to *uses*."""
+    if block.get("type") == "tool_use" and isinstance(block.get("id"), str):
+        uses[block["id"]] = _Use(str(block.get("name")), tokens)
+    elif block.get("type") == "tool_result" and block.get("tool_use_id") in uses:
+        use = uses[block["tool_use_id"]]
+        use.result, use.done = (tokens if "content" in block else 0), True
+
+
+def _ends_request(items: Sequence[Item], index: int) -> bool:
+    """Return whether a request can have ended with the item at *index*: the model speaks next, or nothing follows."""
+    if items[index].role == "assistant":
+        return False
+    return index + 1 == len(items) or items[index + 1].role == "assistant"
 
 
 def _is_due(clearing: Clearing, total: int, uses: Mapping[str, _Use]) -> bool:

@@ -5,7 +5,7 @@ It never digests an earlier block, because the client sends the originals again 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from proxy.core.compression.digest import digest_of, plain_arguments
@@ -150,9 +150,7 @@ def choose(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
     kept: list[set[int]] = [set() for _ in texts]
     misses = 0
     for piece in ranked:
-        # A text of which something is kept costs its bullet, and a sign of what went at every gap.
-        gap = 3 if len(pieces[piece.at]) > 1 else 0
-        cost = count(piece.text) + (gap if kept[piece.at] else gap + 2)
+        cost = count(piece.text) + _marks(pieces[piece.at], kept[piece.at])
         if cost <= tokens:
             kept[piece.at].add(piece.index)
             tokens -= cost
@@ -172,6 +170,12 @@ class _Sentence:
     start: int
     end: int
     text: str
+
+
+def _marks(pieces: Sequence[_Sentence], kept: Set[int]) -> int:
+    """Return the tokens around one more piece: the bullet of its text, and a sign of what went at every gap."""
+    bullet = 0 if kept else 2
+    return bullet + (3 if len(pieces) > 1 else 0)
 
 
 def _sentences(text: str, at: int, *, whole: bool) -> list[_Sentence]:

@@ -14,6 +14,9 @@ Count = Callable[[str], int]
 PROSE = ("description", "title", "$comment")
 EXAMPLES = ("examples", "example", "default")
 
+_NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions", "patternProperties"})
+"""Keywords whose members are schemas under names of the author's own."""
+
 LEVELS = ((400, 200, True), (160, 60, False), (80, 0, False), (0, 0, False))
 """Each level keeps so many characters of a tool's own description and of nested ones, and examples or not."""
 
@@ -66,17 +69,26 @@ def _schema(schema: Any, nested: int, examples: bool) -> Any:
         return [_schema(part, nested, examples) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    kept: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in PROSE and isinstance(value, str):
-            if nested and key == "description":
-                kept[key] = shorten(value, nested)
-        elif key in EXAMPLES and not examples:
-            continue
-        elif key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, dict):
-            kept[key] = {name: _schema(part, nested, examples) for name, part in value.items()}
-        elif key in ("enum", "const", "required"):
-            kept[key] = value
-        else:
-            kept[key] = _schema(value, nested, examples)
-    return kept
+    return {
+        key: _keyword(key, value, nested, examples)
+        for key, value in schema.items()
+        if not _is_removed(key, value, nested, examples)
+    }
+
+
+def _is_removed(key: str, value: Any, nested: int, examples: bool) -> bool:
+    """Return whether a keyword goes: prose but a description that is only shortened, and unwanted examples."""
+    if key in PROSE and isinstance(value, str):
+        return not nested or key != "description"
+    return key in EXAMPLES and not examples
+
+
+def _keyword(key: str, value: Any, nested: int, examples: bool) -> Any:
+    """Return the value of a keyword that stays."""
+    if key in PROSE and isinstance(value, str):
+        return shorten(value, nested)
+    if key in _NAMED_SCHEMAS and isinstance(value, dict):
+        return {name: _schema(part, nested, examples) for name, part in value.items()}
+    if key in ("enum", "const", "required"):
+        return value
+    return _schema(value, nested, examples)

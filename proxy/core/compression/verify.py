@@ -118,7 +118,6 @@ class Source:
     """What a summary is about: *entries*, and their weight in *tokens*. Built once, asked for every draft."""
 
     def __init__(self, entries: Sequence[Entry], tokens: int) -> None:
-        texts: list[str] = []
         self.tokens = tokens
         self._left = {"user": HEARD, "tool": HEARD, "assistant": HEARD}
         self._said: dict[str, list[_Sentence]] = {"user": [], "tool": [], "assistant": []}
@@ -130,13 +129,7 @@ class Source:
                 self._hear("user", entry.said)
             for _, arguments in entry.calls:
                 self._hear("assistant", arguments)
-        for entry in entries:
-            texts.append(entry.text)
-            for name, arguments in entry.calls:
-                texts += [name, arguments]
-                if "\\" in arguments:
-                    texts.append(arguments.replace("\\\\", "\\").replace('\\"', '"').replace("\\/", "/"))
-        self._text = "\n".join(texts)
+        self._text = "\n".join(text for entry in entries for text in _texts(entry))
         self._lowered = self._text.lower()
 
     def holds(self, token: str) -> bool:
@@ -213,6 +206,16 @@ def verify(draft: str, source: Source, cap: int, count: Count) -> Verdict:
     if count(result) > cap:
         return Verdict("", "too_long", dropped, quoted)
     return Verdict(result, "", dropped, quoted)
+
+
+def _texts(entry: Entry) -> Iterator[str]:
+    """Yield the text of an item and its calls, arguments also without the escapes of JSON."""
+    yield entry.text
+    for name, arguments in entry.calls:
+        yield name
+        yield arguments
+        if "\\" in arguments:
+            yield arguments.replace("\\\\", "\\").replace('\\"', '"').replace("\\/", "/")
 
 
 def _unfit(text: str, source: Source, cap: int, count: Count) -> str:
@@ -315,13 +318,14 @@ def _loops(text: str) -> bool:
 
 
 def _without_empty(lines: Sequence[str]) -> list[str]:
-    """*lines* without headings that nothing follows."""
+    """Return *lines* without headings that no text follows, and without blank lines before the first one."""
     kept: list[str] = []
     for line in reversed(lines):
-        if line.startswith("## ") and (not kept or kept[-1].startswith("## ") or not kept[-1]):
-            continue
-        if line or (kept and kept[-1]):
+        below = kept[-1] if kept else ""
+        has_text_below = bool(below) and not below.startswith("## ")
+        is_no_heading = not line.startswith("## ") and bool(line or below)
+        if has_text_below or is_no_heading:
             kept.append(line)
     while kept and not kept[-1]:
         kept.pop()
-    return kept[::-1] if any(not line.startswith("## ") and line for line in kept) else []
+    return kept[::-1]

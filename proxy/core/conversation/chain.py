@@ -25,6 +25,9 @@ LONGEST_ARGUMENTS = 262_144
 IGNORED = frozenset({"cache_control", "annotations", "provider_specific_fields"})
 """Members clients add, move or drop when they echo an item; an item means the same with and without them."""
 
+_CONTAINERS = frozenset({dict, list})
+_FIGURES = frozenset({int, float, bool})
+
 
 _SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -68,29 +71,33 @@ def _encode(value: Any) -> str:
 
 
 def _canonical(value: Any, depth: int = 0) -> Any:
+    """Return *value* without ignored and empty members; a zero or ``false`` is not empty."""
     if depth > DEEPEST:
         raise RecursionError
     # Every object of a body comes through here, so plain loops and exact types: parsed JSON has no others.
-    if type(value) is dict:
-        kept = {}
-        for key, member in value.items():
-            if key in IGNORED:
-                continue
-            kind = type(member)
-            if kind is dict or kind is list:
-                member = _canonical(member, depth + 1)
-            elif kind is str and key == "arguments":
-                member = _arguments(member)
-            if member or not (member is None or type(member) in (str, list, dict)):
-                kept[key] = member
-        return kept
     if type(value) is list:
         return [_canonical(part, depth + 1) for part in value]
-    return value
+    if type(value) is not dict:
+        return value
+    kept = {}
+    for key, member in value.items():
+        if key in IGNORED:
+            continue
+        if type(member) in _CONTAINERS:
+            member = _canonical(member, depth + 1)
+        elif key == "arguments":
+            member = _arguments(member)
+        if member or type(member) in _FIGURES:
+            kept[key] = member
+    return kept
 
 
-def _arguments(text: str) -> Any:
-    if len(text) > LONGEST_ARGUMENTS:
+def _arguments(text: Any) -> Any:
+    """Return the value of a call's arguments, so that their spelling does not matter; *text* itself if it is no JSON.
+
+    Some clients send ``arguments`` as an object, or as ``null``: these are returned as they are.
+    """
+    if type(text) is not str or len(text) > LONGEST_ARGUMENTS:
         return text
     try:
         return ["json", json.loads(text)]

@@ -32,13 +32,16 @@ MARKER = b""
 """Marks of a cached prefix are no part of this API; where a provider takes them, they stay with what they stand on."""
 
 PER_MESSAGE = 4
-"""Role and separators of a message; OpenAI's guide to counting gives three plus the role."""
+"""Role and separators of a message: three plus the role, as in OpenAI's own example.
+
+https://github.com/openai/openai-cookbook/blob/main/examples/How_to_count_tokens_with_tiktoken.ipynb
+"""
 
 PER_NAME = 1
-"""A participant's name costs one more than its text."""
+"""A participant's name costs one more than its text (same example)."""
 
 PER_REPLY = 3
-"""What primes the assistant's answer, once a request."""
+"""What primes the assistant's answer, once a request (same example)."""
 
 PER_CALL = 4
 """Separators of a tool call beside its name, arguments and id.
@@ -92,7 +95,8 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     answered = _answered(message)
     overhead = PER_MESSAGE + PER_CALL * len(called) + PER_NAME * bool(message.get("name"))
     answers = (answered,) if answered else ()
-    memory = count(found) if role in ("system", "user") and (found := memories(_content_text(message))) else 0
+    remembered = memories(_content_text(message)) if role in ("system", "user") else ""
+    memory = count(remembered) if remembered else 0
     return Item(role, overhead + media + text, media, digest(message, large=large), calls, answers, guess, memory)
 
 
@@ -183,13 +187,7 @@ def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
 
 
 def _slots(message: dict[str, Any]) -> Iterator[Slot]:
-    for key in ("content", *REASONING):
-        if isinstance(message.get(key), str):
-            yield Slot((key,), message[key])
-    content = message.get("content")
-    for at, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, dict) and isinstance(part.get("text"), str):
-            yield Slot(("content", at, "text"), part["text"])
+    yield from _text_slots(message)
     calls = message.get("tool_calls")
     for at, call in enumerate(calls if isinstance(calls, list) else ()):
         if isinstance(call, dict):
@@ -200,6 +198,17 @@ def _slots(message: dict[str, Any]) -> Iterator[Slot]:
         yield from _call_slots(legacy, ("function_call",))
 
 
+def _text_slots(message: dict[str, Any]) -> Iterator[Slot]:
+    """Yield the texts of a message's content and reasoning."""
+    for key in ("content", *REASONING):
+        if isinstance(message.get(key), str):
+            yield Slot((key,), message[key])
+    content = message.get("content")
+    for at, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            yield Slot(("content", at, "text"), part["text"])
+
+
 def _call_slots(function: dict[str, Any], path: Path) -> Iterator[Slot]:
     for name in ("arguments", "input"):
         if isinstance(function.get(name), str):
@@ -207,14 +216,13 @@ def _call_slots(function: dict[str, Any], path: Path) -> Iterator[Slot]:
 
 
 def _counted(message: Mapping[str, Any], calls: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Every text of a message with these *calls* that a provider counts."""
+    """Yield every text of a message with these *calls* that a provider counts."""
     content = message.get("content")
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, str):
             yield part
-        elif part is not None and not (isinstance(part, dict) and is_media(part)):
-            text = part.get("text") if isinstance(part, dict) and part.get("type") in (None, "text") else None
-            yield text if isinstance(text, str) else quoted(part)
+        elif part is not None:
+            yield from _part_texts(part)
     for call in calls:
         yield str(call.get("id") or "")
     for name, arguments in _call_texts(calls):
@@ -223,6 +231,14 @@ def _counted(message: Mapping[str, Any], calls: Sequence[dict[str, Any]]) -> Ite
     for key, value in message.items():
         if key not in _COUNTED_ELSEWHERE and value:
             yield value if isinstance(value, str) else quoted(value)
+
+
+def _part_texts(part: Any) -> Iterator[str]:
+    """Yield the text of a part; one that is neither text nor media counts as its JSON."""
+    if isinstance(part, dict) and is_media(part):
+        return
+    is_text = isinstance(part, dict) and part.get("type") in (None, "text") and isinstance(part.get("text"), str)
+    yield part["text"] if is_text else quoted(part)
 
 
 def _content_text(message: Mapping[str, Any]) -> str:

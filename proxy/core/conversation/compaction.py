@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -65,6 +65,8 @@ RULES: Final = (
 """How agents word it, present and before; seen on the wire of Claude Code 2.1, Codex 0.169, opencode 1.18 and qwen-code
 0.24, else in their code. They only name the client: what asks for the same in other words is found by its intent."""
 
+_SYSTEM_RULES: Final = tuple(rule for rule in RULES if rule.where == "system")
+
 CLIENTS: Final = frozenset({*(rule.client for rule in RULES), OTHER})
 """Everything a compaction may be labelled with."""
 
@@ -117,7 +119,7 @@ def client_of(outline: Outline, first: bytes, last: bytes, history: bool = False
     said = next(iter(outline.said.values()), "").lstrip()
     called = _may_call(outline)
     system = said or (_system(first) if not called or _occurs("system", first[:1024]) else "")
-    found = next((rule for rule in RULES if rule.where == "system" and system.startswith(rule.begins)), None)
+    found = next((rule for rule in _SYSTEM_RULES if system.startswith(rule.begins)), None)
     if found is not None:
         return found.client
     edges = last if len(last) <= 2 * _EDGE else last[:_EDGE] + last[-_EDGE:]
@@ -162,10 +164,15 @@ def without_prompt(raw: bytes) -> bytes:
     if not isinstance(content, list):
         return b""
     kept = [part for part in content if not _is_prompt(part)]
-    if len(kept) == len(content):  # it asks in its own words, and last
-        texts = [at for at, part in enumerate(content) if isinstance(part, dict) and isinstance(part.get("text"), str)]
-        kept = [part for at, part in enumerate(content) if at not in texts[-1:]]
+    if len(kept) == len(content):
+        kept = _without_last_text(content)
     return json.dumps({**value, "content": kept}).encode() if kept else b""
+
+
+def _without_last_text(content: Sequence[Any]) -> list[Any]:
+    """Return *content* without its last text: a client that asks in words of its own does so there."""
+    texts = [at for at, part in enumerate(content) if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return [part for at, part in enumerate(content) if at not in texts[-1:]]
 
 
 def _is_prompt(part: Any) -> bool:

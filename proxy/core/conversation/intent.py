@@ -127,8 +127,10 @@ def _ends(text: str) -> list[str]:
     """The head and the tail of *text*, or all of it; without the head if its first line wants another thing done."""
     text = text.strip()
     first = text.partition("\n")[0][:_NEAR]
-    head = [] if _DEED.search(first) else [text if len(text) <= HEAD + TAIL else text[:HEAD]]
-    return head if len(text) <= HEAD + TAIL else [*head, text[-TAIL:]]
+    wants_other = _DEED.search(first) is not None
+    if len(text) <= HEAD + TAIL:
+        return [] if wants_other else [text]
+    return [text[-TAIL:]] if wants_other else [text[:HEAD], text[-TAIL:]]
 
 
 def _wishes(window: str, what_for: re.Pattern[str] = _ON) -> bool:

@@ -80,6 +80,9 @@ class Facts:
     written: Written | None = None
 
 
+NO_FACTS = Facts()
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """Numbers and names of one item; never its text, because a slice of a body keeps the whole body alive.

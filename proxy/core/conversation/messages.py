@@ -36,7 +36,10 @@ PER_REPLY = 3
 """What primes the answer, once a request."""
 
 PER_TOOLS = 350
-"""The text with which the provider tells the model how to call tools: 313 to 346 tokens by model and tool choice."""
+"""The text with which the provider tells the model how to call tools: 313 to 346 tokens by model and tool choice.
+
+https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview
+"""
 
 PER_MESSAGE = 4
 """Role and separators of a message."""
@@ -91,14 +94,13 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     weight = _Weight(PER_MESSAGE)
     for block in blocks:
         _weigh(block, weight, count)
-    for key, value in message.items():
-        if key not in ("role", "content", "cache_control") and value:
-            weight.text += count(value if isinstance(value, str) else quoted(value))
+    _weigh_members(message, weight, count)
     calls = tuple(str(block["id"]) for block in blocks if block.get("type") == "tool_use" and block.get("id"))
     answers = tuple(str(block["tool_use_id"]) for block in _results(blocks))
     role = _role(message, blocks)
     said = sum(count(text) for text in _said(blocks)) if role == "tool" else 0
-    memory = count(found) if role in ("system", "user") and (found := memories("\n".join(_said(blocks)))) else 0
+    remembered = memories("\n".join(_said(blocks))) if role in ("system", "user") else ""
+    memory = count(remembered) if remembered else 0
     name, text, media = digest(message, large=large), weight.total, weight.media
     return Item(role, text, media, name, calls, answers, weight.guess, memory=memory, sealed=weight.sealed, said=said)
 
@@ -108,13 +110,19 @@ def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Ro
     return named or ("tool" if any(block.get("type") == "tool_result" for block in blocks) else "user")
 
 
+def _weigh_members(message: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+    """Add the members beside role and content, which the API does not define but clients send."""
+    for key, value in message.items():
+        if key in ("role", "content", "cache_control") or not value:
+            continue
+        weight.text += count(value if isinstance(value, str) else quoted(value))
+
+
 def _weigh(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+    """Add the tokens of *block*, and of the blocks inside it, to *weight*."""
     kind = block.get("type")
     if _is_media(block):
-        tokens = part_tokens(block, prices_of(count)) or 0
-        weight.media += tokens
-        weight.guess += tokens if is_guess(block) else 0
-        weight.text += sum(count(str(block[key])) for key in ("title", "context") if block.get(key))
+        _weigh_media(block, weight, count)
     elif kind == "text":
         weight.text += count(_text(block.get("text")))
     elif kind == "tool_use":
@@ -125,13 +133,28 @@ def _weigh(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
         for part in _blocks(block):
             _weigh(part, weight, count)
     elif kind in ("document", "search_result"):
-        weight.text += sum(count(_text(block.get(key))) for key in ("title", "context", "source"))
-        source = block.get("source") if kind == "document" else block
-        weight.text += count(_text(source.get("data"))) if isinstance(source, dict) else 0
-        for part in _blocks(source if isinstance(source, dict) else {}):
-            _weigh(part, weight, count)
+        _weigh_document(block, weight, count)
     else:
         _weigh_sealed(block, weight, count)
+
+
+def _weigh_media(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+    tokens = part_tokens(block, prices_of(count)) or 0
+    weight.media += tokens
+    if is_guess(block):
+        weight.guess += tokens
+    weight.text += sum(count(str(block[key])) for key in ("title", "context") if block.get(key))
+
+
+def _weigh_document(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+    """Add a document or a search result: its labels, and the text or the blocks of its source."""
+    weight.text += sum(count(_text(block.get(key))) for key in ("title", "context", "source"))
+    source = block.get("source") if block.get("type") == "document" else block
+    if not isinstance(source, dict):
+        return
+    weight.text += count(_text(source.get("data")))
+    for part in _blocks(source):
+        _weigh(part, weight, count)
 
 
 def _weigh_sealed(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
@@ -230,32 +253,34 @@ def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
     return slots.clipped(raw, _slots, clip, count, lambda made: read_item(made, count).tokens, tokens)
 
 
-def _slots(message: dict[str, Any]) -> Iterator[Slot]:
-    if isinstance(message.get("content"), str):
-        yield Slot(("content",), message["content"])
+def _slots(holder: Mapping[str, Any], path: Path = ()) -> Iterator[Slot]:
+    """Yield the texts in the ``content`` of a message, a block or a source; *path* is where *holder* stands."""
+    content = holder.get("content")
+    if isinstance(content, str):
+        yield Slot((*path, "content"), content)
+    if not isinstance(content, list):
         return
-    yield from _block_slots(message.get("content"), ("content",))
+    for at, block in enumerate(content):
+        if isinstance(block, dict) and block.get("type") in _TEXTS:
+            yield from _block_slots(block, (*path, "content", at))
 
 
-def _block_slots(content: Any, path: Path) -> Iterator[Slot]:
-    for at, block in enumerate(content if isinstance(content, list) else ()):
-        if not isinstance(block, dict) or block.get("type") not in _TEXTS:
-            continue
-        here = (*path, at)
-        if isinstance(block.get("text"), str):
-            yield Slot((*here, "text"), block["text"])
-        if block["type"] == "tool_use":
-            for inner, text in leaves(block.get("input")):
-                yield Slot((*here, "input", *inner), text)
-        holder, source = here, block
-        if block["type"] == "document":
-            holder, source = (*here, "source"), block.get("source") or {}
-            if source.get("type") == "text" and isinstance(source.get("data"), str):
-                yield Slot((*holder, "data"), source["data"])
-        if isinstance(source.get("content"), str):
-            yield Slot((*holder, "content"), source["content"])
-        else:
-            yield from _block_slots(source.get("content"), (*holder, "content"))
+def _block_slots(block: Mapping[str, Any], path: Path) -> Iterator[Slot]:
+    if isinstance(block.get("text"), str):
+        yield Slot((*path, "text"), block["text"])
+    if block["type"] == "tool_use":
+        for inner, text in leaves(block.get("input")):
+            yield Slot((*path, "input", *inner), text)
+    if block["type"] == "document":
+        yield from _source_slots(block.get("source") or {}, (*path, "source"))
+    else:
+        yield from _slots(block, path)
+
+
+def _source_slots(source: Mapping[str, Any], path: Path) -> Iterator[Slot]:
+    if source.get("type") == "text" and isinstance(source.get("data"), str):
+        yield Slot((*path, "data"), source["data"])
+    yield from _slots(source, path)
 
 
 def _blocks(holder: Any) -> list[dict[str, Any]]:
@@ -307,4 +332,6 @@ def _content_field(fields: Sequence[Field]) -> Field | None:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None or isinstance(value, dict) else quoted(value)
+    if isinstance(value, str):
+        return value
+    return "" if value is None or isinstance(value, dict) else quoted(value)

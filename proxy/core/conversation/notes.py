@@ -155,7 +155,7 @@ def shown_event(note: EventNote, last: Sequence[LastNote], now: float, *, there:
         "by": note.by or "heuristic",
         "summary_to": note.upto,
         "age_seconds": _age(note.made, now),
-        "state": "lost" if not there else "active" if active else "past",
+        "state": _event_state(there=there, active=active),
         "stages": list(note.stages),
         "shortened": note.shortened,
         "upstream": upstream,
@@ -172,18 +172,9 @@ def shown_job(
 
     ``ready`` until an event comes; then it was ``used``, or the event went past it and it is ``unused``.
     """
-    mine = [event for event in events if event.route == note.route]
-    state, retry = str(note.state), None
-    if text:
-        passed = any(event.cut >= note.cut for event in mine)
-        used = any(event.upto == note.cut and event.by for event in mine)
-        state = "used" if used else "unused" if passed else "ready"
-    elif lease and note.state == "pending":
-        state = "pending"
-    elif refused and note.state == "failed":
-        state, retry = "failed", max(0, note.until - int(now))
-    elif note.state in ("pending", "ready"):
-        state = "lost"
+    retry = None
+    if refused and note.state == "failed" and not text:
+        retry = max(0, note.until - int(now))
     return {
         "from": 0,
         "to": note.cut,
@@ -192,10 +183,33 @@ def shown_job(
         "by": note.by,
         "upstream": note.upstream,
         "age_seconds": _age(note.made, now),
-        "state": state,
+        "state": _job_state(note, events, text=text, lease=lease),
         "reason": note.reason,
         "retry_in_seconds": retry,
     }
+
+
+def _event_state(*, there: bool, active: bool) -> str:
+    if not there:
+        return "lost"
+    return "active" if active else "past"
+
+
+def _job_state(note: JobNote, events: Sequence[EventNote], *, text: bool, lease: bool) -> str:
+    """Return what has become of a summary, by what the store has of it."""
+    if text:
+        return _use_of_text(note, [event for event in events if event.route == note.route])
+    if note.state == "pending":
+        return "pending" if lease else "lost"
+    return "lost" if note.state == "ready" else note.state
+
+
+def _use_of_text(note: JobNote, events: Sequence[EventNote]) -> str:
+    if any(event.upto == note.cut and event.by for event in events):
+        return "used"
+    if any(event.cut >= note.cut for event in events):
+        return "unused"
+    return "ready"
 
 
 def _age(made: int, now: float) -> int:

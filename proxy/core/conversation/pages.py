@@ -117,9 +117,9 @@ def shown_list(
                 "role": entry.role,
                 "bytes": entry.size,
                 "ref": ref_of(root, entry.name) if entry.name else None,
-                "state": "kept" if text is not None else "missing" if entry.name else "too_big",
+                "state": _state(entry, there=text is not None),
                 "content": None if text is None else text[:OPENING],
-                "more": text is not None and len(text) > OPENING,
+                "more": len(text or "") > OPENING,
             }
         )
     return {
@@ -130,6 +130,12 @@ def shown_list(
         "items": items,
         "next_offset": following,
     }
+
+
+def _state(entry: Entry, *, there: bool) -> str:
+    if there:
+        return "kept"
+    return "missing" if entry.name else "too_big"
 
 
 def _number(name: str, value: str, least: int) -> int:

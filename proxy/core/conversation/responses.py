@@ -7,11 +7,12 @@ its own compaction, references to what it keeps) is carried as it is or goes wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from proxy.core.budget.media import is_guess, is_media, opaque_tokens, part_tokens
 from proxy.core.budget.memory import memories
-from proxy.core.budget.prices import prices_of
+from proxy.core.budget.prices import Prices, prices_of
 from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
@@ -55,6 +56,9 @@ _REPLACEABLE: Final = frozenset({"function_call_output", "custom_tool_call_outpu
 """Results whose output may be any text."""
 
 _NAMED_BY_ID: Final = frozenset({"local_shell_call", "mcp_approval_request"})
+_PLAIN: Final = frozenset({"message", "function_call", "custom_tool_call"})
+"""Elements whose texts are the client's or the model's own. Their results are too; all others stay as they are."""
+
 _PICTURE: Final = "image_generation_call"
 _OPAQUE: Final = "encrypted_content"
 _NAMES: Final = frozenset({"type", "id", "role", "status", "phase", "annotations", "logprobs", "detail"})
@@ -93,22 +97,41 @@ def read_item(raw: bytes, count: Count) -> Item:
 
 def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     kind, role = _kind(value), _role(value)
-    prices = prices_of(count)
-    sizes = [(part, part_tokens(part, prices) or 0) for part in _parts(value) if is_media(part)]
-    sizes += [(value, prices.picture.tokens(None, "high"))] if kind == _PICTURE else []
-    media, guess = sum(tokens for _, tokens in sizes), sum(tokens for part, tokens in sizes if is_guess(part))
-    if kind == _REFERENCE:
-        media, guess = REFERENCE, REFERENCE
+    media, guess = _media_tokens(value, prices_of(count))
     text = PER_ITEM + sum(count(piece) for piece in _counted(value))
     opaque = sum(opaque_tokens(len(piece)) for path, piece in leaves(value) if path[-1] == _OPAQUE)
-    sealed = 0 if kind in ("message", "function_call", "custom_tool_call") or kind.endswith("_output") else text
-    named = ("call_id", "id") if kind in _NAMED_BY_ID else ("call_id",)
-    calls = tuple(str(value[key]) for key in named if value.get(key)) if role == "assistant" else ()
-    answers = next(((str(value[key]),) for key in _ANSWERS if value.get(key)), ()) if role == "tool" else ()
+    is_plain = kind in _PLAIN or kind.endswith("_output")
+    sealed = opaque if is_plain else opaque + text
+    calls = _call_ids(value) if role == "assistant" else ()
+    answers = _answered(value) if role == "tool" else ()
     tokens = text + media + opaque
-    memory = count(found) if role in ("system", "user") and (found := memories("\n".join(_words(value)))) else 0
-    guess, sealed = guess + opaque, sealed + opaque
-    return Item(role, tokens, media, digest(value, large=large), calls, answers, guess, memory=memory, sealed=sealed)
+    remembered = memories("\n".join(_words(value))) if role in ("system", "user") else ""
+    memory = count(remembered) if remembered else 0
+    return Item(
+        role, tokens, media, digest(value, large=large), calls, answers, guess + opaque, memory=memory, sealed=sealed
+    )
+
+
+def _media_tokens(value: dict[str, Any], prices: Prices) -> tuple[int, int]:
+    """Return the tokens of an element's media, and how many of them are a guess."""
+    kind = _kind(value)
+    if kind == _REFERENCE:
+        return REFERENCE, REFERENCE
+    sizes = [(part, part_tokens(part, prices) or 0) for part in _parts(value) if is_media(part)]
+    if kind == _PICTURE:
+        sizes.append((value, prices.picture.tokens(None, "high")))
+    return sum(tokens for _, tokens in sizes), sum(tokens for part, tokens in sizes if is_guess(part))
+
+
+def _call_ids(value: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names by which a result may refer to this call."""
+    keys = ("call_id", "id") if _kind(value) in _NAMED_BY_ID else ("call_id",)
+    return tuple(str(value[key]) for key in keys if value.get(key))
+
+
+def _answered(value: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the name of the call that a result answers; empty if it names none."""
+    return next(((str(value[key]),) for key in _ANSWERS if value.get(key)), ())
 
 
 def _kind(value: Mapping[str, Any]) -> str:
@@ -219,16 +242,23 @@ def _slots(value: dict[str, Any]) -> Iterator[Slot]:
         yield from argument_slots(("arguments",), value["arguments"])
     if kind == "custom_tool_call" and isinstance(value.get("input"), str):
         yield Slot(("input",), value["input"])
-    if kind != "message" and not kind.endswith("_output"):
+    if kind == "message" or kind.endswith("_output"):
+        yield from _text_slots(value, "content")
+        yield from _text_slots(value, "output")
+
+
+def _text_slots(value: dict[str, Any], key: str) -> Iterator[Slot]:
+    """Yield the text under *key*, or the texts of the parts there."""
+    content = value.get(key)
+    if isinstance(content, str):
+        yield Slot((key,), content)
+    if not isinstance(content, list):
         return
-    for key in ("content", "output"):
-        held = value.get(key)
-        if isinstance(held, str):
-            yield Slot((key,), held)
-        for at, part in enumerate(held if isinstance(held, list) else ()):
-            for name in ("text", "refusal", "stdout", "stderr"):
-                if isinstance(part, dict) and isinstance(part.get(name), str):
-                    yield Slot((key, at, name), part[name])
+    for at, part in enumerate(content):
+        texts = part if isinstance(part, dict) else {}
+        for name in ("text", "refusal", "stdout", "stderr"):
+            if isinstance(texts.get(name), str):
+                yield Slot((key, at, name), texts[name])
 
 
 def _parts(value: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -242,25 +272,24 @@ def _parts(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _counted(value: Mapping[str, Any]) -> Iterator[str]:
-    """Every text of an element that a provider counts: all there is but names of fields, media and what is sealed."""
-    kind = _kind(value)
-    for key, held in value.items():
-        if key in _NAMES or not held or (kind == _PICTURE and key == "result"):
+    """Yield every text of an element that a provider counts: all but names of fields, media and what is sealed."""
+    unread = {*_NAMES, "result"} if _kind(value) == _PICTURE else _NAMES
+    for key, member in value.items():
+        if key in unread or not member:
             continue
-        if key in ("content", "output") and isinstance(held, list):
-            for part in held:
-                if not isinstance(part, dict):
-                    yield quoted(part)
-                elif not is_media(part):
-                    yield from _part_texts(part)
-        elif isinstance(held, dict) and is_media(held):
-            continue  # a screenshot
-        else:
-            yield from (text for path, text in leaves(held, (key,)) if path[-1] != _OPAQUE)
+        if key in ("content", "output") and isinstance(member, list):
+            yield from chain.from_iterable(map(_part_texts, member))
+        elif not (isinstance(member, dict) and is_media(member)):  # a screenshot
+            yield from (text for path, text in leaves(member, (key,)) if path[-1] != _OPAQUE)
 
 
-def _part_texts(part: Mapping[str, Any]) -> Iterator[str]:
-    if part.get("type") in _TEXT_PARTS:
+def _part_texts(part: Any) -> Iterator[str]:
+    """Yield the texts of a part; one of a kind that the API does not define counts as its JSON, media not at all."""
+    if not isinstance(part, dict):
+        yield quoted(part)
+    elif is_media(part):
+        return
+    elif part.get("type") in _TEXT_PARTS:
         yield from (part[key] for key in ("text", "refusal") if isinstance(part.get(key), str))
     else:
         yield quoted(part)

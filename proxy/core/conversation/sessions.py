@@ -14,10 +14,12 @@ from typing import Any
 
 Message = dict[str, Any]
 
+_SPEAKERS = frozenset({"user", "assistant"})
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One past conversation as a client of the chat API would have sent it; ``model`` is empty where nobody says."""
+    """One past conversation as a client of the chat API would have sent it; ``model`` is empty if it is not known."""
 
     name: str
     model: str = ""
@@ -26,27 +28,37 @@ class Session:
 
 
 def read_sessions(name: str, text: str) -> list[Session]:
-    """The conversations in the file called *name*; none where its kind is not known."""
-    if name.endswith(".md"):
-        found = list(_aider(name, text))
-    else:
-        whole = _decoded(text)
-        lines = [whole] if whole is not None else [_decoded(line) for line in text.splitlines()]
-        found = _of_values(name, [line for line in lines if line is not None])
-    return [session for session in found if any(message["role"] == "assistant" for message in session.messages)]
+    """Return the conversations in the file called *name*; none if its kind is not known."""
+    found = list(_aider(name, text)) if name.endswith(".md") else _of_values(name, _values(text))
+    return [session for session in found if _has_answer(session)]
+
+
+def _has_answer(session: Session) -> bool:
+    return any(message["role"] == "assistant" for message in session.messages)
+
+
+def _values(text: str) -> list[Any]:
+    """Return the value of a JSON file, or those of the lines of a JSON Lines file; a broken line is left out."""
+    whole = _decoded(text)
+    if whole is not None:
+        return [whole]
+    lines = (_decoded(line) for line in text.splitlines())
+    return [value for value in lines if value is not None]
 
 
 def _of_values(name: str, values: Sequence[Any]) -> list[Session]:
     if len(values) == 1 and isinstance(values[0], list):
         return [Session(name, "", _messages(values[0]))]
-    rows = [value for value in values if isinstance(value, dict)]
-    if any(row.get("type") in ("session_meta", "response_item") for row in rows):
+    rows = _dicts(list(values))
+    kinds = {str(row.get("type")) for row in rows}
+    if kinds & {"session_meta", "response_item"}:
         return _codex(name, [(str(row.get("type")), _dict(row.get("payload"))) for row in rows])
     if any(isinstance(row.get("message"), dict) for row in rows):
         return _claude_code(name, rows)
-    if any(_request(row) for row in rows):
-        return list(_requests(name, rows))
-    if any(row.get("type") in ("message", "function_call") for row in rows):
+    requests = list(_requests(name, rows))
+    if requests:
+        return requests
+    if kinds & {"message", "function_call"}:
         return _codex(name, [("response_item", row) for row in rows])
     return []
 
@@ -116,30 +128,44 @@ def _call(name: Any, tool: Any, arguments: str) -> Message:
 
 
 def _claude_code(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Session]:
-    """Main conversation and sub-agents apart; what follows the client's own compaction is a conversation of its own."""
-    found: dict[tuple[str, int], list[tuple[str, Message]]] = {}
+    """Return the main conversation and those of sub-agents.
+
+    What follows the client's own compaction is a conversation of its own.
+    """
+    threads: dict[tuple[str, int], _Thread] = {}
     epochs: dict[str, int] = {}
-    models: dict[tuple[str, int], str] = {}
     for row in rows:
         message = _dict(row.get("message"))
-        if row.get("type") not in ("user", "assistant") or message.get("role") not in ("user", "assistant"):
+        if row.get("type") not in _SPEAKERS or message.get("role") not in _SPEAKERS:
             continue
-        thread = str(row.get("agentId") or "sub-agent") if row.get("isSidechain") else ""
-        epochs[thread] = epochs.get(thread, 0) + bool(row.get("isCompactSummary"))
-        key = (thread, epochs[thread])
-        if message["role"] == "assistant" and message.get("model"):
-            models[key] = str(message["model"])
-        identity = str(message.get("id") or "")
-        said = found.setdefault(key, [])
-        for each in _from_blocks(message):
-            if identity and said and said[-1][0] == identity and each["role"] == "assistant":
-                said[-1] = (identity, _joined(said[-1][1], each))  # one answer is logged block by block
-            else:
-                said.append((identity, each))
+        agent = str(row.get("agentId") or "sub-agent") if row.get("isSidechain") else ""
+        epochs[agent] = epochs.get(agent, 0) + bool(row.get("isCompactSummary"))
+        threads.setdefault((agent, epochs[agent]), _Thread()).add(message)
     return [
-        Session("/".join(filter(None, (name, key[0], str(key[1] or "")))), models.get(key, ""), [m for _, m in said])
-        for key, said in found.items()
+        Session("/".join(filter(None, (name, agent, str(epoch or "")))), thread.model, thread.messages)
+        for (agent, epoch), thread in threads.items()
     ]
+
+
+@dataclass(slots=True)
+class _Thread:
+    """One conversation of a Claude Code file as its rows are read; ``last_id`` is the id of the last row's message."""
+
+    model: str = ""
+    last_id: str = ""
+    messages: list[Message] = field(default_factory=list)
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """Add the message of one row; rows with the same id are the blocks of one answer."""
+        if message["role"] == "assistant" and message.get("model"):
+            self.model = str(message["model"])
+        identity = str(message.get("id") or "")
+        for each in _from_blocks(message):
+            if identity and identity == self.last_id and each["role"] == "assistant":
+                self.messages[-1] = _joined(self.messages[-1], each)
+            else:
+                self.messages.append(each)
+            self.last_id = identity
 
 
 def _joined(first: Message, second: Message) -> Message:
@@ -149,22 +175,35 @@ def _joined(first: Message, second: Message) -> Message:
 
 
 def _codex(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Session]:
-    """Items of the Responses API; what follows the client's own compaction is a conversation of its own."""
+    """Return the conversations in items of the Responses API.
+
+    What follows the client's own compaction is a conversation of its own.
+    """
     sessions: list[list[Message]] = [[]]
     model, instructions = "", ""
     for kind, payload in rows:
-        if kind == "session_meta":
-            told = payload.get("base_instructions") or payload.get("instructions")
-            instructions = str(_dict(told).get("text") or "") if isinstance(told, dict) else str(told or "")
-        elif kind == "turn_context":
-            model = str(payload.get("model") or model)
-        elif kind == "compacted":
-            text = str(payload.get("message") or "")
-            sessions.append([{"role": "user", "content": text}] if text else [])
-        elif kind == "response_item":
-            _add_item(sessions[-1], payload)
-    first: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+        match kind:
+            case "session_meta":
+                instructions = _instructions(payload)
+            case "turn_context":
+                model = str(payload.get("model") or model)
+            case "compacted":
+                sessions.append(_spoken("user", payload.get("message")))
+            case "response_item":
+                _add_item(sessions[-1], payload)
+    first = _spoken("system", instructions)
     return [Session(f"{name}/{at}" if at else name, model, [*first, *messages]) for at, messages in enumerate(sessions)]
+
+
+def _instructions(meta: Mapping[str, Any]) -> str:
+    """Return the system text that a Codex session begins with: a text, or an object with one."""
+    given = meta.get("base_instructions") or meta.get("instructions")
+    return str((given.get("text") if isinstance(given, dict) else given) or "")
+
+
+def _spoken(role: str, text: Any) -> list[Message]:
+    """Return a message of *text*, or none if it is empty."""
+    return [{"role": role, "content": str(text)}] if text else []
 
 
 def _add_item(messages: list[Message], item: Mapping[str, Any]) -> None:
@@ -185,26 +224,30 @@ def _add_item(messages: list[Message], item: Mapping[str, Any]) -> None:
 
 
 def _opencode(values: Iterable[Any]) -> list[Message]:
-    """The messages of an export, each with its ``info`` and its ``parts``; none where they are of another kind."""
+    """Return the messages of an export, each with its ``info`` and its ``parts``; none if they are of another kind."""
     found: list[Message] = []
     for value in values:
         role = str(_dict(_dict(value).get("info")).get("role"))
         parts = _dicts(_dict(value).get("parts"))
         text = "\n".join(str(part.get("text") or "") for part in parts if part.get("type") == "text")
-        tools = [part for part in parts if part.get("type") == "tool"]
-        if role == "user" and text:
-            found.append({"role": "user", "content": text})
-        elif role == "assistant" and (text or tools):
-            states = [(str(part.get("callID")), part, _dict(part.get("state"))) for part in tools]
-            calls = [
-                _call(name, part.get("tool"), json.dumps(state.get("input") or {}, ensure_ascii=False))
-                for name, part, state in states
-            ]
-            found.append({"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})})
-            for name, _, state in states:
-                told = _text(state.get("output") or state.get("error"))
-                found.append({"role": "tool", "tool_call_id": name, "content": told})
+        if role == "user":
+            found += _spoken("user", text)
+        elif role == "assistant":
+            found += _opencode_answer(text, [part for part in parts if part.get("type") == "tool"])
     return found
+
+
+def _opencode_answer(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return an answer with its calls, and their results behind it: a part of an export holds a call and its result."""
+    answer: Message = {"role": "assistant", "content": text or None}
+    results: list[Message] = []
+    for part in tools:
+        name, state = str(part.get("callID")), _dict(part.get("state"))
+        arguments = json.dumps(state.get("input") or {}, ensure_ascii=False)
+        answer.setdefault("tool_calls", []).append(_call(name, part.get("tool"), arguments))
+        output = _text(state.get("output") or state.get("error"))
+        results.append({"role": "tool", "tool_call_id": name, "content": output})
+    return [answer, *results] if text or tools else []
 
 
 def _model(values: Iterable[Any]) -> str:
@@ -220,17 +263,22 @@ def _aider(name: str, text: str) -> Iterator[Session]:
     starts = list(_AIDER_START.finditer(text))
     for at, start in enumerate(starts):
         end = starts[at + 1].start() if at + 1 < len(starts) else len(text)
-        messages: list[Message] = []
-        for line in text[start.end() : end].splitlines():
-            if line.startswith(">"):
-                continue
-            role = "user" if line.startswith("#### ") else "assistant"
-            said = line.removeprefix("#### ")
-            if messages and messages[-1]["role"] == role:
-                messages[-1]["content"] += f"\n{said}"
-            elif said.strip():
-                messages.append({"role": role, "content": said})
+        messages = _aider_messages(text[start.end() : end])
         yield Session(f"{name} {start[1]}".strip(), "", messages)
+
+
+def _aider_messages(history: str) -> list[Message]:
+    messages: list[Message] = []
+    for line in history.splitlines():
+        if line.startswith(">"):
+            continue
+        role = "user" if line.startswith("#### ") else "assistant"
+        words = line.removeprefix("#### ")
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["content"] += f"\n{words}"
+        elif words.strip():
+            messages.append({"role": role, "content": words})
+    return messages
 
 
 def _text(content: Any) -> str:

@@ -52,9 +52,10 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
         at, node = stack.pop()
         if isinstance(node, str):
             yield at, node
-            continue
-        pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-        stack += [((*at, key), member) for key, member in reversed(list(pairs))]
+        elif isinstance(node, dict):
+            stack += [((*at, key), member) for key, member in reversed(node.items())]
+        elif isinstance(node, list):
+            stack += [((*at, index), member) for index, member in reversed(list(enumerate(node)))]
 
 
 def argument_slots(path: Path, text: str) -> Iterator[Slot]:
@@ -164,14 +165,17 @@ def locate(source: str, paths: Sequence[Path]) -> Iterator[tuple[Path, Span]]:
                 yield path, (start, end)
             else:
                 deeper.setdefault(path[depth], []).append(path)
-        if not deeper:
-            continue
-        found: Mapping[Any, Span]
-        if source[start] == "{":
-            found = {f.key: (start + f.start, start + f.end) for f in members(source[start:end])}
-        else:
-            found = dict(enumerate((start + a, start + b) for a, b in elements(source[start:end], 0)[0]))
-        stack += [(depth + 1, found[key], below) for key, below in deeper.items()]
+        if deeper:
+            found = _children(source, start, end)
+            stack += [(depth + 1, found[key], below) for key, below in deeper.items()]
+
+
+def _children(source: str, start: int, end: int) -> Mapping[str | int, Span]:
+    """Return where each member or element of the object or list at *start* begins and ends."""
+    if source[start] == "{":
+        return {field.key: (start + field.start, start + field.end) for field in members(source[start:end])}
+    spans, _ = elements(source[start:end], 0)
+    return {index: (start + first, start + last) for index, (first, last) in enumerate(spans)}
 
 
 def level(sizes: Sequence[int], room: int) -> int:

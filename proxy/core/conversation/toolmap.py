@@ -56,6 +56,9 @@ _SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _LINES = re.compile(r"\s*\d{1,9}(?:[\s,:;-]+\d{1,9})*\s*")
 """A figure, or a range of lines, written as a text."""
 
+UNKNOWN_RANGE = (0, 0)
+"""The first and last line of a call whose range is not known."""
+
 LONGEST_FIGURE, LONGEST_RANGE = 9, 64
 """Digits of a line number, and characters of a range of lines, at most."""
 
@@ -171,35 +174,34 @@ class ToolMap:
         if not isinstance(values, dict):
             return
         keys = tool.path or self._keys.path
-        yield from (value for key in keys if isinstance(value := values.get(key), str) and value)
+        yield from _texts(values, keys)
         for key in self._keys.many:
             yield from _members(values.get(key), keys)
 
     def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
-        """First and last line, counted from one; last 0 where it is open, first 0 where the range is not known.
-
-        A figure under a name that is none of the usual ones may be a range of anything: bytes, pages, the last lines.
-        """
+        """Return the first and last line, counted from one; last 0 if it is open, first 0 if the range is not known."""
         keys = self._keys
-        if not isinstance(values, dict):
-            return 0, 0
-        paths, figures = {*tool.path, *keys.path}, {*keys.first, *keys.count, *keys.last, *keys.pair}
-        if any(_holds_figure(value) for key, value in values.items() if key not in paths and key not in figures):
-            return 0, 0
-        if any(_is_odd(values.get(key)) for key in (*keys.first, *keys.count, *keys.last)):
-            return 0, 0
+        if not isinstance(values, dict) or self._has_unknown_figure(tool, values):
+            return UNKNOWN_RANGE
         pair = next((values[key] for key in keys.pair if values.get(key)), None)
         if pair is not None:
-            sound = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
-            return (pair[0], max(0, pair[1])) if sound and pair[0] > 0 else (0, 0)
+            return _pair_range(pair)
         first, count, last = (_figure(values, group) for group in (keys.first, keys.count, keys.last))
         if tool.unit != "lines" and (first, count, last) != (None, None, None):
-            return 0, 0
-        if min(first or 0, count or 0, last or 0) < 0:
-            return 0, 0  # counted from the end
-        start = (first or 0) + 1 - tool.base if first is not None else 1
-        start = max(1, start)
-        return start, last or (start + count - 1 if count else 0)
+            return UNKNOWN_RANGE
+        return _line_range(first, count or 0, last or 0, tool.base)
+
+    def _has_unknown_figure(self, tool: Tool, values: Mapping[str, Any]) -> bool:
+        """Return whether a figure may limit the call in a way that is not known.
+
+        Under a name that is none of the usual ones it may be a range of anything: bytes, pages, the last lines.
+        """
+        keys = self._keys
+        ranges = (*keys.first, *keys.count, *keys.last)
+        usual = {*tool.path, *keys.path, *ranges, *keys.pair}
+        if any(_holds_figure(value) for key, value in values.items() if key not in usual):
+            return True
+        return any(_is_odd(values.get(key)) for key in ranges)
 
 
 NO_TOOLS = ToolMap({})
@@ -238,7 +240,34 @@ def _members(value: Any, keys: Sequence[str]) -> Iterator[str]:
         if isinstance(member, str) and member:
             yield member
         elif isinstance(member, dict):
-            yield from (path for key in keys if isinstance(path := member.get(key), str) and path)
+            yield from _texts(member, keys)
+
+
+def _texts(values: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
+    """Yield the texts under *keys* that are not empty."""
+    for key in keys:
+        value = values.get(key)
+        if isinstance(value, str) and value:
+            yield value
+
+
+def _line_range(first: int | None, count: int, last: int, base: int) -> tuple[int, int]:
+    """Return the range of *count* lines from *first* on, or to *last*; *base* is the number of a file's first line."""
+    if min(first or 0, count, last) < 0:
+        return UNKNOWN_RANGE  # counted from the end
+    start = 1 if first is None else max(1, first + 1 - base)
+    end = start + count - 1 if count else 0
+    return start, last or end
+
+
+def _pair_range(pair: Any) -> tuple[int, int]:
+    """Return the range in a list of the first and the last line; a last one below zero leaves it open."""
+    if not isinstance(pair, list) or len(pair) != 2:
+        return UNKNOWN_RANGE
+    first, last = pair
+    if type(first) is not int or type(last) is not int or first <= 0:
+        return UNKNOWN_RANGE
+    return first, max(0, last)
 
 
 def _figure(values: Mapping[str, Any], keys: Sequence[str]) -> int | None:

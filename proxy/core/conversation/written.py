@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import facts_of, name_digest
-from proxy.core.conversation.items import Call, Facts, Item, Written
+from proxy.core.conversation.items import NO_FACTS, Call, Item, Written
 from proxy.core.conversation.scan import decode, elements, members
 from proxy.core.conversation.slots import quoted
 
@@ -62,11 +62,17 @@ class Forms:
         match = next((found for pattern in self.results if (found := pattern.match(beginning))), None)
         if match is None:
             return None
-        own = 2 if not texts[0][match.end() :].strip() and len(texts) > 1 and texts[1] is not None else 1
-        while own < len(texts) and self._begins(texts[own]):
-            own += 1
+        own = self._own_parts(texts, match.end())
         said = tuple(at for at in range(own, len(texts)) if self._is_said(texts[at]))
         return Written(name_digest(match.groupdict().get("name") or ""), match.end(), own, said)
+
+    def _own_parts(self, texts: Sequence[str | None], head: int) -> int:
+        """Return how many of *texts* are the result's; its text stands in the second if the first is but a head."""
+        is_head = not (texts[0] or "")[head:].strip()
+        own = 2 if is_head and len(texts) > 1 and texts[1] is not None else 1
+        while own < len(texts) and self._begins(texts[own]):
+            own += 1
+        return own
 
     def _begins(self, text: str | None) -> bool:
         return text is not None and any(pattern.match(text[:_BEGINNING]) for pattern in self.results)
@@ -112,8 +118,8 @@ def read_calls(item: Item, entry: Entry, forms: Forms, call: Callable[[str, str]
     if not asks:
         return item
     # Results of several calls come in one text: nothing tells which part of it is whose.
-    known = calls[0][1] if len(calls) == 1 else Call("unknown")
-    return replace(item, facts=replace(item.facts or Facts(), wrote=known, asks=asks))
+    wrote = calls[0][1] if len(calls) == 1 else Call("unknown")
+    return replace(item, facts=replace(item.facts or NO_FACTS, wrote=wrote, asks=asks))
 
 
 def read_result(
@@ -131,7 +137,7 @@ def read_result(
     result = as_result(raw, read_entry(raw), written)
     facts = facts_of(result, call)
     said = count(result.said) if result.said else 0
-    return replace(item, said=said, facts=replace(facts or Facts(), written=written))
+    return replace(item, said=said, facts=replace(facts or NO_FACTS, written=written))
 
 
 def settled(items: Sequence[Item], start: int) -> tuple[Item, ...]:
@@ -143,11 +149,11 @@ def settled(items: Sequence[Item], start: int) -> tuple[Item, ...]:
     found: list[Item] = []
     for index in range(start, len(items)):
         item = items[index]
+        facts = item.facts or NO_FACTS
         if item.role == "assistant":
-            at, asks = index, item.facts.asks if item.facts else ()
+            at, asks = index, facts.asks
         elif item.role == "user":
-            written = item.facts.written if item.facts else None
-            if written is not None and _is_asked(written.name, asks):
+            if facts.written is not None and _is_asked(facts.written.name, asks):
                 item = replace(item, role="tool", answers=(written_id(at),))
             else:
                 asks = ()
@@ -165,7 +171,7 @@ def _asked(items: Sequence[Item], start: int) -> tuple[int, tuple[int, ...]]:
     for index in range(start - 1, -1, -1):
         item = items[index]
         if item.role == "assistant":
-            return index, item.facts.asks if item.facts else ()
+            return index, (item.facts or NO_FACTS).asks
         if item.role == "user":
             break
     return -1, ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from proxy.core.overflow.coding import plain
@@ -15,6 +16,8 @@ from proxy.core.overflow.figures import Figures, assemble, read_figures
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import Meaning, Phrase, Rules, code_name
 from proxy.core.overflow.words import Row
+from proxy.core.report import Usage
+from proxy.core.usage import usage_of
 
 LONGEST = 262_144
 """Bytes of an answer that are looked at."""
@@ -59,6 +62,8 @@ class Classifier:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
+        self._crossing = [rule for rule in rules.rules if rule.pattern.crosses]
+        self._within = [rule for rule in rules.rules if not rule.pattern.crosses]
 
     def answer(
         self, status: int, headers: Iterable[tuple[str, str]], body: bytes, prior: Prior = NOTHING_KNOWN
@@ -87,11 +92,7 @@ class Classifier:
         if reason is None:
             return None
         usage = _usage(value)
-        prompt, output = (
-            _first(usage, "prompt_tokens", "input_tokens"),
-            _first(usage, "completion_tokens", "output_tokens"),
-        )
-        return Overflow("stop", None, prompt, output, decisive=True, rule=str(reason))
+        return Overflow("stop", None, usage.input_tokens, usage.output_tokens, decisive=True, rule=str(reason))
 
     def _judged(self, status: int, parts: Parts, prior: Prior) -> Overflow | None:
         named = self._named(parts.texts)
@@ -114,17 +115,16 @@ class Classifier:
         code, named = self._code(parts.codes)
         chosen = _chosen(readings)
         if chosen is None or (code is not None and chosen.means == "other" and not chosen.rule):
-            told = chosen.figures if chosen else Figures()
-            chosen = _Reading(code, told, rule=named) if code else _by_status(status, readings, parts)
-        elif code == "rate_limit" and not chosen.strong:
-            chosen = replace(chosen, means="rate_limit")
-        elif code == "other":
-            return None
-        elif code in _TOO_LONG and _yields(chosen):
-            chosen = replace(chosen, means=code)
+            figures = chosen.figures if chosen else Figures()
+            chosen = _Reading(code, figures, rule=named) if code else _by_status(status, readings, parts)
+        elif code is not None:
+            chosen = _with_code(chosen, code)
         if chosen is None or chosen.means == "other":
             return None
-        decisive = code in _TOO_LONG
+        return self._believed(status, chosen, parts, decisive=code in _TOO_LONG)
+
+    def _believed(self, status: int, chosen: _Reading, parts: Parts, *, decisive: bool) -> Overflow | None:
+        """Return what *chosen* reports if an answer of this *status* can report it; *decisive*: a code says so."""
         if not chosen.strong and _is_elsewhere(chosen, parts.place):
             return None
         if status in CREDENTIALS and not decisive:
@@ -147,7 +147,7 @@ class Classifier:
     def _read(self, row: Row, sentences: Sequence[str]) -> _Reading | None:
         calm = _silenced(row)
         figures = Figures() if _UNCOUNTED.search(row.notions) else read_figures(calm, self._rules.figures)
-        found_rules = list(self._said(row, sentences))
+        found_rules = self._matching(row, sentences)
         spoken_of = _OF_THE_WINDOW if "R" in row.notions else _OF_TOKENS
         if figures.are_too_many and spoken_of.search(calm.notions):
             return _by_figures(figures, found_rules, calm)
@@ -159,32 +159,35 @@ class Classifier:
             return replace(found_rules[0], figures=figures)
         return _Reading("other", figures) if figures.limit else None
 
-    def _said(self, row: Row, sentences: Sequence[str]) -> Iterator[_Reading]:
-        for rule in self._rules.rules:
-            if rule.pattern.crosses and rule.pattern.regex.search(row.notions):
-                yield _Reading(rule.means, Figures(), rule.strong, rule.pattern.source)
+    def _matching(self, row: Row, sentences: Sequence[str]) -> list[_Reading]:
+        """Return what the rules read in *row*: those that cross sentences, then the first for each sentence."""
+        matched = [rule for rule in self._crossing if rule.matches(row.notions)]
         for sentence in sentences:
-            if "R" in sentence:
-                continue
-            for rule in self._rules.rules:
-                if not rule.pattern.crosses and rule.pattern.regex.search(sentence):
-                    yield _Reading(rule.means, Figures(), rule.strong, rule.pattern.source)
-                    break
+            if "R" not in sentence:
+                matched += islice((rule for rule in self._within if rule.matches(sentence)), 1)
+        return [_Reading(rule.means, Figures(), rule.strong, rule.pattern.source) for rule in matched]
 
     def _code(self, codes: Iterable[str]) -> tuple[Meaning | None, str]:
-        """What machine-readable names mean: by the list, or because their words say so."""
+        """Return what machine-readable names mean, and the name that decides."""
         found: tuple[Meaning | None, str] = (None, "")
         for code in codes:
-            means = self._rules.codes.get(code_name(code))
-            if means is None and not code.isdigit():
-                row = self._rules.lexicon.read(code)
-                said = list(self._said(row, [row.notions]))
-                means = "rate_limit" if "R" in row.notions else said[0].means if said else None
+            means = self._meaning(code)
             if means in _TOO_LONG:
                 return means, code
             if means in ("rate_limit", "other"):
                 found = means, code
         return found
+
+    def _meaning(self, code: str) -> Meaning | None:
+        """Return what one name means: by the list, or by the words it is made of."""
+        listed = self._rules.codes.get(code_name(code))
+        if listed is not None or code.isdigit():
+            return listed
+        row = self._rules.lexicon.read(code)
+        if "R" in row.notions:
+            return "rate_limit"
+        readings = self._matching(row, [row.notions])
+        return readings[0].means if readings else None
 
 
 def _chosen(readings: Sequence[_Reading]) -> _Reading | None:
@@ -195,6 +198,17 @@ def _chosen(readings: Sequence[_Reading]) -> _Reading | None:
     best = ranked[0]
     fuller = next((one for one in ranked if one.means == best.means and one.figures.limit), None)
     return best if best.figures.limit or fuller is None else fuller
+
+
+def _with_code(chosen: _Reading, code: Meaning) -> _Reading | None:
+    """Return *chosen* as a *code* beside it corrects it; None if the code names some other trouble."""
+    if code == "rate_limit" and not chosen.strong:
+        return replace(chosen, means="rate_limit")
+    if code == "other":
+        return None
+    if code in _TOO_LONG and _yields(chosen):
+        return replace(chosen, means=code)
+    return chosen
 
 
 def _yields(chosen: _Reading) -> bool:
@@ -294,11 +308,6 @@ def _reasons(value: Any) -> Iterator[str]:
                     yield holder[member]
 
 
-def _usage(value: Any) -> Mapping[str, Any]:
+def _usage(value: Any) -> Usage:
     response = value.get("response")
-    usage = value.get("usage") or (response.get("usage") if isinstance(response, dict) else None)
-    return usage if isinstance(usage, dict) else {}
-
-
-def _first(usage: Mapping[str, Any], *names: str) -> int | None:
-    return next((usage[name] for name in names if type(usage.get(name)) is int), None)
+    return usage_of(value.get("usage") or (response.get("usage") if isinstance(response, dict) else None))

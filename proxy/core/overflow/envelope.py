@@ -24,6 +24,9 @@ ECHOES = frozenset(
 NAMING = frozenset({"code", "type", "reason", "status", "error_type", "error_code", "errorcode", "__type", "kind"})
 """Members that hold machine-readable names."""
 
+_EVENT_ERRORS = frozenset({":exception-type", ":error-code"})
+"""Headers of a frame that reports an error in an AWS event stream: https://smithy.io/2.0/aws/amazon-eventstream.html"""
+
 _NAMED_PLACE = re.compile(
     r"[\"'`]([a-z_]\w{0,60}(?:[.\[][\w.\[\]]{0,120})?)[\"'`]: (?:string|array) too (?:long|large)|#/(\w[\w/]{0,120})"
 )
@@ -79,7 +82,7 @@ def is_error(value: Any) -> bool:
     if isinstance(response, dict) and response.get("error"):
         return True
     headers = value.get("headers")
-    if isinstance(headers, dict) and (":exception-type" in headers or ":error-code" in headers):
+    if isinstance(headers, dict) and not _EVENT_ERRORS.isdisjoint(headers):
         return True
     if value.get("error") or value.get("type") == "error" or value.get("object") == "error":
         return True

@@ -66,9 +66,13 @@ def judged(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return replace(claim, kind="output_cap", prompt=None, output=prior.output, decisive=False)
     if claim.decisive or agrees(claim, prior):
         return claim
-    pressure = prior.pressure
-    if pressure is None:
+    if prior.pressure is None:
         return None if claim.names_media else claim
+    return _by_pressure(claim, prior, prior.pressure)
+
+
+def _by_pressure(claim: Overflow, prior: Prior, pressure: float) -> Overflow | None:
+    """Return a claim for which no code and no figure speaks, if the request is large enough for its window."""
     if contradicts(claim, prior):
         return None
     if claim.names_media:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from proxy.core.overflow.rules import Pattern
@@ -38,20 +38,25 @@ class Figures:
 
 
 def read_figures(row: Row, patterns: Iterable[Pattern]) -> Figures:
-    """The figures of *row* in their roles. Each figure has the role of the first pattern that names it."""
-    roles: dict[int, str] = {}
-    order: dict[str, list[int]] = {}
-    if row.figures:
-        for pattern in patterns:
-            at = 0
-            while found := pattern.regex.search(row.notions, at):
-                at = found.start() + 1
-                named = {found.start(role): role for role in found.groupdict()}
-                if roles.keys().isdisjoint(named):
-                    roles |= named
-                    for place, role in named.items():
-                        order.setdefault(role, []).append(row.figures[place])
-    return assemble(order)
+    """Return the figures of *row* in their roles. Each figure has the role of the first pattern that names it."""
+    named: set[int] = set()
+    stated: dict[str, list[int]] = {}
+    for roles in _role_places(row, patterns) if row.figures else ():
+        if not named.isdisjoint(roles):
+            continue
+        named.update(roles)
+        for place, role in roles.items():
+            stated.setdefault(role, []).append(row.figures[place])
+    return assemble(stated)
+
+
+def _role_places(row: Row, patterns: Iterable[Pattern]) -> Iterator[dict[int, str]]:
+    """Yield for each match of *patterns* in *row* the places of its figures, each with its role."""
+    for pattern in patterns:
+        at = 0
+        while found := pattern.regex.search(row.notions, at):
+            at = found.start() + 1
+            yield {found.start(role): role for role in found.groupdict()}
 
 
 def assemble(stated: Mapping[str, list[int]]) -> Figures:

@@ -42,6 +42,10 @@ class Rule:
     pattern: Pattern
     strong: bool = False
 
+    def matches(self, notions: str) -> bool:
+        """Return whether the pattern is found in *notions*."""
+        return self.pattern.regex.search(notions) is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
@@ -66,18 +70,11 @@ class Rules:
 
 
 def read_rules(data: Mapping[str, Any], own: Iterable[Mapping[str, Any]] = ()) -> Rules:
-    """The rules in *data*, preceded by a user's *own*: codes and phrases. Raises ``BadRule``."""
+    """Return the rules in *data*, preceded by a user's *own*: codes and phrases. Raises ``BadRule``."""
     own = list(own)
-    terms: list[tuple[str, Sequence[str]]] = [(term["word"], _listed(term["means"])) for term in data.get("terms", ())]
-    for notion, lists in data["words"].items():
-        terms += [(word, [notion]) for words in lists for word in words]
-    try:
-        lexicon = Lexicon(terms, [row["text"] for row in data.get("noise", ())])
-    except KeyError as error:
-        raise BadRule(f"{error.args[0]!r} is no notion") from None
     rows = [*own, *data["rules"]]
     return Rules(
-        lexicon,
+        _lexicon(data),
         tuple(_rule(row) for row in rows if "says" in row),
         tuple(_pattern(row["says"], row["source"]) for row in data["figures"]),
         tuple(_phrase(row) for row in rows if "phrase" in row),
@@ -85,6 +82,16 @@ def read_rules(data: Mapping[str, Any], own: Iterable[Mapping[str, Any]] = ()) -
         frozenset(code_name(row["reason"]) for row in data.get("stops", ())),
         {row["name"]: _role(row["means"]) for row in data.get("fields", ())},
     )
+
+
+def _lexicon(data: Mapping[str, Any]) -> Lexicon:
+    terms: list[tuple[str, Sequence[str]]] = [(term["word"], _listed(term["means"])) for term in data.get("terms", ())]
+    for notion, lists in data["words"].items():
+        terms += [(word, [notion]) for words in lists for word in words]
+    try:
+        return Lexicon(terms, [row["text"] for row in data.get("noise", ())])
+    except KeyError as error:
+        raise BadRule(f"{error.args[0]!r} is no notion") from None
 
 
 def without(data: Mapping[str, Any], spoken_by: Iterable[str]) -> dict[str, Any]:

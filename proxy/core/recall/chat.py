@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.recall.events import dumped, written
 from proxy.core.recall.grown import grown, plain
-from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure
+from proxy.core.recall.splice import NOT_RUN, Call, Splice
 from proxy.core.recall.tool import NAME
-from proxy.core.report import Usage
+from proxy.core.usage import usage_of
 
 _OWN: Final = ("role", "content", "tool_calls")
 _MOST_MEMBERS: Final = 32
@@ -54,24 +54,35 @@ def whole(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> di
     """The last answer, its text behind that of the *earlier* messages."""
     choice = answer["choices"][0]
     message = dict(choice["message"])
-    texts = [text for one in (*earlier, message) if isinstance(text := one.get("content"), str) and text]
+    texts = list(_texts([*earlier, message]))
     if len(texts) > 1 or (texts and not message.get("content")):
         message["content"] = "".join(_apart(texts))
     finish = choice.get("finish_reason")
     if calls(message):
-        left = [call for call in _listed(message) if not _is_ours(call)]
-        message.pop("tool_calls")
-        if left:
-            message["tool_calls"] = left
-        else:
-            message["content"] = message.get("content") or ""
-            finish = "stop" if finish == "tool_calls" else finish
+        finish = _without_calls(message, finish)
     return {**answer, "choices": [{**choice, "message": message, "finish_reason": finish}]}
 
 
-def used(usage: Any) -> Usage:
-    """Tokens of prompt and completion."""
-    return Usage(figure(usage, "prompt_tokens"), figure(usage, "completion_tokens"))
+def _without_calls(message: dict[str, Any], finish: Any) -> Any:
+    """Remove the tool's calls from *message*, and return why it ends without them."""
+    left = [call for call in _listed(message) if not _is_ours(call)]
+    message.pop("tool_calls")
+    if left:
+        message["tool_calls"] = left
+        return finish
+    message["content"] = message.get("content") or ""
+    return "stop" if finish == "tool_calls" else finish
+
+
+def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the texts of *messages* that are not empty."""
+    for message in messages:
+        text = message.get("content")
+        if isinstance(text, str) and text:
+            yield text
+
+
+used = usage_of
 
 
 def stream() -> Splice:
@@ -114,8 +125,11 @@ class Stream(Splice):
         if isinstance(value.get("usage"), dict):
             self.usage = value["usage"]
         self.cut = self.cut or str(choice.get("finish_reason")) in _CUT
-        delta = choice.get("delta")
-        for key, member in delta.items() if isinstance(delta, dict) else ():
+        self._grow(value)
+
+    def _grow(self, value: dict[str, Any]) -> None:
+        """Add the delta of *value* to the message."""
+        for key, member in _delta(value).items():
             if key == "tool_calls":
                 self._places[id(value)] = [self._noted(piece) for piece in _pieces(member)]
             elif member is not None:
@@ -152,26 +166,36 @@ class Stream(Splice):
     def _rewritten(self, value: dict[str, Any]) -> bytes:
         choice, delta = _choice(value), dict(_delta(value))
         places = self._places.pop(id(value), [])
-        if self._role_told:
-            delta.pop("role", None)
-        self._role_told = self._role_told or "role" in delta
-        if isinstance(delta.get("content"), str) and delta["content"]:
-            delta["content"] = _gap(self._before) + delta["content"]
-            self._before = ""
+        self._continue(delta)
         finish = choice.get("finish_reason")
         if self._strip:
-            left = self._stripped()
-            if "tool_calls" in delta:
-                pieces = zip(_pieces(delta.pop("tool_calls")), places, strict=True)
-                kept = [{**piece, "index": left[at]} for piece, at in pieces if at in left]
-                delta |= {"tool_calls": kept} if kept else {}
-            finish = "stop" if finish == "tool_calls" and not left else finish
+            self._strip_calls(delta, places)
+            finish = "stop" if finish == "tool_calls" and not self._stripped() else finish
         if choice and finish is None and not any(delta.values()) and not value.get("usage"):
             return b""
         made = {**value, **{key: held for key, held in self._head.items() if key in value}}
         if choice:
             made["choices"] = [{**choice, "delta": delta, "finish_reason": finish}]
         return written(made)
+
+    def _continue(self, delta: dict[str, Any]) -> None:
+        """Make *delta* follow what was sent before it: the role stands once, and a second text begins a paragraph."""
+        if self._role_told:
+            delta.pop("role", None)
+        self._role_told = self._role_told or "role" in delta
+        if isinstance(delta.get("content"), str) and delta["content"]:
+            delta["content"] = _gap(self._before) + delta["content"]
+            self._before = ""
+
+    def _strip_calls(self, delta: dict[str, Any], places: Sequence[int]) -> None:
+        """Remove the tool's calls from *delta*, whose pieces belong to the calls at *places*, and renumber the rest."""
+        if "tool_calls" not in delta:
+            return
+        left = self._stripped()
+        pieces = zip(_pieces(delta.pop("tool_calls")), places, strict=True)
+        kept = [{**piece, "index": left[at]} for piece, at in pieces if at in left]
+        if kept:
+            delta["tool_calls"] = kept
 
     def _begin(self) -> None:
         text = plain(self._message.get("content"))
@@ -208,7 +232,9 @@ def _is_ours(call: Mapping[str, Any]) -> bool:
 
 def _arguments(call: Mapping[str, Any]) -> str:
     given = call["function"].get("arguments")
-    return given if isinstance(given, str) else dumped(given).decode() if given else ""
+    if isinstance(given, str):
+        return given
+    return dumped(given).decode() if given else ""
 
 
 def _gap(before: str) -> str:

@@ -30,7 +30,9 @@ def value_of(data: bytes) -> dict[str, Any] | None:
 def kind_of(value: Mapping[str, Any]) -> str:
     """The type that an event names; that of an error also where it names none."""
     kind = value.get("type")
-    return kind if isinstance(kind, str) else "error" if value.get("error") else ""
+    if isinstance(kind, str):
+        return kind
+    return "error" if value.get("error") else ""
 
 
 def written(value: Any, name: str = "") -> bytes:

@@ -13,9 +13,9 @@ from typing import Any, Final
 from proxy.core.compression.fold import OMITTED
 from proxy.core.recall.events import dumped, kind_of, written
 from proxy.core.recall.grown import grown, plain
-from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure, without
+from proxy.core.recall.splice import NOT_RUN, Call, Splice, without
 from proxy.core.recall.tool import NAME
-from proxy.core.report import Usage
+from proxy.core.usage import usage_of
 
 SILENCE: Final = {"type": "text", "text": OMITTED}
 """What stands for an answer of nothing but recalls: a message without content could not be sent back."""
@@ -70,9 +70,7 @@ def whole(answer: Mapping[str, Any], earlier: Sequence[Sequence[Mapping[str, Any
     }
 
 
-def used(usage: Any) -> Usage:
-    """Tokens of input, cached or not, and output."""
-    return Usage(figure(usage, *_INPUT), figure(usage, "output_tokens"))
+used = usage_of
 
 
 def stream() -> Splice:
@@ -123,10 +121,14 @@ class Stream(Splice):
         elif kind == "content_block_delta" and index in self._blocks:
             self._grow(int(index or 0), value.get("delta") or {})
         elif kind == "message_delta":
-            self.usage |= {key: held for key, held in (value.get("usage") or {}).items() if held is not None}
-            self.cut = str((value.get("delta") or {}).get("stop_reason")) in _CUT
-        self.over = self.over or kind == "message_stop"
-        self.failed = self.failed or kind == "error"
+            self._end(value)
+        self.over |= kind == "message_stop"
+        self.failed |= kind == "error"
+
+    def _end(self, value: dict[str, Any]) -> None:
+        """Note usage and stop reason, which the event before the last one states."""
+        self.usage |= {key: figure for key, figure in (value.get("usage") or {}).items() if figure is not None}
+        self.cut = str((value.get("delta") or {}).get("stop_reason")) in _CUT
 
     def _begun(self, index: int, block: Mapping[str, Any]) -> None:
         self._blocks[index] = dict(block)
@@ -168,17 +170,22 @@ class Stream(Splice):
                 return b""
             made["index"] = self._base + place
             self._seen(value)
-        before = b""
-        if kind == "message_delta":
-            standing = self._standing()
-            if self._strip and not self._base and not standing:
-                before = _silence()
-            told = {key: self.usage[key] for key in _INPUT if isinstance(self.usage.get(key), int)}
-            made["usage"] = {**told, **(value.get("usage") or {})} if not self.first else value.get("usage")
-            if self._strip and isinstance(made.get("delta"), dict):
-                stop = _stop(made["delta"].get("stop_reason"), calls=self._calls_left)
-                made["delta"] = {**made["delta"], "stop_reason": stop}
+        before = self._rewrite_end(made) if kind == "message_delta" else b""
         return before + written(made, kind)
+
+    def _rewrite_end(self, made: dict[str, Any]) -> bytes:
+        """Settle usage and stop reason in the event *made*; return the events that have to go before it."""
+        standing = self._standing()
+        made["usage"] = made.get("usage")
+        if not self.first:
+            inputs = {key: self.usage[key] for key in _INPUT if isinstance(self.usage.get(key), int)}
+            made["usage"] = {**inputs, **(made["usage"] or {})}
+        if not self._strip:
+            return b""
+        if isinstance(made.get("delta"), dict):
+            stop = _stop(made["delta"].get("stop_reason"), calls=self._calls_left)
+            made["delta"] = {**made["delta"], "stop_reason": stop}
+        return b"" if self._base or standing else _silence()
 
     def _standing(self) -> dict[int, int]:
         """The blocks that stand, each with its place among them.

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.recall.events import kind_of, written
-from proxy.core.recall.splice import NOT_RUN, Call, Splice, figure, without
+from proxy.core.recall.splice import NOT_RUN, Call, Splice, without
 from proxy.core.recall.tool import NAME
-from proxy.core.report import Usage
+from proxy.core.usage import usage_of
 
 Item = Mapping[str, Any]
 
@@ -29,6 +29,11 @@ _ANSWERABLE: Final = frozenset({"function_call", "custom_tool_call"})
 _OPENING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 _ENDING: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _UNSTORED: Final = re.compile(rb'"store"\s*:\s*false')
+"""With this the server keeps no items and refuses an ``id`` of one, so reasoning must come back sealed or not at all.
+
+https://community.openai.com/t/requests-api-does-not-support-manual-context-management/1269225
+"""
+
 _ADDED, _DONE = "response.output_item.added", "response.output_item.done"
 
 
@@ -50,14 +55,17 @@ def calls(said: Sequence[Item]) -> list[Call]:
 
 def asked(said: Sequence[Item], body: bytes) -> list[Any]:
     """The items to go on from, but what only a server that keeps answers could make something of."""
-    answerable = without(said, _is_odd, _is_call, _thinks)
-    kept = [{k: v for k, v in item.items() if v is not None} for item in answerable]
+    kept = [_without_nulls(item) for item in without(said, _is_odd, _is_call, _thinks)]
     if not _UNSTORED.search(body):
         return kept
     if all(item.get("encrypted_content") for item in kept if item["type"] == "reasoning"):
         return kept
     spoken = [item for item in kept if item["type"] != "reasoning"]
-    return [{key: held for key, held in item.items() if key != "id"} for item in spoken]
+    return [{key: member for key, member in item.items() if key != "id"} for item in spoken]
+
+
+def _without_nulls(item: Item) -> dict[str, Any]:
+    return {key: member for key, member in item.items() if member is not None}
 
 
 def answered(said: Sequence[Item], texts: Sequence[str]) -> list[Any]:
@@ -77,9 +85,7 @@ def whole(answer: Item, earlier: Sequence[Sequence[Item]]) -> dict[str, Any]:
     return {**answer, "output": [*output, *without(answer["output"], _is_ours, _is_call, _thinks)]}
 
 
-def used(usage: Any) -> Usage:
-    """Tokens of input and output."""
-    return Usage(figure(usage, "input_tokens"), figure(usage, "output_tokens"))
+used = usage_of
 
 
 def stream() -> Splice:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -156,20 +156,26 @@ def _ranked(query: str, pieces: Sequence[Piece]) -> list[tuple[Piece, int]]:
 
     Rare words count more than common ones, the query as a whole counts once more, and newer ones win ties.
     """
-    phrase = query.lower()
-    words = list(dict.fromkeys([word for word in _WORD.findall(phrase) if len(word) > 1]))[:WORDS] or [phrase]
-    terms = [*words, phrase] if phrase not in words else words
+    terms = _terms(query.lower())
     found = {term: _pattern(term) for term in terms}
     texts = [f"{piece.label}\n{piece.text}".lower() for piece in pieces]
     hits = {term: [len(pattern.findall(text)) for text in texts] for term, pattern in found.items()}
     worth = {term: math.log(1 + len(pieces) / max(1, sum(map(bool, hits[term])))) for term in terms}
-    scores = [
-        sum(worth[term] * (1 + min(hits[term][at], 8) / 8) for term in terms if hits[term][at])
-        for at in range(len(pieces))
-    ]
+    scores = [_score(at, worth, hits) for at in range(len(pieces))]
     order = sorted((at for at in range(len(pieces)) if scores[at]), key=lambda at: (-scores[at], -pieces[at].number))
     rarest = [found[term] for term in sorted(terms, key=lambda term: (-worth[term], -len(term)))]
     return [(pieces[at], _place(pieces[at].text, rarest)) for at in order]
+
+
+def _terms(phrase: str) -> list[str]:
+    """Return the words of *phrase*, and the phrase itself."""
+    words = list(dict.fromkeys([word for word in _WORD.findall(phrase) if len(word) > 1]))[:WORDS] or [phrase]
+    return words if phrase in words else [*words, phrase]
+
+
+def _score(at: int, worth: Mapping[str, float], hits: Mapping[str, Sequence[int]]) -> float:
+    """Return how well the piece *at* matches; a term that it holds eight times counts twice, and never more."""
+    return sum(worth[term] * (1 + min(hits[term][at], 8) / 8) for term in worth if hits[term][at])
 
 
 def _pattern(term: str) -> re.Pattern[str]:

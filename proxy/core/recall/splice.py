@@ -48,22 +48,14 @@ def without(
         calls.clear()
 
     for part in parts:
-        if calls and not is_call(part):
+        if is_call(part):
+            calls.append(part)
+            continue
+        if calls or not thinks(part):
             settle()
-        if not is_call(part) and not thinks(part):
-            settle()
-            kept.append(part)
-        else:
-            (calls if is_call(part) else thoughts).append(part)
+        (thoughts if thinks(part) else kept).append(part)
     settle()
     return kept
-
-
-def figure(usage: Any, *names: str) -> int | None:
-    """The sum of the figures of these *names* in a usage; ``None`` where it has none of them."""
-    given = usage if isinstance(usage, dict) else {}
-    found = [given[name] for name in names if isinstance(given.get(name), int)]
-    return sum(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +132,23 @@ class Splice(ABC):
         if self._events.begun > EVENT:
             raise TooMuchHeld
         while self._new:
-            event = self._new[0]
-            data = data_of(event)
-            value = value_of(data) if data else None
-            if not data or (value is not None and value.get("type") == "ping"):
-                self._found.append(event)  # what keeps the connection alive says nothing, and waits for nothing
-            else:
-                if value is not None:
-                    self._note(value)
-                elif data.strip() == b"[DONE]":
-                    self.over = True
-                self._pass(event, value)
+            self._read(self._new[0])
             self._new.popleft()
         found, self._found = self._found, []
         return b"".join(found)
+
+    def _read(self, event: bytes) -> None:
+        """Note what *event* says, and let pass what may."""
+        data = data_of(event)
+        value = value_of(data) if data else None
+        if not data or (value is not None and value.get("type") == "ping"):
+            self._found.append(event)  # what keeps the connection alive says nothing, and waits for nothing
+            return
+        if value is not None:
+            self._note(value)
+        elif data.strip() == b"[DONE]":
+            self.over = True
+        self._pass(event, value)
 
     def untouched(self) -> bytes:
         """What was fed and not passed on, as it came: for a first generation that is to pass without recall."""
@@ -215,13 +210,19 @@ class Splice(ABC):
         elif value is not None and self._held and self._release(value):
             self._found += [out for held, known in self._held for out in self._written(held, known)]
             self._held, self._size = [], 0
-        if not self._open and (self._held or (value is not None and self._begins_hold(value))):
-            self._held.append((event, value))
-            self._size += len(event)
-            if self._size > HELD:
-                raise TooMuchHeld
+        if not self._must_wait(value):
+            self._found += self._written(event, value)
             return
-        self._found += self._written(event, value)
+        self._held.append((event, value))
+        self._size += len(event)
+        if self._size > HELD:
+            raise TooMuchHeld
+
+    def _must_wait(self, value: dict[str, Any] | None) -> bool:
+        """Return whether the event of *value* has to wait for the generation's end."""
+        if self._open:
+            return False
+        return bool(self._held) or (value is not None and self._begins_hold(value))
 
     def _written(self, event: bytes, value: dict[str, Any] | None) -> list[bytes]:
         if value is None or (self.first and not self._strip):

@@ -72,17 +72,34 @@ def may_offer(api: str, outline: Outline) -> bool:
     tools = outline.value("tools") if "tools" in outline.fields else ""
     if not tools.startswith("[") or _EMPTY.fullmatch(tools) or outline.stored or _is_taken(tools):
         return False
+    return _IS_FREE[api](outline)
+
+
+def _is_free_in_messages(outline: Outline) -> bool:
     choice = _member(outline, "tool_choice")
-    if api == "messages":
-        formed = any(_member(outline, key) for key in ("output_format", "container"))
-        formed = formed or bool(_within(_member(outline, "output_config"), "format"))
-        return not formed and (choice is None or _within(choice, "type") == "auto")
-    if choice not in _AUTO:
+    if choice is not None and _within(choice, "type") != "auto":
         return False
-    if api == "responses":
-        return not _member(outline, "background") and not _is_formed(_within(_member(outline, "text"), "format"))
-    alone = _member(outline, "n") in (None, 1) and not _member(outline, "audio")
-    return alone and not _is_formed(_member(outline, "response_format"))
+    if any(_member(outline, key) for key in ("output_format", "container")):
+        return False
+    return not _within(_member(outline, "output_config"), "format")
+
+
+def _is_free_in_responses(outline: Outline) -> bool:
+    if _member(outline, "tool_choice") not in _AUTO or _member(outline, "background"):
+        return False
+    return not _is_formed(_within(_member(outline, "text"), "format"))
+
+
+def _is_free_in_chat(outline: Outline) -> bool:
+    if _member(outline, "tool_choice") not in _AUTO or _member(outline, "audio"):
+        return False
+    return _member(outline, "n") in (None, 1) and not _is_formed(_member(outline, "response_format"))
+
+
+_IS_FREE: Final = MappingProxyType(
+    {"messages": _is_free_in_messages, "responses": _is_free_in_responses, "chat": _is_free_in_chat}
+)
+"""Whether the model is free to call a tool or none, and its answer has no form that a second generation would spoil."""
 
 
 def _is_taken(tools: str) -> bool:

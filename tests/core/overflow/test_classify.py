@@ -234,6 +234,14 @@ def test_a_stop_without_usage(usage: object) -> None:
     assert found.prompt is None
 
 
+def test_a_stop_counts_cached_input() -> None:
+    """What Anthropic read from its cache is beside ``input_tokens`` and fills the window all the same."""
+    usage = {"input_tokens": 9, "cache_read_input_tokens": 900, "output_tokens": 2}
+    found = classifier().stop({"stop_reason": "model_context_window_exceeded", "usage": usage})
+    assert found is not None
+    assert (found.prompt, found.output) == (909, 2)
+
+
 def test_a_body_that_repeats_the_request() -> None:
     """What a validation error echoes of the conversation is not taken for its cause."""
     echo = {"detail": [{"loc": ["body", "temperature"], "msg": "must be a number", "input": {"messages": CLEAR}}]}

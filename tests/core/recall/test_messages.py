@@ -70,7 +70,7 @@ def test_the_last_generation_tells_its_own_input() -> None:
     told = events(out)
     assert [value["type"] for value in told].count("message_start") == 1
     assert told[-2]["usage"] == {"input_tokens": 7, "cache_read_input_tokens": 200, "output_tokens": 9}
-    assert messages.used(splice.usage) == Usage(207, 9)
+    assert messages.used(splice.usage) == Usage(207, 9, 200)
 
 
 def test_empty_texts_do_not_go_back() -> None:

@@ -9,8 +9,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.report import Usage
-from proxy.server.usage import UsageTap
+from proxy.core.report import NO_USAGE, Usage
+from proxy.core.usage import UsageTap, usage_of
 from tests.growth import is_linear
 
 STREAMS = {
@@ -50,6 +50,18 @@ def test_cached_input_is_counted_once():
     """Whichever way a provider or gateway reports cached input, the whole input is told, and no part of it twice."""
     for text, usage in CACHED.items():
         assert whole(b'{"usage":' + text.encode() + b"}") == usage, text
+
+
+@pytest.mark.parametrize(("text", "usage"), CACHED.items())
+def test_a_decoded_object_is_read_like_its_bytes(text, usage):
+    """What has been decoded already goes through the same reader."""
+    assert usage_of(json.loads(text)) == usage
+
+
+@pytest.mark.parametrize("value", [None, {}, [], "7", 7, {"prompt_tokens": True}, {"output_tokens": 2**53}])
+def test_what_is_no_usage_reports_nothing(value):
+    """No object, no figure, or one that no number of tokens can be: nothing is known."""
+    assert usage_of(value) == NO_USAGE
 
 
 def whole(data):

@@ -1,4 +1,8 @@
-"""Notes the token usage an upstream reports while the bytes of its answer pass by, whatever the API or chunking."""
+"""The one reader of ``usage``, whatever the API: of a decoded object, and of an answer's bytes as they pass by.
+
+https://platform.openai.com/docs/api-reference/chat/object, https://platform.openai.com/docs/api-reference/responses/object
+and https://docs.anthropic.com/en/api/messages say what stands in it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from proxy.core.overflow.coding import Plain
-from proxy.core.report import Usage
+from proxy.core.report import NO_USAGE, Usage
 
 # Inside a JSON string the quotes are escaped, so these bytes are always a key (or a string of exactly that word).
 _KEY: Final = b'"usage"'
@@ -46,6 +50,10 @@ class _Figures(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
 
+    def usage(self) -> Usage:
+        output = self.completion_tokens if self.output_tokens is None else self.output_tokens
+        return Usage(self.total_input(), output, self.cached())
+
     def total_input(self) -> int | None:
         # Anthropic counts cached input beside input_tokens, everybody else inside; gateways that give its figures in
         # OpenAI's shape have added them to prompt_tokens already.
@@ -63,6 +71,17 @@ class _Figures(msgspec.Struct):
 
 
 _DECODER: Final = msgspec.json.Decoder(_Figures)
+
+
+def usage_of(value: object) -> Usage:
+    """What a decoded usage object reports: all of its input, cached or not, its output, and what was cached.
+
+    Nothing, if it is no object or holds what cannot be a number of tokens.
+    """
+    try:
+        return msgspec.convert(value, _Figures).usage()
+    except msgspec.ValidationError:
+        return NO_USAGE
 
 
 class UsageTap:
@@ -128,9 +147,7 @@ class UsageTap:
             figures = _DECODER.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
-        total = figures.total_input()
-        output = figures.output_tokens if figures.output_tokens is not None else figures.completion_tokens
-        cached = figures.cached()
-        self._input = self._input if total is None else total
-        self._output = self._output if output is None else output
-        self._cached = self._cached if cached is None else cached
+        usage = figures.usage()
+        self._input = self._input if usage.input_tokens is None else usage.input_tokens
+        self._output = self._output if usage.output_tokens is None else usage.output_tokens
+        self._cached = self._cached if usage.cached_tokens is None else usage.cached_tokens

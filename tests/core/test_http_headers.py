@@ -1,0 +1,48 @@
+"""One list of the headers that several rooms have to agree on."""
+
+from __future__ import annotations
+
+import ast
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from proxy.core import http_headers
+from proxy.server.access import client_tenant
+from proxy.server.intake import read_headers
+
+ROOT = Path(__file__).parents[2] / "proxy"
+
+
+def test_every_name_is_in_lower_case() -> None:
+    """The lists are compared with names in lower case."""
+    names = {*http_headers.CREDENTIAL_ORDER, *http_headers.PERSONAL, *http_headers.HOP_BY_HOP}
+    assert {name for name in names if name != name.lower()} == set()
+    assert set(http_headers.CREDENTIAL_ORDER) == http_headers.CREDENTIALS < http_headers.PERSONAL
+
+
+def test_a_tenant_keeps_its_digest() -> None:
+    """A caller with several keys is the tenant that it has been since the first version."""
+    keys = {"x-goog-api-key": "4", "api-key": "3", "x-api-key": "2", "authorization": "1"}
+    named = b"authorization\x001\x00x-api-key\x002\x00api-key\x003\x00x-goog-api-key\x004"
+    assert client_tenant(keys) == sha256(b"ullage tenant\x00client\x00" + named).digest()
+
+
+@pytest.mark.parametrize("name", sorted(http_headers.HOP_BY_HOP | http_headers.WRITTEN_ANEW))
+def test_what_belongs_to_one_connection_is_not_forwarded(name: str) -> None:
+    """No header of the client's connection goes upstream; a credential does."""
+    intake = read_headers([(name.encode(), b"close"), (b"authorization", b"Bearer k")])
+    assert intake.forward == [("authorization", "Bearer k")]
+
+
+def test_no_other_module_has_a_list_of_its_own() -> None:
+    """Nowhere else do two credentials, or most of the hop-by-hop headers, stand in one literal."""
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        literals = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Set | ast.Tuple)]
+        for node in literals:
+            names = {str(each.value) for each in node.elts if isinstance(each, ast.Constant)}
+            if len(names & http_headers.CREDENTIALS) > 1 or len(names & http_headers.HOP_BY_HOP) > 3:
+                found.append(path.relative_to(ROOT).as_posix())
+    assert set(found) == {"core/http_headers.py"}
