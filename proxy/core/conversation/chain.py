@@ -32,17 +32,24 @@ _FIGURES = frozenset({int, float, bool})
 _SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
-def digest(item: dict[str, Any]) -> bytes:
-    """16 bytes equal for items that mean the same: key order, spacing, nulls and re-serialised arguments aside."""
+def digest(item: dict[str, Any], *, large: bool = False) -> bytes:
+    """16 bytes equal for items that mean the same: key order, spacing, nulls and re-serialised arguments aside.
+
+    A *large* one is written in steps.
+    """
     plain = _canonical(item)
     if isinstance(plain.get("content"), str):
         plain["content"] = [{"text": plain["content"], "type": "text"}]
     try:
-        text = encoded(plain, _encode, ordered=True)
+        if large:
+            text = encoded(plain, _encode, ordered=True).encode()
+        else:
+            text = msgspec.json.encode(plain, order="deterministic")
     except UnicodeError:  # lone surrogates
-        text = encoded(plain, _SORTED.encode, ordered=True)
-    dismantle(plain)
-    return hashlib.sha256(text.encode()).digest()[:LINK]
+        text = encoded(plain, _SORTED.encode, ordered=True).encode()
+    if large:
+        dismantle(plain)
+    return hashlib.sha256(text).digest()[:LINK]
 
 
 def chain(key: bytes, label: str, items: Sequence[Item], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:

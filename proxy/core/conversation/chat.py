@@ -12,7 +12,7 @@ from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item, Role
-from proxy.core.conversation.scan import Field, decode, elements, members
+from proxy.core.conversation.scan import ONE_CALL, Field, decode, elements, members
 from proxy.core.conversation.slots import Clip, Path, Slot, argument_slots, grown, joined, quoted
 from proxy.core.errors import InvalidRequest
 
@@ -79,12 +79,12 @@ def read_item(raw: bytes, count: Count) -> Item:
     if not isinstance(message, dict):
         raise InvalidRequest("Every element of 'messages' must be an object.")
     try:
-        return _read(message, count)
+        return _read(message, count, len(raw) > ONE_CALL)
     except RecursionError:
         raise InvalidRequest("An element of 'messages' is nested too deeply.") from None
 
 
-def _read(message: dict[str, Any], count: Count) -> Item:
+def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     role = ROLES.get(str(message.get("role")), "user")
     prices = prices_of(count)
     sizes = [(part, tokens) for part in _parts(message) if (tokens := part_tokens(part, prices)) is not None]
@@ -97,7 +97,7 @@ def _read(message: dict[str, Any], count: Count) -> Item:
     answers = (answered,) if answered else ()
     remembered = memories(_content_text(message)) if role in ("system", "user") else ""
     memory = count(remembered) if remembered else 0
-    return Item(role, overhead + media + text, media, digest(message), calls, answers, guess, memory)
+    return Item(role, overhead + media + text, media, digest(message, large=large), calls, answers, guess, memory)
 
 
 def read_entry(raw: bytes) -> Entry:

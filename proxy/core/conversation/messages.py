@@ -17,7 +17,7 @@ from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item, Role
-from proxy.core.conversation.scan import Field, decode, elements, members
+from proxy.core.conversation.scan import ONE_CALL, Field, decode, elements, members
 from proxy.core.conversation.slots import Clip, Path, Slot, joined, leaves, quoted
 from proxy.core.conversation.stepwise import dismantle
 from proxy.core.errors import InvalidRequest
@@ -81,14 +81,15 @@ def read_item(raw: bytes, count: Count) -> Item:
     """The item of one message's bytes. Raises ``InvalidRequest`` where it is not a message at all."""
     message = slots.element(raw, LIST)
     try:
-        return _read(message, count)
+        return _read(message, count, len(raw) > ONE_CALL)
     except RecursionError:
         raise InvalidRequest("An element of 'messages' is nested too deeply.") from None
     finally:
-        dismantle(message)
+        if len(raw) > ONE_CALL:
+            dismantle(message)
 
 
-def _read(message: dict[str, Any], count: Count) -> Item:
+def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     blocks = _blocks(message)
     weight = _Weight(PER_MESSAGE)
     for block in blocks:
@@ -100,7 +101,7 @@ def _read(message: dict[str, Any], count: Count) -> Item:
     said = sum(count(text) for text in _said(blocks)) if role == "tool" else 0
     remembered = memories("\n".join(_said(blocks))) if role in ("system", "user") else ""
     memory = count(remembered) if remembered else 0
-    name, text, media = digest(message), weight.total, weight.media
+    name, text, media = digest(message, large=large), weight.total, weight.media
     return Item(role, text, media, name, calls, answers, weight.guess, memory=memory, sealed=weight.sealed, said=said)
 
 
@@ -182,7 +183,8 @@ def read_entry(raw: bytes) -> Entry:
     results = [("\n".join(_spoken(_blocks(block))), block.get("is_error") is True) for block in _results(blocks)]
     text = "\n".join(_spoken(blocks))
     del blocks
-    dismantle(message)
+    if len(raw) > ONE_CALL:
+        dismantle(message)
     return Entry(role, text, tuple(calls), tuple(media), reasoning, said, tuple(results))
 
 

@@ -17,7 +17,7 @@ from proxy.core.conversation import slots
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item, Role
-from proxy.core.conversation.scan import Field, decode, elements, members
+from proxy.core.conversation.scan import ONE_CALL, Field, decode, elements, members
 from proxy.core.conversation.slots import Clip, Slot, argument_slots, grown, joined, leaves, quoted
 from proxy.core.errors import InvalidRequest
 
@@ -90,12 +90,12 @@ def read_item(raw: bytes, count: Count) -> Item:
     """The item of one element's bytes. Raises ``InvalidRequest`` where it is no object."""
     value = slots.element(raw, LIST)
     try:
-        return _read(value, count)
+        return _read(value, count, len(raw) > ONE_CALL)
     except RecursionError:
         raise InvalidRequest("An element of 'input' is nested too deeply.") from None
 
 
-def _read(value: dict[str, Any], count: Count) -> Item:
+def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     kind, role = _kind(value), _role(value)
     media, guess = _media_tokens(value, prices_of(count))
     text = PER_ITEM + sum(count(piece) for piece in _counted(value))
@@ -107,7 +107,9 @@ def _read(value: dict[str, Any], count: Count) -> Item:
     tokens = text + media + opaque
     remembered = memories("\n".join(_words(value))) if role in ("system", "user") else ""
     memory = count(remembered) if remembered else 0
-    return Item(role, tokens, media, digest(value), calls, answers, guess + opaque, memory=memory, sealed=sealed)
+    return Item(
+        role, tokens, media, digest(value, large=large), calls, answers, guess + opaque, memory=memory, sealed=sealed
+    )
 
 
 def _media_tokens(value: dict[str, Any], prices: Prices) -> tuple[int, int]:

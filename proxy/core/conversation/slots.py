@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from proxy.core.conversation.scan import Span, decode, elements, members, parsed
+from proxy.core.conversation.scan import ONE_CALL, Span, decode, elements, members, parsed
 from proxy.core.conversation.stepwise import dismantle, encoded
 from proxy.core.errors import InvalidRequest
 
@@ -37,7 +37,7 @@ class Slot:
 
 def quoted(value: Any) -> str:
     """*value* as JSON text that can be sent as UTF-8; lone surrogates, which cannot, stay escaped."""
-    text = encoded(value, _WRITER.encode)
+    text = _WRITER.encode(value) if isinstance(value, str) else encoded(value, _WRITER.encode)
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -66,7 +66,8 @@ def argument_slots(path: Path, text: str) -> Iterator[Slot]:
         yield Slot(path, text)
         return
     found = [Slot(path, leaf, inner) for inner, leaf in leaves(value)]
-    dismantle(value)
+    if len(text) > ONE_CALL:
+        dismantle(value)
     yield from found
 
 
@@ -83,7 +84,8 @@ def clipped(
     source = raw.decode()
     value = decode(raw)
     sized = [(slot, count(slot.text)) for slot in slots(value)] if isinstance(value, dict) else []
-    dismantle(value)
+    if len(raw) > ONE_CALL:
+        dismantle(value)
     fixed = weigh(raw) - sum(size for _, size in sized)
     room, result = tokens, raw
     for _ in range(ATTEMPTS):

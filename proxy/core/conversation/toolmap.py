@@ -135,7 +135,7 @@ class ToolMap:
         tool = self.find(name)
         if not tool.by and tool.kind not in TARGETED:
             return Call(tool.kind)
-        values = _values(arguments)
+        values, large = _values(arguments), len(arguments) > ONE_CALL
         if tool.by:
             said = values.get(tool.by) if isinstance(values, dict) else None
             tool = tool.cases.get(said) or tool.cases.get("*", UNKNOWN) if isinstance(said, str) else UNKNOWN
@@ -143,9 +143,10 @@ class ToolMap:
             return Call(tool.kind)
         paths = list(dict.fromkeys(self._paths(tool, values, arguments)))[:MOST_PATHS]
         names = tuple(zlib.crc32(_basename(path).encode("utf-8", "replace")) for path in paths)
-        same = _same(name, values) if tool.kind in REPEATABLE and isinstance(values, dict) else 0
+        same = _same(name, values, large) if tool.kind in REPEATABLE and isinstance(values, dict) else 0
         first, last = self._range(tool, values)
-        dismantle(values)
+        if large:
+            dismantle(values)
         return Call(tool.kind, same, tuple(map(short_digest, paths)), names, first, last, tool.limit)
 
     def targets(self, name: str, arguments: str) -> list[str]:
@@ -216,8 +217,9 @@ def _values(arguments: str) -> Any:
         return None
 
 
-def _same(name: str, values: Any) -> int:
-    return short_digest(f"{name}\0{encoded(values, _SORTED.encode, ordered=True)}") or 1
+def _same(name: str, values: Any, large: bool) -> int:
+    text = encoded(values, _SORTED.encode, ordered=True) if large else _SORTED.encode(values)
+    return short_digest(f"{name}\0{text}") or 1
 
 
 def _is_glob(name: str) -> bool:
