@@ -137,8 +137,7 @@ class ToolMap:
             return Call(tool.kind)
         values, large = _values(arguments), len(arguments) > ONE_CALL
         if tool.by:
-            said = values.get(tool.by) if isinstance(values, dict) else None
-            tool = tool.cases.get(said) or tool.cases.get("*", UNKNOWN) if isinstance(said, str) else UNKNOWN
+            tool = _case(tool, values)
         if tool.kind not in TARGETED:
             return Call(tool.kind)
         paths = list(dict.fromkeys(self._paths(tool, values, arguments)))[:MOST_PATHS]
@@ -215,6 +214,14 @@ def _values(arguments: str) -> Any:
         return json.loads(arguments)
     except (ValueError, RecursionError, InvalidRequest):
         return None
+
+
+def _case(tool: Tool, values: Any) -> Tool:
+    """What *tool* does when it is called with *values*, of which one member says."""
+    action = values.get(tool.by) if isinstance(values, dict) else None
+    if not isinstance(action, str):
+        return UNKNOWN
+    return tool.cases.get(action) or tool.cases.get("*", UNKNOWN)
 
 
 def _same(name: str, values: Any, large: bool) -> int:
