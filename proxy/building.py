@@ -15,7 +15,7 @@ from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.compression.dedup import Dedup
-from proxy.core.compression.event import Rules, Rungs
+from proxy.core.compression.event import EnabledStages, Rules
 from proxy.core.compression.mild import Mild
 from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.truncate import Truncate
@@ -71,7 +71,7 @@ def open_engine(
     buffers = Buffers(**wanted.buffers.model_dump())
     shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
     stages = wanted.stages
-    rungs = Rungs(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
+    rungs = EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     tools = configuration.tool_map(settings.tools)
     outlines, prefixes = memories.outlines(), memories.prefixes()
     most = settings.server.limits.items

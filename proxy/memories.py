@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from cachetools import LRUCache
 
-from proxy.core.compression.record import Record
+from proxy.core.compression.record import CompactionRecord
 from proxy.core.conversation.items import Item
-from proxy.core.conversation.outline import Outline
+from proxy.core.conversation.outline import Envelope
 from proxy.engine.ports import Summary
 from proxy.engine.reading import CachedPrefix
 
@@ -100,12 +100,12 @@ def _linked(read: Sequence[Item]) -> int:
     return CALL * max(0, len(named) - len(read)) + sum(map(len, named))
 
 
-def outlines() -> ByBytes[bytes, Outline]:
+def outlines() -> ByBytes[bytes, Envelope]:
     """A memory of what stood around items: tools and system texts, above all. A letter takes four bytes at most."""
     return ByBytes(OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.said.values()))))
 
 
-def records() -> ByBytes[tuple[str, bytes], Record]:
+def records() -> ByBytes[tuple[str, bytes], CompactionRecord]:
     """A memory of events."""
     return ByBytes(RECORD_BYTES, lambda record: 512 + 4 * len(record.block) + sum(map(len, record.edits.values())))
 

@@ -17,8 +17,8 @@ from hypothesis import Phase
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
-from proxy.core.compression.event import Demand, Rules, Rungs
-from proxy.core.compression.record import Record, load
+from proxy.core.compression.event import Demand, EnabledStages, Rules
+from proxy.core.compression.record import CompactionRecord, load
 from proxy.core.compression.truncate import MIDDLE
 from proxy.core.conversation.toolmap import ToolMap
 from proxy.core.decisions import CompactionTarget, Policy
@@ -41,7 +41,7 @@ from tests.stub.tokens import IMAGE_HIGH, request_tokens
 Message = dict[str, Any]
 
 TENANT = b"t" * 32
-POLICY = Policy(Rules(Marks(), Shares(), Rungs()))
+POLICY = Policy(Rules(Marks(), Shares(), EnabledStages()))
 SYSTEMS = ("system", "developer")
 OURS = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
 """The members of a body that a plan may change."""
@@ -118,10 +118,10 @@ class Book:
     def remember(self, tenant: bytes, route: str, value: bytes) -> None:
         self.lessons[tenant, route] = value
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[CompactionRecord]:
         """Every record in the book, oldest place first."""
         found = [record for value in self.values.values() if (record := load(value, 10**6))]
-        return sorted(found, key=lambda record: record.event.place)
+        return sorted(found, key=lambda record: record.compaction.place)
 
 
 class Desk:
@@ -136,7 +136,7 @@ class Desk:
         summaries: Summaries | None = None,
     ) -> None:
         self.book = recorder or Book()
-        self.records: MutableMapping[tuple[str, bytes], Record] = {}
+        self.records: MutableMapping[tuple[str, bytes], CompactionRecord] = {}
         policy = replace(policy, tools=tools())
         reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
         self.lessons = LearnedRoutes(self.book, {}, {}, time.monotonic)

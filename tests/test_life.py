@@ -14,7 +14,7 @@ import pytest
 
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.compression import digest, fold
-from proxy.core.compression.event import Demand, Rules, Rungs
+from proxy.core.compression.event import Demand, EnabledStages, Rules
 from proxy.core.decisions import Policy
 from tests.fits import POLICY, Book, Desk, Message, body_of, slices, tokenizers
 from tests.material import AGENT_TOOLS, agent_round, agent_session, tool
@@ -23,8 +23,8 @@ WINDOW = 4096
 BEFORE = agent_session(20, 300)
 AFTER = [*BEFORE, *agent_round(99, 20)]
 ONE_MORE = tool("look_up", "Look a word up.", word="The word.")
-OTHER_WORDS = Policy(Rules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), Rungs()))
-OTHER_MARKS = Policy(Rules(Marks(high=0.95, soft=0.7, low=0.5), Shares(), Rungs()))
+OTHER_WORDS = Policy(Rules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), EnabledStages()))
+OTHER_MARKS = Policy(Rules(Marks(high=0.95, soft=0.7, low=0.5), Shares(), EnabledStages()))
 BUFFERED = replace(POLICY, buffers=Buffers(reserve=500, warning=600, auto_compact=200, blocking=100))
 
 

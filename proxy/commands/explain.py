@@ -19,7 +19,7 @@ from proxy.building import open_engine
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.figures import Marks
 from proxy.core.budget.regions import REGIONS, regions, scaled_up
-from proxy.core.compression.record import Record
+from proxy.core.compression.record import CompactionRecord
 from proxy.core.conversation.dialect import Count
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item
@@ -253,7 +253,7 @@ def _facts(found: Fitted) -> Iterator[tuple[str, str]]:
     yield "budget", f"{report.budget or 0:,}"
     yield "room", f"{tokens(max(0, figures.budget - figures.fixed))}  (budget less system text, tools and format)"
     marks = {"high": figures.high, "soft": figures.soft, "low": figures.low}
-    levels = [f"{name} {tokens(level(found.marks, figures.lasting))}" for name, level in marks.items()]
+    levels = [f"{name} {tokens(level(found.marks, figures.baseline))}" for name, level in marks.items()]
     yield "marks", ", ".join(levels)
     before, after = report.tokens_before or 0, report.tokens_after or 0
     yield "tokens", f"{before:,} as sent, {after:,} upstream"
@@ -283,7 +283,7 @@ def _steps(found: Fitted) -> Iterator[Step]:
     left = before - (plan.tokens or 0) - sum(saved.values())
     for stage in plan.report.stages:
         if stage in ("fold", "drop") and record is not None:
-            folded = sum(item.role != "system" for item in reading.items[: record.event.cut])
+            folded = sum(item.role != "system" for item in reading.items[: record.compaction.cut])
             gone, items = left, folded
         else:
             gone, items = saved.get(stage, 0), touched.get(stage, 0)
@@ -291,7 +291,7 @@ def _steps(found: Fitted) -> Iterator[Step]:
         before -= gone
 
 
-def _edited(found: Fitted, record: Record | None) -> Iterator[tuple[str, int]]:
+def _edited(found: Fitted, record: CompactionRecord | None) -> Iterator[tuple[str, int]]:
     """Yield for each item that was made smaller the stage that did it, and the tokens saved by our own count."""
     if record is None:
         return
@@ -304,10 +304,10 @@ def _edited(found: Fitted, record: Record | None) -> Iterator[tuple[str, int]]:
         yield stage, found.sent.items[index].tokens - found.measured.dialect.read_item(edit, count).tokens
 
 
-def _stages_of(record: Record) -> dict[int, str]:
+def _stages_of(record: CompactionRecord) -> dict[int, str]:
     """The stage that made each edited item smaller, by index."""
-    found = {swap.index: "prune" if swap.why == "old" else "dedup" for swap in record.event.swaps}
-    return {**found, **{index: "truncate" for index, _ in record.event.trims}}
+    found = {swap.index: "prune" if swap.why == "old" else "dedup" for swap in record.compaction.swaps}
+    return {**found, **{index: "truncate" for index, _ in record.compaction.trims}}
 
 
 def _tools_in(reading: Reading) -> int:

@@ -11,17 +11,17 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import NO_BUFFERS, Buffers, Figures, economy_cap, reserve, scaled
+from proxy.core.budget.figures import NO_BUFFERS, Buffers, TokenBudget, economy_cap, reserve, scaled
 from proxy.core.budget.regions import Members, Totals
-from proxy.core.compression.event import Event, Rules
-from proxy.core.compression.record import Record
+from proxy.core.compression.event import Compaction, Rules
+from proxy.core.compression.record import CompactionRecord
 from proxy.core.compression.schedule import Schedule
 from proxy.core.compression.truncate import Truncate
-from proxy.core.compression.view import Raw
+from proxy.core.compression.view import OriginalItems
 from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import Item, Layout
-from proxy.core.conversation.outline import Outline
+from proxy.core.conversation.outline import Envelope
 from proxy.core.conversation.scan import Scan
 from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
 from proxy.core.errors import ContextTooLong
@@ -49,13 +49,13 @@ class Policy:
     recall: bool = False
     tools: ToolMap = NO_TOOLS
 
-    def budget(self, route: Route, window: int, requested: int | None, fixed: int, token_ratio: float) -> Figures:
+    def budget(self, route: Route, window: int, requested: int | None, fixed: int, token_ratio: float) -> TokenBudget:
         """The token budget of a request; *window* and *requested* are in the provider's tokens, *fixed* in ours."""
         default = reserve(None, route.max_output, window)
         max_input = None if route.max_input is None else scaled(route.max_input, token_ratio)
         price_cap = scaled(economy_cap(window, route.tier), token_ratio) if self.economy else None
         reserved = reserve(requested, route.max_output, window)
-        return Figures(
+        return TokenBudget(
             scaled(window, token_ratio),
             scaled(reserved, token_ratio),
             fixed,
@@ -89,7 +89,7 @@ class ParsedBody:
     body: bytes = field(repr=False)
     scan: Scan = field(repr=False)
     items: tuple[Item, ...]
-    envelope: Outline = field(repr=False)
+    envelope: Envelope = field(repr=False)
 
     def item(self, index: int) -> bytes:
         """The client's own bytes of one item."""
@@ -196,7 +196,7 @@ class MeasuredRequest:
     parsed: ParsedBody
     counts: TokenCounts
     prefix_hashes: tuple[bytes, ...] = field(repr=False)
-    budget: Figures
+    budget: TokenBudget
     requested_output: int | None
     client_compaction: str
     tools_json: str = field(repr=False)
@@ -221,9 +221,9 @@ class MeasuredRequest:
         """What is known of the request's API."""
         return DIALECTS[self.request.api]
 
-    def original(self, layout: Layout) -> Raw:
+    def original(self, layout: Layout) -> OriginalItems:
         """The items as the client sent them, for the stages to write from."""
-        return Raw(self.parsed.body, self.parsed.scan.spans, self.parsed.items, layout, self.dialect)
+        return OriginalItems(self.parsed.body, self.parsed.scan.spans, self.parsed.items, layout, self.dialect)
 
     def root_hash(self, layout: Layout) -> bytes:
         """The prefix hash after the first user item, which names the conversation; empty if there are no items."""
@@ -231,7 +231,7 @@ class MeasuredRequest:
             return b""
         return self.prefix_hashes[layout.task if layout.task is not None else 0]
 
-    def budget_for(self, target: CompactionTarget) -> Figures:
+    def budget_for(self, target: CompactionTarget) -> TokenBudget:
         """The budget as *target* leaves it: with a smaller reserve, or without room for the addition."""
         budget = self.budget
         if target.reserve is not None:
@@ -240,7 +240,7 @@ class MeasuredRequest:
             budget = replace(budget, fixed=budget.fixed - self.addition.tokens)
         return budget
 
-    def schedule(self, policy: Policy, layout: Layout, budget: Figures) -> Schedule:
+    def schedule(self, policy: Policy, layout: Layout, budget: TokenBudget) -> Schedule:
         """The schedule of this conversation's compactions under *budget*."""
         rules = policy.rules
         if self.parsed.envelope.stored:
@@ -266,9 +266,9 @@ class LookedUp:
     """
 
     layout: Layout
-    record: Record | None
+    record: CompactionRecord | None
     requested: bool = False
-    first: Event | None = None
+    first: Compaction | None = None
     wrote: bool = False
 
 
@@ -281,7 +281,7 @@ class Written:
 
     found: LookedUp
     target: CompactionTarget
-    record: Record | None
+    record: CompactionRecord | None
     lowered_output: int | None
 
 
@@ -296,8 +296,8 @@ class Edits:
     would have saved hardly anything.
     """
 
-    record: Record | None = None
-    previous: Event | None = None
+    record: CompactionRecord | None = None
+    previous: Compaction | None = None
     compacted_now: bool = False
     lowered_output: int | None = None
     tools_shrunk: bool = False
@@ -324,7 +324,7 @@ class CountedView:
     """
 
     measured: MeasuredRequest
-    budget: Figures
+    budget: TokenBudget
     layout: Layout | None
     body: bytes = field(repr=False)
     tokens: int
@@ -345,7 +345,7 @@ class NeedBlock:
 
     found: LookedUp
     target: CompactionTarget
-    compaction: Event
+    compaction: Compaction
     lowered_output: int | None
 
 

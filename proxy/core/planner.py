@@ -40,11 +40,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from proxy.core.budget.figures import Figures, input_room, scaled, summary_room
-from proxy.core.compression.event import Demand, Event
+from proxy.core.budget.figures import TokenBudget, input_room, scaled, summary_room
+from proxy.core.compression.event import Compaction, Demand
 from proxy.core.compression.prune import oldest
-from proxy.core.compression.record import VERSION, Record
-from proxy.core.compression.view import Pen, View, assemble, write
+from proxy.core.compression.record import VERSION, CompactionRecord
+from proxy.core.compression.view import RenderOptions, View, assemble, write
 from proxy.core.conversation.facts import pairs_of
 from proxy.core.conversation.items import Layout
 from proxy.core.conversation.outline import TOOLS, splice
@@ -120,7 +120,7 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, found: LookedUp) ->
 
 def _planned(measured: MeasuredRequest, policy: Policy, found: LookedUp, target: CompactionTarget) -> Decision:
     """The next step towards *target*: an existing record is verified, a new compaction needs its block."""
-    last = found.record.event if found.record else None
+    last = found.record.compaction if found.record else None
     decided = decided_before(measured, policy, found, target)
     compaction, lowered_output = decided or choose_compaction(measured, policy, found.layout, last, target)
     edited = bool(measured.tools_json) or lowered_output is not None
@@ -139,7 +139,7 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     """Forward the view if it fits, else try a tighter target, else refuse."""
     view = build_view(measured, written)
     reserve = written.lowered_output or view.budget.reserve
-    room = view.budget.inside(reserve)
+    room = view.budget.beside(reserve)
     excess = scaled(view.expected_tokens, measured.token_ratio) - room
     if excess <= 0:
         return Forward(view)
@@ -157,7 +157,7 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
 def _is_hopeless(measured: MeasuredRequest, policy: Policy, layout: Layout, view: CountedView) -> bool:
     """True if the newest round alone is too large, however short: each more try would cost as much as the first."""
     budget = view.budget
-    return measured.schedule(policy, layout, budget).least() > budget.inside(budget.window // LEAST_RESERVE)
+    return measured.schedule(policy, layout, budget).least() > budget.beside(budget.window // LEAST_RESERVE)
 
 
 def _go_on_from(written: Written) -> LookedUp:
@@ -168,10 +168,10 @@ def _go_on_from(written: Written) -> LookedUp:
 
 
 def _was_compacted_here(found: LookedUp) -> bool:
-    return found.record is not None and found.record.event.place == found.layout.count
+    return found.record is not None and found.record.compaction.place == found.layout.count
 
 
-def _exceeds(max_loss: MaxLoss, compaction: Event | None, last: Event | None, edited: bool) -> bool:
+def _exceeds(max_loss: MaxLoss, compaction: Compaction | None, last: Compaction | None, edited: bool) -> bool:
     """True if *compaction* loses more than *max_loss*; *edited*: something beside the items is changed too."""
     if max_loss == "any":
         return False
@@ -180,7 +180,7 @@ def _exceeds(max_loss: MaxLoss, compaction: Event | None, last: Event | None, ed
     return is_lossy(compaction, last)
 
 
-def is_lossy(compaction: Event | None, last: Event | None) -> bool:
+def is_lossy(compaction: Compaction | None, last: Compaction | None) -> bool:
     """True if *compaction* is a new one that drops or clips."""
     return compaction is not None and compaction != last and not LOSSY.isdisjoint(compaction.stages)
 
@@ -198,7 +198,7 @@ def tighter_limit(
     del measured
     target, budget = written.target, view.budget
     reserve = written.lowered_output or budget.reserve
-    if not target.tries or (written.record is None and view.tokens > budget.inside(reserve)):
+    if not target.tries or (written.record is None and view.tokens > budget.beside(reserve)):
         return None
     limit = min(budget.budget, target.limit or budget.window) - excess
     tries = target.tries - 1
@@ -237,7 +237,7 @@ TIGHTER_TARGETS = (tighter_limit, without_default_reserve, without_addition)
 def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:
     """True if the request as the client sent it is below half of the low mark: nothing can have happened to it."""
     budget = measured.budget
-    limit = min(budget.lasting, budget.budget)
+    limit = min(budget.baseline, budget.budget)
     quiet = min(budget.quiet(policy.rules.marks, limit), limit)
     return budget.fixed + measured.counts.history <= quiet and budget.reserve <= budget.window // 2
 
@@ -250,7 +250,7 @@ def provider_compacts(measured: MeasuredRequest) -> bool:
 
 def decided_before(
     measured: MeasuredRequest, policy: Policy, found: LookedUp, target: CompactionTarget
-) -> tuple[Event, int] | None:
+) -> tuple[Compaction, int] | None:
     """What was decided for this very request when it came before, its lowered output figure among it."""
     record, budget = found.record, measured.budget_for(target)
     if record is None or not record.output or not target.is_plain or not _was_compacted_here(found):
@@ -258,12 +258,14 @@ def decided_before(
     if target.lower_output == "never" or record.output >= budget.reserve:
         return None
     schedule = measured.schedule(policy, found.layout, budget)
-    return (record.event, record.output) if schedule.fits(record.event, budget.inside(record.output)) else None
+    return (
+        (record.compaction, record.output) if schedule.fits(record.compaction, budget.beside(record.output)) else None
+    )
 
 
 def choose_compaction(
-    measured: MeasuredRequest, policy: Policy, layout: Layout, last: Event | None, target: CompactionTarget
-) -> tuple[Event | None, int | None]:
+    measured: MeasuredRequest, policy: Policy, layout: Layout, last: Compaction | None, target: CompactionTarget
+) -> tuple[Compaction | None, int | None]:
     """The newest compaction towards *target*, and the output figure if it is lowered so that nothing is lost.
 
     *last* itself if nothing new is due, None if nothing ever was.
@@ -283,21 +285,21 @@ def choose_compaction(
         kinder = relaxed.run(last, demand)
         if relaxed.fits(kinder, budget.budget) and not is_lossy(kinder, last):
             return kinder, None  # nothing has to be lowered for it
-        if not relaxed.fits(kinder, budget.inside(reserve)) or (fits and is_lossy(kinder, last)):
+        if not relaxed.fits(kinder, budget.beside(reserve)) or (fits and is_lossy(kinder, last)):
             continue
-        used = budget.stepped + relaxed.weight(layout.count, kinder)
+        used = budget.quantised_fixed + relaxed.weight(layout.count, kinder)
         return kinder, _room_left(measured, budget, used)
     return compaction, None
 
 
-def _smaller_reserves(measured: MeasuredRequest, budget: Figures) -> list[int]:
+def _smaller_reserves(measured: MeasuredRequest, budget: TokenBudget) -> list[int]:
     """The reserves to try instead of the request's own, larger ones first."""
     least = scaled(measured.parsed.envelope.least, measured.token_ratio)
     half, small = budget.window // 2, min(1024, budget.window // 4)
     return [reserve for reserve in (max(least, half), max(least, small)) if reserve < budget.reserve]
 
 
-def _room_left(measured: MeasuredRequest, budget: Figures, used: int) -> int | None:
+def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int | None:
     """The output figure beside *used* tokens of input; None if that is no less than what was asked for."""
     least = scaled(measured.parsed.envelope.least, measured.token_ratio)
     left = max(1, least, budget.window - used - budget.window // 64)
@@ -318,7 +320,7 @@ def build_view(measured: MeasuredRequest, written: Written) -> CountedView:
     return _compacted(measured, written)
 
 
-def verbatim(measured: MeasuredRequest, layout: Layout | None, budget: Figures | None = None) -> CountedView:
+def verbatim(measured: MeasuredRequest, layout: Layout | None, budget: TokenBudget | None = None) -> CountedView:
     """The client's own bytes, held against *budget* (the request's own by default)."""
     counts = measured.counts
     return CountedView(
@@ -353,8 +355,8 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
     if target.keep_addition and not has_addition:
         budget = _without_addition(budget, measured.addition.tokens)
     tokens = budget.fixed - measured.counts.roles.system + items.tokens
-    last = found.record.event if found.record else None
-    stages = record.event.stages if record else ()
+    last = found.record.compaction if found.record else None
+    stages = record.compaction.stages if record else ()
     used = {
         "tools": measured.tools_json,
         "output": written.lowered_output,
@@ -367,13 +369,13 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
         layout=layout,
         body=splice(parsed.envelope, at, items.content, members),
         tokens=tokens,
-        expected_tokens=expected_tokens(measured, record.event.place if record else -1, tokens),
+        expected_tokens=expected_tokens(measured, record.compaction.place if record else -1, tokens),
         roles=items.kept,
         summary=items.summary,
         edits=Edits(
             record=record,
             previous=found.first,
-            compacted_now=found.wrote or (record is not None and record.event != last),
+            compacted_now=found.wrote or (record is not None and record.compaction != last),
             lowered_output=written.lowered_output,
             tools_shrunk=bool(measured.tools_json),
             addition=has_addition,
@@ -382,17 +384,17 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
     )
 
 
-def _without_addition(budget: Figures, tokens: int) -> Figures:
+def _without_addition(budget: TokenBudget, tokens: int) -> TokenBudget:
     """*budget* without the room that was kept for an addition of *tokens*."""
     return replace(budget, fixed=budget.fixed - tokens) if tokens else budget
 
 
-def _items_of(measured: MeasuredRequest, layout: Layout, record: Record | None, note: str) -> View:
+def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecord | None, note: str) -> View:
     """The items of the view, with *note* at the end of the block."""
     if record is None:
         scan, roles = measured.parsed.scan, measured.counts.roles
         return View(measured.parsed.body[scan.start : scan.end], roles.system + roles.history, roles)
-    return assemble(measured.original(layout), record.event, record.block_with(note), record.edits, measured.count)
+    return assemble(measured.original(layout), record.compaction, record.block_with(note), record.edits, measured.count)
 
 
 def tools_member(measured: MeasuredRequest) -> str:
@@ -439,7 +441,7 @@ def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> Counted
 
 def _excess(view: CountedView, reserve: int) -> int:
     """Tokens by which *view* is too large beside an answer of *reserve*."""
-    return scaled(view.expected_tokens, view.measured.token_ratio) - view.budget.inside(reserve)
+    return scaled(view.expected_tokens, view.measured.token_ratio) - view.budget.beside(reserve)
 
 
 def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> CountedView | None:
@@ -447,16 +449,16 @@ def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> 
     measured, rules = view.measured, policy.rules
     items, count = measured.parsed.items, layout.count
     pairs = list(pairs_of(items, 0, count)) if rules.mild.prune else []
-    pen = Pen(measured.count, policy.tools)
+    pen = RenderOptions(measured.count, policy.tools)
     over = _excess(view, reserve)
     for _ in range(PRUNE_ATTEMPTS):
         placeholders = oldest(pairs, items, over)
         if placeholders is None:
             return None
-        compaction = Event(count, 0, 0, swaps=placeholders, stages=("prune",))
+        compaction = Compaction(count, 0, 0, swaps=placeholders, stages=("prune",))
         block, edits = write(measured.original(layout), compaction, pen)
         budget = view.budget
-        record = Record(VERSION, compaction, block, edits, budget.window, budget.reserve, budget.fixed)
+        record = CompactionRecord(VERSION, compaction, block, edits, budget.window, budget.reserve, budget.fixed)
         smaller = _with_reserve(view, layout, record, reserve)
         excess = _excess(smaller, reserve)
         if excess <= 0:
@@ -465,7 +467,7 @@ def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> 
     return None
 
 
-def _with_reserve(view: CountedView, layout: Layout, record: Record | None, reserve: int) -> CountedView:
+def _with_reserve(view: CountedView, layout: Layout, record: CompactionRecord | None, reserve: int) -> CountedView:
     """The view of *record* with an output figure of at least *reserve* tokens, if that is less than was asked for."""
     measured, budget = view.measured, view.budget
     unshrunk = replace(measured, budget=budget, tools_json="")
@@ -489,7 +491,7 @@ def guessed_tokens(view: CountedView) -> int:
     items, record = view.measured.parsed.items, view.edits.record
     if record is None:
         return sum(item.guess for item in items)
-    shown = {*record.event.anchors, *range(record.event.cut, len(items))}
+    shown = {*record.compaction.anchors, *range(record.compaction.cut, len(items))}
     return sum(items[index].guess for index in shown)
 
 
@@ -517,7 +519,7 @@ def refusal(view: CountedView, reserve: int) -> ContextTooLong:
     return ContextTooLong(
         tokens=int(view.tokens * ratio),
         limit=measured.known.window or int(budget.window * ratio),
-        reserve=int((budget.window - budget.inside(reserve)) * ratio),
+        reserve=int((budget.window - budget.beside(reserve)) * ratio),
         largest=largest,
         largest_tokens=int(parts[largest] * ratio),
     )

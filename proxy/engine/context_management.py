@@ -10,7 +10,7 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import reserve
 from proxy.core.compression.clearing import Wishes, cleared, edited, wishes
 from proxy.core.conversation import messages
-from proxy.core.conversation.outline import Outline
+from proxy.core.conversation.outline import Envelope
 from proxy.core.conversation.scan import decode
 from proxy.core.request import Request
 from proxy.engine.reading import Reader, Reading
@@ -52,7 +52,7 @@ class Managing:
         return replace(request, body=body, options=replace(request.options, window=_window(request, outline, wanted)))
 
 
-def _window(request: Request, outline: Outline, wanted: Wishes) -> int | None:
+def _window(request: Request, outline: Envelope, wanted: Wishes) -> int | None:
     """The window that holds for *request*, in the provider's tokens; ``None`` where nobody made it smaller."""
     limits = [] if request.options.window is None else [request.options.window]
     if wanted.compact_from is not None:
@@ -73,7 +73,7 @@ def _edited(reading: Reading, wanted: Wishes) -> bytes:
     return _without(reading.outline, len(body[: scan.start].decode()), items)
 
 
-def _without(outline: Outline, at: int, items: bytes) -> bytes:
+def _without(outline: Envelope, at: int, items: bytes) -> bytes:
     """The body of *outline* with *items* at character *at*, and without the member that asked for edits."""
     text, gone = outline.text, outline.fields[MEMBER]
     before = [field.end for field in outline.fields.values() if field.end < gone.start]

@@ -10,7 +10,7 @@ from cachetools import LRUCache
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.compression.fresh import capped
-from proxy.core.compression.record import Record
+from proxy.core.compression.record import CompactionRecord
 from proxy.core.compression.truncate import Truncate
 from proxy.core.conversation.compaction import client_of
 from proxy.core.conversation.scan import scan
@@ -63,7 +63,7 @@ class Fitter:
         reader: Reader,
         recorder: Recorder,
         policy: Policy,
-        records: MutableMapping[tuple[str, bytes], Record],
+        records: MutableMapping[tuple[str, bytes], CompactionRecord],
         asked: MutableMapping[tuple[str, bytes], bool],
         tools: MutableMapping[tuple[bytes, str, str, int], tuple[str, int]],
         lessons: LearnedRoutes,
@@ -106,7 +106,7 @@ class Fitter:
         low = self._lows.get(name)
         if low is None:
             figures = self._policy.budget(route, window, None, 0, 1.0)
-            low = self._lows[name] = figures.low(self._policy.rules.marks, min(budget, figures.lasting))
+            low = self._lows[name] = figures.low(self._policy.rules.marks, min(budget, figures.baseline))
         return low
 
     def locate(self, request: Request) -> Located:
@@ -219,7 +219,7 @@ def _sent(view: CountedView) -> Sent | None:
         measured.request.tenant,
         view.tokens,
         measured.prefix_hashes[-1] if measured.prefix_hashes else b"",
-        record.event.place if record else -1,
+        record.compaction.place if record else -1,
         plain=not measured.counts.roles.media,
         output=output,
     )

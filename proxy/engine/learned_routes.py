@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 
 from proxy.core.budget import beliefs
-from proxy.core.budget.beliefs import NOTHING, Belief
+from proxy.core.budget.beliefs import NOTHING, LearnedWindow
 from proxy.core.budget.calibration import Calibration, is_credible, is_truncated, learn, prior
 from proxy.core.budget.catalogue import Route
 from proxy.core.decisions import UsageAnchor
@@ -52,7 +52,7 @@ class LearnedRoute(msgspec.Struct, frozen=True):
     """What is known of a route for one tenant: what it taught of its window, and its calibration."""
 
     calibration: Calibration
-    belief: Belief = NOTHING
+    belief: LearnedWindow = NOTHING
 
     @property
     def window(self) -> int | None:
@@ -262,7 +262,7 @@ class LearnedRoutes:
         return held
 
 
-def believed(route: Route, belief: Belief, now: float) -> int | None:
+def believed(route: Route, belief: LearnedWindow, now: float) -> int | None:
     """The window of *route* given what traffic taught, never above a configured one; ``None`` where nobody knows."""
     window = route.after(beliefs.fresh(belief, now), belief.beside)
     lower = beliefs.level(belief, now)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
 from proxy.core.budget.figures import input_room, reserve
 from proxy.core.conversation.identity import name_of
-from proxy.core.conversation.outline import Outline
+from proxy.core.conversation.outline import Envelope
 from proxy.core.decisions import CompactionTarget
 from proxy.core.overflow.policy import MaxLoss, first_max_loss
 from proxy.core.report import Report
@@ -96,7 +96,7 @@ class Planner:
     ) -> Plan:
         """The plan for *request* and the model it names, as far as *max_loss* (its policy's, if none) allows."""
         head = read_head(request.api, request.body)
-        about: Head | Outline = head or (await self._fitter.located(request)).outline
+        about: Head | Envelope = head or (await self._fitter.located(request)).outline
         route, mode = self._route(request, about.model), self._mode_of(request)
         known = await self._lessons.of(route, request.tenant)
         if mode == "on" and (smaller := await self._fitter.capped(request)) is not request:
@@ -130,7 +130,7 @@ class Planner:
     def _uncounted(
         self,
         request: Request,
-        about: Head | Outline,
+        about: Head | Envelope,
         route: Route,
         known: CachedRoute,
         mode: Mode,
@@ -144,7 +144,7 @@ class Planner:
             report = self._report(request, about, route, known, window)
             reason = "off" if mode == "off" else "unknown-window"
             return Plan(request.body, report.but(reason=reason, window=None), route, sent=sent)
-        if isinstance(about, Outline) or request.options.compact_now or counted:
+        if isinstance(about, Envelope) or request.options.compact_now or counted:
             return None
         reserved = reserve(about.requested, route.max_output, window)
         budget = input_room(window, reserved, route.max_input)
@@ -157,7 +157,7 @@ class Planner:
         )
 
     def _report(
-        self, request: Request, about: Head | Outline, route: Route, known: CachedRoute, window: int | None
+        self, request: Request, about: Head | Envelope, route: Route, known: CachedRoute, window: int | None
     ) -> Report:
         """What is known of a request before it is counted."""
         options = request.options

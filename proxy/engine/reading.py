@@ -15,7 +15,7 @@ from proxy.core.conversation.chain import chain
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.facts import facts_of
 from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
-from proxy.core.conversation.outline import SYSTEM, TOOLS, Outline, read_outline
+from proxy.core.conversation.outline import SYSTEM, TOOLS, Envelope, read_outline
 from proxy.core.conversation.scan import MOST_ITEMS, Scan, Span, extend, scan
 from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
 from proxy.core.conversation.written import read_calls, read_result, settled
@@ -45,7 +45,7 @@ class Reading:
     body: bytes
     scan: Scan
     items: tuple[Item, ...]
-    outline: Outline
+    outline: Envelope
     sizes: dict[str, int]
     fixed: int
     totals: Totals
@@ -120,7 +120,7 @@ class Located:
 
     body: bytes
     scan: Scan
-    outline: Outline
+    outline: Envelope
     known: CachedPrefix | None
     memo: PrefixHasher | None
 
@@ -137,7 +137,7 @@ class Reader:
         self,
         counter: Counter,
         items: MutableMapping[bytes, Item],
-        outlines: MutableMapping[bytes, Outline],
+        outlines: MutableMapping[bytes, Envelope],
         sizes: MutableMapping[bytes, int],
         prefixes: MutableMapping[bytes, CachedPrefix],
         tools: ToolMap = NO_TOOLS,

@@ -6,7 +6,7 @@ import msgspec
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.tools import FRAME, PARALLEL, reads_declarations
-from proxy.core.conversation.outline import Outline
+from proxy.core.conversation.outline import Envelope
 from proxy.core.decisions import NO_ADDITION, Addition
 from proxy.core.recall.tool import MENTION, added, declaration, may_offer
 from proxy.engine.reading import Reader
@@ -15,7 +15,7 @@ PART = 16
 """The tool may take one token in so many of the window."""
 
 
-def tokens(reader: Reader, api: str, outline: Outline, route: Route, window: int) -> int:
+def tokens(reader: Reader, api: str, outline: Envelope, route: Route, window: int) -> int:
     """Tokens that the tool adds to a request with this *outline*; zero where it may not be offered."""
     if not may_offer(api, outline):
         return 0
@@ -26,7 +26,7 @@ def tokens(reader: Reader, api: str, outline: Outline, route: Route, window: int
     return own if own * PART <= window else 0
 
 
-def addition(api: str, outline: Outline, smaller: str, tokens: int) -> Addition:
+def addition(api: str, outline: Envelope, smaller: str, tokens: int) -> Addition:
     """The tool behind the client's own, or behind those made *smaller*, and the note on it; nothing for no *tokens*."""
     if not tokens:
         return NO_ADDITION

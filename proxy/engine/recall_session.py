@@ -195,7 +195,7 @@ class Turn:
         taken = int(((plan.tokens or 0) + self._weight(self._behind)) * factor)
         if plan is self._plan and self._measured is not None:
             taken = max(self._measured, int(taken * BELIEVED))
-        inside = int(figures.inside(plan.output or figures.reserve) * factor)
+        inside = int(figures.beside(plan.output or figures.reserve) * factor)
         return int((inside - taken) / max(1.0, factor)) - self._weight(new) - figures.window // MARGIN
 
     def _pieces(self) -> list[Piece]:
@@ -210,7 +210,9 @@ class Turn:
         same = len(sent) == len(raws)
         hidden = {i for i, raw in enumerate(raws) if not same or sent[i] != raw}
         if record is not None:
-            hidden |= {i for i in range(record.event.cut) if i not in record.event.anchors} | record.edits.keys()
+            hidden |= {
+                i for i in range(record.compaction.cut) if i not in record.compaction.anchors
+            } | record.edits.keys()
         callers: dict[str, str] = {}
         pieces: list[Piece] = []
         for at, raw in enumerate(raws):

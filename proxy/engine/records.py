@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from cachetools import LRUCache
 
-from proxy.core.compression.event import Demand, Event
-from proxy.core.compression.record import VERSION, Record, dump, load
-from proxy.core.compression.view import Pen, Raw, same_block, write
+from proxy.core.compression.event import Compaction, Demand
+from proxy.core.compression.record import VERSION, CompactionRecord, dump, load
+from proxy.core.compression.view import OriginalItems, RenderOptions, same_block, write
 from proxy.core.conversation.items import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, Written
 from proxy.core.planner import provider_compacts
@@ -41,7 +41,7 @@ class CompactionRecords:
         reader: Reader,
         recorder: Recorder,
         policy: Policy,
-        records: MutableMapping[tuple[str, bytes], Record],
+        records: MutableMapping[tuple[str, bytes], CompactionRecord],
         asked: MutableMapping[tuple[str, bytes], bool],
         summaries: Summaries | None,
     ) -> None:
@@ -60,7 +60,7 @@ class CompactionRecords:
         """
         layout = await offload(_load(measured), measured.lay_out)
         record = await self.newest(measured, layout)
-        first = record.event if record else None
+        first = record.compaction if record else None
         if measured.target.dry_run or (record is None and self._is_left_to_provider(measured)):
             return LookedUp(layout, record, first=first)
         requested = await self._recorder.take(measured.request.tenant, measured.root_hash(layout))
@@ -70,7 +70,7 @@ class CompactionRecords:
     def _is_left_to_provider(measured: MeasuredRequest) -> bool:
         return measured.target.is_plain and not measured.tools_json and provider_compacts(measured)
 
-    async def newest(self, measured: MeasuredRequest, layout: Layout) -> Record | None:
+    async def newest(self, measured: MeasuredRequest, layout: Layout) -> CompactionRecord | None:
         """The newest event record on this chain: from memory, unless the store has a newer one.
 
         The store is asked for the places since the newest one it was asked for before, that one included: what other
@@ -80,7 +80,7 @@ class CompactionRecords:
         route, count = measured.route.name, len(links)
         places = [place for place in layout.places[-MAX_PLACES:] if 0 < place < count]
         newer: list[tuple[str, bytes]] = []
-        known: Record | None = None
+        known: CompactionRecord | None = None
         asked = False
         at = [*places, count][::-1] if count else []
         for place in at:
@@ -96,7 +96,7 @@ class CompactionRecords:
             root = measured.root_hash(layout)
             found = await self._recorder.newest(measured.request.tenant, root, route, [link for _, link in newer])
             record = load(found[1], count) if found else None
-            if found and record and record.event.place == at[found[0]]:
+            if found and record and record.compaction.place == at[found[0]]:
                 self._records[newer[found[0]]] = record
                 return record
             if self._recorder.reachable():
@@ -111,15 +111,15 @@ class CompactionRecords:
         found, target, compaction = need.found, need.target, need.compaction
         layout, before, budget = found.layout, found.record, measured.budget_for(target)
         original = measured.original(layout)
-        if before is not None and same_block(compaction, before.event):
+        if before is not None and same_block(compaction, before.compaction):
             # Its block stays, and with it the summary that is in it.
             summary = Summary("", before.upto, before.spent, before.by)
         else:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
         count = self._reader.count(measured.route.encoding, measured.route.model)
-        pen = Pen(count, self._policy.tools)
+        pen = RenderOptions(count, self._policy.tools)
         block, edits = await offload(_load(measured), write, original, compaction, pen, before, summary.text)
-        record = Record(
+        record = CompactionRecord(
             VERSION,
             compaction,
             block,
@@ -136,17 +136,17 @@ class CompactionRecords:
             record = await self._saved(measured, need, record)
         return Written(found, target, record, record.output or need.lowered_output)
 
-    async def _saved(self, measured: MeasuredRequest, need: NeedBlock, record: Record) -> Record:
+    async def _saved(self, measured: MeasuredRequest, need: NeedBlock, record: CompactionRecord) -> CompactionRecord:
         """*record* once it is stored, or another replica's at this boundary, if that fits too."""
-        layout, target, boundary = need.found.layout, need.target, record.event.place
+        layout, target, boundary = need.found.layout, need.target, record.compaction.place
         hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.route.name
         name, root = hashes[boundary - 1], measured.root_hash(layout)
         stored = await self._recorder.fix(tenant, root, route, name, dump(record), supersede=target.replaces)
         theirs = load(stored, len(hashes))
-        if theirs is not None and theirs.event.place == boundary:
+        if theirs is not None and theirs.compaction.place == boundary:
             budget = measured.budget_for(target)
             if measured.schedule(self._policy, layout, budget).fits(
-                theirs.event, budget.inside(theirs.output or budget.reserve)
+                theirs.compaction, budget.beside(theirs.output or budget.reserve)
             ):
                 record = theirs
         self._records[route, name] = record
@@ -160,7 +160,7 @@ class CompactionRecords:
         compaction, target, before = need.compaction, need.target, need.found.record
         if self._summaries is None or not compaction.text or not self._recorder.reachable():
             return None
-        passage = self._passage(measured, need.found.layout, compaction.cut, before.event if before else None)
+        passage = self._passage(measured, need.found.layout, compaction.cut, before.compaction if before else None)
         if passage is None:
             return None
         waits = (
@@ -174,7 +174,7 @@ class CompactionRecords:
         most = min(compaction.text // 2, passage.cap + passage.cap // 4)
         return found if found is not None and measured.count(found.text) <= most else None
 
-    async def summed_up(self, measured: MeasuredRequest) -> tuple[Summary, Raw] | None:
+    async def summed_up(self, measured: MeasuredRequest) -> tuple[Summary, OriginalItems] | None:
         """What a model wrote of the longest prefix of a measured conversation, if it is there, and its items."""
         if self._summaries is None or not self._recorder.reachable():
             return None
@@ -207,10 +207,10 @@ class CompactionRecords:
         measured, summaries = view.measured, self._summaries
         assert summaries is not None
         budget, marks, hashes = measured.budget, self._policy.rules.marks, measured.prefix_hashes
-        last = view.edits.record.event if view.edits.record else None
+        last = view.edits.record.compaction if view.edits.record else None
         schedule = measured.schedule(self._policy, layout, budget)
-        weight = budget.stepped + schedule.weight(layout.count, last)
-        if weight <= budget.soft(marks, budget.lasting):
+        weight = budget.quantised_fixed + schedule.weight(layout.count, last)
+        if weight <= budget.soft(marks, budget.baseline):
             return
         since = hashes[last.place - 1] if last else measured.root_hash(layout)
         name = measured.route.name, since
@@ -219,14 +219,14 @@ class CompactionRecords:
         wanted = schedule.run(last, Demand(force=True))
         if wanted is None or not wanted.text or wanted.cut <= (last.cut if last else 0):
             # What does without a fold needs no summary; nor will it with the next few messages.
-            self._spared[name] = weight + budget.lasting // ASKED_AGAIN
+            self._spared[name] = weight + budget.baseline // ASKED_AGAIN
             return
         passage = self._passage(measured, layout, wanted.cut, last)
         if passage is not None:
             summaries.prepare(passage)
 
     def _passage(
-        self, measured: MeasuredRequest, layout: Layout, cut: int, last: Event | None
+        self, measured: MeasuredRequest, layout: Layout, cut: int, last: Compaction | None
     ) -> SummaryRequest | None:
         name = (measured.route.name, measured.prefix_hashes[last.place - 1]) if last else None
         record = self._records.get(name) if name else None

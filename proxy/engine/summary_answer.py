@@ -15,10 +15,10 @@ from proxy.core.budget.figures import Shares
 from proxy.core.compression.clip import clip
 from proxy.core.compression.fold import Folded, render
 from proxy.core.compression.schedule import NOTE
-from proxy.core.compression.view import Raw
+from proxy.core.compression.view import OriginalItems
 from proxy.core.conversation import plain
 from proxy.core.conversation.compaction import without_prompt
-from proxy.core.conversation.outline import Outline
+from proxy.core.conversation.outline import Envelope
 from proxy.core.decisions import MeasuredRequest
 from proxy.core.report import SERVED, Report
 from proxy.core.request import Request
@@ -83,7 +83,7 @@ class ClientCompaction:
             return report, plain.streamed(request.api, said), STREAM
         return report, plain.whole(request.api, said), JSON
 
-    def _text(self, measured: MeasuredRequest, raw: Raw, summary: Summary) -> str:
+    def _text(self, measured: MeasuredRequest, raw: OriginalItems, summary: Summary) -> str:
         """The summary, and what it does not tell: the user's words, and what came after it."""
         count = self._reader.count(measured.route.encoding, measured.route.model)
         figures, shares, items = measured.budget, self._shares, raw.items
@@ -102,7 +102,7 @@ class ClientCompaction:
         return _encodable(render(folded, words + text + NOTE, text, count, summary.text))
 
 
-def _wants_text(outline: Outline) -> bool:
+def _wants_text(outline: Envelope) -> bool:
     """Whether one plain text is all that the request can mean: no second choice, no form, no call it insists on."""
     if _member(outline, "n") not in (None, 1) or _member(outline, "logprobs"):
         return False
@@ -117,7 +117,7 @@ def _wants_text(outline: Outline) -> bool:
     return named in (None, "auto", "none")
 
 
-def _wants_usage(outline: Outline) -> bool:
+def _wants_usage(outline: Envelope) -> bool:
     options = _member(outline, "stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
 
@@ -126,7 +126,7 @@ def _format(text: object) -> object:
     return text.get("format") if isinstance(text, dict) else None
 
 
-def _member(outline: Outline, key: str) -> object:
+def _member(outline: Envelope, key: str) -> object:
     found: object = json.loads(outline.value(key)) if key in outline.fields else None
     return found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 
 from proxy.core.budget.figures import stepped
-from proxy.core.compression.record import Record
-from proxy.core.compression.view import Raw, View, assemble
+from proxy.core.compression.record import CompactionRecord
+from proxy.core.compression.view import OriginalItems, View, assemble
 from proxy.core.conversation.items import Layout, lay_out
 from proxy.core.conversation.outline import splice
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
@@ -20,7 +20,7 @@ MOST_SUMMARY = 8_192
 
 
 def summary_request_of(
-    measured: MeasuredRequest, layout: Layout, cut: int, record: Record | None, share: float
+    measured: MeasuredRequest, layout: Layout, cut: int, record: CompactionRecord | None, share: float
 ) -> SummaryRequest | None:
     """The first *cut* items, to be summed up; None if the window leaves a summary no room.
 
@@ -28,7 +28,7 @@ def summary_request_of(
     """
     budget, hashes, ratio = measured.budget, measured.prefix_hashes, measured.token_ratio
     original, root = measured.original(layout), measured.root_hash(layout)
-    step = stepped(min(MOST_SUMMARY, int(share * ratio * budget.lasting)))
+    step = stepped(min(MOST_SUMMARY, int(share * ratio * budget.baseline)))
     cap = int(step / max(1.0, ratio))
     if cap < LEAST_SUMMARY or not cut:
         return None
@@ -36,9 +36,9 @@ def summary_request_of(
         request=measured.request,
         route=measured.route,
         root=root,
-        since=hashes[record.event.place - 1] if record else root,
+        since=hashes[record.compaction.place - 1] if record else root,
         cuts=tuple(Cut(at, hashes[at - 1], layout.sums[at]) for at in layout.cuts if 0 < at <= cut),
-        covered=record.event.cut if record else 0,
+        covered=record.compaction.cut if record else 0,
         cap=cap,
         step=step,
         head=_head(measured, layout),
@@ -57,16 +57,16 @@ def _head(measured: MeasuredRequest, layout: Layout) -> bytes:
     return hashlib.sha256(b"\0".join(parts)).digest()[:8]
 
 
-def _warm(measured: MeasuredRequest, whole: Raw, record: Record | None, length: int) -> Warm:
+def _warm(measured: MeasuredRequest, whole: OriginalItems, record: CompactionRecord | None, length: int) -> Warm:
     """The prompt of the first *length* items as they last went upstream, which the provider's cache may have."""
     spans, items, envelope = whole.spans[:length], whole.items[:length], measured.parsed.envelope
-    raw = Raw(whole.body, spans, items, lay_out(items), whole.dialect)
+    raw = OriginalItems(whole.body, spans, items, lay_out(items), whole.dialect)
     addition = measured.addition if record is not None else NO_ADDITION
     if record is None:
         view = View(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
     else:
         edits = {i: value for i, value in record.edits.items() if i < length}
-        view = assemble(raw, record.event, record.block_with(addition.note), edits, measured.count)
+        view = assemble(raw, record.compaction, record.block_with(addition.note), edits, measured.count)
     text = envelope.text
     if addition.tokens:
         text = splice(envelope, 0, b"", {"tools": addition.tools}).decode()

@@ -6,9 +6,9 @@ from collections.abc import MutableMapping
 from dataclasses import replace
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import Figures
+from proxy.core.budget.figures import TokenBudget
 from proxy.core.compression.tools import shrink
-from proxy.core.conversation.outline import TOOLS, Outline
+from proxy.core.conversation.outline import TOOLS, Envelope
 from proxy.core.decisions import Policy, TokenCounts
 from proxy.engine.reading import Reader
 
@@ -24,8 +24,8 @@ class ToolRoom:
         self._tools = tools
 
     def shrunk(
-        self, tenant: bytes, route: Route, envelope: Outline, counts: TokenCounts, budget: Figures
-    ) -> tuple[str, Figures]:
+        self, tenant: bytes, route: Route, envelope: Envelope, counts: TokenCounts, budget: TokenBudget
+    ) -> tuple[str, TokenBudget]:
         """The tools array made smaller if the tools leave hardly any room, and *budget* with it; the same every time.
 
         The array is empty if it stays as it is.
@@ -50,13 +50,13 @@ class ToolRoom:
             return "", budget
         return smaller, replace(budget, fixed=others + tokens)
 
-    def _target(self, counts: TokenCounts, budget: Figures, others: int) -> int | None:
+    def _target(self, counts: TokenCounts, budget: TokenBudget, others: int) -> int | None:
         """What the tools should come down to beside *others* that are fixed, if they should."""
         rules = self._policy.rules
         targets = []
-        if (budget.lasting - budget.fixed) * 4 < budget.lasting:
-            targets.append(max(0, budget.lasting * 3 // 4 - others))
-        over = budget.stepped + counts.history > budget.mark(rules.marks.high, budget.lasting)
+        if (budget.baseline - budget.fixed) * 4 < budget.baseline:
+            targets.append(max(0, budget.baseline * 3 // 4 - others))
+        over = budget.quantised_fixed + counts.history > budget.mark(rules.marks.high, budget.baseline)
         if rules.allocation is not None and over:
             # In steps, as the fixed part is: a clock in the system text must not word the tools anew.
             step = max(1, budget.window // 64)

@@ -33,7 +33,7 @@ def report_of(policy: Policy, view: CountedView, report: Report) -> Report:
     return report.but(
         regions=scaled_up(by_region, ratio),
         borrowed=scaled_up(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
-        budget=int(max(0, budget.inside(view.edits.lowered_output or budget.reserve)) * ratio),
+        budget=int(max(0, budget.beside(view.edits.lowered_output or budget.reserve)) * ratio),
         tokens_before=before,
         tokens_after=view.expected_tokens,
         conversation=base64.urlsafe_b64encode(root[:12]).decode(),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from proxy.core.compression.event import Event
+from proxy.core.compression.event import Compaction
 from proxy.core.conversation.pages import ITEM, Entry, dump, ref_of
 from proxy.core.decisions import CountedView
 from proxy.engine.ports import Clock, Originals
@@ -68,7 +68,7 @@ class Archive:
         self._bytes = 0
         self._writing: asyncio.Task[None] | None = None
 
-    def keep(self, view: CountedView, root: bytes, event: Event) -> str:
+    def keep(self, view: CountedView, root: bytes, event: Compaction) -> str:
         """Keep what *event* took out of the conversation's last view; the reference of the list of it.
 
         Empty where nothing went, where too much waits already, or where the store failed a moment ago.
@@ -139,7 +139,7 @@ class Archive:
         self._waiting.clear()
 
 
-def left_by(event: Event, before: Event | None, roles: Sequence[str]) -> list[int]:
+def left_by(event: Compaction, before: Compaction | None, roles: Sequence[str]) -> list[int]:
     """The items that *event* took out of the view, or a part of them, which *before* had left in it."""
     since = before.cut if before else 0
     stayed = set(before.anchors) if before else set()
@@ -148,5 +148,5 @@ def left_by(event: Event, before: Event | None, roles: Sequence[str]) -> list[in
     return sorted({i for i in folded if i >= since or i in stayed} | shortened)
 
 
-def _shortened(event: Event) -> set[int]:
+def _shortened(event: Compaction) -> set[int]:
     return {swap.index for swap in event.swaps} | {index for index, _ in (*event.trims, *event.clips)}

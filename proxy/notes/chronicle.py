@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 
-from proxy.core.compression.event import Event
-from proxy.core.compression.record import Record
+from proxy.core.compression.event import Compaction
+from proxy.core.compression.record import CompactionRecord
 from proxy.core.conversation.items import Layout
 from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
 from proxy.core.decisions import CountedView
@@ -56,7 +56,7 @@ class Chronicle:
         last = _last(report, view, view.layout, int(now))
         self._register.note(request.tenant, root, name_of(last), dump(last), lasting=lasting)
         if fresh and record is not None:
-            archive = self._archive.keep(view, root, record.event) if self._archive else ""
+            archive = self._archive.keep(view, root, record.compaction) if self._archive else ""
             event = _event(report, view, view.layout, record, int(now), archive)
             self._register.note(request.tenant, root, name_of(event), dump(event), lasting=True)
 
@@ -71,7 +71,7 @@ class Chronicle:
 
 
 def _last(report: Report, view: CountedView, layout: Layout, now: int) -> LastNote:
-    place = view.edits.record.event.place if view.edits.record else 0
+    place = view.edits.record.compaction.place if view.edits.record else 0
     return LastNote(
         version=VERSION,
         made=now,
@@ -91,8 +91,10 @@ def _last(report: Report, view: CountedView, layout: Layout, now: int) -> LastNo
     )
 
 
-def _event(report: Report, view: CountedView, layout: Layout, record: Record, now: int, archive: str) -> EventNote:
-    measured, event, previous = view.measured, record.event, view.edits.previous
+def _event(
+    report: Report, view: CountedView, layout: Layout, record: CompactionRecord, now: int, archive: str
+) -> EventNote:
+    measured, event, previous = view.measured, record.compaction, view.edits.previous
     factor = measured.token_ratio
     kept = sum(measured.parsed.items[i].tokens for i in event.anchors)
     return EventNote(
@@ -116,7 +118,7 @@ def _event(report: Report, view: CountedView, layout: Layout, record: Record, no
     )
 
 
-def _shortened(event: Event) -> set[int]:
+def _shortened(event: Compaction) -> set[int]:
     """The items that stand in the view of *event* with less than they said."""
     swapped = {swap.index for swap in event.swaps}
     return swapped | {index for index, _ in (*event.trims, *event.clips)}

@@ -62,8 +62,10 @@ class ReplyObserver:
         """What goes to the client for *chunk*: *chunk* itself, or what is left of it without the usage."""
         if not self.watches or self._tap is None:
             return chunk
-        pending = self._hider.pending if self._hider is not None else b""
+        pending: bytes | None = None
         try:
+            if self._hider is not None:
+                pending = self._hider.pending  # what a fault in the middle of its work must not lose
             self._tap.feed(chunk)
             if self._ending is not None:
                 self._ending.feed(chunk)
@@ -72,7 +74,7 @@ class ReplyObserver:
             return self._hider.feed(chunk) if self._hider is not None else chunk
         except Exception as fault:  # noqa: BLE001 - whatever watches an answer must not cost it
             self._turn_off(fault)
-            return pending + chunk
+            return (self._withheld() if pending is None else pending) + chunk
 
     def rest(self) -> bytes:
         """What is left when the answer ends."""

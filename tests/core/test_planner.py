@@ -118,7 +118,7 @@ def test_a_record_that_still_does_is_used_again() -> None:
     assert isinstance(need, NeedBlock)
     record = written(request, need).record
     longer = measured([*LONG, *agent_session(1, 50)[2:]])
-    found = LookedUp(longer.lay_out(), record, first=record.event if record else None)
+    found = LookedUp(longer.lay_out(), record, first=record.compaction if record else None)
     decision = decide(longer, PLANNING, found)
     assert isinstance(decision, Forward)
     assert decision.view.edits.record is record
@@ -213,7 +213,7 @@ def test_every_way_ends_in_a_view_that_fits_or_a_refusal(
     assert not isinstance(final, TooLossy)
     if isinstance(final, Forward):
         reserve = final.view.edits.lowered_output or final.view.budget.reserve
-        assert final.view.expected_tokens <= final.view.budget.inside(reserve) * ratio + ratio
+        assert final.view.expected_tokens <= final.view.budget.beside(reserve) * ratio + ratio
 
 
 def test_a_policy_without_stages_refuses_or_forwards() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from proxy.core.compression.event import Event
-from proxy.core.compression.record import Record
+from proxy.core.compression.event import Compaction
+from proxy.core.compression.record import CompactionRecord
 from proxy.core.recall.tool import MENTION, NAME
 from proxy.engine.plans import Plan
 from proxy.engine.recall_offer import PART
@@ -118,7 +118,7 @@ async def test_no_request_is_refused_for_want_of_room_for_the_tool() -> None:
 
 def test_a_block_mentions_it_only_where_it_is_offered() -> None:
     """No mention without the tool, and none without a block."""
-    record = Record(1, Event(1, 1, 1), "block", {}, 1, 1, 1)
+    record = CompactionRecord(1, Compaction(1, 1, 1), "block", {}, 1, 1, 1)
     assert record.block_with(MENTION).endswith(MENTION)
     assert record.block_with("") == "block"
     assert structs.replace(record, block="").block_with(MENTION) == ""

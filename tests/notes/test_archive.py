@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.compression.event import Event
-from proxy.core.compression.swap import Swap
+from proxy.core.compression.event import Compaction
+from proxy.core.compression.swap import Placeholder
 from proxy.core.conversation.pages import load, parts_of
 from proxy.engine.plans import Plan
 from proxy.notes.archive import REST, Archive, Terms, left_by
@@ -70,7 +70,7 @@ class House:
         assert plan.view.layout is not None
         assert plan.view.edits.record is not None
         root = plan.view.measured.root_hash(plan.view.layout)
-        return self.archive.keep(plan.view, root, plan.view.edits.record.event)
+        return self.archive.keep(plan.view, root, plan.view.edits.record.compaction)
 
 
 async def plans(rounds: int) -> list[tuple[bytes, Plan]]:
@@ -175,11 +175,11 @@ def test_what_left_is_what_no_view_had_taken_before(
     """What the first event took and what the second one took, together, are all that is not whole in the last view."""
     first, second = sorted((first, second))
     roles = ["system", *["user"] * 11]
-    one = Event(12, first, 10, anchors=tuple(sorted(i for i in early if i < first)))
-    two = Event(
+    one = Compaction(12, first, 10, anchors=tuple(sorted(i for i in early if i < first)))
+    two = Compaction(
         12, second, 10, anchors=tuple(sorted(i for i in late if i < second and i in (*one.anchors, *range(first, 12))))
     )
-    two = replace(two, swaps=tuple(Swap(i, "old") for i in sorted(shortened) if i >= second))
+    two = replace(two, swaps=tuple(Placeholder(i, "old") for i in sorted(shortened) if i >= second))
     gone = {i for i in range(1, second) if i not in two.anchors} | {swap.index for swap in two.swaps}
     took = [left_by(one, None, roles), left_by(two, one, roles)]
     assert set(took[0]) | set(took[1]) == gone | set(took[0])

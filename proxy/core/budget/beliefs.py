@@ -41,7 +41,7 @@ NEAR = 0.02
 """A cut this little under a power of two shows a window by itself: nobody sets another one by chance."""
 
 
-class Belief(msgspec.Struct, frozen=True):
+class LearnedWindow(msgspec.Struct, frozen=True):
     """What is believed. ``stated`` came from an error, ``lowered`` was worked out; each with when.
 
     ``beside`` is what the server told of its window when an error contradicted it. ``refused`` is when it last refused
@@ -57,7 +57,7 @@ class Belief(msgspec.Struct, frozen=True):
     cut: int = 0
 
 
-NOTHING = Belief()
+NOTHING = LearnedWindow()
 
 
 def plausible(limit: int, weight: int | None, output: int) -> bool:
@@ -67,12 +67,12 @@ def plausible(limit: int, weight: int | None, output: int) -> bool:
     return weight is None or limit <= HIGHEST * weight + output
 
 
-def fresh(belief: Belief, now: float) -> int | None:
+def fresh(belief: LearnedWindow, now: float) -> int | None:
     """The stated limit while it holds."""
     return belief.stated if now - belief.stated_at < STATED_SECONDS else None
 
 
-def level(belief: Belief, now: float) -> int | None:
+def level(belief: LearnedWindow, now: float) -> int | None:
     """The window that was worked out, a step larger for each while without a refusal; ``None`` when forgotten."""
     if belief.lowered is None:
         return None
@@ -80,7 +80,7 @@ def level(belief: Belief, now: float) -> int | None:
     return None if steps > MOST_STEPS else int(belief.lowered * STEP_UP**steps)
 
 
-def told(belief: Belief, limit: int, beside: int | None, now: float) -> Belief:
+def told(belief: LearnedWindow, limit: int, beside: int | None, now: float) -> LearnedWindow:
     """After an error that stated *limit*, while the server told of *beside* itself: the smallest that still holds."""
     still = fresh(belief, now) if belief.beside == beside else None
     if still is not None and still < limit:
@@ -88,7 +88,7 @@ def told(belief: Belief, limit: int, beside: int | None, now: float) -> Belief:
     return structs.replace(belief, stated=limit, stated_at=now, beside=beside)
 
 
-def refused(belief: Belief, weight: int, now: float) -> Belief:
+def refused(belief: LearnedWindow, weight: int, now: float) -> LearnedWindow:
     """After *weight* tokens (answer included) were refused without a figure; repeated, a step less is believed."""
     repeated = belief.refused > 0 and now - belief.refused < REPEATED_SECONDS
     noted = structs.replace(belief, refused=now)
@@ -98,12 +98,12 @@ def refused(belief: Belief, weight: int, now: float) -> Belief:
     return lowered(noted, min(level(belief, now) or lower, lower), now)
 
 
-def lowered(belief: Belief, window: int, now: float) -> Belief:
+def lowered(belief: LearnedWindow, window: int, now: float) -> LearnedWindow:
     """After traffic showed that *window* is about all there is."""
     return structs.replace(belief, lowered=max(LEAST, window), lowered_at=now)
 
 
-def cut(belief: Belief, reported: int, now: float) -> Belief:
+def cut(belief: LearnedWindow, reported: int, now: float) -> LearnedWindow:
     """After a prompt was cut to *reported* tokens without a word.
 
     One such report may be a server that counts only what its cache did not hold, so it takes a second one like it, or
@@ -120,7 +120,7 @@ def cut(belief: Belief, reported: int, now: float) -> Belief:
     return lowered(noted, max(reported, belief.cut) if alike else reported, now)
 
 
-def answered(belief: Belief, tokens: int, now: float) -> Belief:
+def answered(belief: LearnedWindow, tokens: int, now: float) -> LearnedWindow:
     """After a prompt of *tokens* was answered: whatever is believed to be smaller is wrong."""
     if belief.stated is not None and tokens > belief.stated:
         belief = structs.replace(belief, stated=None)

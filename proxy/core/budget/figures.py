@@ -79,28 +79,28 @@ def economy_cap(window: int, tier: int | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TokenBudget:
     """What one request may use, in tokens of our own count.
 
     ``window`` holds input and output; ``reserve`` is kept for the answer; ``fixed`` is what no compaction of the
-    history changes (system, tools, response format). ``usual`` is what is kept where a request asks for nothing;
-    ``max_input`` limits the input however short the answer. ``cap`` is where it becomes dear, which moves the marks
-    and refuses nothing; ``buffers`` are thresholds beside the marks.
+    history changes (system, tools, response format). ``default_reserve`` is kept if a request names
+    no output figure; ``max_input`` limits the input however short the answer. ``price_cap`` is where it becomes dear,
+    which moves the marks and refuses nothing; ``buffers`` are thresholds beside the marks.
     """
 
     window: int
     reserve: int
     fixed: int
-    usual: int = 0
+    default_reserve: int = 0
     max_input: int | None = None
-    cap: int | None = None
+    price_cap: int | None = None
     buffers: Buffers = NO_BUFFERS
     # Computed once, when the budget is built:
-    stepped: int = field(init=False, compare=False)
+    quantised_fixed: int = field(init=False, compare=False)
     """``fixed`` in steps of window/64, so that a clock in the system text moves no cut."""
     budget: int = field(init=False, compare=False)
     """What the input of this very request may use."""
-    lasting: int = field(init=False, compare=False)
+    baseline: int = field(init=False, compare=False)
     """The budget of past boundaries: it must not follow a request's output figure, or every cut would move with it."""
     ceiling: int = field(init=False, compare=False)
     """What a view may take at any boundary, so that a request that names no output figure fits there as it is.
@@ -113,28 +113,28 @@ class Figures:
     def __post_init__(self) -> None:
         step = max(1, self.window // 64)
         derive = partial(object.__setattr__, self)  # the class is frozen
-        derive("stepped", -(-self.fixed // step) * step)
-        budget, lasting = max(0, self.inside(self.reserve)), self.inside(self.window // 32)
+        derive("quantised_fixed", -(-self.fixed // step) * step)
+        budget, baseline = max(0, self.beside(self.reserve)), self.beside(self.window // 32)
         blocking = self._short_of(self.buffers.blocking)
         derive("budget", budget)
-        derive("lasting", lasting)
-        derive("ceiling", min(lasting, self.window - self.usual, blocking))
-        derive("room", min(lasting, budget, blocking))
+        derive("baseline", baseline)
+        derive("ceiling", min(baseline, self.window - self.default_reserve, blocking))
+        derive("room", min(baseline, budget, blocking))
 
-    def inside(self, reserve: int) -> int:
+    def beside(self, reserve: int) -> int:
         """What the input may use beside an answer of *reserve* tokens; below zero where the answer alone is too big."""
         return input_room(self.window, reserve, self.max_input)
 
     def mark(self, share: float, budget: int) -> int:
         """The level at which *share* of the room inside *budget*, as far as it is to be used, is used."""
-        return self.stepped + int(share * max(0, self.spendable(budget) - self.stepped))
+        return self.quantised_fixed + int(share * max(0, self.spendable(budget) - self.quantised_fixed))
 
     def spendable(self, budget: int) -> int:
         """What is to be used of *budget*: all of it, or what stays cheap, at least a quarter of the room."""
-        if self.cap is None:
+        if self.price_cap is None:
             return budget
-        least = self.stepped + int(LEAST_ROOM * max(0, budget - self.stepped))
-        return min(budget, max(self.cap, least))
+        least = self.quantised_fixed + int(LEAST_ROOM * max(0, budget - self.quantised_fixed))
+        return min(budget, max(self.price_cap, least))
 
     def high(self, marks: Marks, budget: int) -> int:
         """The level above which a compaction starts: of mark and buffer the smaller."""
@@ -154,14 +154,17 @@ class Figures:
 
     def _beneath(self, marks: Marks, share: float, budget: int) -> int:
         high = self.high(marks, budget)
-        return min(self.mark(share, budget), self.stepped + int(share / marks.high * max(0, high - self.stepped)))
+        return min(
+            self.mark(share, budget),
+            self.quantised_fixed + int(share / marks.high * max(0, high - self.quantised_fixed)),
+        )
 
     def _short_of(self, buffer: int | None) -> int:
         """The level that leaves *buffer* free before the answer's reserve; the window where neither is set."""
         held = self.buffers.reserve
         if buffer is None and held is None:
             return self.window
-        scale = min(1.0, max(0, self.window - self.stepped) / SCALED_BELOW)
+        scale = min(1.0, max(0, self.window - self.quantised_fixed) / SCALED_BELOW)
         return self.window - int(scale * ((held or 0) + (buffer or 0)))
 
 

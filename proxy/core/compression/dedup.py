@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from proxy.core.compression.swap import Swap, Why
+from proxy.core.compression.swap import Placeholder, Why
 from proxy.core.conversation.facts import Pair
 from proxy.core.conversation.items import Call, Result
 from proxy.core.conversation.toolmap import REPEATABLE
@@ -40,14 +40,14 @@ class _Later:
     changed: dict[int, int]
 
 
-def superseded(pairs: Sequence[Pair], rules: Dedup) -> list[Swap]:
+def superseded(pairs: Sequence[Pair], rules: Dedup) -> list[Placeholder]:
     """The results among *pairs* that a later one makes superfluous, newest first; none of them is what another names.
 
     The later one succeeded and covers the lines of the earlier one.
     """
     read = {path for pair in pairs if pair.call.kind == "file_read" for path in pair.call.paths}
     later = _Later({}, defaultdict(list), {})
-    found: dict[int, list[Swap | None]] = defaultdict(list)
+    found: dict[int, list[Placeholder | None]] = defaultdict(list)
     for pair in reversed(pairs):
         swap = _replacement(pair, later, read, rules)
         found[pair.index].append(swap)
@@ -69,13 +69,13 @@ def _note(pair: Pair, later: _Later) -> None:
         later.readings[call.paths[0]].append(pair)
 
 
-def _replacement(pair: Pair, later: _Later, read: Iterable[int], rules: Dedup) -> Swap | None:
+def _replacement(pair: Pair, later: _Later, read: Iterable[int], rules: Dedup) -> Placeholder | None:
     call, result = pair.call, pair.result
     if call.kind not in REPEATABLE:
         return None
     same = later.same.get((call.same, result.digest)) if rules.exact and call.same else None
     if same is not None and same != pair.index:
-        return Swap(pair.index, "repeated", same)
+        return Placeholder(pair.index, "repeated", same)
     if len(call.paths) != 1:
         return None
     path = call.paths[0]
@@ -90,7 +90,7 @@ def _replacement(pair: Pair, later: _Later, read: Iterable[int], rules: Dedup) -
         return None
     changed = pair.index < later.changed.get(path, -1) < covering.index
     why: Why = "reread" if changed and call.kind == "file_read" else "included"
-    return Swap(pair.index, why, covering.index)
+    return Placeholder(pair.index, why, covering.index)
 
 
 def shown(call: Call, result: Result) -> tuple[int, int]:

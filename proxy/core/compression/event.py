@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.budget.shares import Allocation
 from proxy.core.compression.mild import Mild
-from proxy.core.compression.swap import Swap
+from proxy.core.compression.swap import Placeholder
 from proxy.core.compression.truncate import Truncate
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Compaction:
     """A compaction at ``place`` (a length of the conversation); items before ``cut`` are folded.
 
     ``anchors`` are the folded user items that stay verbatim all the same: the task and what was then the newest one.
@@ -31,7 +31,7 @@ class Event:
     clips: tuple[tuple[int, int], ...] = ()
     after: int = 0
     stages: tuple[str, ...] = ()
-    swaps: tuple[Swap, ...] = ()
+    swaps: tuple[Placeholder, ...] = ()
     trims: tuple[tuple[int, int], ...] = ()
 
 
@@ -52,7 +52,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Rungs:
+class EnabledStages:
     """Which rungs of the ladder may be taken."""
 
     fold: bool = True
@@ -70,7 +70,7 @@ class Rules:
 
     marks: Marks
     shares: Shares
-    rungs: Rungs
+    rungs: EnabledStages
     allocation: Allocation | None = None
     mild: Mild = field(default_factory=Mild)
     truncate: Truncate | None = field(default_factory=Truncate)

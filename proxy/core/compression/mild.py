@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from proxy.core.compression.dedup import Dedup, superseded
 from proxy.core.compression.prune import Prune, border, ranked
-from proxy.core.compression.swap import Swap, charge
+from proxy.core.compression.swap import Placeholder, charge
 from proxy.core.conversation.facts import pairs_of
 from proxy.core.conversation.items import Item, Layout, unread_from
 
@@ -31,11 +31,13 @@ class Stretch:
     layout: Layout
     start: int
     place: int
-    held: tuple[Swap, ...] = ()
+    held: tuple[Placeholder, ...] = ()
     sizes: Mapping[int, int] = field(default_factory=dict)
 
 
-def swaps(stretch: Stretch, need: int, window: int, rules: Mild) -> tuple[tuple[Swap, ...], tuple[str, ...]] | None:
+def swaps(
+    stretch: Stretch, need: int, window: int, rules: Mild
+) -> tuple[tuple[Placeholder, ...], tuple[str, ...]] | None:
     """The results that give way so that *need* tokens are saved, and the stages that chose them.
 
     ``None`` where not so many can be saved. What another replacement names stays; nothing is done by halves.
@@ -62,7 +64,7 @@ def swaps(stretch: Stretch, need: int, window: int, rules: Mild) -> tuple[tuple[
         taken, pruned = _enough([swap for swap in old if gains[swap.index] >= least], gains, need - saved)
         if pruned >= prune.min_saving:
             # What said that a later result has it says so no longer where that one goes as well.
-            pointing = {i: Swap(i, "old") if swap.by in taken else swap for i, swap in chosen.items()}
+            pointing = {i: Placeholder(i, "old") if swap.by in taken else swap for i, swap in chosen.items()}
             chosen = pointing | taken
             saved += pruned
             stages = (*stages, "prune")
@@ -71,9 +73,9 @@ def swaps(stretch: Stretch, need: int, window: int, rules: Mild) -> tuple[tuple[
     return tuple(sorted(chosen.values())), stages
 
 
-def _enough(old: Sequence[Swap], gains: Mapping[int, int], need: int) -> tuple[dict[int, Swap], int]:
+def _enough(old: Sequence[Placeholder], gains: Mapping[int, int], need: int) -> tuple[dict[int, Placeholder], int]:
     """The first of *old* that together save *need*, and what they save; all of them where they save less."""
-    taken: dict[int, Swap] = {}
+    taken: dict[int, Placeholder] = {}
     saved = 0
     for swap in old:
         if saved >= need:

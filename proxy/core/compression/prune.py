@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from proxy.core.compression.swap import Swap, charge
+from proxy.core.compression.swap import Placeholder, charge
 from proxy.core.conversation.facts import Pair, mentioned
 from proxy.core.conversation.items import Item, Layout
 
@@ -69,7 +69,7 @@ def border(layout: Layout, start: int, place: int, rules: Prune) -> int:
     return max(start, min(oldest, tokens + 1))
 
 
-def ranked(pairs: Sequence[Pair], items: Sequence[Item], place: int, rules: Prune) -> list[Swap]:
+def ranked(pairs: Sequence[Pair], items: Sequence[Item], place: int, rules: Prune) -> list[Placeholder]:
     """The results among *pairs* that may go, the most dispensable first, an unknown tool's last.
 
     Only what was written before *place* counts.
@@ -84,21 +84,21 @@ def ranked(pairs: Sequence[Pair], items: Sequence[Item], place: int, rules: Prun
         known = [score for score in found if score is not None]
         if len(known) == len(found):  # an item with several results gives way only as a whole
             order[index] = max(known)
-    return [Swap(index, "old") for index in sorted(order, key=lambda index: (order[index], index))]
+    return [Placeholder(index, "old") for index in sorted(order, key=lambda index: (order[index], index))]
 
 
-def oldest(pairs: Sequence[Pair], items: Sequence[Item], over: int) -> tuple[Swap, ...] | None:
+def oldest(pairs: Sequence[Pair], items: Sequence[Item], over: int) -> tuple[Placeholder, ...] | None:
     """The fewest of the oldest results among *pairs* that save *over* tokens, whatever they are worth.
 
     ``None`` where all of them do not save as much.
     """
-    found: list[Swap] = []
+    found: list[Placeholder] = []
     for index in sorted({pair.index for pair in pairs}):
         if over <= 0:
             break
         saved = items[index].tokens - charge(items[index])
         if saved > 0:
-            found.append(Swap(index, "old"))
+            found.append(Placeholder(index, "old"))
             over -= saved
     return tuple(found) if over <= 0 else None
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.core.compression.event import Event
+from proxy.core.compression.event import Compaction
 
 VERSION = 1
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class CompactionRecord(msgspec.Struct, frozen=True, array_like=True):
     """What every replica needs to send the same view again.
 
     ``block`` is the literal text that stands for the folded items (empty when nothing is folded); ``edits`` are the
@@ -19,7 +19,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     """
 
     version: int
-    event: Event
+    compaction: Compaction
     block: str
     edits: dict[int, bytes]
     window: int
@@ -37,18 +37,18 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.block}\n{note}"
 
 
-def dump(record: Record) -> bytes:
+def dump(record: CompactionRecord) -> bytes:
     """The bytes of *record*."""
     return msgspec.msgpack.encode(record)
 
 
-def load(value: bytes, count: int) -> Record | None:
+def load(value: bytes, count: int) -> CompactionRecord | None:
     """The record in *value*; ``None`` where it is of another version or does not fit *count* items."""
     try:
-        record = msgspec.msgpack.decode(value, type=Record)
+        record = msgspec.msgpack.decode(value, type=CompactionRecord)
     except (msgspec.DecodeError, UnicodeError):
         return None
-    event = record.event
+    event = record.compaction
     indexes = [*record.edits, *event.anchors, *(index for index, _ in (*event.clips, *event.trims))]
     indexes += [swap.index for swap in event.swaps]
     sound = 0 <= event.cut <= event.place <= count and all(0 <= i < count for i in indexes)

@@ -10,8 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from proxy.core.budget.figures import Figures
-from proxy.core.compression.event import Demand, Event, Rules
+from proxy.core.budget.figures import TokenBudget
+from proxy.core.compression.event import Compaction, Demand, Rules
 from proxy.core.compression.levels import Spared, clip_levels, fair_level
 from proxy.core.compression.mild import Stretch, swaps
 from proxy.core.compression.swap import charge
@@ -51,7 +51,7 @@ class _Levels:
 class Schedule:
     """Weights and structure of one conversation, ready to be asked for events."""
 
-    def __init__(self, items: Sequence[Item], layout: Layout, figures: Figures, rules: Rules) -> None:
+    def __init__(self, items: Sequence[Item], layout: Layout, figures: TokenBudget, rules: Rules) -> None:
         self._items = items
         self._layout = layout
         self._figures = figures
@@ -61,19 +61,19 @@ class Schedule:
         self._allocation = rules.allocation
         self._mild_rules = rules.mild
         self._truncate_rules = rules.truncate
-        self._reduced: tuple[Event | None, dict[int, int]] = (None, {})
+        self._reduced: tuple[Compaction | None, dict[int, int]] = (None, {})
         self._sum = layout.sums
         self._users = layout.user_sums
-        self._fixed = figures.stepped
-        self._high = min(figures.high(self._marks, figures.lasting), figures.ceiling)
+        self._fixed = figures.quantised_fixed
+        self._high = min(figures.high(self._marks, figures.baseline), figures.ceiling)
 
-    def weight(self, place: int, event: Event | None) -> int:
+    def weight(self, place: int, event: Compaction | None) -> int:
         """Tokens of the view's items at *place*, the fixed part aside, when *event* was the last one."""
         if event is None:
             return self._sum[place]
         return self._kept(place, event)
 
-    def run(self, since: Event | None, demand: Demand | None = None) -> Event | None:
+    def run(self, since: Compaction | None, demand: Demand | None = None) -> Compaction | None:
         """The newest event of the conversation: *since* when nothing happened after it, ``None`` when nothing did."""
         figures, count, event = self._figures, self._layout.count, since
         places = self._layout.places
@@ -82,9 +82,9 @@ class Schedule:
             # A view only grows from place to place until the next event: the first place above the mark by halving.
             at = bisect_left(places, True, at, end, key=lambda place: self._over(place, event))
             if at < end:
-                event = self._compact(places[at], event, figures.lasting) or event
+                event = self._compact(places[at], event, figures.baseline) or event
                 at += 1
-        budget = min(figures.lasting, figures.budget)
+        budget = min(figures.baseline, figures.budget)
         if demand is not None and demand.limit is not None:
             budget = min(budget, demand.limit)
         if demand is not None and demand.wait:
@@ -93,14 +93,14 @@ class Schedule:
                 return asked
         # What was compacted at this very place stays as it is while it fits: the same request gets the same view.
         due = self._over(count, event) and (event is None or event.place < count)
-        lasting = self._compact(count, event, figures.lasting) if due else None
+        lasting = self._compact(count, event, figures.baseline) if due else None
         force = demand is not None and demand.force and not demand.wait
         if self.fits(lasting or event, budget) and not force:
             return lasting or event
         further = demand is not None and demand.force and demand.limit is not None
         return self._compact(count, event, budget, further=further) or lasting or event
 
-    def fits(self, event: Event | None, budget: int) -> bool:
+    def fits(self, event: Compaction | None, budget: int) -> bool:
         """Whether the present view after *event* takes at most *budget*."""
         return self._fixed + self.weight(self._layout.count, event) <= budget
 
@@ -113,10 +113,10 @@ class Schedule:
         newest = self._items[cuts[-1] : count] if cuts else ()
         return self._fixed + sum(_least(item) for item in newest if item.role != "system")
 
-    def _over(self, place: int, event: Event | None) -> bool:
+    def _over(self, place: int, event: Compaction | None) -> bool:
         return self._fixed + self.weight(place, event) > self._high
 
-    def _kept(self, place: int, event: Event) -> int:
+    def _kept(self, place: int, event: Compaction) -> int:
         total = self._sum[place] - self._sum[event.cut] + event.block
         total += sum(self._items[i].tokens for i in event.anchors)
         for index, tokens in self._sizes(event).items():
@@ -124,18 +124,18 @@ class Schedule:
                 total -= self._items[index].tokens - tokens
         return total
 
-    def _sizes(self, event: Event) -> dict[int, int]:
+    def _sizes(self, event: Compaction) -> dict[int, int]:
         """What the items are charged that *event* made smaller."""
         if self._reduced[0] is not event:
             lines = {swap.index: charge(self._items[swap.index]) for swap in event.swaps}
             self._reduced = event, {**lines, **dict(event.trims), **dict(event.clips)}
         return self._reduced[1]
 
-    def _event(self, place: int, cut: int, budget: int, before: Event | None) -> Event:
+    def _event(self, place: int, cut: int, budget: int, before: Compaction | None) -> Compaction:
         """The fold at *place* that keeps what stands from *cut* on as it was after *before*, its block at its cap."""
         anchors = self._layout.anchors(place, cut)
         block, text = self._block(cut, anchors, budget)
-        event = Event(place, cut, block, text, anchors, stages=("fold",))
+        event = Compaction(place, cut, block, text, anchors, stages=("fold",))
         if before is not None:
             clips = tuple((i, t) for i, t in before.clips if i >= cut or i in anchors)
             trims = tuple((i, t) for i, t in before.trims if i >= cut)
@@ -158,7 +158,7 @@ class Schedule:
         text = min(int((shares.digest + shares.steps) * budget), self._sum[cut] // 2, most)
         return min(pins + text, most) + NOTE, text
 
-    def _asked(self, before: Event | None, budget: int, share: float | None) -> Event | None:
+    def _asked(self, before: Compaction | None, budget: int, share: float | None) -> Compaction | None:
         """An event that the caller asked for: down to *share* of the room, by default half of the low mark.
 
         ``None`` if it would save hardly anything. Nothing is cut short, since nothing has to be.
@@ -188,7 +188,9 @@ class Schedule:
             min(low, self._allocation.for_history(figures.window, fixed)) if self._allocation else low,
         )
 
-    def _compact(self, place: int, event: Event | None, budget: int, *, further: bool = False) -> Event | None:
+    def _compact(
+        self, place: int, event: Compaction | None, budget: int, *, further: bool = False
+    ) -> Compaction | None:
         """The event at *place*: the first rung of the ladder that gets low enough, or the last one that helps.
 
         *further* goes on where the present view was refused although it fits *budget* by our count.
@@ -225,14 +227,16 @@ class Schedule:
         room = levels.budget if kept > levels.budget else target
         return self._clip(place, folded or event, target, room) or folded
 
-    def _dropped(self, place: int, before: Event | None, budget: int, levels: _Levels, target: int) -> Event | None:
+    def _dropped(
+        self, place: int, before: Compaction | None, budget: int, levels: _Levels, target: int
+    ) -> Compaction | None:
         """A bare fold, and what it keeps truncated where that alone is too big."""
         dropped = self._fold(place, before, budget, levels, bare=True)
         if dropped is None or dropped.after <= target:
             return dropped
         return self._truncate(place, dropped, levels, target) or dropped
 
-    def _smaller_block(self, place: int, event: Event, levels: _Levels, target: int) -> Event:
+    def _smaller_block(self, place: int, event: Compaction, levels: _Levels, target: int) -> Compaction:
         """*event* with a smaller block if the view would stay above the high mark, or if that leaves results whole.
 
         What unread results take beyond a truncated one's share is not counted for the mark: it is gone once they are
@@ -247,7 +251,7 @@ class Schedule:
             event = self._with_block(place, event, left)
         return event
 
-    def _with_block(self, place: int, event: Event, left: int) -> Event:
+    def _with_block(self, place: int, event: Compaction, left: int) -> Compaction:
         """*event* with its block cut to *left* tokens."""
         block = min(event.block, left)
         text = event.text * max(0, block - NOTE) // max(1, event.block - NOTE)
@@ -255,7 +259,7 @@ class Schedule:
         smaller = replace(event, block=block, text=text, stages=stages)
         return replace(smaller, after=self._kept(place, smaller))
 
-    def _passing(self, place: int, event: Event | None, levels: _Levels) -> int:
+    def _passing(self, place: int, event: Compaction | None, levels: _Levels) -> int:
         """Tokens that unread results take now and can be relieved of once they are read."""
         rules = self._truncate_rules
         if rules is None:
@@ -269,9 +273,9 @@ class Schedule:
         share = (CLIP_MARK - self._marks.low) / (self._marks.high - self._marks.low)
         return int(levels.low + max(0.0, share) * (levels.high - levels.low))
 
-    def _mild(self, place: int, before: Event | None, need: int) -> Event | None:
+    def _mild(self, place: int, before: Compaction | None, need: int) -> Compaction | None:
         """*before* with old tool results replaced by a line each, where that saves *need* tokens."""
-        base = before or Event(place, 0, 0)
+        base = before or Compaction(place, 0, 0)
         stretch = Stretch(self._items, self._layout, base.cut, place, base.swaps, self._sizes(base))
         found = swaps(stretch, need, self._figures.window, self._mild_rules) if need > 0 else None
         if found is None:
@@ -287,7 +291,7 @@ class Schedule:
         )
         return replace(event, after=self._kept(place, event))
 
-    def _relieved(self, place: int, event: Event, levels: _Levels, target: int) -> Event | None:
+    def _relieved(self, place: int, event: Compaction, levels: _Levels, target: int) -> Compaction | None:
         """*event* with those results truncated that it left whole to be read, if they are and that reaches *target*.
 
         The prompt stays the same up to the first of them, which a fold would begin anew.
@@ -298,14 +302,14 @@ class Schedule:
         return found if found is not None and found.after <= target else None
 
     def _truncate(
-        self, place: int, before: Event | None, levels: _Levels, target: int, among: range | None = None
-    ) -> Event | None:
+        self, place: int, before: Compaction | None, levels: _Levels, target: int, among: range | None = None
+    ) -> Compaction | None:
         """*before* with the biggest kept tool results truncated to one level, no lower than needed to reach *target*.
 
         *among* says which ones; by default those that the model has read.
         Going all the way down to the low mark would cost more of what the next step refers to than it wins.
         """
-        rules, base = self._truncate_rules, before or Event(place, 0, 0)
+        rules, base = self._truncate_rules, before or Compaction(place, 0, 0)
         if rules is None:
             return None
         total, border = self._kept(place, base), unread_from(self._items, place)
@@ -323,7 +327,7 @@ class Schedule:
         event = replace(base, place=place, trims=tuple(sorted(trims.items())), stages=stages)
         return replace(event, after=self._kept(place, event))
 
-    def _results(self, event: Event, stretch: range, least: int) -> dict[int, int]:
+    def _results(self, event: Compaction, stretch: range, least: int) -> dict[int, int]:
         """The text tokens of the results in *stretch* that may be truncated and have more than *least*, by index."""
         trims = dict(event.trims)
         gone = {index for index, _ in event.clips} | {swap.index for swap in event.swaps}
@@ -337,8 +341,8 @@ class Schedule:
         return found
 
     def _fold(
-        self, place: int, before: Event | None, budget: int, levels: _Levels, *, bare: bool = False
-    ) -> Event | None:
+        self, place: int, before: Compaction | None, budget: int, levels: _Levels, *, bare: bool = False
+    ) -> Compaction | None:
         """A fold at the oldest cut that reaches the low mark, else at the newest one that keeps the newest round.
 
         A *bare* one drops what it folds: a note stands for it.
@@ -348,7 +352,7 @@ class Schedule:
         cuts = self._layout.cuts
         first, end = bisect_right(cuts, before.cut if before else 0), bisect_left(cuts, place)
 
-        def made(at: int) -> Event:
+        def made(at: int) -> Compaction:
             event = self._event(place, cuts[at], budget, before)
             if not bare:
                 return event
@@ -371,14 +375,14 @@ class Schedule:
             at = bisect_left(range(first, floor + 1), True, key=lambda i: size(i) <= levels.goal) + first
         return made(at)
 
-    def _clip(self, place: int, event: Event | None, target: int, room: int) -> Event | None:
+    def _clip(self, place: int, event: Compaction | None, target: int, room: int) -> Compaction | None:
         """*event* with the largest kept items cut to one level, so that the view reaches *target*.
 
         What users wrote and unread results are cut last, and those results down to *room* only.
         """
         if not self._rungs.clip:
             return None
-        event = event or Event(place, 0, 0)
+        event = event or Compaction(place, 0, 0)
         sizes = self._clippable(place, event)
         total = self._kept(place, event)
         if total <= target:
@@ -397,7 +401,7 @@ class Schedule:
         after = self._kept(place, clipped)
         return replace(clipped, after=after) if after < total else None
 
-    def _clippable(self, place: int, event: Event) -> dict[int, int]:
+    def _clippable(self, place: int, event: Compaction) -> dict[int, int]:
         """The tokens of every item that a clip may cut, by index: what stays and did not give way to a line."""
         reduced, gone = self._sizes(event), {swap.index for swap in event.swaps}
         kept = [i for i in range(event.cut, place) if self._items[i].role != "system" and i not in gone]
@@ -408,5 +412,5 @@ def _least(item: Item) -> int:
     return item.tokens if item.tokens <= CLIP_FLOOR else item.media + item.sealed
 
 
-def _helps(event: Event | None, present: int) -> bool:
+def _helps(event: Compaction | None, present: int) -> bool:
     return event is not None and event.after < present

@@ -27,7 +27,7 @@ OLD = "[Old {name} output left out to save room{target}; the call {outcome}. Cal
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Swap:
+class Placeholder:
     """The results of item ``index`` give way; ``by`` is the item whose result says the same, -1 where none does."""
 
     index: int

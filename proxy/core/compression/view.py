@@ -10,10 +10,10 @@ from proxy.core.budget.media import is_media
 from proxy.core.budget.regions import NOTHING, Totals, add_up
 from proxy.core.compression.clip import clip
 from proxy.core.compression.digest import command_of, digest_of
-from proxy.core.compression.event import Event
+from proxy.core.compression.event import Compaction
 from proxy.core.compression.fold import Folded, render
-from proxy.core.compression.record import Record
-from proxy.core.compression.swap import LINE, NAMES, Swap, words
+from proxy.core.compression.record import CompactionRecord
+from proxy.core.compression.swap import LINE, NAMES, Placeholder, words
 from proxy.core.compression.truncate import Truncate, line_count, truncate_to
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.entry import Entry
@@ -34,7 +34,7 @@ DIGESTED_LINES, HEADINGS = 2_000, 12
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class OriginalItems:
     """The items of one request: their bytes in *body*, their numbers, their structure, and the API's dialect."""
 
     body: bytes
@@ -80,7 +80,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Pen:
+class RenderOptions:
     """What texts are written with: the counter and the table of tools."""
 
     count: Count
@@ -88,7 +88,7 @@ class Pen:
 
 
 def write(
-    raw: Raw, event: Event, pen: Pen, before: Record | None = None, summary: str = ""
+    raw: OriginalItems, event: Compaction, pen: RenderOptions, before: CompactionRecord | None = None, summary: str = ""
 ) -> tuple[str, dict[int, bytes]]:
     """The block's text and the edited items of *event*: written once, then a matter of record.
 
@@ -101,7 +101,7 @@ def write(
     edits |= _results(raw, event, pen, before)
     if event.cut == 0 or not event.block:
         return "", edits
-    if before is not None and same_block(event, before.event):
+    if before is not None and same_block(event, before.compaction):
         return before.block, edits
     folded = [i for i in range(event.cut) if raw.items[i].role != "system"]
     entries = _entries(raw, folded)  # what a clip took out is digested too
@@ -117,7 +117,7 @@ def write(
     return _encodable(render(said, event.block, event.text, count, summary)), edits
 
 
-def _entries(raw: Raw, indexes: Sequence[int]) -> dict[int, Entry]:
+def _entries(raw: OriginalItems, indexes: Sequence[int]) -> dict[int, Entry]:
     """What the items say, by index. Equal ones are read once."""
     known: dict[tuple[bytes, Written | None], Entry] = {}
     found: dict[int, Entry] = {}
@@ -130,20 +130,22 @@ def _entries(raw: Raw, indexes: Sequence[int]) -> dict[int, Entry]:
     return found
 
 
-def same_block(event: Event, before: Event) -> bool:
+def same_block(event: Compaction, before: Compaction) -> bool:
     """Whether the block of *event* says what that of *before* does."""
     clips = [tuple(clip for clip in e.clips if clip[0] in e.anchors or clip[0] < e.cut) for e in (event, before)]
     shape = [(e.cut, e.block, e.text, e.anchors) for e in (event, before)]
     return shape[0] == shape[1] and clips[0] == clips[1]
 
 
-def _results(raw: Raw, event: Event, pen: Pen, before: Record | None) -> dict[int, bytes]:
+def _results(
+    raw: OriginalItems, event: Compaction, pen: RenderOptions, before: CompactionRecord | None
+) -> dict[int, bytes]:
     """The items whose results gave way to a line or were truncated."""
     lines, trims = {swap.index: swap for swap in event.swaps}, dict(event.trims)
     if not lines and not trims:
         return {}
     cut_short = {*trims, *(index for index, _ in event.clips)}
-    held = frozenset(before.event.swaps) if before else frozenset()
+    held = frozenset(before.compaction.swaps) if before else frozenset()
     found: dict[int, bytes] = {}
     texts: dict[int, list[str]] = {}
     for pair in pairs_of(raw.items, event.cut, event.place):
@@ -152,10 +154,10 @@ def _results(raw: Raw, event: Event, pen: Pen, before: Record | None) -> dict[in
             found[pair.index] = before.edits[pair.index]
         elif swap is not None:
             # What was cut short itself no longer says all that this result said.
-            said = Swap(swap.index, "old") if swap.by in cut_short else swap
+            said = Placeholder(swap.index, "old") if swap.by in cut_short else swap
             texts.setdefault(pair.index, []).append(_line(raw, pair, said, pen))
     made = {i: raw.replaced(i, said) for i, said in texts.items()}
-    cut = dict(before.event.trims) if before else {}
+    cut = dict(before.compaction.trims) if before else {}
     for index, tokens in trims.items():
         if before and cut.get(index) == tokens and index in before.edits:
             found[index] = before.edits[index]
@@ -164,7 +166,7 @@ def _results(raw: Raw, event: Event, pen: Pen, before: Record | None) -> dict[in
     return {**made, **found}
 
 
-def _truncated(raw: Raw, index: int, tokens: int, pen: Pen) -> list[str]:
+def _truncated(raw: OriginalItems, index: int, tokens: int, pen: RenderOptions) -> list[str]:
     """The results of one item, truncated so that it takes at most *tokens*."""
     said = [text for text, _ in raw.entry(index).results]
     sizes = [pen.count(text) for text in said]
@@ -183,7 +185,7 @@ def _limits(text: str, size: int, cap: int) -> Truncate:
     return Truncate(lines, length if size <= cap else length * cap * 17 // (size * 16))
 
 
-def _line(raw: Raw, pair: Pair, swap: Swap, pen: Pen) -> str:
+def _line(raw: OriginalItems, pair: Pair, swap: Placeholder, pen: RenderOptions) -> str:
     """The line that stands for one result."""
     name, arguments = _called(raw, pair, pen.tools)
     targets = pen.tools.targets(name, arguments)
@@ -199,7 +201,7 @@ def _line(raw: Raw, pair: Pair, swap: Swap, pen: Pen) -> str:
     return _encodable("\n".join([text, *names]))
 
 
-def _called(raw: Raw, pair: Pair, tools: ToolMap) -> tuple[str, str]:
+def _called(raw: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, str]:
     """The name and the arguments of a result's call."""
     entry = raw.dialect.read_entry(raw.item(pair.call_index))
     if pair.call_at != WRITTEN:
@@ -208,7 +210,7 @@ def _called(raw: Raw, pair: Pair, tools: ToolMap) -> tuple[str, str]:
     return calls[0] if len(calls) == 1 and calls[0][0] else ("tool", "{}")
 
 
-def _names(raw: Raw, pair: Pair, count: Count) -> list[str]:
+def _names(raw: OriginalItems, pair: Pair, count: Count) -> list[str]:
     """What an old result mentioned, in a tenth of its size."""
     item = raw.items[pair.index]
     lines = _result_text(raw, pair).splitlines()[:DIGESTED_LINES]
@@ -220,11 +222,11 @@ def _brief(line: str) -> str:
     return line if len(line) <= TARGET_LENGTH else ""
 
 
-def _result_text(raw: Raw, pair: Pair) -> str:
+def _result_text(raw: OriginalItems, pair: Pair) -> str:
     return raw.entry(pair.index).results[pair.at][0]
 
 
-def _includes(raw: Raw, index: int, text: str) -> bool:
+def _includes(raw: OriginalItems, index: int, text: str) -> bool:
     """Whether a result of item *index* holds *text*: equal line numbers do not say that the lines are the same."""
     return any(text.strip() in later for later, _ in raw.entry(index).results)
 
@@ -234,7 +236,7 @@ def _encodable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def assemble(raw: Raw, event: Event, block: str, edits: Mapping[int, bytes], count: Count) -> View:
+def assemble(raw: OriginalItems, event: Compaction, block: str, edits: Mapping[int, bytes], count: Count) -> View:
     """The view after *event*: system items, the carrier with the block, then the client's own bytes from the cut on."""
     systems = [index for index in raw.layout.systems if index < event.cut]
     pieces = [raw.item(index) for index in systems]
@@ -269,7 +271,7 @@ MARKERS = 4
 """Cache marks a request may hold; where the key occurs more often, nothing tells which of them are marks."""
 
 
-def _moved_marker(raw: Raw, event: Event, carrier: int) -> bytes:
+def _moved_marker(raw: OriginalItems, event: Compaction, carrier: int) -> bytes:
     """The last cache mark among the items that go, for the block that stands for them: else their prefix is lost."""
     key, marker = raw.dialect.MARKER, b""
     at, end = raw.spans[0][0], raw.spans[event.cut - 1][1]
@@ -281,7 +283,7 @@ def _moved_marker(raw: Raw, event: Event, carrier: int) -> bytes:
     return marker if marker and raw.body.count(key) <= MARKERS else b""
 
 
-def _slices(raw: Raw, start: int, edited: Sequence[int], edits: Mapping[int, bytes]) -> list[bytes]:
+def _slices(raw: OriginalItems, start: int, edited: Sequence[int], edits: Mapping[int, bytes]) -> list[bytes]:
     """The items from *start* on: runs of untouched ones as one slice of the body, edited ones on their own."""
     found: list[bytes] = []
     for index in (*edited, len(raw.spans)):
@@ -293,7 +295,7 @@ def _slices(raw: Raw, start: int, edited: Sequence[int], edits: Mapping[int, byt
     return found
 
 
-def _carrier(raw: Raw, event: Event) -> int:
+def _carrier(raw: OriginalItems, event: Compaction) -> int:
     """The user item that carries the block: the tail's first item, else the task; -1 where there is neither."""
     if event.cut < len(raw.items) and raw.items[event.cut].role == "user":
         return event.cut

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from proxy.core.conversation.intent import asks_elsewhere, asks_recap, asks_to_go_on, is_summariser
-from proxy.core.conversation.outline import EMPTY, TOOLS, Outline
+from proxy.core.conversation.outline import EMPTY, TOOLS, Envelope
 from proxy.core.conversation.scan import decode
 from proxy.core.errors import InvalidRequest
 
@@ -109,7 +109,7 @@ def announced(headers: Mapping[str, str]) -> str:
     return "codex" if isinstance(found, dict) and found.get("request_kind") == "compaction" else ""
 
 
-def client_of(outline: Outline, first: bytes, last: bytes, history: bool = False) -> str:
+def client_of(outline: Envelope, first: bytes, last: bytes, history: bool = False) -> str:
     """Whose compaction the request is that *outline* surrounds; empty where it is none.
 
     *first* and *last* are the bytes of its first and last items: nothing else is looked at. *history*: a model spoke
@@ -221,7 +221,7 @@ def _system(first: bytes) -> str:
     return next(_texts({**value, "role": "user"}), "").lstrip()
 
 
-def _may_call(outline: Outline) -> bool:
+def _may_call(outline: Envelope) -> bool:
     """Whether the model is given tools it may call."""
     choice = outline.value("tool_choice") if "tool_choice" in outline.fields else ""
     if "none" in choice:

@@ -60,7 +60,7 @@ def continues_stored(body: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class Envelope:
     """Facts of an outline. ``text`` is its JSON, ``fields`` the spans of its members in that text.
 
     ``least`` is the smallest output figure that the other members allow; ``said`` are the words of the members that
@@ -97,7 +97,7 @@ class Outline:
         return lowered(found, self.requested, output) if found and self.requested else {}
 
 
-def read_outline(text: str, figures: Sequence[str]) -> Outline:
+def read_outline(text: str, figures: Sequence[str]) -> Envelope:
     """The facts of the outline *text*; *figures* are the members that may state the output allowance.
 
     Raises ``InvalidRequest`` where a member that decides anything occurs twice or is of the wrong type.
@@ -112,7 +112,7 @@ def read_outline(text: str, figures: Sequence[str]) -> Outline:
     model = values["model"]
     if model is not None and not isinstance(model, str):
         raise InvalidRequest("'model' must be a string.")
-    return Outline(
+    return Envelope(
         text=text,
         model=model or "",
         stream=values["stream"] is True,
@@ -127,7 +127,7 @@ def read_outline(text: str, figures: Sequence[str]) -> Outline:
     )
 
 
-def splice(outline: Outline, at: int, items: bytes, edits: Mapping[str, str]) -> bytes:
+def splice(outline: Envelope, at: int, items: bytes, edits: Mapping[str, str]) -> bytes:
     """The body of *outline* with *items* put back at character *at* and the members of *edits* replaced."""
     text = outline.text
     pieces: list[tuple[int, int, bytes]] = [(at, at, items)]

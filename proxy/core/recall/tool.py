@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from proxy.core.conversation.outline import Outline
+from proxy.core.conversation.outline import Envelope
 from proxy.core.conversation.scan import whole
 
 NAME: Final = "ullage_recall"
@@ -64,7 +64,7 @@ def added(api: str, tools: str) -> str:
     return f"{tools[: tools.rindex(']')]},{declaration(api)}]"
 
 
-def may_offer(api: str, outline: Outline) -> bool:
+def may_offer(api: str, outline: Envelope) -> bool:
     """Whether the tool may be added to a request: its client offers tools, and the model is free to call one or none.
 
     Not where its answer has a form that a second generation would spoil, and not where the history is elsewhere.
@@ -75,7 +75,7 @@ def may_offer(api: str, outline: Outline) -> bool:
     return _IS_FREE[api](outline)
 
 
-def _is_free_in_messages(outline: Outline) -> bool:
+def _is_free_in_messages(outline: Envelope) -> bool:
     choice = _member(outline, "tool_choice")
     if choice is not None and _within(choice, "type") != "auto":
         return False
@@ -84,13 +84,13 @@ def _is_free_in_messages(outline: Outline) -> bool:
     return not _within(_member(outline, "output_config"), "format")
 
 
-def _is_free_in_responses(outline: Outline) -> bool:
+def _is_free_in_responses(outline: Envelope) -> bool:
     if _member(outline, "tool_choice") not in _AUTO or _member(outline, "background"):
         return False
     return not _is_formed(_within(_member(outline, "text"), "format"))
 
 
-def _is_free_in_chat(outline: Outline) -> bool:
+def _is_free_in_chat(outline: Envelope) -> bool:
     if _member(outline, "tool_choice") not in _AUTO or _member(outline, "audio"):
         return False
     return _member(outline, "n") in (None, 1) and not _is_formed(_member(outline, "response_format"))
@@ -114,7 +114,7 @@ def _is_formed(form: Any) -> bool:
     return form is not None and _within(form, "type") != "text"
 
 
-def _member(outline: Outline, key: str) -> Any:
+def _member(outline: Envelope, key: str) -> Any:
     return json.loads(outline.value(key), parse_int=whole) if key in outline.fields else None
 
 

@@ -14,7 +14,7 @@ from proxy.core.budget.beliefs import (
     PROBE_SECONDS,
     REPEATED_SECONDS,
     STATED_SECONDS,
-    Belief,
+    LearnedWindow,
 )
 
 T = 1_000_000.0
@@ -84,7 +84,7 @@ def test_a_clock_that_went_back_changes_nothing() -> None:
 
 def test_an_answer_to_more_proves_it_wrong() -> None:
     """A prompt that was answered ends every belief that it could not be; a smaller one changes nothing."""
-    belief = Belief(stated=4_000, stated_at=T, lowered=3_000, lowered_at=T)
+    belief = LearnedWindow(stated=4_000, stated_at=T, lowered=3_000, lowered_at=T)
     assert beliefs.answered(belief, 2_999, T) is belief
     more = beliefs.answered(belief, 3_500, T)
     assert (beliefs.fresh(more, T), beliefs.level(more, T)) == (4_000, 3_500)

@@ -10,9 +10,9 @@ from proxy.core.budget.figures import (
     DEFAULT_RESERVE,
     SCALED_BELOW,
     Buffers,
-    Figures,
     Marks,
     Shares,
+    TokenBudget,
     economy_cap,
     reserve,
     scaled,
@@ -65,16 +65,16 @@ def test_the_measured_defaults() -> None:
 @given(windows, st.integers(0, 2_000_000), st.integers(0, 2_000_000))
 def test_budgets(window: int, held: int, fixed: int) -> None:
     """The budget is what the reserve leaves, never below zero; past places keep a budget of their own."""
-    figures = Figures(window, held, fixed)
+    figures = TokenBudget(window, held, fixed)
     assert figures.budget == max(0, window - held)
-    assert figures.lasting == window - window // 32
-    assert Figures(window, 0, fixed).lasting == figures.lasting
+    assert figures.baseline == window - window // 32
+    assert TokenBudget(window, 0, fixed).baseline == figures.baseline
 
 
 @given(windows, st.integers(0, 2_000_000))
 def test_steps_of_the_fixed_part(window: int, fixed: int) -> None:
     """The fixed part is rounded up to whole steps of a sixty-fourth of the window."""
-    stepped = Figures(window, 0, fixed).stepped
+    stepped = TokenBudget(window, 0, fixed).quantised_fixed
     step = max(1, window // 64)
     assert stepped % step == 0
     assert 0 <= stepped - fixed < step
@@ -83,17 +83,17 @@ def test_steps_of_the_fixed_part(window: int, fixed: int) -> None:
 @given(windows, st.integers(0, 2_000_000), st.floats(0, 1), st.floats(0, 1))
 def test_marks_rise_with_their_share(window: int, fixed: int, one: float, two: float) -> None:
     """A mark lies between the fixed part and the budget, and a larger share lies higher."""
-    figures = Figures(window, 0, fixed)
+    figures = TokenBudget(window, 0, fixed)
     low, high = sorted((one, two))
     assert figures.mark(low, figures.budget) <= figures.mark(high, figures.budget)
-    assert figures.stepped <= figures.mark(low, figures.budget)
-    assert figures.mark(high, figures.budget) <= max(figures.stepped, figures.budget)
-    assert figures.mark(1, figures.budget) == max(figures.stepped, figures.budget)
+    assert figures.quantised_fixed <= figures.mark(low, figures.budget)
+    assert figures.mark(high, figures.budget) <= max(figures.quantised_fixed, figures.budget)
+    assert figures.mark(1, figures.budget) == max(figures.quantised_fixed, figures.budget)
 
 
 def test_a_mark() -> None:
     """A mark is the fixed part plus its share of the rest."""
-    assert Figures(window=6_400, reserve=400, fixed=1_000).mark(0.5, 6_000) == 1_000 + 2_500
+    assert TokenBudget(window=6_400, reserve=400, fixed=1_000).mark(0.5, 6_000) == 1_000 + 2_500
 
 
 @pytest.mark.parametrize(("tokens", "factor", "ours"), [(8_192, 1.0, 8_192), (9_000, 1.5, 6_000), (10, 3.0, 3)])
@@ -115,8 +115,8 @@ def test_a_providers_figure_in_ours(tokens: int, factor: float, ours: int) -> No
 )
 def test_an_input_limit_beside_the_window(reserve: int, max_input: int | None, budget: int, lasting: int) -> None:
     """The input may use the least of its own limit and what the answer leaves of the window, at every place."""
-    figures = Figures(400_000, reserve, 1_000, max_input=max_input)
-    assert (figures.budget, figures.lasting) == (budget, lasting)
+    figures = TokenBudget(400_000, reserve, 1_000, max_input=max_input)
+    assert (figures.budget, figures.baseline) == (budget, lasting)
     assert figures.ceiling <= lasting
 
 
@@ -124,32 +124,32 @@ USUAL = Buffers(reserve=16_000, warning=24_000, auto_compact=12_000, blocking=3_
 MARKS = Marks()
 
 
-def levels(figures: Figures) -> tuple[int, int, int, int]:
+def levels(figures: TokenBudget) -> tuple[int, int, int, int]:
     return (
-        figures.low(MARKS, figures.lasting),
-        figures.soft(MARKS, figures.lasting),
-        figures.high(MARKS, figures.lasting),
+        figures.low(MARKS, figures.baseline),
+        figures.soft(MARKS, figures.baseline),
+        figures.high(MARKS, figures.baseline),
         figures.ceiling,
     )
 
 
 def test_buffers_of_a_large_window() -> None:
     """In a window of 200,000 the usual buffers stand at 160,000, 172,000 and 181,000; the smaller threshold wins."""
-    figures = Figures(200_000, 16_000, 0, 16_000, buffers=USUAL)
+    figures = TokenBudget(200_000, 16_000, 0, 16_000, buffers=USUAL)
     full = Marks(high=1.0, soft=0.99, low=0.4)
-    assert figures.soft(full, figures.lasting) == 160_000
-    assert figures.high(full, figures.lasting) == 172_000
+    assert figures.soft(full, figures.baseline) == 160_000
+    assert figures.high(full, figures.baseline) == 172_000
     assert figures.ceiling == 181_000
-    assert figures.high(Marks(high=0.5, soft=0.4, low=0.2), figures.lasting) == figures.lasting // 2
+    assert figures.high(Marks(high=0.5, soft=0.4, low=0.2), figures.baseline) == figures.baseline // 2
 
 
 @pytest.mark.parametrize(("window", "fixed"), [(4_096, 0), (4_096, 2_000), (8_192, 0), (32_768, 0), (32_768, 17_000)])
 def test_buffers_shrink_with_a_small_room(window: int, fixed: int) -> None:
     """Small windows, also beside large tools, keep thresholds in order with room between them."""
-    figures = Figures(window, window // 8, fixed, window // 8, buffers=USUAL)
+    figures = TokenBudget(window, window // 8, fixed, window // 8, buffers=USUAL)
     low, soft, high, ceiling = levels(figures)
-    room = window - figures.stepped
-    assert figures.stepped + room // 8 < low < soft < high < ceiling < window
+    room = window - figures.quantised_fixed
+    assert figures.quantised_fixed + room // 8 < low < soft < high < ceiling < window
     assert high - low > room // 5
 
 
@@ -157,21 +157,21 @@ def test_buffers_shrink_with_a_small_room(window: int, fixed: int) -> None:
 def test_thresholds_are_in_order_whatever_the_window(window: int, share: float, cheap: bool, tier: int | None) -> None:
     """Low, soft and high rise and stay inside the window, with buffers and with a cap, and fixed text lowers none."""
     cap = economy_cap(window, tier) if cheap else None
-    figures = Figures(window, window // 8, int(share * window), window // 8, None, cap, USUAL)
+    figures = TokenBudget(window, window // 8, int(share * window), window // 8, None, cap, USUAL)
     low, soft, high, ceiling = levels(figures)
     assert low <= soft <= high <= window
     assert ceiling <= window
-    if figures.stepped < figures.lasting:
-        assert figures.stepped <= low
-    bare = Figures(window, window // 8, 0, window // 8, None, cap, USUAL)
-    assert bare.low(MARKS, bare.lasting) <= max(low, figures.stepped)
+    if figures.quantised_fixed < figures.baseline:
+        assert figures.quantised_fixed <= low
+    bare = TokenBudget(window, window // 8, 0, window // 8, None, cap, USUAL)
+    assert bare.low(MARKS, bare.baseline) <= max(low, figures.quantised_fixed)
 
 
 def test_no_buffers_change_nothing() -> None:
     """Without buffers the marks alone decide."""
-    figures = Figures(SCALED_BELOW, 0, 0)
-    assert figures.high(MARKS, figures.lasting) == figures.mark(MARKS.high, figures.lasting)
-    assert figures.low(MARKS, figures.lasting) == figures.mark(MARKS.low, figures.lasting)
+    figures = TokenBudget(SCALED_BELOW, 0, 0)
+    assert figures.high(MARKS, figures.baseline) == figures.mark(MARKS.high, figures.baseline)
+    assert figures.low(MARKS, figures.baseline) == figures.mark(MARKS.low, figures.baseline)
 
 
 def test_buffers_must_shrink_towards_the_end() -> None:
@@ -193,7 +193,7 @@ def test_the_cap_of_economy(window: int, tier: int | None, cap: int) -> None:
 
 def test_a_cap_beside_large_tools_leaves_a_quarter_of_the_room() -> None:
     """Tools above the cap do not make every request a compaction."""
-    figures = Figures(400_000, 16_000, 150_000, 16_000, cap=120_000)
-    room = figures.lasting - figures.stepped
-    assert figures.high(MARKS, figures.lasting) == figures.stepped + int(0.9 * int(0.25 * room))
+    figures = TokenBudget(400_000, 16_000, 150_000, 16_000, price_cap=120_000)
+    room = figures.baseline - figures.quantised_fixed
+    assert figures.high(MARKS, figures.baseline) == figures.quantised_fixed + int(0.9 * int(0.25 * room))
     assert figures.budget == 384_000

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compression.event import Event
-from proxy.core.compression.record import VERSION, Record, dump, load
-from proxy.core.compression.swap import Swap
+from proxy.core.compression.event import Compaction
+from proxy.core.compression.record import VERSION, CompactionRecord, dump, load
+from proxy.core.compression.swap import Placeholder
 
-EVENT = Event(9, 5, 300, 100, (1, 4), ((7, 50),), 900, ("fold", "clip"))
-RECORD = Record(VERSION, EVENT, "[Summary ...] 不要", {7: b'{"role":"tool"}'}, 8192, 1024, 200)
+EVENT = Compaction(9, 5, 300, 100, (1, 4), ((7, 50),), 900, ("fold", "clip"))
+RECORD = CompactionRecord(VERSION, EVENT, "[Summary ...] 不要", {7: b'{"role":"tool"}'}, 8192, 1024, 200)
 
 indexes = st.integers(0, 8)
 records = st.builds(
-    lambda cut, anchors, clips, block, edits: Record(
-        VERSION, Event(9, cut, 300, 10, tuple(anchors), tuple(clips), 1, ("fold",)), block, edits, 8192, 64, 100
+    lambda cut, anchors, clips, block, edits: CompactionRecord(
+        VERSION, Compaction(9, cut, 300, 10, tuple(anchors), tuple(clips), 1, ("fold",)), block, edits, 8192, 64, 100
     ),
     st.integers(0, 9),
     st.lists(indexes, max_size=2),
@@ -31,7 +31,7 @@ records = st.builds(
 
 
 @given(records)
-def test_a_record_comes_back_as_it_was(record: Record) -> None:
+def test_a_record_comes_back_as_it_was(record: CompactionRecord) -> None:
     """Dumping and loading gives an equal record, for the conversation it was made for and any longer one."""
     assert load(dump(record), 9) == record
     assert load(dump(record), 400) == record
@@ -41,19 +41,19 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
     "spoiled",
     [
         msgspec.structs.replace(RECORD, version=VERSION + 1),
-        msgspec.structs.replace(RECORD, event=replace(EVENT, place=11)),
-        msgspec.structs.replace(RECORD, event=replace(EVENT, cut=10)),
-        msgspec.structs.replace(RECORD, event=replace(EVENT, cut=-1)),
-        msgspec.structs.replace(RECORD, event=replace(EVENT, anchors=(-1,))),
-        msgspec.structs.replace(RECORD, event=replace(EVENT, anchors=(10,))),
-        msgspec.structs.replace(RECORD, event=replace(EVENT, clips=((10, 5),))),
-        msgspec.structs.replace(RECORD, event=replace(EVENT, trims=((10, 5),))),
-        msgspec.structs.replace(RECORD, event=replace(EVENT, swaps=(Swap(10, "old"),))),
+        msgspec.structs.replace(RECORD, compaction=replace(EVENT, place=11)),
+        msgspec.structs.replace(RECORD, compaction=replace(EVENT, cut=10)),
+        msgspec.structs.replace(RECORD, compaction=replace(EVENT, cut=-1)),
+        msgspec.structs.replace(RECORD, compaction=replace(EVENT, anchors=(-1,))),
+        msgspec.structs.replace(RECORD, compaction=replace(EVENT, anchors=(10,))),
+        msgspec.structs.replace(RECORD, compaction=replace(EVENT, clips=((10, 5),))),
+        msgspec.structs.replace(RECORD, compaction=replace(EVENT, trims=((10, 5),))),
+        msgspec.structs.replace(RECORD, compaction=replace(EVENT, swaps=(Placeholder(10, "old"),))),
         msgspec.structs.replace(RECORD, edits={10: b"{}"}),
         msgspec.structs.replace(RECORD, edits={-1: b"{}"}),
     ],
 )
-def test_a_record_that_does_not_fit_is_none(spoiled: Record) -> None:
+def test_a_record_that_does_not_fit_is_none(spoiled: CompactionRecord) -> None:
     """Another version, and indexes outside the conversation, are as good as no record."""
     assert load(dump(RECORD), 10) == RECORD
     assert load(dump(spoiled), 10) is None
@@ -93,5 +93,5 @@ def test_a_damaged_record_is_sound_or_none(at: int, byte: int) -> None:
     assert load(raw[:at], 10) is None
     found = load(raw[:at] + bytes([byte]) + raw[at + 1 :], 10)
     if found is not None:
-        assert 0 <= found.event.cut <= found.event.place <= 10
-        assert all(0 <= index < 10 for index in (*found.edits, *found.event.anchors))
+        assert 0 <= found.compaction.cut <= found.compaction.place <= 10
+        assert all(0 <= index < 10 for index in (*found.edits, *found.compaction.anchors))

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.budget.figures import Figures, Marks, Shares
+from proxy.core.budget.figures import Marks, Shares, TokenBudget
 from proxy.core.budget.shares import Allocation
-from proxy.core.compression.event import Demand, Event, Rules, Rungs
+from proxy.core.compression.event import Compaction, Demand, EnabledStages, Rules
 from proxy.core.compression.schedule import CLIP_FLOOR, NOTE, Schedule
 from proxy.core.conversation.items import Facts, Item, Result, lay_out, unread_from
 
-RULES = Rules(Marks(), Shares(), Rungs())
-FIGURES = Figures(8192, 1024, 300, 1024)
+RULES = Rules(Marks(), Shares(), EnabledStages())
+FIGURES = TokenBudget(8192, 1024, 300, 1024)
 
 
 def item(role: str, tokens: int, calls: Sequence[str] = (), answers: Sequence[str] = ()) -> Item:
@@ -34,7 +34,7 @@ def agent(rounds: int, result: int = 400, parallel: int = 1) -> list[Item]:
     return found
 
 
-def schedule(items: Sequence[Item], figures: Figures = FIGURES, rules: Rules = RULES) -> Schedule:
+def schedule(items: Sequence[Item], figures: TokenBudget = FIGURES, rules: Rules = RULES) -> Schedule:
     return Schedule(items, lay_out(tuple(items)), figures, rules)
 
 
@@ -59,7 +59,7 @@ def histories(draw: st.DrawFn) -> list[Item]:
 
 
 figures = st.builds(
-    lambda window, fixed, reserve: Figures(window, int(window * reserve), int(window * fixed), window // 8),
+    lambda window, fixed, reserve: TokenBudget(window, int(window * reserve), int(window * fixed), window // 8),
     st.sampled_from([1024, 4096, 8192, 32768]),
     st.sampled_from([0.0, 0.02, 0.3, 0.7]),
     st.sampled_from([0.01, 0.125, 0.3]),
@@ -68,7 +68,7 @@ figures = st.builds(
 
 @settings(max_examples=200)
 @given(histories(), figures, st.booleans())
-def test_an_event_is_sound(items: list[Item], asked: Figures, force: bool) -> None:
+def test_an_event_is_sound(items: list[Item], asked: TokenBudget, force: bool) -> None:
     """Any event cuts between rounds, keeps the newest round, makes the view smaller, and says how large it is."""
     plan = schedule(items, asked)
     layout = lay_out(tuple(items))
@@ -88,9 +88,9 @@ def test_an_event_is_sound(items: list[Item], asked: Figures, force: bool) -> No
 
 @settings(max_examples=150)
 @given(histories(), figures)
-def test_going_on_from_an_event_equals_starting_over(items: list[Item], asked: Figures) -> None:
+def test_going_on_from_an_event_equals_starting_over(items: list[Item], asked: TokenBudget) -> None:
     """For equal figures the fold from the start finds the events that were found request by request."""
-    asked = replace(asked, reserve=asked.usual)
+    asked = replace(asked, reserve=asked.default_reserve)
     layout = lay_out(tuple(items))
     event = None
     for place in (*layout.places, len(items)):
@@ -104,12 +104,12 @@ def test_going_on_from_an_event_equals_starting_over(items: list[Item], asked: F
 
 @settings(max_examples=100)
 @given(histories(), figures)
-def test_a_view_that_can_be_brought_under_the_budget_is(items: list[Item], asked: Figures) -> None:
+def test_a_view_that_can_be_brought_under_the_budget_is(items: list[Item], asked: TokenBudget) -> None:
     """Where the newest round and its frame leave room, the present view fits the exact budget."""
     plan = schedule(items, asked)
     event = plan.run(None)
-    budget = min(asked.lasting, asked.budget)
-    floor = asked.stepped + 2 * NOTE + CLIP_FLOOR * (2 + len(items) - lay_out(tuple(items)).cuts[-1])
+    budget = min(asked.baseline, asked.budget)
+    floor = asked.quantised_fixed + 2 * NOTE + CLIP_FLOOR * (2 + len(items) - lay_out(tuple(items)).cuts[-1])
     tails = [cut for cut in lay_out(tuple(items)).cuts if cut < len(items)]
     run = len(items) - tails[max(0, len(tails) - 9)]
     if floor + CLIP_FLOOR * run <= budget:
@@ -126,12 +126,12 @@ def test_events_are_rare_and_deep() -> None:
         if found is not None and found != event:
             events.append(found)
             before = part.weight(place, event)
-            assert FIGURES.stepped + before > min(FIGURES.mark(0.9, FIGURES.lasting), FIGURES.ceiling)
-            assert FIGURES.stepped + found.after <= FIGURES.mark(0.4, FIGURES.lasting)
+            assert FIGURES.quantised_fixed + before > min(FIGURES.mark(0.9, FIGURES.baseline), FIGURES.ceiling)
+            assert FIGURES.quantised_fixed + found.after <= FIGURES.mark(0.4, FIGURES.baseline)
         event = found
     assert len(events) > 5
     growth = [sum(i.tokens for i in items[a.place : b.place]) for a, b in pairwise(events)]
-    assert min(growth) >= 0.45 * (FIGURES.lasting - FIGURES.stepped)
+    assert min(growth) >= 0.45 * (FIGURES.baseline - FIGURES.quantised_fixed)
 
 
 def test_the_cut_is_the_oldest_that_reaches_the_low_mark() -> None:
@@ -141,7 +141,7 @@ def test_the_cut_is_the_oldest_that_reaches_the_low_mark() -> None:
     event = plan.run(None, Demand(force=True))
     assert event is not None
     earlier = replace(event, cut=event.cut - 2)
-    low = FIGURES.mark(0.4, FIGURES.budget) - FIGURES.stepped
+    low = FIGURES.mark(0.4, FIGURES.budget) - FIGURES.quantised_fixed
     assert event.after <= low < plan.weight(len(items), earlier)
 
 
@@ -151,11 +151,11 @@ def test_the_cut_is_the_oldest_that_reaches_the_low_mark() -> None:
         replace(FIGURES, fixed=FIGURES.fixed + 20),
         replace(FIGURES, reserve=64),
         replace(FIGURES, reserve=2000),
-        replace(FIGURES, window=32768, usual=4096),
+        replace(FIGURES, window=32768, default_reserve=4096),
     ],
     ids=["clock", "small figure", "large figure", "larger window"],
 )
-def test_a_past_event_stands_whatever_changed(changed: Figures) -> None:
+def test_a_past_event_stands_whatever_changed(changed: TokenBudget) -> None:
     """From an event that was sent, other figures go on without touching it while the view fits."""
     items = agent(20)
     event = schedule(items).run(None)
@@ -180,7 +180,7 @@ def test_a_smaller_limit_is_a_new_event() -> None:
     assert event is not None
     assert smaller is not None
     assert smaller.cut > event.cut
-    assert FIGURES.stepped + smaller.after <= 1500
+    assert FIGURES.quantised_fixed + smaller.after <= 1500
 
 
 def test_forcing_under_the_low_mark_changes_nothing() -> None:
@@ -213,7 +213,7 @@ def test_what_the_user_wrote_is_clipped_last() -> None:
 def test_a_rung_that_is_switched_off_is_not_taken(off: tuple[str, ...]) -> None:
     """Without a rung no event shows it; nothing leaves the view where neither folding nor dropping is allowed."""
     items = [*agent(20), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(items, rules=replace(RULES, rungs=replace(Rungs(), **dict.fromkeys(off, False)))).run(None)
+    event = schedule(items, rules=replace(RULES, rungs=replace(EnabledStages(), **dict.fromkeys(off, False)))).run(None)
     assert event is None or not set(off).intersection(event.stages)
     if "fold" in off:
         assert event is not None
@@ -223,7 +223,7 @@ def test_a_rung_that_is_switched_off_is_not_taken(off: tuple[str, ...]) -> None:
 def test_a_huge_result_is_truncated_where_rounds_are_dropped() -> None:
     """Where old rounds are dropped bare, the newest result is cut short as far as needed, not clipped."""
     items = [*agent(13), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(items, rules=replace(RULES, rungs=Rungs(fold=False))).run(None)
+    event = schedule(items, rules=replace(RULES, rungs=EnabledStages(fold=False))).run(None)
     assert event is not None
     assert event.stages == ("drop", "truncate")
     kept = sum(items[i].tokens for i in range(event.cut, len(items) - 1))
@@ -265,11 +265,11 @@ def test_an_empty_conversation_has_no_event() -> None:
 def test_a_long_conversation_costs_few_looks() -> None:
     """The next place above the mark is found by halving: an old conversation is not weighed place by place."""
     items = agent(5000, result=40)
-    plan = schedule(items, Figures(10**6, 1000, 300, 16_384))
+    plan = schedule(items, TokenBudget(10**6, 1000, 300, 16_384))
     looks = 0
     weigh = plan.weight
 
-    def watched(place: int, event: Event | None) -> int:
+    def watched(place: int, event: Compaction | None) -> int:
         nonlocal looks
         looks += 1
         return weigh(place, event)
@@ -289,10 +289,10 @@ def test_an_allocation_makes_an_event_deeper() -> None:
     plain, shared = schedule(items).run(None), schedule(items, rules=ALLOCATED).run(None)
     assert plain is not None
     assert shared is not None
-    most = SHARED.for_history(8192, FIGURES.stepped)
+    most = SHARED.for_history(8192, FIGURES.quantised_fixed)
     assert most < int(0.18 * 8192)
     assert shared.after <= most < plain.after
-    assert shared.block <= SHARED.for_block(8192, FIGURES.stepped) + NOTE < plain.block
+    assert shared.block <= SHARED.for_block(8192, FIGURES.quantised_fixed) + NOTE < plain.block
     tight = replace(RULES, allocation=Allocation(reserve=1.0))
     alone = schedule(items, rules=tight).run(None)
     assert alone is not None
@@ -302,7 +302,7 @@ def test_an_allocation_makes_an_event_deeper() -> None:
 
 @settings(max_examples=120)
 @given(histories(), figures, st.sampled_from([ALLOCATED, replace(RULES, allocation=Allocation(reserve=1.0))]))
-def test_an_allocation_never_makes_a_view_fit_less(items: list[Item], asked: Figures, rules: Rules) -> None:
+def test_an_allocation_never_makes_a_view_fit_less(items: list[Item], asked: TokenBudget, rules: Rules) -> None:
     """What fits without an allocation fits with one: it only goes deeper, and moves no event that was sent."""
     plain, shared = schedule(items, asked), schedule(items, asked, rules)
     if plain.fits(plain.run(None), asked.budget):
@@ -314,7 +314,7 @@ def test_an_allocation_never_makes_a_view_fit_less(items: list[Item], asked: Fig
 
 @settings(max_examples=200)
 @given(histories(), figures)
-def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item], asked: Figures) -> None:
+def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item], asked: TokenBudget) -> None:
     """A result no model has read is cut only if it would not fit beside task, newest user text and a note."""
     plan, count = schedule(items, asked), len(items)
     event = plan.run(None)
@@ -328,13 +328,13 @@ def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item]
     users = [index for index, item in enumerate(items) if item.role == "user" and index < start]
     least = sum(item.tokens for item in items[start:] if item.role != "system") + NOTE
     least += sum(items[index].tokens for index in {*users[:1], *users[-1:]})
-    if asked.stepped + least <= asked.room:
+    if asked.quantised_fixed + least <= asked.room:
         assert not cut
 
 
 @settings(max_examples=150)
 @given(histories(), figures)
-def test_the_same_request_gets_the_same_event(items: list[Item], asked: Figures) -> None:
+def test_the_same_request_gets_the_same_event(items: list[Item], asked: TokenBudget) -> None:
     """A conversation that was compacted at its end and fits is not compacted again when it comes once more."""
     plan = schedule(items, asked)
     event = plan.run(None)
@@ -348,7 +348,7 @@ def test_a_result_left_whole_is_truncated_once_it_was_read() -> None:
     first = schedule(items).run(None)
     assert first is not None
     assert first.trims == ()
-    assert FIGURES.stepped + first.after <= FIGURES.budget
+    assert FIGURES.quantised_fixed + first.after <= FIGURES.budget
     more = [*items, item("assistant", 60, ["next"]), item("tool", 300, (), ("next",))]
     second = schedule(more).run(first)
     assert second is not None
@@ -364,7 +364,7 @@ def test_the_block_gives_way_before_an_unread_result() -> None:
     assert event.stages == ("drop",)
     assert event.trims == event.clips == ()
     assert event.block >= NOTE
-    assert FIGURES.stepped + event.after <= FIGURES.budget
+    assert FIGURES.quantised_fixed + event.after <= FIGURES.budget
 
 
 def test_an_unread_result_too_big_for_the_room_takes_all_of_it() -> None:
@@ -372,7 +372,7 @@ def test_an_unread_result_too_big_for_the_room_takes_all_of_it() -> None:
     items = [*agent(6), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
     event = schedule(items).run(None)
     assert event is not None
-    assert FIGURES.budget - 8 <= FIGURES.stepped + event.after <= FIGURES.budget
+    assert FIGURES.budget - 8 <= FIGURES.quantised_fixed + event.after <= FIGURES.budget
 
 
 @settings(max_examples=60, deadline=None)
@@ -381,7 +381,7 @@ def test_no_view_goes_below_the_least(items: list[Item]) -> None:
     """However little is asked for, what a compaction leaves is no less than the newest round at its shortest."""
     plan = schedule(items)
     event = plan.run(None, Demand(force=True, limit=0))
-    assert FIGURES.stepped + plan.weight(len(items), event) >= plan.least()
+    assert FIGURES.quantised_fixed + plan.weight(len(items), event) >= plan.least()
 
 
 def test_the_least_counts_what_cannot_be_shortened() -> None:

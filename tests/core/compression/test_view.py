@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compression.event import Event
+from proxy.core.compression.event import Compaction
 from proxy.core.compression.fold import HEADER
-from proxy.core.compression.swap import Swap
-from proxy.core.compression.view import Pen, Raw, assemble, write
+from proxy.core.compression.swap import Placeholder
+from proxy.core.compression.view import OriginalItems, RenderOptions, assemble, write
 from proxy.core.conversation import chat
 from proxy.core.conversation.items import lay_out
 from proxy.core.conversation.scan import scan
@@ -34,23 +34,23 @@ RESULT = {"role": "tool", "tool_call_id": "a", "content": "done"}
 NEWER = {"role": "user", "content": [{"type": "text", "text": "And now?"}], "name": "ann"}
 
 
-def raw_of(body: bytes) -> Raw:
+def raw_of(body: bytes) -> OriginalItems:
     where = scan(body, "messages")
     items = [chat.read_item(body[start:end], count) for start, end in where.spans]
-    return Raw(body, where.spans, items, lay_out(items), chat)
+    return OriginalItems(body, where.spans, items, lay_out(items), chat)
 
 
-def view_of(raw: Raw, event: Event) -> tuple[str, bytes, int]:
+def view_of(raw: OriginalItems, event: Compaction) -> tuple[str, bytes, int]:
     """The block, the body with the view in place of the messages, and the view's weight."""
-    block, edits = write(raw, event, Pen(count, tools()))
+    block, edits = write(raw, event, RenderOptions(count, tools()))
     made = assemble(raw, event, block, edits, count)
     where = scan(raw.body, "messages")
     return block, raw.body[: where.start] + made.content + raw.body[where.end :], made.tokens
 
 
-def fold(raw: Raw, cut: int, clips: tuple[tuple[int, int], ...] = ()) -> Event:
+def fold(raw: OriginalItems, cut: int, clips: tuple[tuple[int, int], ...] = ()) -> Compaction:
     place = len(raw.items)
-    return Event(place, cut, 400, 200, raw.layout.anchors(place, cut), clips)
+    return Compaction(place, cut, 400, 200, raw.layout.anchors(place, cut), clips)
 
 
 @settings(max_examples=80, phases=UNSHRUNK)
@@ -143,7 +143,7 @@ def test_a_clip_keeps_names_ids_and_json() -> None:
     call = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
     body = body_of([TASK, call, {**RESULT, "content": "line\n" * 3000}])
     raw = raw_of(body)
-    _, view, tokens = view_of(raw, Event(3, 0, 0, clips=((1, 200), (2, 100))))
+    _, view, tokens = view_of(raw, Compaction(3, 0, 0, clips=((1, 200), (2, 100))))
     assert tokens <= raw.items[0].tokens + 300
     first, second, third = map(json.loads, slices(view))
     assert first == TASK
@@ -164,12 +164,12 @@ def step(name: str, arguments: dict[str, Any], result: Any, at: int) -> list[Mes
     return [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": f"c{at}", "content": result}]
 
 
-def lines_of(messages: list[Message], event: Event) -> list[Any]:
+def lines_of(messages: list[Message], event: Compaction) -> list[Any]:
     """What the tool results of *messages* say after *event*."""
     body = body_of(messages)
     where = scan(body, "messages")
     items = [read_one(chat, body[start:end], count, tools()) for start, end in where.spans]
-    _, view, _ = view_of(Raw(body, where.spans, items, lay_out(items), chat), event)
+    _, view, _ = view_of(OriginalItems(body, where.spans, items, lay_out(items), chat), event)
     return [message["content"] for message in map(json.loads, slices(view)) if message["role"] == "tool"]
 
 
@@ -184,7 +184,7 @@ def test_a_line_says_that_a_later_reading_includes_a_result_only_if_it_does(late
     """Without a change in sight a file may have changed all the same: then it was read again, no more."""
     first = step("Read", {"file_path": "a.py", "offset": 1, "limit": 2}, "1\tx\n2\ty", 1)
     messages = [TASK, *first, *step("Read", {"file_path": "a.py"}, later, 2)]
-    said = lines_of(messages, Event(5, 0, 0, swaps=(Swap(2, "included", 4),)))
+    said = lines_of(messages, Compaction(5, 0, 0, swaps=(Placeholder(2, "included", 4),)))
     assert said == [f"[Left out: {words}.]", later]
 
 
@@ -200,7 +200,7 @@ def test_a_line_says_that_a_later_reading_includes_a_result_only_if_it_does(late
 def test_a_line_says_what_the_call_was_about(name: str, arguments: dict[str, Any], about: str) -> None:
     """A search's folder or query, a list of commands and an address stay known when a result is left out."""
     messages = [TASK, *step(name, arguments, "line " * 50, 1)]
-    (said,) = lines_of(messages, Event(3, 0, 0, swaps=(Swap(2, "old"),)))
+    (said,) = lines_of(messages, Compaction(3, 0, 0, swaps=(Placeholder(2, "old"),)))
     assert about in said
 
 
@@ -209,6 +209,6 @@ def test_a_cut_text_keeps_the_image_beside_it() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
     result = [{"type": "text", "text": "line\n" * 3000}, image]
     messages = [TASK, *step("Bash", {"command": "make"}, result, 1)]
-    (said,) = lines_of(messages, Event(3, 0, 0, trims=((2, 500),)))
+    (said,) = lines_of(messages, Compaction(3, 0, 0, trims=((2, 500),)))
     assert said[1] == image
     assert 200 < count(said[0]["text"]) < 500
