@@ -119,13 +119,13 @@ class FailOpen:
         return self._answer(request, sending, reply, b"", api)
 
     def _answer(self, request: Request, sending: Sending, reply: Reply, head: bytes, api: str) -> Answer:
-        facts = request.request_id, api or request.api, request.model or _model_of(request.body), sending.upstream
+        facts = request.request_id, api or request.api, request.model or model_of(request.body), sending.upstream
         return Answer(Report(*facts, outcome="degraded", reason=INTERNAL_ERROR), reply, head)
 
     def _destination(self, request: Request) -> tuple[str, str, bytes]:
         """The upstream, the model's name and the body to send; each as plain as what still works allows."""
         attempt, name = self._faults.attempt, request.request_id
-        model = request.model or attempt("request", name, lambda: _model_of(request.body), "")
+        model = request.model or attempt("request", name, lambda: model_of(request.body), "")
         route = self._route(model, name)
         if route is None:
             return self._catalogue.default_upstream, model, request.body
@@ -145,7 +145,7 @@ class FailOpen:
             return None
 
 
-def _model_of(body: bytes) -> str:
+def model_of(body: bytes) -> str:
     """The model that *body* names, read apart from all that may just have failed; empty if it names none."""
     try:
         return _NAMED.decode(body).model

@@ -6,24 +6,16 @@ import re
 from dataclasses import replace
 from typing import Final
 
-import msgspec
-
 from proxy.core.conversation.compaction import announced
 from proxy.core.conversation.identity import epoch_of, session_of
 from proxy.core.request import Origin, Request
+from proxy.engine.fail_open import model_of
 from proxy.server.body import BodyReader, inflated
 from proxy.server.config import Limits
 from proxy.server.intake import Intake, options, window_variant
 from proxy.server.routes import managed
 
 _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
-
-
-class _Named(msgspec.Struct):
-    model: str = ""
-
-
-_NAMED: Final = msgspec.json.Decoder(_Named)
 
 
 async def read_request(plain: Request, path_qs: str, intake: Intake, reader: BodyReader, limits: Limits) -> Request:
@@ -55,7 +47,4 @@ def named_model(body: bytes, *, complete: bool) -> str:
     if not complete:
         found = _MODEL_FIRST.match(body)
         return found[1].decode("utf-8", "replace") if found else ""
-    try:
-        return _NAMED.decode(body).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
+    return model_of(body)
