@@ -61,10 +61,10 @@ class Counter(Protocol):
         """Tokens of *text* in *encoding*; special-token text counts as text. CPU-bound and thread-safe."""
 
 
-class Recorder(Protocol):
+class Records(Protocol):
     """Event records shared by every replica. No method raises or waits longer than the store's deadlines."""
 
-    def chain_key(self, tenant: bytes) -> bytes:
+    def prefix_key(self, tenant: bytes) -> bytes:
         """The secret (32 bytes) that keys this tenant's chains."""
 
     def item_key(self) -> bytes:
@@ -80,21 +80,21 @@ class Recorder(Protocol):
         ``None`` when there is none or the store cannot say.
         """
 
-    async def fix(
-        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, supersede: bool = False
+    async def save(
+        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, replace: bool = False
     ) -> bytes:
         """Store *record* unless the place has one already; returns the one that holds from now on.
 
-        With *supersede* the record replaces what is there: a provider's overflow proved the earlier view too large.
+        With *replace* the record replaces what is there: a provider's overflow proved the earlier view too large.
         """
 
-    async def take(self, tenant: bytes, root: bytes) -> bool:
+    async def pop_request(self, tenant: bytes, root: bytes) -> bool:
         """Whether somebody wished that conversation *root* be compacted, as ``newest`` saw; told to one caller only."""
 
-    async def recall(self, tenant: bytes, route: str) -> bytes | None:
+    async def read_route(self, tenant: bytes, route: str) -> bytes | None:
         """What was last remembered about *route* for *tenant*; ``None`` where there is nothing or nobody to ask."""
 
-    def remember(self, tenant: bytes, route: str, value: bytes) -> None:
+    def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
         """Keep *value* about *route* for *tenant*, in the background; the last one remembered holds."""
 
 

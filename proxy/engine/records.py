@@ -15,7 +15,7 @@ from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlo
 from proxy.core.planner import provider_compacts
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
-from proxy.engine.ports import Recorder, Summaries, Summary, SummaryRequest
+from proxy.engine.ports import Records, Summaries, Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.engine.summary_requests import summary_request_of
 from proxy.offload import load_of, offload
@@ -39,7 +39,7 @@ class CompactionRecords:
     def __init__(
         self,
         reader: Reader,
-        recorder: Recorder,
+        recorder: Records,
         policy: Policy,
         records: MutableMapping[tuple[str, bytes], CompactionRecord],
         asked: MutableMapping[tuple[str, bytes], bool],
@@ -63,7 +63,7 @@ class CompactionRecords:
         first = record.compaction if record else None
         if measured.target.dry_run or (record is None and self._is_left_to_provider(measured)):
             return LookedUp(layout, record, first=first)
-        requested = await self._recorder.take(measured.request.tenant, measured.root_hash(layout))
+        requested = await self._recorder.pop_request(measured.request.tenant, measured.root_hash(layout))
         return LookedUp(layout, record, requested, first)
 
     @staticmethod
@@ -141,7 +141,7 @@ class CompactionRecords:
         layout, target, boundary = need.found.layout, need.target, record.compaction.place
         hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.route.name
         name, root = hashes[boundary - 1], measured.root_hash(layout)
-        stored = await self._recorder.fix(tenant, root, route, name, dump(record), supersede=target.replaces)
+        stored = await self._recorder.save(tenant, root, route, name, dump(record), replace=target.replaces)
         theirs = load(stored, len(hashes))
         if theirs is not None and theirs.compaction.place == boundary:
             budget = measured.budget_for(target)

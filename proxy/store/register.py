@@ -97,10 +97,10 @@ class Register:
 
     def _name(self, tenant: bytes, conversation: str) -> bytes:
         said = b"conversation\0" + conversation.encode("utf-8", "surrogatepass")
-        return hmac.digest(self._records.chain_key(tenant), said, "sha256")[:16]
+        return hmac.digest(self._records.prefix_key(tenant), said, "sha256")[:16]
 
     def _listed(self, tenant: bytes) -> bytes:
-        return hmac.digest(self._records.chain_key(tenant), b"listed", "sha256")[:16]
+        return hmac.digest(self._records.prefix_key(tenant), b"listed", "sha256")[:16]
 
 
 def _bound(name: str, field: str) -> str:
