@@ -42,10 +42,10 @@ class Request:
     """One managed request.
 
     ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is scoped by it.
-    ``model`` is the one the path names, if it names one; it wins over the body's. ``session`` is what the client's
-    headers call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``compacting``
+    ``path_model`` is the one the path names, if it names one; it wins over the body's. ``session`` is what the client's
+    headers call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``client_compaction``
     is whose own compaction of its conversation the headers announce.
-    ``variant`` is what its headers ask for that changes a model's window, such as a beta flag.
+    ``window_variant`` is what its headers ask for that changes a model's window, such as a beta flag.
     """
 
     api: str
@@ -53,9 +53,9 @@ class Request:
     tenant: bytes
     request_id: str
     options: Options = Options()
-    model: str = ""
+    path_model: str = ""
     session: str = ""
     epoch: int = 0
-    variant: str = ""
-    compacting: str = ""
+    window_variant: str = ""
+    client_compaction: str = ""
     origin: Origin | None = None

@@ -167,7 +167,7 @@ class Engine:
 
     async def _compacted(self, request: Request, send: Sending) -> Answer:
         request, ours = await self._opened(request)
-        request = replace(request, compacting=request.compacting or OTHER)
+        request = replace(request, client_compaction=request.client_compaction or OTHER)
         return await self._compact(request, await self._fitter.located(request), send, "endpoint", ours)
 
     def _is_marked(self, request: Request) -> bool:
@@ -187,7 +187,7 @@ class Engine:
         """
         if not self._managing.concerns(request) or request.options.mode == "off" or self._mode == "off":
             return request
-        model = request.model or (await self._fitter.located(request)).outline.model
+        model = request.path_model or (await self._fitter.located(request)).outline.model
         served = await self._managing.served(request, self._catalogue.resolve(model))
         if served.options.window != request.options.window:
             plan = await self.planner.planned(served, "any", dry_run=True)
@@ -199,7 +199,7 @@ class Engine:
         self, request: Request, located: Located, send: Sending, kind: Kind, ours: tuple[int, ...]
     ) -> Answer:
         outline = located.outline
-        upstream = self.upstream_of(request.model or outline.model)
+        upstream = self.upstream_of(request.path_model or outline.model)
         serving = self._compacting.serving(upstream)
         relayed = outline.stored or request.options.mode == "off" or self._mode == "off"
         if relayed or serving.asks(kind):
@@ -216,7 +216,7 @@ class Engine:
 
     async def _own_compaction(self, request: Request, located: Located, kind: Kind, ours: tuple[int, ...]) -> Answer:
         started, outline = self._clock(), located.outline
-        model = request.model or outline.model
+        model = request.path_model or outline.model
         route = self._catalogue.resolve(model, len(request.body))
         known = await self._lessons.of(route, request.tenant)
         window, factor = self._recovery.window(route, known, request), known.lesson.calibration.factor
@@ -318,7 +318,7 @@ class Engine:
     async def _named(self, plan: Plan, request: Request) -> bytes:
         """The body to send: the plan's, under the name that the upstream has for the model."""
         assert plan.route is not None
-        if request.model or plan.route.model == plan.route.asked:
+        if request.path_model or plan.route.model == plan.route.asked:
             return plan.body
         named = replace(request, body=plan.body)
         return renamed(named, await self._fitter.located(named), plan.route.model)

@@ -119,17 +119,17 @@ class FailOpen:
         return self._answer(request, sending, reply, b"", api)
 
     def _answer(self, request: Request, sending: Sending, reply: Reply, head: bytes, api: str) -> Answer:
-        facts = request.request_id, api or request.api, request.model or model_of(request.body), sending.upstream
+        facts = request.request_id, api or request.api, request.path_model or model_of(request.body), sending.upstream
         return Answer(Report(*facts, outcome="degraded", reason=INTERNAL_ERROR), reply, head)
 
     def _destination(self, request: Request) -> tuple[str, str, bytes]:
         """The upstream, the model's name and the body to send; each as plain as what still works allows."""
         attempt, name = self._faults.attempt, request.request_id
-        model = request.model or attempt("request", name, lambda: model_of(request.body), "")
+        model = request.path_model or attempt("request", name, lambda: model_of(request.body), "")
         route = self._route(model, name)
         if route is None:
             return self._catalogue.default_upstream, model, request.body
-        if request.model or route.model == route.asked:
+        if request.path_model or route.model == route.asked:
             return route.upstream, route.asked, request.body
         rename = lambda: renamed(request, self._fitter.locate(request), route.model)  # noqa: E731
         return route.upstream, route.asked, attempt("request", name, rename, request.body)

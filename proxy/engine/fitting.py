@@ -139,7 +139,7 @@ class Fitter:
         policy, route, window, token_ratio = self._policy, known.route, known.window, known.token_ratio
         envelope, requested = reading.outline, reading.outline.requested
         counts = TokenCounts(reading.fixed, reading.sizes, reading.totals, reading.members)
-        client_compaction = request.compacting or _compacting(reading)
+        client_compaction = request.client_compaction or _compacting(reading)
         added = 0
         if policy.recall and not client_compaction:
             added = recall_offer.tokens(self._reader, request.api, envelope, route, window)

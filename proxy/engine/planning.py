@@ -63,7 +63,7 @@ class Planner:
 
     async def may_leave(self, request: Request) -> bool:
         """Whether another model can answer: not where the path names this one, or its server has the history."""
-        return not request.model and not (await self._fitter.located(request)).outline.stored
+        return not request.path_model and not (await self._fitter.located(request)).outline.stored
 
     async def by_fallback(self, request: Request, model: str, max_loss: MaxLoss, *, dry_run: bool = False) -> Plan:
         """What to send when *model* is asked in place of the one that was."""
@@ -121,8 +121,8 @@ class Planner:
 
     def _route(self, request: Request, named: str) -> Route:
         """Where *request* goes; *named* is the model that its body names."""
-        route = self._catalogue.resolve(request.model or named, len(request.body))
-        return replace(route, variant=request.variant) if request.variant else route
+        route = self._catalogue.resolve(request.path_model or named, len(request.body))
+        return replace(route, variant=request.window_variant) if request.window_variant else route
 
     def _mode_of(self, request: Request) -> Mode:
         return self._mode if request.options.mode == "on" else request.options.mode
@@ -165,7 +165,7 @@ class Planner:
         return Report(
             request.request_id,
             request.api,
-            request.model or about.model,
+            request.path_model or about.model,
             route.upstream,
             about.stream is True,
             window=window,
@@ -174,7 +174,7 @@ class Planner:
             task_size=options.task_size,
             conversation=name_of(request.tenant, session) if session else "",
             epoch=request.epoch,
-            client_compaction=request.compacting,
+            client_compaction=request.client_compaction,
         )
 
     def _target(

@@ -75,7 +75,7 @@ class ClientCompaction:
         if outline.requested is not None and tokens > outline.requested:
             return None
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
-        model = request.model or outline.model
+        model = request.path_model or outline.model
         said = plain.Said(text, tokens, name, model, int(self._now()), _wants_usage(outline))
         facts = {"outcome": "compacted", "reason": SERVED, "tokens_after": tokens, "summary_tokens": summary.spent}
         report = plan.report.but(stages=(), regions={}, borrowed={}, event=False, **facts)

@@ -31,11 +31,11 @@ async def read_request(plain: Request, path_qs: str, intake: Intake, reader: Bod
     asking = replace(
         asking,
         options=options(intake.own),
-        model=model,
-        variant=window_variant(intake),
+        path_model=model,
+        window_variant=window_variant(intake),
         session=session_of(intake.seen),
         epoch=epoch_of(intake.seen),
-        compacting=announced(intake.seen),
+        client_compaction=announced(intake.seen),
     )
     if encoding is not None:
         intake.drop(("content-encoding",))

@@ -205,7 +205,7 @@ class Handler:
         try:
             answer = await answering(asking, send)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
-            model = asking.model or named_model(asking.body, complete=True)
+            model = asking.path_model or named_model(asking.body, complete=True)
             call.report = call.report.but(model=model, upstream=error.upstream)
             raise
         # A stream may last for minutes and needs nothing of its request any more.
