@@ -24,7 +24,7 @@ from proxy.core.overflow.classify import Classifier
 from proxy.engine.context_management import Managing
 from proxy.engine.engine import Engine
 from proxy.engine.fitting import Fitter
-from proxy.engine.learned_routes import LearnedRoutes, Notice, unnoticed
+from proxy.engine.learned_routes import LearnedRoutes, NoticeCallback, ignore_notice
 from proxy.engine.own_compaction import Compacting, Serving
 from proxy.engine.reading import Reader
 from proxy.engine.recall_session import Limits as RecallLimits
@@ -56,58 +56,109 @@ def open_engine(
     catalogue: Catalogue,
     tokenizers: Tokenizers,
     store: Store,
-    notice: Notice = unnoticed,
+    upstream: Upstream,
+    notice: NoticeCallback = ignore_notice,
     jobs: Jobs | None = None,
     chronicle: Chronicle | None = None,
+    calls: CallSettings | None = None,
     faults: Faults | None = None,
-) -> Engine:
-    """The conductor of *settings*, with memories of its own.
+) -> tuple[Engine, LearnedRoutes]:
+    """The engine of *settings*, with caches of its own, and what its traffic teaches.
 
-    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any; *chronicle* notes
-    what becomes of conversations. *faults* of ours are reported there.
+    *notice* is told what traffic teaches of servers; *jobs* write summaries, if there are any; *chronicle* notes what
+    becomes of conversations. *faults* of ours are reported there.
     """
-    wanted = settings.compression
-    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
-    buffers = Buffers(**wanted.buffers.model_dump())
-    shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
-    stages = wanted.stages
-    rungs = EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
-    tools = configuration.tool_map(settings.tools)
-    outlines, prefixes = memories.outlines(), memories.prefixes()
-    most = settings.server.limits.items
-    reader = Reader(tokenizers, memories.items(), outlines, memories.Locked(SIZES), prefixes, tools, most)
-    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
-    rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
-    economy, always = wanted.policy == "economy", _always(stages)
-    recall = wanted.recall
-    policy = Policy(
-        rules, wanted.lower_output, wanted.stored_history, economy, buffers, always, recall.enabled, reader.tools
+    policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings))
+    faults = faults or Faults()
+    reader = Reader(
+        tokenizers,
+        memories.items(),
+        memories.outlines(),
+        memories.Locked(SIZES),
+        memories.prefixes(),
+        policy.tools,
+        settings.server.limits.items,
     )
-    lessons = LearnedRoutes(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
-    classifier = Classifier(configuration.overflow_rules(settings))
-    fitter = Fitter(
-        reader, store, policy, memories.records(), LRUCache(ASKED), memories.Locked(TOOL_ARRAYS), lessons, jobs
+    learned = LearnedRoutes(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
+    records = CompactionRecords(reader, store, policy, memories.records(), LRUCache(ASKED), jobs)
+    features = Features(_features(settings, catalogue, reader, store, records, chronicle, faults))
+    mode, shrunk_tools = settings.compression.mode, memories.Locked(TOOL_ARRAYS)
+    measurer = Measurer(catalogue, reader, store, learned, features, policy, mode, shrunk_tools)
+    retries = Retries(measurer, learned)
+    sending = UpstreamCalls(
+        upstream, catalogue, measurer, retries, classifier, calls or CallSettings(), faults
     )
-    counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
-    owned = [each.name for each in settings.upstreams if each.context_management == "own"]
-    compacting = Compacting(reader, store, shares, time.time, serving)
-    own = ClientCompaction(fitter.events, reader, shares, time.time)
-    return Engine(
+    counting = {each.name: each.count_tokens for each in settings.upstreams}
+    engine = Engine(
         catalogue,
-        fitter,
-        wanted.mode,
-        lessons,
-        time.perf_counter,
+        measurer,
+        records,
+        learned,
+        sending,
+        retries,
         classifier,
-        counting,
-        compacting=compacting,
-        managing=Managing(reader, owned),
-        own=own if wanted.client_compaction == "answer" else None,
-        recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
-        answered=chronicle.answered if chronicle else None,
-        faults=faults,
+        features,
+        EngineSettings(policy, counting),
+        time.perf_counter,
+        faults,
     )
+    return engine, learned
+
+
+def _policy(settings: Settings) -> Policy:
+    wanted = settings.compression
+    stages = wanted.stages
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    rules = Rules(
+        Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest),
+        _shares(settings),
+        EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled),
+        allocation,
+        _mild(stages),
+        _truncate(stages),
+    )
+    return Policy(
+        rules,
+        wanted.lower_output,
+        wanted.stored_history,
+        economy=wanted.policy == "economy",
+        buffers=Buffers(**wanted.buffers.model_dump()),
+        tools=configuration.tool_map(settings.tools),
+    )
+
+
+def _shares(settings: Settings) -> Shares:
+    wanted = settings.compression.shares
+    return Shares(wanted.pins, wanted.digest, wanted.steps, summary=wanted.summary)
+
+
+def _features(
+    settings: Settings,
+    catalogue: Catalogue,
+    reader: Reader,
+    store: Store,
+    records: CompactionRecords,
+    chronicle: Chronicle | None,
+    faults: Faults,
+) -> list[Feature]:
+    """The optional features that *settings* want, in the order in which they prepare a request."""
+    wanted, shares = settings.compression, _shares(settings)
+    serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
+    features: list[Feature] = [ClientCompaction(reader, store, catalogue.resolve, shares, time.time, serving)]
+    owned = [each.name for each in settings.upstreams if each.context_management == "own"]
+    if owned:
+        features.append(ContextManagement(reader, catalogue.resolve, owned))
+    limits = _always(wanted.stages)
+    if limits is not None:
+        features.append(CapResults(reader, limits))
+    if wanted.client_compaction == "answer":
+        features.append(SummaryAnswers(records, reader, shares, time.time))
+    if wanted.recall.enabled:
+        limits_of_recall = RecallLimits(wanted.recall.results, wanted.recall.max_tokens)
+        features.append(Recall(reader, limits_of_recall, faults))
+    if chronicle is not None:
+        features.append(chronicle)
+    return features
 
 
 def _mild(stages: Stages) -> Mild:

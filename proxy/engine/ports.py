@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.conversation.entry import Entry
+from proxy.core.errors import UllageError
+from proxy.core.overflow.stream import Ending
+from proxy.core.report import Report, Usage
 from proxy.core.request import Request
 
 Kind = Literal["event", "summary", "lease", "refused", "mark"]
@@ -42,16 +45,58 @@ class Reply(Protocol):
         """Abort what is still under way; harmless when the body was read to its end."""
 
 
-class Send(Protocol):
-    """Sends a body to the named upstream, on this request's own path and headers."""
+class Upstream(Protocol):
+    """Sends requests to named upstreams."""
 
-    def __call__(self, upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Awaitable[Reply]:
-        """The answer once its head is here; *keyless*: without the client's own credentials, meant for another server.
-
-        *model* is the name that was asked for: headers configured for it are added.
+    async def send(
+        self,
+        upstream: str,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+        added: Mapping[str, str],
+    ) -> Reply:
+        """The reply once its head is here; *added* headers win over all others.
 
         Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``.
         """
+
+
+def learn_nothing(usage: Usage) -> bool:
+    """What an answer of our own teaches: nothing."""
+    del usage
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes to the client: ``head``, which are bytes already read from ``reply``, and what follows in that.
+
+    ``learn`` takes the usage of an answer that came to its end; it returns True if that shows that the provider
+    silently cut the prompt instead of refusing it. ``ending`` watches for an overflow behind the first content.
+    ``hides_usage``: the stream's usage event was asked for by us, and is none of the client's. ``at_end``, if set, adds
+    to the report what happens until the answer's end: such an answer needs its request until then.
+    """
+
+    report: Report
+    reply: Reply
+    head: bytes = b""
+    learn: Callable[[Usage], bool] = learn_nothing
+    ending: Ending | None = None
+    hides_usage: bool = False
+    at_end: Callable[[Report], Report] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why nothing went upstream."""
+
+    report: Report
+    error: UllageError
+
+
+Outcome = Answer | Refusal
 
 
 class Counter(Protocol):

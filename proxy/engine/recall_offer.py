@@ -8,7 +8,7 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.budget.tools import FRAME, PARALLEL, reads_declarations
 from proxy.core.conversation.outline import Envelope
 from proxy.core.decisions import NO_ADDITION, Addition
-from proxy.core.recall.tool import MENTION, added, declaration, may_offer
+from proxy.core.recall.tool import MENTION, declaration, may_offer
 from proxy.engine.reading import Reader
 
 PART = 16
@@ -26,8 +26,7 @@ def tokens(reader: Reader, api: str, outline: Envelope, route: Route, window: in
     return own if own * PART <= window else 0
 
 
-def addition(api: str, outline: Envelope, smaller: str, tokens: int) -> Addition:
-    """The tool behind the client's own, or behind those made *smaller*, and the note on it; nothing for no *tokens*."""
-    if not tokens:
-        return NO_ADDITION
-    return Addition(added(api, smaller or outline.value("tools")), MENTION, tokens)
+def addition(reader: Reader, api: str, envelope: Envelope, route: Route, window: int) -> Addition:
+    """The tool and the note on it; nothing if the tool may not be offered in a *window* of so many tokens."""
+    added = tokens(reader, api, envelope, route, window)
+    return Addition(declaration(api), MENTION, added) if added else NO_ADDITION

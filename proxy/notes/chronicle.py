@@ -10,8 +10,7 @@ from proxy.core.conversation.items import Layout
 from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report
-from proxy.core.request import Request
-from proxy.engine.plans import Plan
+from proxy.engine.features import Feature
 from proxy.engine.ports import Register
 from proxy.notes.archive import Archive
 
@@ -19,7 +18,7 @@ LEAST = 60.0
 """Seconds between two notes on requests of one conversation, compactions aside."""
 
 
-class Chronicle:
+class Chronicle(Feature):
     """Notes what was answered.
 
     *recent* remembers for ``LEAST`` seconds which conversations were noted; *now* gives Unix time. *archive* keeps what
@@ -38,10 +37,11 @@ class Chronicle:
         self._recent = recent
         self._now = now
 
-    def answered(self, request: Request, plan: Plan) -> None:
-        """Note that *plan* was sent for *request*: a compaction always, other views now and then."""
-        view, report = plan.view, plan.report
-        if view is None or view.layout is None or not view.layout.count or not report.conversation:
+    def answered(self, view: CountedView, report: Report, status: int) -> None:
+        """Note that *view* was sent: a compaction always, other views now and then."""
+        del status
+        request = view.request
+        if view.layout is None or not view.layout.count or not report.conversation:
             return
         if report.observed or report.client_compaction:
             return

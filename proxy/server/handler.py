@@ -22,7 +22,7 @@ from proxy.engine import ports
 from proxy.faults import Faults, Where
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
-from proxy.server.asked import UsageHider, ask
+from proxy.engine.include_usage import UsageHider, ask
 from proxy.server.asking import named_model, read_request
 from proxy.server.body import BodyReader, Progress, Upload
 from proxy.server.config import ServerConfig

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.server import ServerConfig
-from proxy.server.asked import UsageHider, ask
+from proxy.engine.include_usage import UsageHider, ask
 from tests.growth import is_linear
 from tests.server.house import Heard, Stage, chunk, house
 

@@ -1,0 +1,1 @@
+"""Optional features: each folder can be deleted, and the rest still works."""

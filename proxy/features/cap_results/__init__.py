@@ -1,0 +1,1 @@
+"""Tool results capped before they are first sent."""
