@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.recall.tool import MENTION, NAME
+from proxy.features.recall.tool import MENTION, NAME
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.checks import view_problems
 from tests.e2e.processes import done, metrics, total

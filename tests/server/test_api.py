@@ -7,11 +7,12 @@ import json
 
 import pytest
 
-from proxy.core.conversation.notes import VERSION, LastNote, dump, name_of
 from proxy.core.errors import TooManyRequests
+from proxy.features.history.notes import RequestNote, dump, name_of
 from proxy.server import ServerConfig
 from proxy.server.access import client_tenant
 from proxy.server.api import BODY, BURST, Pace
+from proxy.summaries.contracts import NOTE_VERSION as VERSION
 from tests.server.house import Heard, House, house
 
 NAME, ROOT = "abcdefgh-_123456", b"r" * 16
@@ -23,7 +24,7 @@ WISH = json.dumps({"conversation": NAME}).encode()
 
 async def known(at: House) -> None:
     """One conversation of one tenant."""
-    last = LastNote(VERSION, 0, "up,m", "chat", 9, 8192, 7000, 900, 900, "verbatim", (), 0, b"", 0, 0)
+    last = RequestNote(VERSION, 0, "up,m", "chat", 9, 8192, 7000, 900, 900, "verbatim", (), 0, b"", 0, 0)
     at.register.seen(TENANT, NAME, ROOT, 1.0, lasting=False)
     at.register.note(TENANT, ROOT, name_of(last), dump(last), lasting=False)
     await asyncio.sleep(0)
