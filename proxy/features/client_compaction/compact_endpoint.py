@@ -21,7 +21,7 @@ from proxy.core.conversation.compaction import TRIGGER
 from proxy.core.conversation.scan import decode
 from proxy.core.decisions import MeasuredRequest
 from proxy.core.request import Request
-from proxy.engine.ports import Recorder
+from proxy.engine.ports import Records
 from proxy.engine.reading import Located, Reader
 from proxy.features.client_compaction.compaction_item import PREFIX, open_items, pack
 from proxy.features.client_compaction.local_response import response_head
@@ -85,7 +85,7 @@ class CompactEndpoint:
     def __init__(
         self,
         reader: Reader,
-        recorder: Recorder,
+        recorder: Records,
         shares: Shares,
         now: Callable[[], float],
         serving: Mapping[str, UpstreamCompaction],

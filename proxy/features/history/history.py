@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from proxy.core.errors import Conflict
-from proxy.engine.ports import Kind, Originals, Register
 from proxy.features.history.notes import CompactionNote, RequestNote, load, show_compaction, show_request, show_summary
 from proxy.features.history.pages import ITEM, ITEMS, MOST_ITEMS, Page, read_reference, show_item, show_list
 from proxy.features.history.pages import load as load_list
+from proxy.store.originals import Originals
+from proxy.store.register import Kind, Register
 from proxy.summaries.contracts import SummaryNote
 
 REQUEST_SECONDS = 3600.0

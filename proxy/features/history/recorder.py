@@ -11,9 +11,9 @@ from proxy.core.decisions import CountedView
 from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
-from proxy.engine.ports import Register
 from proxy.features.history.archive import Archive
 from proxy.features.history.notes import CompactionNote, RequestNote, dump, name_of
+from proxy.store.register import Register
 from proxy.summaries.contracts import NOTE_VERSION, SummaryNote
 
 LEAST_SECONDS = 60.0

@@ -193,7 +193,7 @@ def test_what_is_held_is_bounded() -> None:
 
 def test_an_event_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What never becomes an event is given up, and not only what is held."""
-    monkeypatch.setattr(splice_of, "EVENT", 1_000)
+    monkeypatch.setattr(splice_of, "LONGEST_EVENT", 1_000)
     splice = chat.stream()
     splice.feed(b"data: " + b"x" * 900)
     with pytest.raises(TooMuchBuffered):
