@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from proxy.server.answers import target
-from tests.server.house import chunk, house
+from tests.support.server_fixture import chunk, house
 
 POST = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

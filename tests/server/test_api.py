@@ -12,7 +12,7 @@ from proxy.core.errors import TooManyRequests
 from proxy.server import ServerConfig
 from proxy.server.access import client_tenant
 from proxy.server.api import BODY, BURST, Pace
-from tests.server.house import Heard, House, house
+from tests.support.server_fixture import Heard, House, house
 
 NAME, ROOT = "abcdefgh-_123456", b"r" * 16
 MINE = "Authorization: Bearer mine"

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.server import ServerConfig
-from tests.server.house import answer, house
+from tests.support.server_fixture import answer, house
 
 LISTED = ServerConfig("up", origins=frozenset({"https://app.test"}))
 

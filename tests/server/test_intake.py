@@ -4,7 +4,7 @@ import pytest
 
 from proxy.core.errors import InvalidRequest
 from proxy.server.intake import Intake, options, window_variant, without_secrets
-from tests.server.house import house
+from tests.support.server_fixture import house
 
 CHAT = b'{"model": "m",  "messages":[{"role":"user","content":"\\ud83d h\xc3\xa9"}], "x": 1.10}'
 

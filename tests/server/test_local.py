@@ -7,7 +7,7 @@ import pytest
 
 from proxy.core.report import Report
 from proxy.server import Server, ServerConfig
-from tests.server.house import HOSTS, house
+from tests.support.server_fixture import HOSTS, house
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 

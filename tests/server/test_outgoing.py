@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.server.house import answer, eventually, house
+from tests.support.server_fixture import answer, eventually, house
 
 
 async def test_an_answer_comes_back_byte_for_byte_with_its_headers_in_order():

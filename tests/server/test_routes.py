@@ -4,7 +4,7 @@ import pytest
 
 from proxy.server import ServerConfig
 from proxy.server.routes import COMPACTING, COUNTING, MANAGED, api_path, is_local, is_stateless, managed, wire
-from tests.server.house import house
+from tests.support.server_fixture import house
 
 SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from aiohttp import web
 
-from tests.upstream.sites import (
+from tests.support.probe_fixtures import (
     GROQ,
     INFO,
     LLAMACPP,

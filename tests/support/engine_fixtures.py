@@ -17,7 +17,10 @@ from hypothesis import Phase
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
+from proxy.core.compression.dedup import Dedup
 from proxy.core.compression.event import Demand, EnabledStages, Rules
+from proxy.core.compression.mild import Mild
+from proxy.core.compression.prune import Prune
 from proxy.core.compression.record import CompactionRecord, load
 from proxy.core.compression.truncate import MIDDLE
 from proxy.core.conversation.toolmap import ToolMap
@@ -35,13 +38,15 @@ from proxy.engine.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tooltable import Tools
 from proxy.tokenizers import Tokenizers
-from tests.pairs import pair_violations
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
+from tests.support.tool_pair_checks import pair_violations
 
 Message = dict[str, Any]
 
 TENANT = b"t" * 32
+WINDOW = 4096
 POLICY = Policy(Rules(Marks(), Shares(), EnabledStages()))
+SPARING = replace(POLICY.rules, mild=Mild(Dedup(), Prune(protect_tokens=5_000, min_saving=5_000)))
 SYSTEMS = ("system", "developer")
 OURS = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
 """The members of a body that a plan may change."""
