@@ -6,7 +6,7 @@ import pytest
 
 from proxy.core.errors import UpstreamUnreachable
 from proxy.pipe import Pipe
-from proxy.upstream.wire import BytesBody, FailingProtocol
+from proxy.upstream.aiohttp_patches import BytesBody, FailingProtocol
 from tests.support.server_fixture import answer, eventually
 from tests.support.upstream_fixture import Wire, body_of, read_into
 
