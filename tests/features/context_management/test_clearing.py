@@ -20,9 +20,9 @@ from proxy.features.context_management.clearing import (
     cleared_tool_uses,
     read_edits,
 )
-from tests.fits import count
-from tests.forms import to_messages
-from tests.material import agent_session
+from tests.support.api_formats import to_messages
+from tests.support.engine_fixtures import count
+from tests.support.sample_conversations import agent_session
 
 METER = Meter(count, prices("m"))
 RESULT = 300

@@ -15,8 +15,8 @@ from proxy.core.compression.swap import Placeholder
 from proxy.engine.plans import Plan
 from proxy.features.history.archive import REST, Archive, ArchiveLimits, left_by
 from proxy.features.history.pages import load, read_reference
-from tests.fits import Desk, body_of, slices
-from tests.material import agent_session
+from tests.support.engine_fixtures import Desk, body_of, slices
+from tests.support.sample_conversations import agent_session
 
 WINDOW = 8192
 

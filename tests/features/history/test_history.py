@@ -16,7 +16,7 @@ from proxy.store.originals import Originals
 from proxy.store.register import Register
 from proxy.summaries.contracts import NOTE_VERSION as VERSION
 from proxy.summaries.contracts import SummaryNote
-from tests.server.house import a_register
+from tests.support.server_fixture import a_register
 
 TENANT, OTHER, NAME = b"t" * 32, b"o" * 32, "abcdefgh-_123456"
 CHAIN = b"c" * 16

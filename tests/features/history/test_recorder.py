@@ -13,9 +13,9 @@ from proxy.features.history.notes import CompactionNote, RequestNote, load
 from proxy.features.history.recorder import HistoryRecorder
 from proxy.summaries.contracts import NOTE_VERSION as VERSION
 from proxy.summaries.contracts import SummaryNote
-from tests.fits import TENANT, Desk, body_of
-from tests.material import agent_session
-from tests.server.house import a_register
+from tests.support.engine_fixtures import TENANT, Desk, body_of
+from tests.support.sample_conversations import agent_session
+from tests.support.server_fixture import a_register
 
 WINDOW = 8192
 

@@ -15,14 +15,14 @@ from proxy.features.recall import merger as splice_of
 from proxy.features.recall.events import value_of, written
 from proxy.features.recall.merger import MOST_BUFFERED, NOT_RUN, StreamMerger, TooMuchBuffered
 from proxy.features.recall.tool import NAME
-from tests.growth import is_linear
-from tests.recalls import APIS, LOOK, READ
-from tests.streams import Heard, heard
 from tests.stub import Answer, Call
 from tests.stub import chat as chat_stub
 from tests.stub import messages as messages_stub
 from tests.stub import responses as responses_stub
 from tests.stub.answers import Frame
+from tests.support.answer_parser import Heard, heard
+from tests.support.linear_time import is_linear
+from tests.support.recall_fixtures import APIS, LOOK, READ
 
 OURS: dict[str, ModuleType] = {"chat": chat, "messages": messages, "responses": responses}
 THEIRS: dict[str, ModuleType] = {"chat": chat_stub, "messages": messages_stub, "responses": responses_stub}

@@ -11,7 +11,7 @@ from proxy.features.recall import messages
 from proxy.features.recall.events import written
 from proxy.features.recall.merger import NOT_RUN
 from proxy.features.recall.tool import NAME
-from tests.streams import events
+from tests.support.answer_parser import events
 
 RECALL = {"type": "tool_use", "id": "t1", "name": NAME, "input": {}}
 
