@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from proxy import memories
 from proxy import settings as configuration
 from proxy.announcing import announce, bracketed, warn_of_silent
-from proxy.building import models_of, open_engine, server_config
+from proxy.building import call_settings, models_of, open_engine, server_config, windows_status
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
 from proxy.faults import Faults
-from proxy.notes.archive import Archive
+from proxy.features.history.archive import Archive
 from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.offload import SWITCH_SECONDS
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
@@ -46,7 +46,7 @@ from proxy.store import (
 )
 from proxy.summaries import Jobs
 from proxy.tasks import Tasks
-from proxy.telemetry import shared
+from proxy.telemetry import multiprocess
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
@@ -158,7 +158,7 @@ class House:
         # Only here: in a worker the metrics' folder must be in the environment before their client is imported.
         from proxy.telemetry.metrics import Telemetry
 
-        folder = os.environ.get(shared.VARIABLE)
+        folder = os.environ.get(multiprocess.VARIABLE)
         telemetry = Telemetry(configuration.version(), Path(folder) if folder else None)
         tokenizers = Tokenizers()
 
@@ -177,13 +177,27 @@ class House:
         archive = open_archive(settings, store, tasks, telemetry.archived)
         chronicle = open_chronicle(store, archive)
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
+        config = server_config(settings)
         engine = await asyncio.to_thread(
-            open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle, faults
+            open_engine,
+            settings,
+            catalogue,
+            tokenizers,
+            store,
+            upstream,
+            logs.noticed,
+            jobs,
+            chronicle,
+            call_settings(config),
+            faults,
         )
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
             logs.request_done(report, duration)
+
+        def upstream_of(model: str) -> str:
+            return catalogue.resolve(model).upstream
 
         def status() -> Mapping[str, object]:
             return {
@@ -192,17 +206,16 @@ class House:
                 "upstreams": list(upstream.names),
                 "windows": probes.known(),
                 "probes": probes.surveys(),
-                **engine.windows(),
+                **windows_status(catalogue, engine.learned, time.perf_counter()),
                 "store": store_status(store.state()),
                 "summaries": jobs.status() if jobs is not None else {"mode": "off"},
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
 
-        config = server_config(settings)
         models = models_of(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
         told_of = open_conversations(settings, store)
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of, faults)
+        server = Server(config, engine, upstream, upstream_of, observe, metrics, status, models, told_of, faults)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -226,7 +239,7 @@ class House:
             self._store_errors += fresh
             self.telemetry.in_flight(self.server.in_flight)
             self.telemetry.refused_connections(self.server.refusals)
-            self.telemetry.learned_windows(len(self._engine.learned()))
+            self.telemetry.learned_windows(len(self._engine.learned.learned()))
             self.telemetry.lines_dropped(self._logs.writer.dropped)
             self._note_descriptors()
             self._logs.tell_refusals()
@@ -285,19 +298,19 @@ async def _supervise(settings: Settings) -> int:
         server = settings.server.model_copy(update={"port": port})
         given = replace(given, settings=given.settings.model_copy(update={"server": server}))
         try:
-            folder = shared.make_directory()
+            folder = multiprocess.make_directory()
         except OSError as error:
             return _cannot_start(NoPlaceForFigures(error))
-        opened.callback(shared.remove_directory, folder)
+        opened.callback(multiprocess.remove_directory, folder)
         supervisor = Supervisor(
             "proxy.app:serve",
             given,
             settings.server.workers,
-            environ={**os.environ, shared.VARIABLE: str(folder)},
+            environ={**os.environ, multiprocess.VARIABLE: str(folder)},
             drain=settings.server.drain,
             ending=ending,
             events=lambda event, **facts: logs.log.info(event, **facts),
-            on_exit=lambda pid: shared.forget_worker(folder, pid),
+            on_exit=lambda pid: multiprocess.forget_worker(folder, pid),
         )
         catalogue = await asyncio.to_thread(open_catalogue, settings)
         if ending.asked.is_set():

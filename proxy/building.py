@@ -20,20 +20,28 @@ from proxy.core.compression.mild import Mild
 from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.truncate import Truncate
 from proxy.core.decisions import Policy
+from proxy.core.errors import UpstreamUnreachable
 from proxy.core.overflow.classify import Classifier
-from proxy.engine.context_management import Managing
-from proxy.engine.engine import Engine
-from proxy.engine.fitting import Fitter
+from proxy.engine.engine import Engine, EngineSettings
+from proxy.engine.features import Feature, Features
 from proxy.engine.learned_routes import LearnedRoutes, NoticeCallback, ignore_notice
-from proxy.engine.own_compaction import Compacting, Serving
+from proxy.engine.measuring import Measurer, ShrunkTools
+from proxy.engine.ports import Reply, Upgradable, Upstream
 from proxy.engine.reading import Reader
-from proxy.engine.recall_session import Limits as RecallLimits
-from proxy.engine.recall_session import Recalling
-from proxy.engine.summary_answer import ClientCompaction
+from proxy.engine.records import CompactionRecords
+from proxy.engine.retries import Retries
+from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.faults import Faults
-from proxy.notes.chronicle import Chronicle
+from proxy.features.cap_results.feature import CapResults
+from proxy.features.client_compaction.compact_endpoint import ClientCompaction, UpstreamCompaction
+from proxy.features.client_compaction.summary_answer import SummaryAnswers
+from proxy.features.context_management.feature import ContextManagement
+from proxy.features.history.recorder import HistoryRecorder
+from proxy.features.recall.answer import Recall
+from proxy.features.recall.session import Limits as RecallLimits
 from proxy.routing import open_headers, open_names
-from proxy.server import Limits, Models, Place, ServerConfig
+from proxy.server import Limits, ListedUpstream, Models, ServerConfig
+from proxy.server.access import Access
 from proxy.settings import Settings, Stages
 from proxy.store import (
     Store,
@@ -44,6 +52,9 @@ from proxy.upstream import Upstreams
 
 if TYPE_CHECKING:
     pass
+
+SHOWN = 100
+"""Models that are shown to people at once."""
 
 SIZES = 10_000
 ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
@@ -59,13 +70,13 @@ def open_engine(
     upstream: Upstream,
     notice: NoticeCallback = ignore_notice,
     jobs: Jobs | None = None,
-    chronicle: Chronicle | None = None,
+    history: HistoryRecorder | None = None,
     calls: CallSettings | None = None,
     faults: Faults | None = None,
-) -> tuple[Engine, LearnedRoutes]:
-    """The engine of *settings*, with caches of its own, and what its traffic teaches.
+) -> Engine:
+    """The engine of *settings*, with caches of its own.
 
-    *notice* is told what traffic teaches of servers; *jobs* write summaries, if there are any; *chronicle* notes what
+    *notice* is told what traffic teaches of servers; *jobs* write summaries, if there are any; *history* notes what
     becomes of conversations. *faults* of ours are reported there.
     """
     policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings))
@@ -81,15 +92,14 @@ def open_engine(
     )
     learned = LearnedRoutes(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     records = CompactionRecords(reader, store, policy, memories.records(), LRUCache(ASKED), jobs)
-    features = Features(_features(settings, catalogue, reader, store, records, chronicle, faults))
-    mode, shrunk_tools = settings.compression.mode, memories.Locked(TOOL_ARRAYS)
+    features = Features(_features(settings, catalogue, reader, store, records, history, faults))
+    shrunk_tools: ShrunkTools = memories.Locked(TOOL_ARRAYS)
+    mode = settings.compression.mode
     measurer = Measurer(catalogue, reader, store, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
-    sending = UpstreamCalls(
-        upstream, catalogue, measurer, retries, classifier, calls or CallSettings(), faults
-    )
+    sending = UpstreamCalls(upstream, catalogue, measurer, retries, classifier, calls or CallSettings(), faults)
     counting = {each.name: each.count_tokens for each in settings.upstreams}
-    engine = Engine(
+    return Engine(
         catalogue,
         measurer,
         records,
@@ -102,7 +112,47 @@ def open_engine(
         time.perf_counter,
         faults,
     )
-    return engine, learned
+
+
+def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> dict[str, list[dict[str, object]]]:
+    """What holds for the models that were asked for, and what overflows taught: for people, tokens and seconds.
+
+    *now* is the monotonic second of this process.
+    """
+    routes = sorted(catalogue.known()[-SHOWN:], key=lambda route: route.name)
+    models: list[dict[str, object]] = [
+        {
+            "upstream": route.upstream,
+            "model": route.model,
+            "context_window": route.window,
+            "max_input_tokens": route.max_input,
+            "max_output_tokens": route.max_output,
+            "source": route.source,
+            "how": route.how,
+            "age_seconds": None if route.at is None else round(max(0.0, now - route.at), 1),
+        }
+        for route in routes
+    ]
+    return {"models": models, "learned": learned.learned()[:SHOWN]}
+
+
+def call_settings(config: ServerConfig) -> CallSettings:
+    """What is configured of calls that the engine makes."""
+    return CallSettings(config.headers_of, config.usage_upstreams, Access(config).check_stored)
+
+
+class Offline:
+    """An upstream that cannot be reached: for commands that plan requests and send none."""
+
+    async def send(self, target: str, *rest: object) -> Reply:
+        """Raise ``UpstreamUnreachable``."""
+        del rest
+        raise UpstreamUnreachable(target, "nothing is sent here")
+
+    async def upgrade(self, target: str, path_qs: str, headers: object) -> Upgradable:
+        """Raise ``UpstreamUnreachable``."""
+        del path_qs, headers
+        raise UpstreamUnreachable(target, "nothing is sent here")
 
 
 def _policy(settings: Settings) -> Policy:
@@ -138,12 +188,12 @@ def _features(
     reader: Reader,
     store: Store,
     records: CompactionRecords,
-    chronicle: Chronicle | None,
+    history: HistoryRecorder | None,
     faults: Faults,
 ) -> list[Feature]:
     """The optional features that *settings* want, in the order in which they prepare a request."""
     wanted, shares = settings.compression, _shares(settings)
-    serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
+    serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
     features: list[Feature] = [ClientCompaction(reader, store, catalogue.resolve, shares, time.time, serving)]
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
     if owned:
@@ -156,8 +206,8 @@ def _features(
     if wanted.recall.enabled:
         limits_of_recall = RecallLimits(wanted.recall.results, wanted.recall.max_tokens)
         features.append(Recall(reader, limits_of_recall, faults))
-    if chronicle is not None:
-        features.append(chronicle)
+    if history is not None:
+        features.append(history)
     return features
 
 
@@ -194,7 +244,7 @@ def models_of(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> 
         }
         return {name: value for name, value in told.items() if value is not None}
 
-    places = [Place(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
+    places = [ListedUpstream(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
     named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
     return Models(upstream, places, settings.default_upstream().name, named, figures)
 

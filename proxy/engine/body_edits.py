@@ -12,6 +12,7 @@ from proxy.core.decisions import DIALECTS, CountedView, UncountedView, View
 from proxy.core.request import Request
 from proxy.engine.reading import Located
 
+
 def rerouted(request: Request, located: Located, model: str) -> bytes:
     """The body of *request* for another *model*: its name, and no reasoning that only its author can read."""
     body, envelope, where = located.body, located.outline, located.scan

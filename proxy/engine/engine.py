@@ -69,10 +69,17 @@ Counting = Literal["auto", "relay", "own"]
 """What answers ``count_tokens``. ``auto``: the upstream if it supports it, else our own count."""
 
 UNCOUNTED: Final = frozenset({404, 405, 501})
-"""Statuses of upstreams that cannot count tokens: https://docs.anthropic.com/en/api/messages-count-tokens is optional."""
+"""Statuses by which upstreams say that they have no such route.
+
+Few servers have it: https://docs.anthropic.com/en/api/messages-count-tokens.
+"""
 
 COUNT_TOKENS: Final = "count_tokens"
 """The API that a request for a count is reported as."""
+
+
+class Unreachable(Exception):
+    """The engine is in a state that cannot be: a fault of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,7 @@ class Engine:
         self.measurer = measurer
         self._catalogue = catalogue
         self._records = records
-        self._learned = learned
+        self.learned = learned
         self._calls = calls
         self._retries = retries
         self._classifier = classifier
@@ -183,7 +190,7 @@ class Engine:
         run.attempts = Attempts(view.known.route.steps, view)
         delivery = await self._deliver(run, decision)
         if isinstance(delivery, Delivered):
-            return await self._answered(run, request, delivery)
+            return await self._answered(run, delivery)
         return self._unanswered(run, delivery)
 
     # Loop 1: plan, and send nothing.
@@ -212,7 +219,7 @@ class Engine:
             return first
         last = await self.plan(request, "any")
         if isinstance(last, TooLossy):
-            raise AssertionError("a view that may lose anything is never too lossy")
+            raise Unreachable("a view that may lose anything is never too lossy")
         return last
 
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
@@ -279,7 +286,7 @@ class Engine:
                 case GiveUp():
                     return Undelivered()
                 case TooLossy():
-                    raise AssertionError("a view that may lose anything is never too lossy")
+                    raise Unreachable("a view that may lose anything is never too lossy")
                 case Forward():
                     view = decision.view
                 case other:
@@ -342,7 +349,7 @@ class Engine:
 
     # What the client gets.
 
-    async def _answered(self, run: Run, request: Request, delivery: Delivered) -> Answer:
+    async def _answered(self, run: Run, delivery: Delivered) -> Answer:
         """The answer that *delivery* is; what has to be done behind it is started, and never costs it."""
         view, reply = delivery.view, delivery.reply
         is_good = reply.status == 200
@@ -357,7 +364,7 @@ class Engine:
         if not isinstance(view, CountedView) or not view.edits.addition or not is_good:
             return answer
         for feature in self._features.continuing:
-            answer = await feature.continue_answer(answer, request, view, Continuation(self, run))
+            answer = await feature.continue_answer(answer, view, Continuation(self, run))
         return answer
 
     def _unanswered(self, run: Run, delivery: Undelivered) -> Outcome:
@@ -366,7 +373,8 @@ class Engine:
             report = report.but(outcome="refused", reason="context_length_exceeded")
             return Refusal(report, delivery.refused.error)
         first = run.first_overflow
-        assert first is not None  # giving up is what follows an overflow
+        if first is None:
+            raise Unreachable("sending is only given up after an overflow")
         report = self._report(run, first.view).but(outcome="degraded", reason="overflow")
         return Answer(report, first.reply, first.head)
 
@@ -391,7 +399,7 @@ class Engine:
 
     def _learner(self, view: View, ending: Ending | None) -> Callable[[Usage], bool]:
         """What takes the usage of the answer to *view*; it holds neither the view nor the body."""
-        learned, retries, sent = self._learned, self._retries, sent_prompt(view)
+        learned, retries, sent = self.learned, self._retries, sent_prompt(view)
         late = sent or SentPrompt(view.known.route, view.request.tenant, 0, b"", -1, counted=False)
 
         def learn(usage: Usage) -> bool:
@@ -420,7 +428,7 @@ class Engine:
             return Continued(sent, delivery.reply, delivery.head, retries, run.overflows)
         first = run.first_overflow
         if first is None:
-            raise AssertionError("a generation that is planned already is only given up after an overflow")
+            raise Unreachable("a planned generation is only given up after an overflow")
         return Continued(view, first.reply, first.head, retries, run.overflows)
 
     # Counts.
@@ -453,7 +461,7 @@ class Engine:
         asked = replace(view.request, body=view.body)
         route = view.known.route
         counted = await self.measurer.tokens_of(asked, await self.measurer.located(asked), route)
-        return int(counted * self._learned.known(route, asked.tenant).lesson.calibration.factor)
+        return int(counted * self.learned.known(route, asked.tenant).lesson.calibration.factor)
 
     # After a fault of ours.
 

@@ -118,9 +118,9 @@ class Feature:
         del request, view, report
         return None
 
-    async def continue_answer(self, answer: Answer, request: Request, view: CountedView, resend: Resend) -> Answer:
+    async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
         """Go on with *answer* to a *view* that has this feature's addition, behind the client's back."""
-        del request, view, resend
+        del view, resend
         return answer
 
     def answered(self, view: CountedView, report: Report, status: int) -> None:

@@ -130,10 +130,13 @@ def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report
     members["conversation"] = members["conversation"] or base64.urlsafe_b64encode(root[:12]).decode()
     members["client_compaction"] = measured.client_compaction
     members |= facts
+    outcome: Outcome = "verbatim"
+    if not view.observation:
+        outcome = _outcome(request, edited=bool(edits.stages) or not edits.is_verbatim)
     return Report(
         **members,
         stream=envelope.stream,
-        outcome="verbatim" if view.observation else _outcome(request, edited=not edits.is_verbatim or bool(edits.stages)),
+        outcome=outcome,
         reason=_counted_reason(view),
         budget=None if view.known.window is None else int(max(0, budget.beside(reserve)) * ratio),
         tokens_before=int(counts.total * ratio) if edits.record else view.expected_tokens,

@@ -174,5 +174,3 @@ def _after(refused: View, view: View) -> View:
     if isinstance(refused, CountedView) and isinstance(view, CountedView):
         return replace(view, edits=replace(view.edits, previous=refused.edits.previous))
     return view
-
-

@@ -85,8 +85,8 @@ def store_nothing(body: bytes, upstream: str, headers: Headers) -> None:
 class CallSettings:
     """What is configured for calls.
 
-    ``headers_of`` gives the headers added for a model, by the name it was asked for. ``usage_upstreams`` are those whose
-    streams are asked for usage. ``check_stored`` is called before each call.
+    ``headers_of`` gives the headers added for a model, by the name it was asked for. The streams of ``usage_upstreams``
+    are asked for usage. ``check_stored`` is called before each call.
     """
 
     headers_of: Callable[[str], Mapping[str, str]] = no_headers
@@ -192,9 +192,7 @@ class UpstreamCalls:
         located = await self._measurer.located(replace(view.request, body=view.body))
         return renamed(view.body, located, route.model)
 
-    async def _overflow_in(
-        self, reply: Reply, view: View, taken: list[bytes], *, is_believed: bool
-    ) -> Overflow | None:
+    async def _overflow_in(self, reply: Reply, view: View, taken: list[bytes], *, is_believed: bool) -> Overflow | None:
         """The overflow that *reply* to *view* is; None if it is none, or one that cannot be true.
 
         What is read to find out is added to *taken* as it comes, so that none is lost if this fails; of an overflow it

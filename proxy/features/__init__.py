@@ -1,1 +1,1 @@
-"""Optional features: each folder can be deleted, and the rest still works."""
+"""Optional behaviours, one folder each. Nothing but the wiring imports them, and each folder can be deleted."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.core.conversation.notes import VERSION as NOTE_VERSION
-from proxy.core.conversation.notes import JobNote, JobState
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.summaries.calling import Summariser
+from proxy.summaries.contracts import NOTE_VERSION, SummaryNote, SummaryState
 
 VERSION = 1
 
@@ -41,28 +40,28 @@ def note_on(
     passage: SummaryRequest,
     summariser: Summariser,
     policy: bytes,
-    state: JobState,
+    state: SummaryState,
     now: int,
     *,
     reason: str = "",
     left: int = 0,
     patience: int = 0,
-) -> JobNote:
+) -> SummaryNote:
     """What has become of the summary of *passage*; a failed one is tried again after *patience* seconds."""
-    wanted = passage.wanted
-    return JobNote(
+    wanted = passage.prefix
+    return SummaryNote(
         version=NOTE_VERSION,
         made=now,
         route=passage.route.name,
         policy=policy,
-        since=passage.since,
-        chain=wanted.chain,
+        since=passage.last_compaction,
+        chain=wanted.prefix_hash,
         cut=wanted.length,
         state=state,
         by=summariser.model,
         upstream=summariser.upstream,
         reason=reason,
-        taken=int(wanted.tokens * passage.factor),
+        taken=int(wanted.tokens * passage.token_ratio),
         left=left,
         until=now + patience if state == "failed" else 0,
     )

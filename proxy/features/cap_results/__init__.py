@@ -1,1 +1,1 @@
-"""Tool results capped before they are first sent."""
+"""Caps tool results before they are first sent."""

@@ -39,13 +39,13 @@ class CapResults(Feature):
         api_format = DIALECTS[request.api]
         try:
             where = scan(request.body, api_format.LIST, self._reader.most)
-            body = capped(request.body, where, api_format, self._reader.tools, self._limits)
+            body = cap_results(request.body, where, api_format, self._reader.tools, self._limits)
         except InvalidRequest:
             return request  # what cannot be read may still be relayed
         return request if body is request.body else replace(request, body=body, prepared=("truncate",))
 
 
-def capped(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limits: Truncate) -> bytes:
+def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limits: Truncate) -> bytes:
     """*body* with its tool results within *limits*; *body* itself where they are.
 
     What a result becomes depends on it and its call only. Reads keep their head, everything else head and end.
