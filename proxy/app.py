@@ -143,7 +143,7 @@ class House:
         """A process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
         store = await _open_store(start, logs, tasks)
         bridge = open_bridge(start.settings, tasks)
-        upstream = Upstreams(open_upstream(start.settings), bridge)
+        upstream = open_upstream(start.settings, bridge)
         try:
             return await cls._serving(start.settings, worker, logs, tasks, store, upstream)
         except BaseException:  # whatever it is, the private server must not outlive it
