@@ -127,9 +127,9 @@ class CompactionRecords:
             budget.window,
             budget.reserve,
             budget.fixed,
-            summary.spent,
-            by=summary.by,
-            upto=summary.cut,
+            summary.tokens_spent,
+            by=summary.model,
+            upto=summary.length,
             output=need.lowered_output or 0,
         )
         if not target.dry_run:
@@ -169,7 +169,7 @@ class CompactionRecords:
             and not measured.client_compaction
             and measured.request.options.mode == "on"
         )
-        asked = replace(passage, asked=target.wait_for_summary)
+        asked = replace(passage, requested=target.wait_for_summary)
         found = await (self._summaries.write(asked) if waits else self._summaries.ready(passage))
         most = min(compaction.text // 2, passage.cap + passage.cap // 4)
         return found if found is not None and measured.count(found.text) <= most else None

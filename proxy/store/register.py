@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from proxy.core.errors import StoreUnavailable
-from proxy.engine.ports import Kind
 from proxy.store import keys
 from proxy.store.backend import Backend
 from proxy.store.errors import Unavailable
@@ -24,6 +23,8 @@ SHORT = 24 * 3600.0
 """Seconds for which a conversation is known that was not compacted."""
 
 T = TypeVar("T")
+Kind = Literal["event", "summary", "lease", "refused", "mark"]
+"""What the store may have of a boundary."""
 
 
 class Register:
