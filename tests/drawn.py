@@ -9,9 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from proxy.core.compression.dedup import Dedup
-from proxy.core.compression.mild import Mild
-from proxy.core.compression.prune import Prune
+from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
 from tests import strategies
 from tests.fits import (
     POLICY,
@@ -73,7 +71,7 @@ def coding_session(rounds: int, lines: int = 60) -> list[Message]:
     return messages
 
 
-SPARING = replace(POLICY.rules, mild=Mild(Dedup(), Prune(protect_tokens=5_000, min_saving=5_000)))
+SPARING = replace(POLICY.rules, mild=PrunePassRules(DedupRules(), PruneRules(protect_tokens=5_000, min_saving=5_000)))
 
 
 SESSIONS: dict[str, list[Message]] = {

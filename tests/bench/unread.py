@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from proxy.core.compression.schedule import NOTE
+from proxy.core.compaction.schedule import NOTE
 from tests.e2e.transcripts import Transcript, read_all
 from tests.fits import Desk, slices
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from proxy.core.compression.event import Compaction
-from proxy.core.compression.record import CompactionRecord
+from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.core.recall.tool import MENTION, NAME
 from proxy.engine.plans import Plan
 from proxy.engine.recall_offer import PART

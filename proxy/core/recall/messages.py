@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from proxy.core.compression.fold import OMITTED
+from proxy.core.compaction.truncate import OMITTED
 from proxy.core.recall.events import dumped, kind_of, written
 from proxy.core.recall.grown import grown, plain
 from proxy.core.recall.splice import NOT_RUN, Call, Splice, without

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+from proxy.core.apis.sse import EventCutter
 from proxy.core.recall.events import data_of, value_of
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Usage
-from proxy.core.sse import Events
 
 HELD: Final = 2**25
 """Bytes of one generation that are held at most; a call of a tool is never near that."""
@@ -116,7 +116,7 @@ class Splice(ABC):
         self.cut = False
         self.first = True
         self.usage: dict[str, Any] = {}
-        self._events = Events()
+        self._events = EventCutter()
         self._held: list[tuple[bytes, dict[str, Any] | None]] = []
         self._found: list[bytes] = []
         self._new: deque[bytes] = deque()

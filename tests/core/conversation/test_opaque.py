@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.compression.fold import FOOTER, HEADER
+from proxy.core.compaction.block import FOOTER, HEADER
 from proxy.core.conversation.opaque import MOST, PREFIX, opened, pack, unpack
 from tests.forms import text_of
 
