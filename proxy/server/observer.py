@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from proxy.core.apis.sse import StreamEnd
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import NO_USAGE, Usage
 from proxy.core.usage import UsageTap
 from proxy.server.asked import UsageHider
-from proxy.server.stream_end import StreamEnd
 
 
 class ReplyObserver:
