@@ -28,9 +28,9 @@ from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import Pair, facts_of, pairs_of
 from proxy.core.conversation.items import Item, lay_out, unread_from
 from proxy.engine.reading import read_one
-from tests.drawn import coding_session
-from tests.fits import body_of, count, slices, tools
-from tests.strategies import Message, agent_sessions
+from tests.support.conversation_strategies import Message, agent_sessions
+from tests.support.engine_fixtures import body_of, count, slices, tools
+from tests.support.sample_conversations import coding_session
 
 Step = tuple[str, dict[str, Any], str]
 

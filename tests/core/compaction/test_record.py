@@ -25,7 +25,7 @@ from proxy.core.compaction.record import (
     placeholder_tokens,
 )
 from proxy.core.conversation.items import Item
-from tests.fits import count
+from tests.support.engine_fixtures import count
 
 
 @pytest.mark.parametrize("why", ["repeated", "reread", "included", "again", "old"])

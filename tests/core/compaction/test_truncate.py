@@ -28,9 +28,9 @@ from proxy.core.compaction.truncate import (
     truncate,
     truncate_to,
 )
-from tests.fits import count
-from tests.material import log, prose, tool
-from tests.strategies import texts
+from tests.support.conversation_strategies import texts
+from tests.support.engine_fixtures import count
+from tests.support.sample_conversations import log, prose, tool
 
 LINES = "".join(f"line {n}\n" for n in range(1, 3001))
 

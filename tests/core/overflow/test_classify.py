@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from proxy.core.overflow.classify import SMALLEST_WINDOW, StatedFigures, assign_roles
 from proxy.core.overflow.evidence import NOTHING_KNOWN, UNCORROBORATED, Prior, check_claim
 from proxy.core.overflow.kinds import Overflow
-from tests.core.overflow.corpus import BEYOND, BROKEN_OFF, KINDS, headers, rows, wire
-from tests.core.overflow.field import Met, met
-from tests.fits import classifier
+from tests.support.engine_fixtures import classifier
+from tests.support.overflow_recordings import BEYOND, BROKEN_OFF, KINDS, headers, rows, wire
+from tests.support.overflow_reports import Met, met
 
 FIGURES = st.lists(st.integers(0, 2_000_000), max_size=3)
 STATED = st.dictionaries(st.sampled_from(["limit", "prompt", "output", "requested", "cap"]), FIGURES)

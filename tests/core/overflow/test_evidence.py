@@ -19,8 +19,8 @@ from proxy.core.overflow.evidence import (
     is_about_the_output,
 )
 from proxy.core.overflow.kinds import Overflow
-from tests.core.overflow.claims import CIRCUMSTANCES, HALVES, Claim, claims
-from tests.fits import classifier
+from tests.support.engine_fixtures import classifier
+from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, Claim, claims
 
 SAID = "Why is it that the prompt is too long for the context window?\nIt says: maximum context length is 4096 tokens."
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": SAID}]}).encode()

@@ -1,4 +1,4 @@
-"""Records what real clients send: ``python -m tests.e2e.recorder NAME...`` writes ``tests/recorded/NAME.json.gz``.
+"""Records what real clients send: ``python -m tests.e2e.record_clients NAME...``, into ``tests/recorded``.
 
 Each client works through a few rounds in front of the strict upstream alone, with a window that never fills; agents
 are then told that it did, so that their own compaction is recorded, too. Credentials become placeholders, folders of
@@ -27,14 +27,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import agents, test_agent_clis, test_node
+from tests.e2e import test_agent_clis, test_node
 from tests.e2e.test_clients import rounds
-from tests.e2e.voices import VOICES
-from tests.harness import ROOT
-from tests.material import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, chat_turn, log
 from tests.stub import Answer, Rules, Seen, Stub
 from tests.stub.faults import Fault
 from tests.stub.rules import Verdict, overflow_error
+from tests.support import library_agents
+from tests.support.proxy_process import ROOT
+from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, chat_turn, log
+from tests.support.sdk_clients import VOICES
 
 FOLDER = ROOT / "tests" / "recorded"
 ROUNDS = 4
@@ -176,7 +177,7 @@ async def record_library(name: str) -> None:
         server.script = rounds(ROUNDS, "read_file", lambda path: {"path": path})
         with tempfile.TemporaryDirectory(prefix="ulg-") as folder:
             python = os.environ.get("ULLAGE_PYTHON", sys.executable)
-            command = [python, "-m", "tests.e2e.agents", name, server.url]
+            command = [python, "-m", "tests.support.library_agents", name, server.url]
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": folder, "NO_PROXY": "127.0.0.1"}
             await asyncio.to_thread(subprocess.run, command, cwd=folder, env=environment, check=True)
             asking = f"import importlib.metadata as m; print(m.version({packages[name.removesuffix('_responses')]!r}))"
@@ -216,7 +217,7 @@ async def record_node(api: str) -> None:
 
 RECORDERS: dict[str, Callable[[], Any]] = {
     **{name: lambda name=name: record_agent(name) for name in test_agent_clis.AGENTS},
-    **{name: lambda name=name: record_library(name) for name in agents.AGENTS},
+    **{name: lambda name=name: record_library(name) for name in library_agents.AGENTS},
     **{api: lambda api=api: record_sdk(api) for api in VOICES},
     **{f"node-{api}": lambda api=api: record_node(api) for api in ("chat", "responses")},
 }

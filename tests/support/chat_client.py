@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from tests.e2e.checks import Ledger, view_problems
-from tests.e2e.voices import VOICES, gather
 from tests.stub import Seen, Stub
+from tests.support.sdk_clients import VOICES, gather
+from tests.support.view_checks import Ledger, view_problems
 
 __all__ = ["MODEL", "RETRIES", "Talk", "gather"]
 

@@ -8,35 +8,35 @@ from typing import Any, cast
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests import strategies
-from tests.pairs import pair_violations
 from tests.stub import Rules, judge
+from tests.support import conversation_strategies
+from tests.support.tool_pair_checks import pair_violations
 
 WIDE = Rules(window=10**9)
 
 
-@given(strategies.conversations())
+@given(conversation_strategies.conversations())
 def test_pairs_are_whole(messages: list[dict[str, Any]]) -> None:
     """A conversation without orphans has no broken pair and ends where the model speaks next."""
     assert pair_violations(messages) == []
     assert messages[-1]["role"] != "assistant"
 
 
-@given(strategies.bodies(surrogates=False))
+@given(conversation_strategies.bodies(surrogates=False))
 def test_bodies_are_accepted(body: bytes) -> None:
     """Whatever the whitespace and key order, the strict upstream accepts the request."""
     verdict = judge(json.loads(body), WIDE)
     assert verdict.kind == "ok", verdict.message
 
 
-@given(strategies.requests(), st.data())
+@given(conversation_strategies.requests(), st.data())
 def test_bytes_say_what_was_drawn(asked: dict[str, Any], data: st.DataObject) -> None:
     """Writing a request in any style and reading it again gives the same request."""
-    assert json.loads(strategies.encode(cast(st.DrawFn, data.draw), asked)) == asked
+    assert json.loads(conversation_strategies.encode(cast(st.DrawFn, data.draw), asked)) == asked
 
 
 @settings(max_examples=200, phases=(Phase.generate,), suppress_health_check=list(HealthCheck), database=None)
-@given(strategies.conversations(with_orphans=True))
+@given(conversation_strategies.conversations(with_orphans=True))
 def _sample(found: set[str], messages: list[dict[str, Any]]) -> None:
     text = json.dumps(messages)
     ids = [call["id"] for message in messages for call in message.get("tool_calls", ())]

@@ -14,11 +14,11 @@ from proxy.engine.engine import Counting, Engine
 from proxy.engine.ports import Reply, Send
 from proxy.engine.replies import Answer
 from proxy.faults import Faults, Where
-from tests import forms
-from tests.fits import POLICY, TENANT, Book, Desk, body_of, classifier
-from tests.material import AGENT_TOOLS, agent_session
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
+from tests.support import api_formats
+from tests.support.engine_fixtures import POLICY, TENANT, Book, Desk, body_of, classifier
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 WINDOW = 8192
 ROUTE = Route("stub", "gpt-4o-mini", WINDOW, None, "o200k_base", "configured")
@@ -164,7 +164,7 @@ def session(tokens: int, **members: Any) -> bytes:
 
 def asked(api: str, rounds: int, **members: Any) -> bytes:
     """An agent's request of another API."""
-    return json.dumps(forms.body_of(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
+    return json.dumps(api_formats.body_of(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
 
 
 STORED = {"previous_response_id": "resp_1"}

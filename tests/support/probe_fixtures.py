@@ -11,7 +11,7 @@ from aiohttp import web
 from proxy.core.budget.windows import Window
 from proxy.tasks import Tasks
 from proxy.upstream import DirectUpstream, Probes, Target
-from tests.harness import until
+from tests.support.proxy_process import until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 KEY = "the-configured-key"

@@ -22,11 +22,11 @@ from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
-from tests.fits import tokenizers
-from tests.forms import body_of
-from tests.material import AGENT_TOOLS, agent_session
-from tests.streams import Heard, heard
 from tests.stub import Answer, Call, Seen, Stub
+from tests.support.answer_parser import Heard, heard
+from tests.support.api_formats import body_of
+from tests.support.engine_fixtures import tokenizers
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 WINDOW = 8192
 FACT = "The vault's code word is kingfisher-4711."

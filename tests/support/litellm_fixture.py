@@ -4,8 +4,8 @@ import json
 
 from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged
-from tests.server.house import Stage, answer, listening
-from tests.upstream.wires import body_of
+from tests.support.server_fixture import Stage, answer, listening
+from tests.support.upstream_fixture import body_of
 
 KEY = [("Authorization", "Bearer sk-client")]
 JSON = "Content-Type: application/json"

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.forms import answered, kind_of, text_of
-from tests.pairs import violations
 from tests.stub import Seen, slices
+from tests.support.api_formats import answered, kind_of, text_of
+from tests.support.tool_pair_checks import violations
 
 ENDS = 40
 """Characters at both ends of a clipped text that must survive the clipping."""

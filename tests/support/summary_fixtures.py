@@ -1,8 +1,9 @@
-"""Jobs of real parts over a stub upstream and a shelf that replicas share."""
+"""Summary jobs of real parts over a strict upstream, and the smallest table of summaries that replicas can share."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,9 +18,9 @@ from proxy.summaries import Jobs, Ledger, Memory, Terms, Writer, load_prompts
 from proxy.summaries.contracts import Shelf
 from proxy.tasks import Tasks
 from proxy.upstream import DirectUpstream, Target
-from tests.fits import count, tokenizers
-from tests.material import log
 from tests.stub import Stub
+from tests.support.engine_fixtures import count, tokenizers
+from tests.support.sample_conversations import log
 
 TENANT, ROOT, SINCE = b"t" * 32, b"r" * 16, b"s" * 16
 ROUTE = Route("stub", "gpt-4o-mini", 8192, None, "o200k_base", "configured")
@@ -81,3 +82,63 @@ class Bench:
         await self.tasks.finish(1.0)
         await self.upstream.close()
         assert self.failed == []
+
+
+Name = tuple[bytes, bytes, bytes]
+
+
+class Right:
+    """A lease on a dictionary."""
+
+    def __init__(self, leases: dict[Name, Right], name: Name) -> None:
+        self._leases = leases
+        self._name = name
+
+    async def renew(self, seconds: float) -> bool:
+        return self._leases.get(self._name) is self
+
+    async def release(self) -> None:
+        if self._leases.get(self._name) is self:
+            del self._leases[self._name]
+
+
+class Dictionary:
+    """Implements ``proxy.summaries.contracts.Shelf``; nothing runs out by itself."""
+
+    def __init__(self) -> None:
+        self.texts: dict[tuple[bytes, Name], bytes] = {}
+        self.leases: dict[Name, Right] = {}
+        self.refusals: set[Name] = set()
+        self.counts: Counter[tuple[bytes, str]] = Counter()
+        self.paused: set[bytes] = set()
+
+    async def newest(
+        self, tenant: bytes, root: bytes, policy: bytes, chains: Sequence[bytes]
+    ) -> tuple[int, bytes] | None:
+        names = [(tenant, (root, policy, chain)) for chain in chains]
+        return next(((i, self.texts[name]) for i, name in enumerate(names) if name in self.texts), None)
+
+    async def keep(self, tenant: bytes, root: bytes, policy: bytes, chain: bytes, value: bytes) -> bytes:
+        return self.texts.setdefault((tenant, (root, policy, chain)), value)
+
+    async def lease(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> Right | None:
+        name = (root, policy, chain)
+        if name in self.leases:
+            return None
+        right = self.leases[name] = Right(self.leases, name)
+        return right
+
+    async def is_refused(self, root: bytes, policy: bytes, chain: bytes) -> bool:
+        return (root, policy, chain) in self.refusals
+
+    def refuse(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> None:
+        self.refusals.add((root, policy, chain))
+
+    async def spending(self, tenant: bytes, now: float) -> tuple[int, int, bool]:
+        return self.counts[tenant, "in"], self.counts[tenant, "out"], tenant in self.paused
+
+    def count(self, tenant: bytes, kind: str, tokens: int, now: float) -> None:
+        self.counts[tenant, kind] += tokens
+
+    def pause(self, tenant: bytes, seconds: float) -> None:
+        self.paused.add(tenant)

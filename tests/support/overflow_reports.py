@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-FILE = Path(__file__).parent / "field.jsonl"
+FILE = Path(__file__).parents[1] / "data" / "overflow_reports.jsonl"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from hypothesis import Phase
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
+from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
 from proxy.core.compaction.record import CompactionRecord, load
 from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
 from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER
@@ -34,13 +35,15 @@ from proxy.engine.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tooltable import Tools
 from proxy.tokenizers import Tokenizers
-from tests.pairs import pair_violations
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
+from tests.support.tool_pair_checks import pair_violations
 
 Message = dict[str, Any]
 
 TENANT = b"t" * 32
+WINDOW = 4096
 POLICY = Policy(CompactionRules(Marks(), Shares(), EnabledStages()))
+SPARING = replace(POLICY.rules, mild=PrunePassRules(DedupRules(), PruneRules(protect_tokens=5_000, min_saving=5_000)))
 SYSTEMS = ("system", "developer")
 OURS = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
 """The members of a body that a plan may change."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from proxy.core.overflow.evidence import Prior
 
-FILE = Path(__file__).parents[2] / "data" / "overflow_claims.jsonl"
+FILE = Path(__file__).parents[1] / "data" / "overflow_claims.jsonl"
 
 HALVES = ("development", "judged", "later")
 CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x")

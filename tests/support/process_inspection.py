@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.harness import Proxy, until
+from tests.support.proxy_process import Proxy, until
 
 
 def living(home: Path | None) -> dict[int, str]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.harness import ROOT
 from tests.stub.tokens import fixed_tokens, message_tokens, request_tokens
+from tests.support.proxy_process import ROOT
 
 FOLDER = Path(os.environ.get("ULLAGE_TRANSCRIPTS", ROOT.parent / "shared" / "transcripts"))
 MIN_WINDOW = 2048

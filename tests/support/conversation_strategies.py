@@ -9,6 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.stub.tokens import request_tokens
+
 Message = dict[str, Any]
 Draw = st.DrawFn
 
@@ -245,3 +247,28 @@ def _write(value: object, space: str, ascii_only: bool, swap: bool) -> str:
     # A lone surrogate has no UTF-8 form, whatever style was drawn.
     escaped = ascii_only or (isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value))
     return json.dumps(value, ensure_ascii=escaped)
+
+
+windows = st.one_of(st.sampled_from([256, 512, 1024, 2048, 4096, 8192, 32768]), st.integers(256, 32768))
+figures = st.sampled_from([None, None, 1, 64, 300, 1024, 4000, 100_000])
+
+
+@st.composite
+def asked(draw: Draw, **options: Any) -> bytes:
+    """A request's bytes with tools or none and any output figure."""
+    request = draw(requests(**options))
+    request.pop("max_tokens", None)
+    if (figure := draw(figures)) is not None:
+        request[draw(st.sampled_from(["max_tokens", "max_completion_tokens"]))] = figure
+    return encode(draw, request)
+
+
+@st.composite
+def growing(draw: Draw) -> tuple[list[Message], list[int], int]:
+    """A conversation of some length, the lengths at which it was a request, and a window of a part of its size."""
+    messages = draw(conversations(min_size=8, max_size=30, surrogates=False))
+    ends = [i for i, m in enumerate(messages, 1) if m["role"] in ("user", "tool", "function")]
+    ends = [i for i in ends if i == len(messages) or messages[i]["role"] == "assistant"]
+    size = request_tokens({"messages": messages})
+    share = draw(st.sampled_from([0.2, 0.35, 0.5, 0.8]))
+    return messages, ends, max(1024, int(size * share))

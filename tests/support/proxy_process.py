@@ -21,7 +21,7 @@ import httpx
 import yaml
 from openai import AsyncOpenAI
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 READY_WITHIN = 30.0
 ENDED_WITHIN = 20.0
 

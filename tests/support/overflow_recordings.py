@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(os.environ.get("ULLAGE_SHARED") or Path(__file__).parents[4] / "shared")
+FOLDER = Path(os.environ.get("ULLAGE_SHARED") or Path(__file__).parents[3] / "shared")
 FILE = FOLDER / "overflow_errors.jsonl"
 
 KINDS = {

@@ -1,4 +1,4 @@
-"""Agents as users write them, one for each library: ``python -m tests.e2e.agents langchain URL`` works until done.
+"""Agents as users write them, one for each library: ``python -m tests.support.library_agents langchain URL``.
 
 Each asks through its library's own loop, offers one tool, streams if the library does, and prints how many tool calls
 it served and the last words of the model.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterable
 from typing import Any
 
-from tests.material import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, log
+from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, log
 
 MODEL = "gpt-4o-mini"
 KEY = "sk-test-0123456789abcdef"

@@ -1,7 +1,7 @@
 """An upstream of this process and the client that talks to it."""
 
 from proxy.upstream import DirectUpstream, Target, Timeouts
-from tests.server.house import Stage, listening
+from tests.support.server_fixture import Stage, listening
 
 
 class Wire:

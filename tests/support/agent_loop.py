@@ -12,12 +12,12 @@ from typing import Any, Self
 import httpx
 
 from tests.conftest import StartProxy
-from tests.e2e.checks import view_problems
-from tests.e2e.processes import metrics, total
-from tests.forms import body_of, kind_of, text_of
-from tests.harness import Proxy
-from tests.material import AGENT_TOOLS, agent_round, agent_session
 from tests.stub import Stub
+from tests.support.api_formats import body_of, kind_of, text_of
+from tests.support.process_inspection import metrics, total
+from tests.support.proxy_process import Proxy
+from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
+from tests.support.view_checks import view_problems
 
 WINDOW = 8192
 KEY = "sk-test-0123456789abcdef"

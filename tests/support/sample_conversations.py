@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 Message = dict[str, Any]
@@ -96,3 +97,36 @@ def chat_turn(seed: int, tokens: int) -> list[Message]:
     """A user message and the assistant's answer, of *tokens* tokens each."""
     asked = f"Question {seed}: {prose(seed * 2, tokens)}"
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": prose(seed * 2 + 1, tokens)}]
+
+
+def requests_of(messages: Sequence[Message]) -> list[int]:
+    """The lengths at which *messages* was a request."""
+    return [
+        i
+        for i, message in enumerate(messages, 1)
+        if message["role"] != "assistant"
+        and (i == len(messages) or messages[i]["role"] == "assistant")
+        and message["role"] != "system"
+    ]
+
+
+def coding_session(rounds: int, lines: int = 60) -> list[Message]:
+    """An agent that reads a few files again and again between changes, and runs the tests."""
+    messages: list[Message] = [{"role": "user", "content": "Make the tests pass. Never touch vendor/."}]
+    for number in range(rounds):
+        path = f"src/mod{number % 5}.py"
+        name = ("Read", "Read", "Edit", "Bash")[number % 4]
+        given = {"command": "pytest -q"} if name == "Bash" else {"file_path": path}
+        text = "\n".join(f"{n + 1}\tvalue_{n} = compute({n}, {number // 4})" for n in range(lines))
+        said = {"Edit": "The file was updated.", "Bash": f"{number} passed\n" + "ok\n" * 40}.get(name, text)
+        call = {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
+        messages.append({"role": "assistant", "content": f"Step {number}.", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": said})
+    return messages
+
+
+SESSIONS: dict[str, list[Message]] = {
+    "agent": agent_session(40, 300),
+    "parallel": agent_session(16, 120, parallel=6),
+    "chat": [m for turn in range(40) for m in chat_turn(turn, 150)][:-1],
+}

@@ -13,9 +13,14 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 _NESTED: Final = 0x10
-_TRAMPOLINE = "def trampoline(*args, **kwargs):\n from tests import injection\n return injection.run(%d, args, kwargs)"
+_TRAMPOLINE = """
+def trampoline(*args, **kwargs):
+    from tests.support import fault_injection
+
+    return fault_injection.run(%d, args, kwargs)
+"""
 
 
 @functools.cache

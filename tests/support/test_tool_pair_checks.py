@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.pairs import pair_violations
+from tests.support.tool_pair_checks import pair_violations
 
 
 def calls(*ids: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from openai import AsyncOpenAI, AsyncStream
 from openai import DefaultAsyncHttpxClient as OpenAIWeb
 from openai.types.chat import ChatCompletionChunk
 
-from tests import forms
 from tests.stub import chat, messages, responses
+from tests.support import api_formats
 
 Item = dict[str, Any]
 
@@ -75,13 +75,13 @@ class Anthropic(_Web):
 
     def opening(self, chat: Sequence[Item]) -> tuple[list[Item], dict[str, Any]]:
         """Items, and the system text beside them."""
-        system = forms.system_of(chat)
-        return forms.to_messages(chat), {"system": system} if system else {}
+        system = api_formats.system_of(chat)
+        return api_formats.to_messages(chat), {"system": system} if system else {}
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Tools have another form, and an output figure there must be."""
         made = {"max_tokens": 256, **options}
-        return {**made, "tools": forms.tools_of(made["tools"], "messages")} if "tools" in made else made
+        return {**made, "tools": api_formats.tools_of(made["tools"], "messages")} if "tools" in made else made
 
     async def ask(self, asked: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
         """The assistant's message."""
@@ -118,13 +118,13 @@ class Responses(_Web):
 
     def opening(self, chat: Sequence[Item]) -> tuple[list[Item], dict[str, Any]]:
         """Items, and the instructions beside them."""
-        system = forms.system_of(chat)
-        return forms.to_responses(chat), {"instructions": system} if system else {}
+        system = api_formats.system_of(chat)
+        return api_formats.to_responses(chat), {"instructions": system} if system else {}
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Tools have another form, and the output figure another name."""
         made = {"max_output_tokens" if key == "max_tokens" else key: value for key, value in options.items()}
-        made |= {"tools": forms.tools_of(made["tools"], "responses")} if "tools" in made else {}
+        made |= {"tools": api_formats.tools_of(made["tools"], "responses")} if "tools" in made else {}
         return {"store": False, **made}
 
     async def ask(self, asked: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
