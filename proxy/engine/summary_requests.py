@@ -6,8 +6,8 @@ import hashlib
 from bisect import bisect_right
 
 from proxy.core.budget.figures import stepped
-from proxy.core.compression.record import CompactionRecord
-from proxy.core.compression.view import OriginalItems, View, assemble
+from proxy.core.compaction.record import CompactionRecord
+from proxy.core.compaction.view import AssembledItems, OriginalItems, assemble
 from proxy.core.conversation.items import Layout, lay_out
 from proxy.core.conversation.outline import splice
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
@@ -71,7 +71,7 @@ def _warm(
     raw = OriginalItems(whole.body, spans, items, lay_out(items), whole.dialect)
     addition = measured.addition if record is not None else NO_ADDITION
     if record is None:
-        view = View(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
+        view = AssembledItems(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
     else:
         edits = {i: value for i, value in record.edits.items() if i < length}
         view = assemble(raw, record.compaction, record.block_with(addition.note), edits, measured.count)
