@@ -14,24 +14,22 @@ from proxy import settings as configuration
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.budget.shares import Allocation
-from proxy.core.compression.dedup import Dedup
-from proxy.core.compression.event import EnabledStages, Rules
-from proxy.core.compression.mild import Mild
-from proxy.core.compression.prune import WEIGHTS, Prune
-from proxy.core.compression.truncate import Truncate
+from proxy.core.compaction.prune import KIND_WEIGHTS, DedupRules, PrunePassRules, PruneRules
+from proxy.core.compaction.schedule import CompactionRules, EnabledStages
+from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Policy
 from proxy.core.overflow.classify import Classifier
-from proxy.engine.context_management import Managing
 from proxy.engine.engine import Engine
 from proxy.engine.fitting import Fitter
 from proxy.engine.learned_routes import LearnedRoutes, Notice, unnoticed
-from proxy.engine.own_compaction import Compacting, Serving
 from proxy.engine.reading import Reader
-from proxy.engine.recall_session import Limits as RecallLimits
-from proxy.engine.recall_session import Recalling
-from proxy.engine.summary_answer import ClientCompaction
 from proxy.faults import Faults
-from proxy.notes.chronicle import Chronicle
+from proxy.features.client_compaction.compact_endpoint import CompactEndpoint, UpstreamCompaction
+from proxy.features.client_compaction.summary_answer import SummaryAnswer
+from proxy.features.context_management.feature import ContextManagement
+from proxy.features.history.recorder import HistoryRecorder
+from proxy.features.recall.session import Limits as RecallLimits
+from proxy.features.recall.session import Recalling
 from proxy.routing import open_headers, open_names
 from proxy.server import Limits, ListedUpstream, Models, ServerConfig
 from proxy.settings import Settings, Stages
@@ -58,7 +56,7 @@ def open_engine(
     store: Store,
     notice: Notice = unnoticed,
     jobs: Jobs | None = None,
-    chronicle: Chronicle | None = None,
+    chronicle: HistoryRecorder | None = None,
     faults: Faults | None = None,
 ) -> Engine:
     """The conductor of *settings*, with memories of its own.
@@ -77,7 +75,7 @@ def open_engine(
     most = settings.server.limits.items
     reader = Reader(tokenizers, memories.items(), outlines, memories.Locked(SIZES), prefixes, tools, most)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
-    rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
+    rules = CompactionRules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
     economy, always = wanted.policy == "economy", _always(stages)
     recall = wanted.recall
     policy = Policy(
@@ -89,10 +87,10 @@ def open_engine(
         reader, store, policy, memories.records(), LRUCache(ASKED), memories.Locked(TOOL_ARRAYS), lessons, jobs
     )
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
+    serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
-    compacting = Compacting(reader, store, shares, time.time, serving)
-    own = ClientCompaction(fitter.events, reader, shares, time.time)
+    compacting = CompactEndpoint(reader, store, shares, time.time, serving)
+    own = SummaryAnswer(fitter.events, reader, shares, time.time)
     return Engine(
         catalogue,
         fitter,
@@ -102,7 +100,7 @@ def open_engine(
         classifier,
         counting,
         compacting=compacting,
-        managing=Managing(reader, owned),
+        managing=ContextManagement(reader, owned),
         own=own if wanted.client_compaction == "answer" else None,
         recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
         answered=chronicle.answered if chronicle else None,
@@ -110,23 +108,23 @@ def open_engine(
     )
 
 
-def _mild(stages: Stages) -> Mild:
+def _mild(stages: Stages) -> PrunePassRules:
     dedup, prune = stages.dedup, stages.prune
-    weights = {**WEIGHTS, **prune.weights}
-    return Mild(
-        Dedup(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
-        Prune(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
+    weights = {**KIND_WEIGHTS, **prune.weights}
+    return PrunePassRules(
+        DedupRules(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
+        PruneRules(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
     )
 
 
-def _truncate(stages: Stages) -> Truncate | None:
+def _truncate(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
-    return Truncate(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
+    return TruncateLimits(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
 
 
-def _always(stages: Stages) -> Truncate | None:
+def _always(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
-    return Truncate(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
+    return TruncateLimits(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
 
 
 def models_of(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compression.event import Demand
+from proxy.core.compaction.schedule import CompactionTarget
 from proxy.engine.plans import Plan
-from tests import strategies
-from tests.e2e.checks import changed
-from tests.fits import POLICY, UNSHRUNK, Desk, is_clip, outline_problems
-from tests.forms import body_of, kind_of, text_of, to_messages
-from tests.material import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.stub import Rules, messages, responses, slices
+from tests.support import conversation_strategies
+from tests.support.api_formats import body_of, kind_of, text_of, to_messages
+from tests.support.engine_fixtures import POLICY, UNSHRUNK, Desk, is_clip, outline_problems
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
+from tests.support.view_checks import changed
 
 WIRES: dict[str, Any] = {"messages": messages, "responses": responses}
 WINDOW = 4096
@@ -28,12 +28,12 @@ windows = st.sampled_from([512, 1024, 2048, 4096, 8192, 32768])
 @st.composite
 def asked(draw: st.DrawFn, api: str, **options: Any) -> bytes:
     """A request's bytes that a strict provider with an endless window accepts."""
-    chat = draw(strategies.conversations(surrogates=False, max_size=20, **options))
-    tools = draw(st.one_of(st.just([]), strategies.tools))
+    chat = draw(conversation_strategies.conversations(surrogates=False, max_size=20, **options))
+    tools = draw(st.one_of(st.just([]), conversation_strategies.tools))
     figure = "max_tokens" if api == "messages" else "max_output_tokens"
     body = body_of(api, chat, tools, **{figure: draw(st.sampled_from([16, 64, 300, 4000]))})
     assume(WIRES[api].judge(body, Rules(window=10**9)).kind == "ok")
-    return strategies.encode(draw, body)
+    return conversation_strategies.encode(draw, body)
 
 
 def problems(api: str, body: bytes, plan: Plan, window: int) -> list[str]:
@@ -84,7 +84,7 @@ def _frame(value: Any) -> Any:
 async def test_a_plan_is_valid_and_fits_or_refuses(api: str, data: st.DataObject, window: int, force: bool) -> None:
     """What a strict provider accepts it also accepts as a view that fits by its count, or it is refused for length."""
     body = data.draw(asked(api))
-    plan = await Desk().plan(body, window, Demand(force=force), api=api)
+    plan = await Desk().plan(body, window, CompactionTarget(force=force), api=api)
     assert problems(api, body, plan, window) == []
 
 
@@ -264,7 +264,7 @@ async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: i
 async def test_asking_what_would_be_sent_records_nothing(api: str) -> None:
     """A peek tells the view of the next request and makes it no fact."""
     desk, body = Desk(), session(api)
-    peeked = await desk.plan(body, WINDOW, Demand(peek=True), api=api)
+    peeked = await desk.plan(body, WINDOW, CompactionTarget(dry_run=True), api=api)
     assert desk.book.records() == []  # type: ignore[attr-defined]
     assert not desk.records
     assert (await desk.plan(body, WINDOW, api=api)).body == peeked.body
@@ -289,7 +289,7 @@ async def test_a_conversation_the_provider_shortens_is_left_to_it(
     body, desk = session(api, **members), Desk()
     plan = await desk.plan(body, WINDOW, api=api)
     assert (plan.body == body) == left
-    forced = await desk.plan(body, WINDOW, Demand(force=True), api=api)
+    forced = await desk.plan(body, WINDOW, CompactionTarget(force=True), api=api)
     assert len(forced.body) < len(body)
     assert (await desk.plan(body, WINDOW, api=api)).body == forced.body
 

@@ -14,9 +14,9 @@ from proxy.settings import servers
 from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged, Target, Timeouts, Upstreams
 from proxy.upstream.direct import BytesBody, FailingProtocol
-from tests.descriptors import few_descriptors
-from tests.server.house import Stage, answer, eventually, listening
-from tests.upstream.wires import Wire, body_of, read_into
+from tests.support.file_descriptors import few_descriptors
+from tests.support.server_fixture import Stage, answer, eventually, listening
+from tests.support.upstream_fixture import Wire, body_of, read_into
 
 
 def self_signed(folder):
