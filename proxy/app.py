@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy import memories
+from proxy import caches
 from proxy import settings as configuration
 from proxy.announcing import announce, bracketed, warn_of_silent
-from proxy.building import models_of, open_engine, server_config
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
@@ -51,6 +50,7 @@ from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Probes, Upstreams
+from proxy.wiring import models_of, open_engine, server_config
 from proxy.workers import Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Start:
 async def serve(start: Start, worker: Worker) -> int:
     """One process's life: build, listen, work, drain, close; the exit code."""
     settings = start.settings
-    memories.keep_large_blocks()
+    caches.keep_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
     logs, tasks = _begin(settings)
     ending = Ending()
@@ -99,7 +99,7 @@ async def serve(start: Start, worker: Worker) -> int:
         return _cannot_start(error)
     housekeeping = tasks.spawn(house.keep(), "housekeeping")
     lag = LagWatch(house.telemetry.loop_lag, logs.loop_lagged)
-    memories.collect_rarely()
+    caches.collect_rarely()
     lag.start()
     await ending.asked.wait()
     await ending.unless_at_once(house.drain(settings.server.drain))

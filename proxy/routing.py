@@ -11,7 +11,7 @@ from typing import Final
 
 from cachetools import LRUCache
 
-from proxy import memories
+from proxy import caches
 from proxy import settings as configuration
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.budget.windows import Facts, Told, published
@@ -222,7 +222,7 @@ def open_summaries(
     agent = f"ullage/{configuration.version()} (summary)"
     writer = Writer(upstream, tokenizers, load_prompts(), agent, wanted.timeout, aligned=wanted.aligned)
     memory = Memory(
-        memories.texts(),
+        caches.texts(),
         LRUCache(STRETCHES),
         LRUCache(STRETCHES),
         LRUCache(STRETCHES),

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.building import open_engine
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Report
 from proxy.faults import Faults
@@ -22,6 +21,7 @@ from proxy.server import Models, Place, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
+from proxy.wiring import open_engine
 from tests.fits import tokenizers
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session

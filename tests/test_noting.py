@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.settings import Settings
-from proxy.settings.serving import Archive
+from proxy.settings.server import Archive
 from tests.store.conftest import Opener, opener, short_path
 
 __all__ = ["opener", "short_path"]

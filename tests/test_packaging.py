@@ -81,7 +81,7 @@ def test_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
     """The wheel carries the code, its types, the configuration and the licence; no tests and no start-up hook."""
     with zipfile.ZipFile(installed.wheel) as archive:
         names = set(archive.namelist())
-    assert {"proxy/cli.py", "proxy/py.typed", "proxy/_config/ullage.yaml"} <= names
+    assert {"proxy/cli/commands.py", "proxy/py.typed", "proxy/_config/ullage.yaml"} <= names
     assert {name.split("/")[0] for name in names} == {"proxy", f"ullage-{PROJECT['version']}.dist-info"}
     assert not [name for name in names if name.endswith((".pth", ".pyc")) or Path(name).name.startswith(".")]
     assert any(name.endswith("/licenses/LICENSE") for name in names)
@@ -125,7 +125,7 @@ def test_samples_in_the_papers_are_valid_configurations(installed: Installed) ->
 
 def test_command_line_loads_no_heavy_library(installed: Installed) -> None:
     """Neither litellm nor tiktoken is imported to print the help."""
-    code = "import sys, proxy.cli; print(sorted({'litellm', 'tiktoken', 'openai'} & sys.modules.keys()))"
+    code = "import sys, proxy.cli.commands; print(sorted({'litellm', 'tiktoken', 'openai'} & sys.modules.keys()))"
     assert installed.run("python", "-c", code).strip() == "[]"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from proxy.settings.model import Settings, is_loopback
-from proxy.settings.servers import Model, Upstream
+from proxy.settings.settings import Settings, is_loopback
+from proxy.settings.upstreams import Model, Upstream
 
 
 def summary(settings: Settings, facts: Mapping[str, str]) -> str:

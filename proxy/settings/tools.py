@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from proxy.core.conversation.toolmap import Keys, Tool, ToolMap
 from proxy.core.conversation.written import Forms
-from proxy.settings.data import packaged
+from proxy.settings.packaged_data import packaged
 from proxy.settings.problems import Problem, SettingsError, key_name
-from proxy.settings.source import parse_inline, read_yaml
 from proxy.settings.tooltable import ToolKeys, ToolRule, Tools, ToolTable, WrittenForms
+from proxy.settings.yaml_source import parse_inline, read_yaml
 
 FILE = "tools.yaml"
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from proxy.core.conversation.toolmap import Kind
-from proxy.settings.fields import FilePath, Section, Words
+from proxy.settings.field_types import FilePath, Section, Words
 
 Names = Annotated[tuple[str, ...], Words]
 

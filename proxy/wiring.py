@@ -1,0 +1,177 @@
+"""From settings to what works by them: the engine, the listings, and the plain values that the shells get."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cachetools import LRUCache
+
+from proxy import caches
+from proxy import settings as configuration
+from proxy.core.budget.catalogue import Catalogue
+from proxy.core.budget.figures import Buffers, Marks, Shares
+from proxy.core.budget.shares import Allocation
+from proxy.core.compression.dedup import Dedup
+from proxy.core.compression.event import EnabledStages, Rules
+from proxy.core.compression.mild import Mild
+from proxy.core.compression.prune import WEIGHTS, Prune
+from proxy.core.compression.truncate import Truncate
+from proxy.core.decisions import Policy
+from proxy.core.overflow.classify import Classifier
+from proxy.engine.context_management import Managing
+from proxy.engine.engine import Engine
+from proxy.engine.fitting import Fitter
+from proxy.engine.learned_routes import LearnedRoutes, Notice, unnoticed
+from proxy.engine.own_compaction import Compacting, Serving
+from proxy.engine.reading import Reader
+from proxy.engine.recall_session import Limits as RecallLimits
+from proxy.engine.recall_session import Recalling
+from proxy.engine.summary_answer import ClientCompaction
+from proxy.faults import Faults
+from proxy.notes.chronicle import Chronicle
+from proxy.routing import open_headers, open_names
+from proxy.server import Limits, Models, Place, ServerConfig
+from proxy.settings import Settings, Stages
+from proxy.store import (
+    Store,
+)
+from proxy.summaries import Jobs
+from proxy.tokenizers import Tokenizers
+from proxy.upstream import Upstreams
+
+if TYPE_CHECKING:
+    pass
+
+SIZES = 10_000
+ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
+"""Bounds of a process's memories: sizes of what stands around items or in their place; places asked of the store,
+shrunk tool arrays, routes that overflows taught about."""
+
+
+def open_engine(
+    settings: Settings,
+    catalogue: Catalogue,
+    tokenizers: Tokenizers,
+    store: Store,
+    notice: Notice = unnoticed,
+    jobs: Jobs | None = None,
+    chronicle: Chronicle | None = None,
+    faults: Faults | None = None,
+) -> Engine:
+    """The conductor of *settings*, with memories of its own.
+
+    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any; *chronicle* notes
+    what becomes of conversations. *faults* of ours are reported there.
+    """
+    wanted = settings.compression
+    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
+    buffers = Buffers(**wanted.buffers.model_dump())
+    shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
+    stages = wanted.stages
+    rungs = EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
+    tools = configuration.tool_map(settings.tools)
+    outlines, prefixes = caches.outlines(), caches.prefixes()
+    most = settings.server.limits.items
+    reader = Reader(tokenizers, caches.items(), outlines, caches.Locked(SIZES), prefixes, tools, most)
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
+    economy, always = wanted.policy == "economy", _always(stages)
+    recall = wanted.recall
+    policy = Policy(
+        rules, wanted.lower_output, wanted.stored_history, economy, buffers, always, recall.enabled, reader.tools
+    )
+    lessons = LearnedRoutes(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
+    classifier = Classifier(configuration.overflow_rules(settings))
+    fitter = Fitter(reader, store, policy, caches.records(), LRUCache(ASKED), caches.Locked(TOOL_ARRAYS), lessons, jobs)
+    counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
+    serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
+    owned = [each.name for each in settings.upstreams if each.context_management == "own"]
+    compacting = Compacting(reader, store, shares, time.time, serving)
+    own = ClientCompaction(fitter.events, reader, shares, time.time)
+    return Engine(
+        catalogue,
+        fitter,
+        wanted.mode,
+        lessons,
+        time.perf_counter,
+        classifier,
+        counting,
+        compacting=compacting,
+        managing=Managing(reader, owned),
+        own=own if wanted.client_compaction == "answer" else None,
+        recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
+        answered=chronicle.answered if chronicle else None,
+        faults=faults,
+    )
+
+
+def _mild(stages: Stages) -> Mild:
+    dedup, prune = stages.dedup, stages.prune
+    weights = {**WEIGHTS, **prune.weights}
+    return Mild(
+        Dedup(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
+        Prune(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
+    )
+
+
+def _truncate(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
+
+
+def _always(stages: Stages) -> Truncate | None:
+    wanted = stages.truncate
+    return Truncate(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
+
+
+def models_of(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
+    """The merged lists of models, with windows by *catalogue*."""
+
+    def figures(model: str) -> Mapping[str, int]:
+        """A model's limits under the names that clients read them by."""
+        route = catalogue.resolve(model)
+        told = {
+            "context_length": route.window,
+            "max_model_len": route.window,
+            "max_input_tokens": route.max_input or route.window,
+            "max_output_tokens": route.max_output,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    places = [Place(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
+    named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
+    return Models(upstream, places, settings.default_upstream().name, named, figures)
+
+
+def server_config(settings: Settings) -> ServerConfig:
+    """What the server needs to know, as plain values."""
+    server, limits = settings.server, settings.server.limits
+    return ServerConfig(
+        default_upstream=settings.default_upstream().name,
+        version=configuration.version(),
+        access_keys=tuple(key.get_secret_value() for key in server.access_keys),
+        admin_key=server.admin_key.get_secret_value() if server.admin_key else None,
+        websockets=settings.server.websockets == "relay",
+        keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.carries_key),
+        usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
+        relay=server.relay,
+        origins=frozenset(server.origins),
+        open_metrics=server.open_metrics,
+        hosts=frozenset(name.lower() for name in (server.host, *server.hosts)),
+        headers_of=open_headers(settings),
+        name_of=open_names(settings),
+        limits=replace(
+            Limits(),
+            body=limits.body,
+            inflation=limits.inflation,
+            in_flight_bytes=limits.in_flight_bytes,
+            in_flight=limits.in_flight,
+            header=limits.headers,
+            head=limits.head,
+            fields=limits.fields,
+            connections=limits.connections,
+        ),
+    )
