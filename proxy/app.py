@@ -17,19 +17,15 @@ from typing import TYPE_CHECKING
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.announcing import announce, bracketed, warn_of_silent
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
-from proxy.faults import Faults
 from proxy.notes.archive import Archive
-from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.offload import SWITCH_SECONDS
-from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Server
 from proxy.server.connection import limit_of_files
 from proxy.settings import Settings
-from proxy.signals import Ending
+from proxy.startup import announce, bracketed, warn_of_silent
 from proxy.store import (
     INSTEAD,
     Embedded,
@@ -44,14 +40,15 @@ from proxy.store import (
     store_status,
 )
 from proxy.summaries import Jobs
-from proxy.tasks import Tasks
+from proxy.tasks import Faults, Tasks
 from proxy.telemetry import shared
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Probes, Upstreams
-from proxy.wiring import models_of, open_engine, server_config
-from proxy.workers import Supervisor, Worker, new_event_loop, reserve
+from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
+from proxy.wiring import models_of, open_archive, open_chronicle, open_conversations, open_engine, server_config
+from proxy.workers import Ending, Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from proxy import caches
 from proxy import settings as configuration
@@ -30,17 +30,19 @@ from proxy.engine.reading import Reader
 from proxy.engine.recall_session import Limits as RecallLimits
 from proxy.engine.recall_session import Recalling
 from proxy.engine.summary_answer import ClientCompaction
-from proxy.faults import Faults
-from proxy.notes.chronicle import Chronicle
-from proxy.routing import open_headers, open_names
+from proxy.notes.archive import Archive, Outcome, Terms
+from proxy.notes.chronicle import LEAST, Chronicle
+from proxy.notes.conversations import Conversations
 from proxy.server import Limits, Models, Place, ServerConfig
 from proxy.settings import Settings, Stages
 from proxy.store import (
     Store,
 )
 from proxy.summaries import Jobs
+from proxy.tasks import Faults, Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
+from proxy.upstream_wiring import open_headers, open_names
 
 if TYPE_CHECKING:
     pass
@@ -175,3 +177,36 @@ def server_config(settings: Settings) -> ServerConfig:
             connections=limits.connections,
         ),
     )
+
+
+NOTED: Final = 10_000
+"""Conversations that were noted a moment ago, of which a process remembers that."""
+
+ARCHIVED: Final = 100_000
+"""Originals that a process remembers to have written: about 200 bytes each."""
+
+DAY: Final = 86_400.0
+
+
+def open_archive(
+    settings: Settings, store: Store, tasks: Tasks, observe: Callable[[Outcome, int], None]
+) -> Archive | None:
+    """What keeps originals as *settings* have it; ``None`` where none are kept."""
+    wanted = settings.archive
+    if not wanted.enabled:
+        return None
+    terms = Terms(wanted.days * DAY, wanted.max_item, wanted.queue)
+    # Known for an hour: what the store lost meanwhile is written again, and what it has lives on.
+    return Archive(store.originals, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
+
+
+def open_chronicle(store: Store, archive: Archive | None) -> Chronicle:
+    """What notes what becomes of conversations."""
+    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST)
+    return Chronicle(store.register, recent, time.time, archive)
+
+
+def open_conversations(settings: Settings, store: Store) -> Conversations:
+    """What tells callers of their conversations."""
+    compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
+    return Conversations(store.register, store.originals, time.time, compacts=compacts, summaries=summaries)

@@ -33,7 +33,7 @@ from proxy.engine.plans import Plan
 from proxy.engine.ports import Recorder, Summaries
 from proxy.engine.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
-from proxy.settings.tooltable import Tools
+from proxy.settings.tools import Tools
 from proxy.tokenizers import Tokenizers
 from tests.pairs import pair_violations
 from tests.stub.tokens import IMAGE_HIGH, request_tokens

@@ -124,7 +124,7 @@ class Proxy:
         return self.home / "ullage.log"
 
     def _command(self) -> list[str]:
-        command = [sys.executable, "-m", "proxy.cli.commands", "serve", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [sys.executable, "-m", "proxy.cli", "serve", "--host", "127.0.0.1", "--port", str(self.port)]
         if self.config is not None:
             config = {**self.config}
             config["store"] = {"path": f"{self.home}/data", **config.get("store", {})}

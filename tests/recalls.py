@@ -14,14 +14,12 @@ import pytest
 
 from proxy.core.recall.tool import NAME
 from proxy.core.report import Report
-from proxy.faults import Faults
-from proxy.noting import open_archive, open_chronicle, open_conversations
-from proxy.routing import open_catalogue, open_upstream
 from proxy.server import Models, Place, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import open_store
-from proxy.tasks import Tasks
-from proxy.wiring import open_engine
+from proxy.tasks import Faults, Tasks
+from proxy.upstream_wiring import open_catalogue, open_upstream
+from proxy.wiring import open_archive, open_chronicle, open_conversations, open_engine
 from tests.fits import tokenizers
 from tests.forms import body_of
 from tests.material import AGENT_TOOLS, agent_session

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy import app
-from proxy.cli import commands
+from proxy import app, cli
 from proxy.core.errors import UllageError
 from proxy.settings import Settings
 
@@ -180,8 +179,6 @@ def test_every_header_of_our_own_is_listed() -> None:
 
 def test_every_command_has_its_section() -> None:
     """docs/cli.md has a section for each command of `ullage`, and no other."""
-    commands = {
-        f"ullage {command.callback.__name__}" for command in commands.app.registered_commands if command.callback
-    }
+    commands = {f"ullage {command.callback.__name__}" for command in cli.app.registered_commands if command.callback}
     sections = re.findall(r"^## (ullage [a-z]+)$", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
     assert set(sections) == commands

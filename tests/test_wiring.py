@@ -8,12 +8,14 @@ from typing import Any
 from proxy.core.budget.catalogue import Catalogue, Rule
 from proxy.core.request import Options, Request
 from proxy.settings import Settings
+from proxy.settings.server import Archive
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.wiring import open_engine, server_config
+from proxy.wiring import open_archive, open_chronicle, open_conversations, open_engine, server_config
 from tests.fits import TENANT, body_of
 from tests.material import agent_session
+from tests.store.conftest import Opener, opener, short_path
 
 UPSTREAMS: list[dict[str, Any]] = [
     {"name": "open", "base_url": "http://a"},
@@ -66,3 +68,23 @@ async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:
     assert "fold" in used[True]
     assert "fold" not in used[False]
     assert "drop" in used[False]
+
+
+__all__ = ["opener", "short_path"]
+
+
+async def test_an_archive_is_there_only_where_it_is_wanted(opener: Opener) -> None:
+    """Off as shipped; with it on, limits are those of the settings."""
+    store = await opener("memory")
+    assert open_archive(Settings(), store, opener.tasks, lambda outcome, count: None) is None
+    wanted = Settings(archive=Archive(enabled=True, days=2, max_item=1000))
+    archive = open_archive(wanted, store, opener.tasks, lambda outcome, count: None)
+    assert archive is not None
+    assert (archive._terms.seconds, archive._terms.most) == (2 * 86_400, 1000)
+    assert open_chronicle(store, archive)._archive is archive
+
+
+async def test_callers_are_told_what_the_store_has(opener: Opener) -> None:
+    """Of an empty store, nothing."""
+    told = open_conversations(Settings(), await opener("memory"))
+    assert await told.list(b"t" * 32) == {"conversations": []}

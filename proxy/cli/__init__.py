@@ -1,1 +1,5 @@
-"""What the commands beside ``serve`` do. The command line itself is in ``proxy.cli.commands``."""
+"""The command line: ``commands`` defines every command, the other modules hold what one of them does."""
+
+from proxy.cli.commands import app, main
+
+__all__ = ["app", "main"]

@@ -13,10 +13,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
-
-from proxy.cli.health import configured_address, ready
 
 if TYPE_CHECKING:
     from proxy.cli.clients import Client, Facts
@@ -98,7 +97,8 @@ def serve(
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> None:
     """Say what is wrong with a configuration file: file, line, key and remedy."""
-    from proxy.settings import refuse_open, summary
+    from proxy.settings import refuse_open
+    from proxy.startup import settings_summary
 
     settings = _settings(file, {})
     refusal = refuse_open(settings)
@@ -107,7 +107,7 @@ def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> 
     if refusal is not None:
         typer.echo(f"{file}: would not be served: {refusal}", err=True)
         raise typer.Exit(REFUSED)
-    typer.echo(f"{file}: OK\n{summary(settings, {})}")
+    typer.echo(f"{file}: OK\n{settings_summary(settings, {})}")
 
 
 @app.command()
@@ -138,7 +138,7 @@ def models(
     import asyncio
     from dataclasses import asdict
 
-    from proxy.cli.listing import listing
+    from proxy.cli.models import listing
 
     found = asyncio.run(listing(settings, pattern, os.environ.get(key_env, "") if key_env else ""))
     for name, trouble in found.troubles.items():
@@ -147,7 +147,7 @@ def models(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif rows:
-        from proxy.cli.tables import show_models
+        from proxy.cli.models import show_models
 
         show_models(rows)
     if not rows:
@@ -196,7 +196,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps({**asdict(found), "healthy": found.healthy}, indent=2))
     else:
-        from proxy.cli.tables import show_findings
+        from proxy.cli.doctor import show_findings
 
         show_findings(found)
     raise typer.Exit(0 if found.healthy else REFUSED)
@@ -232,8 +232,7 @@ def replay(
     if not sessions:
         typer.echo(f"{place}: no conversation found. Known are OpenAI requests and agents' session files.", err=True)
         raise typer.Exit(REFUSED)
-    from proxy.cli.plot import CannotPlot, draw
-    from proxy.cli.reckoning import replay_all, show
+    from proxy.cli.replay_output import CannotPlot, draw, replay_all, show
 
     found = replay_all(settings, sessions, model)
     show(found)
@@ -333,7 +332,7 @@ def connect(
 
     from proxy.cli import connect as clients_of
     from proxy.cli.clients import clients
-    from proxy.cli.listing import limits
+    from proxy.cli.models import limits
 
     known = clients()
     if client is None:
@@ -404,5 +403,27 @@ def _complain(error: SettingsError) -> None:
     typer.echo(f"{count} problem{'s' if count != 1 else ''}.", err=True)
 
 
-if __name__ == "__main__":
-    main()
+HEALTH_SECONDS = 3.0
+"""How long the proxy has to answer."""
+
+
+def configured_address(environ: Mapping[str, str]) -> str:
+    """Where the proxy that *environ* configures is asked."""
+    host = environ.get("ULLAGE_SERVER__HOST", "127.0.0.1")
+    # What listens everywhere is asked on this machine's own address.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://{f'[{host}]' if ':' in host else host}:{environ.get('ULLAGE_SERVER__PORT', '8484')}"
+
+
+def ready(address: str) -> int:
+    """The status of its readiness route. Raises ``ValueError`` for no URL, ``OSError``, ``HTTPException``."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("give scheme and host, such as http://127.0.0.1:8484")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname, parts.port, timeout=HEALTH_SECONDS)
+    try:
+        connection.request("GET", f"{parts.path.rstrip('/')}/health/ready")
+        return connection.getresponse().status
+    finally:
+        connection.close()

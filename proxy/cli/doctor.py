@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,12 +24,12 @@ from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import Prior
 from proxy.core.usage import UsageTap
 from proxy.engine.learned_routes import remedy
-from proxy.routing import open_bridge, open_catalogue, open_probes, open_upstream
 from proxy.settings import Settings, overflow_rules
 from proxy.settings.upstreams import Upstream
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams, find
+from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_upstream
 
 SMALL: Final = 400
 """Tokens of the short requests: enough for a factor, and next to nothing on a bill."""
@@ -291,3 +292,31 @@ def _names(body: bytes) -> list[str]:
 def _text(body: bytes) -> str:
     """The beginning of an error, on one line."""
     return " ".join(body[:4096].decode("utf-8", "replace").split())[:SHOWN]
+
+
+def show_findings(found: Diagnosis) -> None:
+    """Print what was found out about a server, with what to do about it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    signs = {"ok": "[green]ok[/]", "info": "[blue]--[/]", "warning": "[yellow]!![/]", "error": "[bold red]XX[/]"}
+    for finding in found.findings:
+        sign = signs[finding.level]
+        table.add_row(sign, finding.topic, _plain(finding.text))
+        if finding.remedy:
+            table.add_row("", "", f"[dim]{_plain(finding.remedy)}[/]")
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    console.print(f"{_plain(found.model or '(no model)')} at {_plain(found.base_url)}", markup=True)
+    console.print(table)
+    console.print(f"{found.sent:,} tokens were sent, by our count.")
+
+
+def _plain(text: str) -> str:
+    """*text* so that rich shows its brackets."""
+    from rich.markup import escape
+
+    return escape(text)

@@ -29,11 +29,11 @@ from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
 from proxy.engine.reading import Reader, Reading
-from proxy.routing import open_catalogue
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
+from proxy.upstream_wiring import open_catalogue
 from proxy.wiring import open_engine
 
 TENANT: Final = bytes(32)

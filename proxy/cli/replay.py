@@ -14,11 +14,11 @@ from proxy.core.conversation.sessions import Message, Session, read_sessions
 from proxy.core.errors import UllageError
 from proxy.core.request import Request
 from proxy.engine.engine import Engine
-from proxy.routing import open_catalogue
 from proxy.settings import Prices, Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
+from proxy.upstream_wiring import open_catalogue
 from proxy.wiring import open_engine
 
 KINDS = (".jsonl", ".json", ".md")

@@ -35,8 +35,8 @@ from proxy.engine.recall_session import Asked, Grow, Recalling
 from proxy.engine.recovery import Course, Recovery
 from proxy.engine.replies import Answer, DrainedReply, LocalReply, OverflowDetector, learn_nothing
 from proxy.engine.summary_answer import ClientCompaction
-from proxy.faults import Faults
 from proxy.offload import offload
+from proxy.tasks import Faults
 
 RETRIES = 2
 """How often an overflow is answered with something smaller; then the provider's first error goes to the client."""

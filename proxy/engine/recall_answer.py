@@ -17,7 +17,7 @@ from proxy.engine.fail_open import Sending
 from proxy.engine.ports import Reply
 from proxy.engine.recall_session import Turn
 from proxy.engine.replies import Answer
-from proxy.faults import Faults
+from proxy.tasks import Faults
 
 WHOLE: Final = 2**26
 """Bytes of an answer that is no stream, and of what a compressed stream swells to, that are looked at."""

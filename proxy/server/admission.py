@@ -10,7 +10,6 @@ from aiohttp import web
 
 from proxy.core.errors import Overloaded
 from proxy.core.report import Report
-from proxy.faults import Faults
 from proxy.server import answers
 from proxy.server.access import Access
 from proxy.server.config import Limits
@@ -19,6 +18,7 @@ from proxy.server.contracts import Observe
 from proxy.server.gate import Gate
 from proxy.server.outgoing import Outgoing
 from proxy.server.routes import is_local, managed, wire
+from proxy.tasks import Faults
 
 
 class Admission:

@@ -19,7 +19,6 @@ from proxy.core.overflow.stream import Ending
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, response_headers
 from proxy.core.request import Request
 from proxy.engine import ports
-from proxy.faults import Faults, Where
 from proxy.server import answers, cors, websocket
 from proxy.server.access import Access
 from proxy.server.asked import UsageHider, ask
@@ -36,6 +35,7 @@ from proxy.server.observer import ReplyObserver
 from proxy.server.outgoing import ClientLeft, Outgoing
 from proxy.server.relay import BodyRelay
 from proxy.server.routes import COMPACTING, COUNTING, api_path, is_local, listed_model, managed, wire
+from proxy.tasks import Faults, Where
 
 _LOG: Final = logging.getLogger(__name__)
 # What a client that did not wait is logged as, after a web server's custom.

@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 from collections.abc import Mapping
 
-from proxy.faults import Faults
 from proxy.server.access import Access
 from proxy.server.admission import Admission
 from proxy.server.api import Api
@@ -17,6 +16,7 @@ from proxy.server.gate import Gate
 from proxy.server.handler import Handler
 from proxy.server.local import Local
 from proxy.server.models import Models
+from proxy.tasks import Faults
 
 
 class Server:

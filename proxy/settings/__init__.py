@@ -15,7 +15,6 @@ from proxy.settings.packaged_data import (
 from proxy.settings.problems import Problem, SettingsError
 from proxy.settings.server import Limits, Server, Store
 from proxy.settings.settings import Settings, Telemetry, is_loopback, refuse_open
-from proxy.settings.summary import summary
 from proxy.settings.tools import tool_map
 from proxy.settings.upstreams import Model, OverflowRule, Timeouts, Upstream
 
@@ -44,7 +43,6 @@ __all__ = [
     "prices",
     "refuse_open",
     "rulebook",
-    "summary",
     "tool_map",
     "version",
 ]

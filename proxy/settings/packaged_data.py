@@ -10,13 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import yaml
 
 from proxy.core.overflow.rules import Rules, read_rules
-from proxy.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from proxy.settings.settings import Settings
 
 OVERFLOW = "overflow.yaml"
 TABLE = "model_prices_and_context_window_backup.json"

@@ -18,7 +18,7 @@ from proxy.settings.field_types import (
 )
 from proxy.settings.problems import Path
 from proxy.settings.server import Archive, Server, Store
-from proxy.settings.tooltable import Tools
+from proxy.settings.tools import Tools
 from proxy.settings.upstreams import Fallback, Model, OverflowRule, Upstream
 
 

@@ -1,6 +1,6 @@
 """``ullage`` with small caches: filling those it has takes hours, and what grows until then looks like a leak.
 
-``python -m tests.bench.small PYTHON -m proxy.cli.commands ARGUMENTS``: runs the command line in this process.
+``python -m tests.bench.small PYTHON -m proxy.cli ARGUMENTS``: runs the command line in this process.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from proxy import caches, noting, routing, wiring
-from proxy.cli import commands
+from proxy import caches, cli, upstream_wiring, wiring
 from proxy.engine import records as events
 from proxy.server import api
 from proxy.store import records, sealed
@@ -20,9 +19,8 @@ SHARE = 64
 
 BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (caches, ("ITEM_BYTES", "PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
-    (wiring, ("SIZES", "ASKED", "LEARNED")),
-    (routing, ("TENANTS", "STRETCHES")),
-    (noting, ("ARCHIVED", "NOTED")),
+    (wiring, ("SIZES", "ASKED", "LEARNED", "ARCHIVED", "NOTED")),
+    (upstream_wiring, ("TENANTS", "STRETCHES")),
     (records, ("_RENEWED", "_MARKS")),
     (sealed, ("_TENANTS",)),
     (events, ("SPARED",)),
@@ -36,8 +34,8 @@ def main() -> None:
     for module, names in BOUNDS:
         for name in names:
             setattr(module, name, getattr(module, name) // SHARE)
-    sys.argv = ["ullage", *sys.argv[sys.argv.index("proxy.cli.commands") + 1 :]]
-    commands.main()
+    sys.argv = ["ullage", *sys.argv[sys.argv.index("proxy.cli") + 1 :]]
+    cli.main()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import httpx
 import yaml
 
 import proxy
-from proxy.cli.commands import main
+from proxy.cli import main
 from tests.harness import free_port
 from tests.material import AGENT_TOOLS, agent_session, chat_turn
 

@@ -1,5 +1,7 @@
 """The command line, run as a user runs it: in a process of its own."""
 
+from __future__ import annotations
+
 import json
 import os
 import socket
@@ -11,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from proxy.cli.commands import configured_address, ready
 from tests.material import agent_session
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HEAVY = ("litellm", "aiohttp", "redis", "tiktoken", "pydantic", "yaml", "rich", "structlog", "prometheus_client")
 
 
 def ullage(*arguments, environ=None, code=None, stdin=None):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ULLAGE_")}
-    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "proxy.cli.commands"]
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "proxy.cli"]
     return subprocess.run(
         [*command, *arguments],
         cwd=ROOT,
@@ -36,7 +39,7 @@ def test_help_imports_nothing_heavy():
     code = (
         "import atexit, sys\n"
         f"atexit.register(lambda: print('IMPORTED', [m for m in {HEAVY!r} if m in sys.modules]))\n"
-        "from proxy.cli.commands import main\nmain()"
+        "from proxy.cli import main\nmain()"
     )
     ran = ullage("--help", code=code)
     assert ran.returncode == 0, ran.stderr
@@ -296,3 +299,25 @@ def test_fit_refuses_with_a_sentence(tmp_path):
     assert "gone.json: cannot be read: No such file" in gone.stderr
     file.write_text("nothing")
     assert ullage("fit", str(file)).stderr.startswith(f"{file}: is no JSON")
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "address"),
+    [
+        (None, None, "http://127.0.0.1:8484"),
+        ("0.0.0.0", "80", "http://127.0.0.1:80"),
+        ("::", None, "http://[::1]:8484"),
+        ("proxy.example.org", "9000", "http://proxy.example.org:9000"),
+    ],
+)
+def test_the_configured_address(host: str | None, port: str | None, address: str) -> None:
+    """What listens on every address is asked on this machine's own."""
+    given = {"ULLAGE_SERVER__HOST": host, "ULLAGE_SERVER__PORT": port}
+    assert configured_address({name: value for name, value in given.items() if value is not None}) == address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8484", "ftp://h", "http://"])
+def test_what_is_no_address(address: str) -> None:
+    """An address without a scheme that can be asked is told apart from a proxy that is silent."""
+    with pytest.raises(ValueError, match="give scheme and host"):
+        ready(address)

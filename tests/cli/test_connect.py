@@ -13,8 +13,8 @@ import yaml
 from dotenv import dotenv_values
 from typer.testing import CliRunner
 
+from proxy.cli import app
 from proxy.cli.clients import clients
-from proxy.cli.commands import app
 
 CODEX = '# mine\nmodel = "o3" # the old one\n\n[mcp_servers.x]\ncommand = "y"\n'
 AIDER = "# mine\nauto-commits: false  # never\nmodel: o3\n"

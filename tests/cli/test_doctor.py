@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.doctor import Diagnosis, examine, is_near
+from proxy.cli.doctor import Diagnosis, examine, is_near, show_findings
+from proxy.core.diagnosis import Finding
 from proxy.settings import Settings, load
 from tests.conftest import StartStub
 from tests.harness import ROOT, free_port
@@ -191,7 +192,7 @@ async def test_the_command(stub: StartStub) -> None:
     server = await stub(windows={"house-model": 8_192}, tells=True)
 
     def run(*flags: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "proxy.cli.commands", "doctor", "--upstream", server.url, *flags]
+        command = [sys.executable, "-m", "proxy.cli", "doctor", "--upstream", server.url, *flags]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
     told = await asyncio.to_thread(run)
@@ -206,3 +207,14 @@ async def test_the_command(stub: StartStub) -> None:
     assert [each["level"] for each in found["findings"]].count("error") == 1
     told = await asyncio.to_thread(run, "--key-env", "ULLAGE_NO_SUCH_VARIABLE")
     assert told.returncode == 2
+
+
+def test_findings_are_shown_with_their_remedies(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a server calls itself may hold brackets; a remedy stands under its finding."""
+    findings = (Finding("window", "ok", "8,192 tokens"), Finding("usage", "error", "none [at all]", "Turn it on."))
+    show_findings(Diagnosis("up", "http://127.0.0.1:1/[v1]", "[m]", findings, 1_200))
+    shown = capsys.readouterr().out
+    assert shown.startswith("[m] at http://127.0.0.1:1/[v1]\n")
+    assert "none [at all]" in shown
+    assert shown.index("Turn it on.") > shown.index("none [at all]")
+    assert shown.endswith("1,200 tokens were sent, by our count.\n")

@@ -255,7 +255,7 @@ def test_rendered_configuration_is_accepted_by_the_proxy(values: dict[str, Any],
     """`ullage check` finds nothing wrong with what the ConfigMap holds."""
     file = tmp_path / "ullage.yaml"
     file.write_text(documents(values)["ConfigMap"]["data"]["ullage.yaml"])
-    command = [sys.executable, "-c", "from proxy.cli.commands import main; main()", "check", str(file)]
+    command = [sys.executable, "-c", "from proxy.cli import main; main()", "check", str(file)]
     secrets = {"LOCAL_KEY": "sk-local", "ULLAGE_ACCESS_KEYS": "one,two", "ULLAGE_STORE_URL": "redis://redis:6379"}
     done = subprocess.run(command, env=os.environ | secrets, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
-from proxy.cli.learned import Learned, learned
+from proxy.core.budget import beliefs
 from proxy.core.budget.calibration import prior
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.windows import Window
 from proxy.core.errors import NotFound
-from proxy.routing import open_catalogue, open_probes, open_upstream
+from proxy.engine.learned_routes import LearnedRoute, believed, load
+from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
+from proxy.store import Store, StoreMisconfigured, StoreUnsupported, is_running, open_store
 from proxy.tasks import Tasks
 from proxy.upstream import find
+from proxy.upstream_wiring import open_catalogue, open_probes, open_upstream
 
 MOST_TOLD: Final = 50
 """Models of one server that are listed without being asked for by name."""
@@ -184,3 +188,109 @@ async def limits(settings: Settings, model: str) -> tuple[int | None, int | None
     """Window and longest answer of *model* in tokens, where they are known."""
     rows = (await listing(settings, model)).rows
     return (rows[0].context_window, rows[0].max_output_tokens) if rows else (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What holds of a route: its window in tokens if traffic taught one, how, and the count factor."""
+
+    window: int | None
+    how: str
+    factor: float
+    age_seconds: float | None = None
+
+
+async def learned(settings: Settings, routes: Iterable[Route], key: str = "") -> Mapping[str, Learned]:
+    """What the store knows of *routes*, by their lessons, of every holder of an access key; nothing where none is open.
+
+    Without access keys lessons belong to the clients' own keys: those of *key* are told, or of callers without one. A
+    private server is asked while it runs and never started.
+    """
+    url, path = settings.store.url, settings.store.path
+    if url == "memory" or (url == "embedded" and not await is_running(path)):
+        return {}
+    troubles: list[BaseException] = []
+    tasks = Tasks(lambda _, error: troubles.append(error))
+    secret = settings.store.key.get_secret_value().encode() if settings.store.key else None
+    try:
+        others = [key.get_secret_value().encode() for key in settings.store.other_keys]
+        store = await open_store(url, directory=path, key=secret, others=others, spawn=tasks.spawn, warn=_unsaid)
+    except (StoreMisconfigured, StoreUnsupported):
+        return {}
+    try:
+        found = {route.lesson: await _of(store, route, tenants(settings, key)) for route in routes}
+    finally:
+        await store.close()
+        await tasks.finish(1.0)
+    return {name: taught for name, taught in found.items() if taught is not None}
+
+
+def _unsaid(event: str, facts: Mapping[str, object]) -> None:
+    """Whoever only looks has no log; what cannot be read is not shown."""
+    del event, facts
+
+
+def tenants(settings: Settings, key: str) -> list[bytes]:
+    """The tenants whose lessons an operator of *settings*, or a client with *key*, may see."""
+    if settings.server.access_keys:
+        return [proxy_tenant(each.get_secret_value()) for each in settings.server.access_keys]
+    if not key:
+        return [client_tenant({})]
+    return [client_tenant({"authorization": f"Bearer {key}"}), client_tenant({"x-api-key": key})]
+
+
+async def _of(store: Store, route: Route, callers: Iterable[bytes]) -> Learned | None:
+    """Of several callers' lessons the one with the smallest window."""
+    lessons = [lesson for tenant in callers if (lesson := load(await store.recall(tenant, route.lesson)))]
+    now = time.time()
+    told = [_told(route, lesson, now) for lesson in lessons]
+    return min(told, key=lambda each: each.window or beliefs.MOST, default=None)
+
+
+def _told(route: Route, lesson: LearnedRoute, now: float) -> Learned:
+    window = believed(route, lesson.belief, now)
+    factor = lesson.calibration.factor
+    if window is None or window == route.window:
+        return Learned(None, "", factor)
+    stated = window == lesson.belief.stated
+    at = lesson.belief.stated_at if stated else lesson.belief.lowered_at
+    return Learned(window, "stated by an error" if stated else "worked out", factor, round(max(0.0, now - at), 1))
+
+
+def show_models(rows: list[dict[str, object]]) -> None:
+    """Print what is known of models, a row each: those that ``ullage models --json`` gives."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("model", "upstream"):
+        table.add_column(title, overflow="fold")
+    for title in ("window", "input", "output"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("encoding", no_wrap=True)
+    table.add_column("factor", justify="right", no_wrap=True)
+    table.add_column("window from", overflow="fold")
+    table.add_column("age", justify="right", no_wrap=True)
+    for title in ("output from", "encoding from", "factor from"):
+        table.add_column(title)
+    for row in rows:
+        age = row["age_seconds"]
+        cells = {**row, "model": _model(row), "age_seconds": None if age is None else f"{age:g} s"}
+        cells.pop("sent_as", None)
+        cells.pop("variant", None)
+        table.add_row(*map(_cell, cells.values()))
+    # A pipe has no width: there nothing is folded.
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
+    console.print(table)
+
+
+def _model(row: Mapping[str, object]) -> str:
+    own = f" ({row['sent_as']})" if row.get("sent_as") else ""
+    variant = f" with {row['variant']}" if row.get("variant") else ""
+    return f"{row['model']}{own}{variant}"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.windows import Window
-from proxy.routing import NOWHERE, Board, open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
+from proxy.upstream_wiring import (
+    NOWHERE,
+    Board,
+    open_bridge,
+    open_catalogue,
+    open_probes,
+    open_summaries,
+    open_upstream,
+)
 from tests.harness import until
 
 
