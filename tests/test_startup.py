@@ -10,8 +10,8 @@ import pytest
 from proxy.settings import load
 from proxy.startup import announce, bracketed, settings_summary, unreachable, warn_of_silent
 from proxy.upstream_wiring import open_catalogue
-from tests.settings.files import UPSTREAM, problems, written
 from tests.store.conftest import free_port
+from tests.support.settings_files import UPSTREAM, problems, written
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from proxy.upstream_wiring import (
     open_summaries,
     open_upstream,
 )
-from tests.harness import until
+from tests.support.proxy_process import until
 
 
 def settings(**given: Any) -> Settings:

@@ -13,9 +13,9 @@ from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.wiring import open_archive, open_chronicle, open_conversations, open_engine, server_config
-from tests.fits import TENANT, body_of
-from tests.material import agent_session
 from tests.store.conftest import Opener, opener, short_path
+from tests.support.engine_fixtures import TENANT, body_of
+from tests.support.sample_conversations import agent_session
 
 UPSTREAMS: list[dict[str, Any]] = [
     {"name": "open", "base_url": "http://a"},

@@ -9,7 +9,8 @@ from proxy.core.conversation.notes import EventNote, JobNote, LastNote, load, sh
 from proxy.core.conversation.pages import ITEM, ITEMS, MOST_ITEMS, Page, parts_of, shown_item, shown_list
 from proxy.core.conversation.pages import load as load_list
 from proxy.core.errors import Conflict
-from proxy.engine.ports import Kind, Originals, Register
+from proxy.store.originals import Originals
+from proxy.store.register import Kind, Register
 
 WISHED = 3600.0
 """Seconds for which a wish for a compaction waits for the conversation's next request."""

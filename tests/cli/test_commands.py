@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proxy.cli.commands import configured_address, ready
-from tests.material import agent_session
+from tests.support.sample_conversations import agent_session
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("litellm", "aiohttp", "redis", "tiktoken", "pydantic", "yaml", "rich", "structlog", "prometheus_client")

@@ -13,7 +13,7 @@ from proxy.cli.models import Row, learned, listing, show_models, tenants
 from proxy.settings import Settings, load
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recovery import CHAT, TRUE, UNHEARD
-from tests.harness import Client
+from tests.support.proxy_process import Client
 
 TOLD = "server: /v1/models max_model_len"
 GONE = {"name": "gone", "base_url": "http://127.0.0.1:1/v1"}

@@ -11,7 +11,7 @@ from proxy.cli.replay import Replayed, Turn
 from proxy.cli.replay_output import MOST, CannotPlot, draw, replay_all, show
 from proxy.core.conversation.sessions import Session
 from proxy.settings import Prices, load
-from tests.material import agent_session
+from tests.support.sample_conversations import agent_session
 
 
 def test_rows_and_totals(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
 from proxy.engine.learned_routes import FRESH_SECONDS, RAISE_ANY, LearnedRoutes, Sent, remedy
-from tests.fits import Book
+from tests.support.engine_fixtures import Book
 
 T = 1_000_000.0
 ROUTE = Route("up", "m", None, None, "o200k_base", "unknown")
@@ -68,7 +68,7 @@ async def test_a_payload_limit_is_no_window() -> None:
 async def test_nonsense_in_the_store_is_a_miss() -> None:
     """A value that is no lesson leaves what this process knows."""
     book = Book()
-    book.remember(ONE, ROUTE.name, b"\xff not a lesson")
+    book.save_route(ONE, ROUTE.name, b"\xff not a lesson")
     assert (await lessons(book, Hands()).of(ROUTE, ONE)).lesson.calibration.factor == 1.0
 
 

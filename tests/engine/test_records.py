@@ -21,18 +21,19 @@ from proxy.core.request import Options, Request
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.store import open_store
 from proxy.tasks import Tasks
-from tests.drawn import SESSIONS, WINDOW, growing, requests_of
-from tests.fits import (
+from tests.support.conversation_strategies import growing
+from tests.support.engine_fixtures import (
     POLICY,
     TENANT,
     UNSHRUNK,
+    WINDOW,
     Book,
     Desk,
     Message,
     body_of,
     slices,
 )
-from tests.material import AGENT_TOOLS, agent_round, agent_session
+from tests.support.sample_conversations import AGENT_TOOLS, SESSIONS, agent_round, agent_session, requests_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 
@@ -176,8 +177,8 @@ class Told:
         self.asked: list[int] = []
 
     async def ready(self, passage: SummaryRequest) -> Summary | None:
-        self.asked.append(passage.wanted.length)
-        return Summary("## Goal\n- The tests are to pass.", passage.wanted.length, 1000 * len(self.asked))
+        self.asked.append(passage.prefix.length)
+        return Summary("## Goal\n- The tests are to pass.", passage.prefix.length, 1000 * len(self.asked))
 
     async def write(self, passage: SummaryRequest) -> Summary | None:
         return await self.ready(passage)
@@ -243,7 +244,7 @@ class Waiting(Told):
         return True
 
     def prepare(self, passage: SummaryRequest) -> None:
-        self.prepared.append(passage.wanted.length)
+        self.prepared.append(passage.prefix.length)
 
     def sent(self, tenant: bytes, tokens: int) -> None:
         self.tokens += tokens

@@ -13,8 +13,8 @@ from proxy.engine.plans import Plan
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.engine.summary_answer import NEARLY, ClientCompaction
-from tests.fits import TENANT, Desk, Message, body_of, tokenizers, tools
-from tests.material import AGENT_TOOLS, agent_session
+from tests.support.engine_fixtures import TENANT, Desk, Message, body_of, tokenizers, tools
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 WINDOW = 8192
 PROMPT = {"role": "user", "content": "You are performing a CONTEXT CHECKPOINT COMPACTION."}
@@ -30,8 +30,8 @@ class Ready:
         self._text = text
 
     async def ready(self, passage: SummaryRequest) -> Summary | None:
-        most = self._share * passage.wanted.length
-        cuts = [cut.length for cut in passage.cuts if cut.length <= most]
+        most = self._share * passage.prefix.length
+        cuts = [cut.length for cut in passage.prefixes if cut.length <= most]
         return Summary(self._text, cuts[-1], 1234) if cuts else None
 
     async def write(self, passage: SummaryRequest) -> Summary | None:

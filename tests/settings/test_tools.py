@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from proxy.settings import SettingsError, load, tool_map
 from proxy.settings.tools import Tools, ToolTable
-from tests.settings.files import written
+from tests.support.settings_files import written
 
 
 def test_the_packaged_table_knows_the_clients():

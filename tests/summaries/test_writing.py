@@ -12,8 +12,7 @@ from proxy.summaries.calling import Summariser
 from proxy.summaries.writing import Unwritten
 from tests.conftest import StartStub
 from tests.stub.summariser import Behaviour
-from tests.summaries.desk import Bench, entries_of, summary_request_of
-from tests.summaries.shelves import Dictionary
+from tests.support.summary_fixtures import Bench, Dictionary, entries_of, summary_request_of
 
 
 async def allow(tokens: int) -> str:
@@ -43,7 +42,7 @@ async def test_one_and_a_half_million_tokens_are_folded_through_a_hundred_thousa
     server = await stub(window=100_000)
     bench = Bench(server, Dictionary(), seconds=60.0)
     passage = summary_request_of(entries_of(1370, 1090), window=100_000, cap=4096)
-    assert passage.wanted.tokens > 1_500_000
+    assert passage.prefix.tokens > 1_500_000
     draft = await bench.writer.write(passage, own(100_000), None, allow)
     assert {seen.verdict for seen in server.summaries} == {"ok"}
     sizes = [seen.tokens for seen in server.summaries]
