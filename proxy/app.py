@@ -20,7 +20,7 @@ from proxy import settings as configuration
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
-from proxy.notes.archive import Archive
+from proxy.features.history.archive import Archive
 from proxy.offload import SWITCH_SECONDS
 from proxy.server import Server
 from proxy.server.connection import limit_of_files

@@ -21,18 +21,18 @@ from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.truncate import Truncate
 from proxy.core.decisions import Policy
 from proxy.core.overflow.classify import Classifier
-from proxy.engine.context_management import Managing
 from proxy.engine.engine import Engine
 from proxy.engine.fitting import Fitter
 from proxy.engine.learned_routes import LearnedRoutes, Notice, unnoticed
-from proxy.engine.own_compaction import Compacting, Serving
 from proxy.engine.reading import Reader
-from proxy.engine.recall_session import Limits as RecallLimits
-from proxy.engine.recall_session import Recalling
-from proxy.engine.summary_answer import ClientCompaction
-from proxy.notes.archive import Archive, Outcome, Terms
-from proxy.notes.chronicle import LEAST, Chronicle
-from proxy.notes.conversations import Conversations
+from proxy.features.client_compaction.compact_endpoint import CompactEndpoint, UpstreamCompaction
+from proxy.features.client_compaction.summary_answer import SummaryAnswer
+from proxy.features.context_management.feature import ContextManagement
+from proxy.features.history.archive import Archive, ArchiveLimits, Outcome
+from proxy.features.history.history import History
+from proxy.features.history.recorder import LEAST_SECONDS, HistoryRecorder
+from proxy.features.recall.session import Limits as RecallLimits
+from proxy.features.recall.session import Recalling
 from proxy.server import Limits, ListedUpstream, Models, ServerConfig
 from proxy.settings import Settings, Stages
 from proxy.store import (
@@ -60,7 +60,7 @@ def open_engine(
     store: Store,
     notice: Notice = unnoticed,
     jobs: Jobs | None = None,
-    chronicle: Chronicle | None = None,
+    chronicle: HistoryRecorder | None = None,
     faults: Faults | None = None,
 ) -> Engine:
     """The conductor of *settings*, with memories of its own.
@@ -89,10 +89,10 @@ def open_engine(
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(reader, store, policy, caches.records(), LRUCache(ASKED), caches.Locked(TOOL_ARRAYS), lessons, jobs)
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
+    serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
-    compacting = Compacting(reader, store, shares, time.time, serving)
-    own = ClientCompaction(fitter.events, reader, shares, time.time)
+    compacting = CompactEndpoint(reader, store, shares, time.time, serving)
+    own = SummaryAnswer(fitter.events, reader, shares, time.time)
     return Engine(
         catalogue,
         fitter,
@@ -102,7 +102,7 @@ def open_engine(
         classifier,
         counting,
         compacting=compacting,
-        managing=Managing(reader, owned),
+        managing=ContextManagement(reader, owned),
         own=own if wanted.client_compaction == "answer" else None,
         recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
         answered=chronicle.answered if chronicle else None,
@@ -195,18 +195,18 @@ def open_archive(
     wanted = settings.archive
     if not wanted.enabled:
         return None
-    terms = Terms(wanted.days * DAY, wanted.max_item, wanted.queue)
+    terms = ArchiveLimits(wanted.days * DAY, wanted.max_item, wanted.queue)
     # Known for an hour: what the store lost meanwhile is written again, and what it has lives on.
     return Archive(store.originals, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
 
 
-def open_chronicle(store: Store, archive: Archive | None) -> Chronicle:
+def open_chronicle(store: Store, archive: Archive | None) -> HistoryRecorder:
     """What notes what becomes of conversations."""
-    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST)
-    return Chronicle(store.register, recent, time.time, archive)
+    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST_SECONDS)
+    return HistoryRecorder(store.register, recent, time.time, archive)
 
 
-def open_conversations(settings: Settings, store: Store) -> Conversations:
+def open_conversations(settings: Settings, store: Store) -> History:
     """What tells callers of their conversations."""
     compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
-    return Conversations(store.register, store.originals, time.time, compacts=compacts, summaries=summaries)
+    return History(store.register, store.originals, time.time, compacts=compacts, summaries=summaries)

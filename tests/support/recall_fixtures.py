@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.core.recall.tool import NAME
 from proxy.core.report import Report
+from proxy.features.recall.tool import NAME
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import open_store
