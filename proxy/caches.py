@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from cachetools import LRUCache
 
-from proxy.core.compression.record import CompactionRecord
+from proxy.core.compaction.record import CompactionRecord
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.outline import Envelope
 from proxy.engine.ports import Summary

@@ -18,7 +18,7 @@ from rich.table import Table
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.figures import Marks
 from proxy.core.budget.regions import REGIONS, regions, scaled_up
-from proxy.core.compression.record import CompactionRecord
+from proxy.core.compaction.record import CompactionRecord
 from proxy.core.conversation.dialect import Count
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item
