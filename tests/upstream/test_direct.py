@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.core.errors import NotFound, Overloaded, RequestTimeout, UpstreamTimeout, UpstreamUnreachable
 from proxy.pipe import Pipe
-from proxy.settings import servers
+from proxy.settings import upstreams
 from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged, Target, Timeouts, Upstreams
 from proxy.upstream.direct import BytesBody, FailingProtocol
@@ -253,7 +253,7 @@ async def test_an_idle_connection_is_kept_as_long_as_its_upstream_says():
 
 def test_connections_are_given_up_before_servers_close_them():
     """uvicorn and Node.js close after 5 s: a request sent at that moment would fail."""
-    configured = servers.Upstream.model_validate({"name": "a", "base_url": "http://h"}).timeouts
+    configured = upstreams.Upstream.model_validate({"name": "a", "base_url": "http://h"}).timeouts
     assert configured.keep_alive == Timeouts().keep_alive == 4
 
 
