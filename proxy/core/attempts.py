@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from proxy.core.budget.catalogue import COMPRESS
-from proxy.core.decisions import CompactionTarget, View
+from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, MaxLoss
+from proxy.core.decisions import View
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.policy import Lower, MaxLoss, lowering
 
 ASKED: Final = ""
 """The model that the client asked for, where a fallback's name could stand."""
@@ -94,7 +94,7 @@ class Attempts:
         return self._begins_elsewhere and bool(self.fallbacks) and not view.request.fallback_model
 
 
-def retry_targets(overflow: Overflow, lower: Lower, sent: int) -> tuple[CompactionTarget, ...]:
+def retry_targets(overflow: Overflow, lower: LowerOutput, sent: int) -> tuple[CompactionTarget, ...]:
     """The targets to try for a view of *sent* tokens that was refused with *overflow*, in order.
 
     The first goes by what is known by now, the second takes off a part of what was sent. A body that was refused for
@@ -129,3 +129,31 @@ def is_news(status: int, *, is_fallback: bool) -> bool:
     if status < 400:
         return True
     return not is_fallback and status not in NO_NEWS
+
+
+def retries_smaller(overflow: Overflow, lower: LowerOutput) -> bool:
+    """True if something smaller may be sent for *overflow*: it was refused for its length before anything was made.
+
+    An answer longer than the model ever gives is the client's to correct, unless figures may be lowered ``first``.
+    """
+    return overflow.too_long or (overflow.kind == "output_cap" and lower == "first" and overflow.limit is not None)
+
+
+def lowering(overflow: Overflow, lower: LowerOutput) -> LowerOutput:
+    """When the output figure gives way in what is sent for *overflow*: first, if input and output were too much."""
+    return "first" if overflow.kind == "input_plus_output" and lower != "never" else lower
+
+
+def fallback_cycle(start: str, steps_of: Callable[[str], Sequence[str]]) -> tuple[str, ...]:
+    """The way by fallbacks from the model *start* back to a model on it; empty where there is none.
+
+    *steps_of* gives the fallbacks of a model.
+    """
+    trail: list[tuple[str, ...]] = [(start,)]
+    while trail:
+        way = trail.pop()
+        for step in steps_of(way[-1]):
+            if step in way:
+                return (*way, step)
+            trail.append((*way, step))
+    return ()

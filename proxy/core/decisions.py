@@ -13,10 +13,9 @@ from typing import ClassVar, Final, Literal
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import NO_BUFFERS, Buffers, TokenBudget, economy_cap, reserve, scaled
 from proxy.core.budget.regions import Members, Totals
-from proxy.core.compression.event import Compaction, Rules
-from proxy.core.compression.record import CompactionRecord
-from proxy.core.compression.schedule import Schedule
-from proxy.core.compression.view import OriginalItems
+from proxy.core.compaction.record import Compaction, CompactionRecord
+from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, LowerOutput, Schedule
+from proxy.core.compaction.view import OriginalItems
 from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import Item, Layout
@@ -24,7 +23,6 @@ from proxy.core.conversation.outline import Envelope
 from proxy.core.conversation.scan import Scan
 from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
 from proxy.core.errors import ContextTooLong
-from proxy.core.overflow.policy import Lower, MaxLoss
 from proxy.core.request import Request
 
 DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
@@ -38,8 +36,8 @@ class Policy:
     where going on gets dear and not only where the window gets full. ``tools`` says what clients' tools do.
     """
 
-    rules: Rules
-    lower_output: Lower = "last"
+    rules: CompactionRules
+    lower_output: LowerOutput = "last"
     stored: Literal["truncate", "error"] = "truncate"
     economy: bool = False
     buffers: Buffers = NO_BUFFERS
@@ -152,34 +150,6 @@ class UsageAnchor:
         if self.boundary != boundary or self.counted > tokens:
             return None
         return self.reported + int((tokens - self.counted) * token_ratio)
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionTarget:
-    """What a view must reach.
-
-    ``limit`` is the most it may take, None for the budget. ``reserve`` replaces the budget's default reserve.
-    ``force`` compacts although the request fits; ``dry_run`` stores nothing; ``replaces``: the record at this boundary
-    may be replaced. ``tries`` is how often verification may still tighten the limit. ``wait_for_summary``: the caller
-    asked for a compaction, to ``share`` of the room, or to half of the low mark if that is None.
-    """
-
-    limit: int | None = None
-    reserve: int | None = None
-    force: bool = False
-    max_loss: MaxLoss = "any"
-    lower_output: Lower = "last"
-    dry_run: bool = False
-    wait_for_summary: bool = False
-    share: float | None = None
-    replaces: bool = False
-    tries: int = 2
-    keep_addition: bool = True
-
-    @property
-    def is_plain(self) -> bool:
-        """True if nothing is asked but that the view fits its budget."""
-        return not self.force and self.limit is None
 
 
 @dataclass(frozen=True, slots=True)

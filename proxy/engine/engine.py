@@ -26,6 +26,7 @@ from typing import Final, Literal, assert_never
 
 from proxy.core.attempts import ASKED, Attempts, Fallback, Shrink, plans_in_order
 from proxy.core.budget.catalogue import Catalogue, Route
+from proxy.core.compaction.schedule import MaxLoss
 from proxy.core.decisions import (
     START,
     CountedView,
@@ -45,8 +46,7 @@ from proxy.core.decisions import (
 from proxy.core.errors import UllageError
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.policy import MaxLoss
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.planner import decide
 from proxy.core.report import INTERNAL_ERROR, Report, Usage
 from proxy.core.request import Mode, Request
@@ -62,8 +62,8 @@ from proxy.engine.reports import report_of
 from proxy.engine.retries import Retries, sent_prompt
 from proxy.engine.run import Run
 from proxy.engine.upstream_calls import Accepted, NotNews, Overflowed, UpstreamCalls
-from proxy.faults import Faults
 from proxy.offload import load_of, offload
+from proxy.tasks import Faults
 
 Counting = Literal["auto", "relay", "own"]
 """What answers ``count_tokens``. ``auto``: the upstream if it supports it, else our own count."""
@@ -357,7 +357,7 @@ class Engine:
             await self._retries.learn(*run.unsure)
         report = self._report(run, view)
         asyncio.get_running_loop().call_soon(self._after_answer, view, report, reply.status)
-        ending = Ending(self._classifier, reply.headers) if is_good else None
+        ending = LateOverflowDetector(self._classifier, reply.headers) if is_good else None
         answer = Answer(report, reply, delivery.head, ending=ending, hides_usage=delivery.hides_usage)
         if is_good:
             answer = replace(answer, learn=self._learner(view, ending))
@@ -397,7 +397,7 @@ class Engine:
             for feature in self._features.noting:
                 attempt("after", name, partial(feature.answered, view, report, status), None)
 
-    def _learner(self, view: View, ending: Ending | None) -> Callable[[Usage], bool]:
+    def _learner(self, view: View, ending: LateOverflowDetector | None) -> Callable[[Usage], bool]:
         """What takes the usage of the answer to *view*; it holds neither the view nor the body."""
         learned, retries, sent = self.learned, self._retries, sent_prompt(view)
         late = sent or SentPrompt(view.known.route, view.request.tenant, 0, b"", -1, counted=False)

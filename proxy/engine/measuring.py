@@ -10,14 +10,14 @@ from cachetools import LRUCache
 from proxy.core.attempts import first_max_loss
 from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.budget.figures import TokenBudget, input_room, reserve
-from proxy.core.compression.tools import shrink
+from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
+from proxy.core.compaction.truncate import shrink_tools
 from proxy.core.conversation.compaction import client_of
 from proxy.core.conversation.outline import TOOLS, Envelope
 from proxy.core.decisions import (
     DIALECTS,
     NO_ADDITION,
     Addition,
-    CompactionTarget,
     KnownRoute,
     MeasuredRequest,
     ParsedBody,
@@ -25,7 +25,6 @@ from proxy.core.decisions import (
     TokenCounts,
     UncountedView,
 )
-from proxy.core.overflow.policy import MaxLoss
 from proxy.core.request import Mode, Request
 from proxy.engine.features import Features
 from proxy.engine.learned_routes import CachedRoute, LearnedRoutes
@@ -266,7 +265,7 @@ class Measurer:
         shrunk = self._shrunk_tools.get(name)
         if shrunk is None:
             count = self._reader.count_tools(route.encoding, route.model)
-            smaller = shrink(text.encode(), target, count).decode()
+            smaller = shrink_tools(text.encode(), target, count).decode()
             shrunk = self._shrunk_tools[name] = (smaller, count(smaller))
         smaller, tokens = shrunk
         if tokens >= size:

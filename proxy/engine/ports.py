@@ -9,7 +9,7 @@ from typing import Protocol
 from proxy.core.budget.catalogue import Route
 from proxy.core.conversation.entry import Entry
 from proxy.core.errors import UllageError
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import Report, Usage
 from proxy.core.request import Request
 
@@ -103,7 +103,7 @@ class Answer:
     reply: Reply
     head: bytes = b""
     learn: Callable[[Usage], bool] = learn_nothing
-    ending: Ending | None = None
+    ending: LateOverflowDetector | None = None
     hides_usage: bool = False
     at_end: Callable[[Report], Report] | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from proxy.core.attempts import is_smaller, retry_targets
+from proxy.core.attempts import is_smaller, retries_smaller, retry_targets
 from proxy.core.budget.figures import reserve
 from proxy.core.decisions import (
     CountedView,
@@ -17,9 +17,8 @@ from proxy.core.decisions import (
     View,
 )
 from proxy.core.errors import InvalidRequest
-from proxy.core.overflow.evidence import Prior, judged
+from proxy.core.overflow.evidence import Prior, check_claim
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.policy import retries_smaller
 from proxy.core.report import Usage
 from proxy.engine.body_edits import with_lower_output, with_truncation
 from proxy.engine.learned_routes import LearnedRoutes, SentPrompt
@@ -73,7 +72,7 @@ class Retries:
         if counted is None and window is not None and not overflow.decisive:
             return None  # it was not even counted, so small was it beside the window
         prior = Prior(counted, sent.output, window, sent.route.source in STATED, sent.plain)
-        found = judged(overflow, prior)
+        found = check_claim(overflow, prior)
         return found if found is not None and found.sure else None
 
     async def learn(self, view: View, overflow: Overflow) -> None:

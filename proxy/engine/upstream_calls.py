@@ -16,7 +16,7 @@ from proxy.core.http_headers import PERSONAL
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.stream import Opening
+from proxy.core.overflow.stream import EarlyOverflowDetector
 from proxy.core.request import Origin, Request
 from proxy.engine.body_edits import renamed
 from proxy.engine.include_usage import ask
@@ -24,7 +24,7 @@ from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Reply, Upstream
 from proxy.engine.retries import Retries
 from proxy.engine.run import Run
-from proxy.faults import Faults
+from proxy.tasks import Faults
 
 HOLD_SECONDS: Final = 5.0
 """How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
@@ -216,12 +216,12 @@ class UpstreamCalls:
             judge = partial(self._classifier.answer, reply.status, reply.headers, b"".join(taken))
             return judge(NOTHING_KNOWN), judge
         if reply.status == 200:
-            opening = Opening(self._classifier, reply.headers)
+            opening = EarlyOverflowDetector(self._classifier, reply.headers)
             return await _watch(reply, taken, opening), opening.judged
         return None, None
 
 
-async def _watch(reply: Reply, taken: list[bytes], opening: Opening) -> Overflow | None:
+async def _watch(reply: Reply, taken: list[bytes], opening: EarlyOverflowDetector) -> Overflow | None:
     """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow.
 
     However small the request is by our count: a window that is believed too large makes every request look small.

@@ -15,13 +15,12 @@ from urllib.parse import parse_qs
 from aiohttp import web
 
 from proxy.core.errors import InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, response_headers
 from proxy.core.request import Origin, Request
 from proxy.engine.engine import Engine
 from proxy.engine.include_usage import UsageHider
 from proxy.engine.ports import Answer, Outcome, Refusal, Reply, Upstream
-from proxy.faults import Faults, Where
 from proxy.server import response, websocket
 from proxy.server.access import Access
 from proxy.server.admin import OwnRoutes
@@ -46,6 +45,7 @@ from proxy.server.request import (
     wire,
 )
 from proxy.server.response import BodyRelay, ClientLeft, ResponseWriter
+from proxy.tasks import Faults, Where
 
 _LOG: Final = logging.getLogger(__name__)
 # What a client that did not wait is logged as, after a web server's custom.
@@ -320,7 +320,13 @@ class Handler:
             await self._pass(call, reply, b"")
 
     async def _pass(
-        self, call: Call, reply: Reply, first: bytes, ending: Ending | None = None, *, hides_usage: bool = False
+        self,
+        call: Call,
+        reply: Reply,
+        first: bytes,
+        ending: LateOverflowDetector | None = None,
+        *,
+        hides_usage: bool = False,
     ) -> None:
         out = call.out
         streamed = reply.header("content-type").startswith("text/event-stream")

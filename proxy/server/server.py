@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from proxy.engine.engine import Engine
 from proxy.engine.ports import Upstream
-from proxy.faults import Faults
 from proxy.server.access import Access
 from proxy.server.admin import ConversationRoutes, OwnRoutes
 from proxy.server.admission import Admission, Drain
@@ -17,6 +16,7 @@ from proxy.server.connection import Listener
 from proxy.server.contracts import Conversations, Metrics, Observe, Route, Status
 from proxy.server.handler import Handler
 from proxy.server.models import Models
+from proxy.tasks import Faults
 
 
 class Server:

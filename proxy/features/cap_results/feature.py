@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from proxy.core.compression.truncate import HEAD_ONLY, Truncate, is_over, truncate
+from proxy.core.compaction.truncate import HEAD_ONLY, TruncateLimits, is_over, truncate
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.scan import Scan, scan
 from proxy.core.conversation.toolmap import ToolMap
@@ -25,7 +25,7 @@ class CapResults(Feature):
 
     markers = MappingProxyType(dict.fromkeys(DIALECTS, (b"tool", b"function")))
 
-    def __init__(self, reader: Reader, limits: Truncate) -> None:
+    def __init__(self, reader: Reader, limits: TruncateLimits) -> None:
         self._reader = reader
         self._limits = limits
 
@@ -45,7 +45,7 @@ class CapResults(Feature):
         return request if body is request.body else replace(request, body=body, prepared=("truncate",))
 
 
-def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limits: Truncate) -> bytes:
+def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limits: TruncateLimits) -> bytes:
     """*body* with its tool results within *limits*; *body* itself where they are.
 
     What a result becomes depends on it and its call only. Reads keep their head, everything else head and end.
@@ -63,7 +63,9 @@ def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limi
     return b"".join([*pieces, body[done:]]) if pieces else body
 
 
-def _capped(body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolMap, limits: Truncate) -> bytes | None:
+def _capped(
+    body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolMap, limits: TruncateLimits
+) -> bytes | None:
     start, end = where.spans[index]
     item = dialect.read_item(body[start:end], len)
     if not item.answers:
