@@ -12,11 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.compaction.schedule import CompactionTarget
-from proxy.engine.plans import Plan
 from tests.stub import Rules, messages, responses, slices
 from tests.support import conversation_strategies
 from tests.support.api_formats import body_of, kind_of, text_of, to_messages
-from tests.support.engine_fixtures import POLICY, UNSHRUNK, Replica, is_clip, outline_problems
+from tests.support.engine_fixtures import POLICY, UNSHRUNK, Planned, Replica, is_clip, outline_problems
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.support.view_checks import changed
 
@@ -36,7 +35,7 @@ def asked(draw: st.DrawFn, api: str, **options: Any) -> bytes:
     return conversation_strategies.encode(draw, body)
 
 
-def problems(api: str, body: bytes, plan: Plan, window: int) -> list[str]:
+def problems(api: str, body: bytes, plan: Planned, window: int) -> list[str]:
     """One sentence for each promise that *plan* breaks against the client's *body*."""
     if plan.error is not None:
         return [] if plan.error.code == "context_length_exceeded" else [f"refused with {plan.error.code}"]
@@ -49,7 +48,7 @@ def problems(api: str, body: bytes, plan: Plan, window: int) -> list[str]:
     return found if plan.body == body else found + outline_problems(body, plan.body) + view_problems(body, plan)
 
 
-def view_problems(body: bytes, plan: Plan) -> list[str]:
+def view_problems(body: bytes, plan: Planned) -> list[str]:
     """What of the view is neither the client's own bytes, nor the carrier, nor a clip."""
     raw, view = slices(body), slices(plan.body)
     was, now = [list(map(json.loads, pieces)) for pieces in (raw, view)]

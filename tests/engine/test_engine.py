@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +12,12 @@ from proxy.core.budget.catalogue import Rule
 from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
 from proxy.core.report import Usage
+from proxy.core.request import Origin, Request
 from proxy.engine.engine import Counting
-from proxy.engine.ports import Reply
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
 from tests.stub.tokens import request_tokens
-from tests.support.engine_fixtures import POLICY, TENANT, body_of, message_problems, outline_problems, slices
+from tests.support.engine_fixtures import TENANT, body_of, message_problems, outline_problems, slices
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.support.scripted_upstream import (
     DONE,
@@ -209,11 +208,6 @@ async def test_every_attempt_is_a_faithful_view() -> None:
         assert outline_problems(body, sent) == []
 
 
-def test_the_engine_tells_who_serves_a_model() -> None:
-    """The upstream of a model is what the catalogue says."""
-    assert Room().engine.upstream_of("anything") == "stub"
-
-
 async def test_no_more_than_three_calls() -> None:
     """However small the views become, a provider that says no to everything is asked three times."""
     refusal = b'{"error":{"message":"exceeds the context window","code":"context_length_exceeded"}}'
@@ -254,17 +248,13 @@ async def test_a_count_for_a_fallback_takes_no_key_along_and_records_nothing() -
     """Where another model would answer, its upstream is asked without the client's key, and nothing is recorded."""
     small = Rule("small", "stub", 2048, steps=("", "big"))
     room = Room(rules=[Rule("big", "other", WINDOW), small])
-    keyless: list[tuple[str, bool]] = []
     upstream = always(Given(200, [b'{"input_tokens":77}']))
-
-    async def send(name: str, body: bytes, **named: Any) -> Reply:
-        keyless.append((name, named.get("keyless", False)))
-        return await upstream.send(name, body, **named)
-
     body = json.dumps({**json.loads(asked("messages", 40, model="small")), "system": prose(1, 3_000)}).encode()
-    answer = await room.count(body, send)
+    origin = Origin("/v1/messages/count_tokens", (("x-api-key", "own"), ("accept", "*/*")))
+    request = Request("messages", body, TENANT, "r1", purpose="count", origin=origin)
+    answer = await room.exchange(request, upstream)
     assert answer.report.fallback == "big"
-    assert keyless == [("other", True)]
+    assert (upstream.names, upstream.headers) == (["other"], [[("accept", "*/*")]])
     assert room.book.records() == []
 
 
@@ -287,8 +277,8 @@ async def test_a_count_is_ours_where_the_upstream_has_none(counting: Counting, s
 @pytest.mark.parametrize("window", [None, 200_000])
 async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None:
     """Results that are capped before they are first sent are counted as capped, known window or not."""
-    policy, told = replace(POLICY, always=TruncateLimits(5, 50_000)), []
-    for room in (Room(window, counting="own"), Room(window, counting="own", policy=policy)):
+    told = []
+    for room in (Room(window, counting="own"), Room(window, counting="own", limits=TruncateLimits(5, 50_000))):
         answer = await room.count(asked("messages", 6), always(Given(500, [])))
         told.append(json.loads(await whole(answer))["input_tokens"])
     assert told[1] < 0.7 * told[0]
@@ -311,9 +301,9 @@ async def test_a_stored_history_is_left_to_the_provider() -> None:
     assert answer.report.stages == ("truncation",)
     assert [json.loads(sent).get("truncation") for sent in upstream.bodies] == [None, "auto"]
     assert {**json.loads(upstream.bodies[1]), "truncation": 0} == {**json.loads(body), "truncation": 0}
-    assert room.book.learned == {}
+    assert room.book.lessons == {}
     never = always(Given(400, [TOO_LONG]), Given(400, [TOO_LONG]))
-    assert await whole(await room.ask(body, never.send, "responses")) == TOO_LONG
+    assert await whole(await room.ask(body, never, "responses")) == TOO_LONG
     assert len(never.bodies) == 2
 
 
@@ -331,7 +321,7 @@ async def test_what_the_provider_adds_teaches_nothing() -> None:
     hosted = {**json.loads(asked("responses", 14)), "tools": [{"type": "web_search"}]}
     for body in (json.dumps(hosted).encode(), asked("responses", 14, prompt={"id": "p"})):
         room = Room()
-        answer = await room.ask(body, strict_responses().send, "responses")
+        answer = await room.ask(body, strict_responses(), "responses")
         assert not answer.learn(Usage(40_000, 5, None))
         assert room.replica.learned.known(ROUTE, TENANT).lesson.calibration.factor == 1.0
 
@@ -343,7 +333,7 @@ async def test_what_goes_wrong_beside_an_answer_costs_no_request(monkeypatch: py
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(room.replica.fitter.events, "answered", broken)
+    monkeypatch.setattr(room.replica.compactions, "answered", broken)
     answer = await room.ask(session(600), always(Given(200, [b'{"choices": []}'], JSON)))
     assert await whole(answer) == b'{"choices": []}'
     await asyncio.sleep(0)

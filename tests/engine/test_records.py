@@ -24,7 +24,6 @@ from proxy.tasks import Tasks
 from tests.support.conversation_strategies import growing
 from tests.support.engine_fixtures import (
     POLICY,
-    TENANT,
     UNSHRUNK,
     WINDOW,
     Book,
@@ -261,7 +260,7 @@ async def _talked(
     for end in requests_of(messages):
         body = body_of(messages[:end])
         plan = await desk.plan(body, window)
-        desk.fitter.events.answered(Request("chat", body, TENANT, "r"), plan, 200)
+        desk.compactions.answered(plan.view, 200)
         assert plan.report.pressure is not None
         found.append((plan.report.pressure, plan.report.event, len(waiting.prepared)))
     return found
@@ -304,9 +303,8 @@ async def test_a_limit_and_an_error_begin_nothing() -> None:
     waiting = Waiting()
     desk, body = Replica(summaries=waiting), body_of(agent_session(9, 600))
     plan = await desk.plan(body, WINDOW)
-    request = Request("chat", body, TENANT, "r")
     for status in (429, 500, 400):
-        desk.fitter.events.answered(request, plan, status)
+        desk.compactions.answered(plan.view, status)
     assert (waiting.paused, waiting.tokens, waiting.prepared) == (1, 0, [])
-    desk.fitter.events.answered(request, plan, 200)
+    desk.compactions.answered(plan.view, 200)
     assert (waiting.paused, waiting.tokens) == (1, plan.report.tokens_after)

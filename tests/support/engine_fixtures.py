@@ -39,6 +39,8 @@ from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.features.cap_results.feature import CapResults
 from proxy.features.client_compaction.compact_endpoint import ClientCompaction, UpstreamCompaction
 from proxy.features.context_management.feature import ContextManagement
+from proxy.features.recall.answer import Recall
+from proxy.features.recall.session import Limits
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tools import Tools
 from proxy.tasks import Faults
@@ -190,6 +192,8 @@ class Replica:
         counting: Mapping[str, Counting] | None = None,
         limits: TruncateLimits | None = None,
         clock: Clock = time.perf_counter,
+        calls: CallSettings | None = None,
+        recall: bool = False,
         faults: Faults | None = None,
     ) -> None:
         self.book = records or Book()
@@ -207,19 +211,22 @@ class Replica:
         if limits is not None:
             features.append(CapResults(reader, limits))
         faults = faults or Faults()
+        if recall:
+            features.append(Recall(reader, Limits(), faults))
         hooks = Features(features)
         self.measurer = Measurer(catalogue, reader, self.book, self.learned, hooks, policy, mode, {})
         self.compactions = CompactionRecords(reader, self.book, policy, self.records, {}, summaries)
         retries = Retries(self.measurer, self.learned)
-        calls = UpstreamCalls(
-            upstream or Unsent(), catalogue, self.measurer, retries, classifier(), CallSettings(), faults
+        settings = calls or CallSettings()
+        self.calls = UpstreamCalls(
+            upstream or Unsent(), catalogue, self.measurer, retries, classifier(), settings, faults
         )
         self.engine = Engine(
             catalogue,
             self.measurer,
             self.compactions,
             self.learned,
-            calls,
+            self.calls,
             retries,
             classifier(),
             hooks,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
+from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Forward, Policy, Reject
 from proxy.core.errors import UllageError
 from proxy.core.report import Report, Usage
@@ -167,6 +168,7 @@ class Room:
         rules: Sequence[Rule] = (),
         owned: Sequence[str] = (),
         policy: Policy = POLICY,
+        limits: TruncateLimits | None = None,
     ) -> None:
         self.book = Book()
         self.time = 0.0
@@ -181,6 +183,7 @@ class Room:
             catalogue=self.catalogue,
             mode=mode,
             counting={"stub": counting},
+            limits=limits,
             clock=self.clock,
             faults=Faults(self._failed),
         )
