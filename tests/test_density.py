@@ -47,8 +47,6 @@ COMPLEX = {
     "proxy/features/client_compaction/compact_endpoint.py::CompactEndpoint::_make": ENGINE,
     "proxy/engine/planning.py::Planner::fit": ENGINE,
     "proxy/engine/reading.py::Reader::_read": ENGINE,
-    "proxy/features/recall/answer.py::rewritten_reply": ENGINE,
-    "proxy/features/recall/session.py::RecallSession::_pieces": ENGINE,
     "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
     "proxy/engine/recovery.py::Recovery::smaller": ENGINE,
     "proxy/features/client_compaction/summary_answer.py::SummaryAnswer::_text": ENGINE,
@@ -61,7 +59,6 @@ COMPLEX = {
 DENSE = {
     "proxy/core/compression/view.py": (1, COMPACTION),
     "proxy/engine/planning.py": (1, ENGINE),
-    "proxy/features/recall/session.py": (1, ENGINE),
     "proxy/telemetry/logs.py": (1, REPORT),
 }
 

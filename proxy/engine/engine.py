@@ -267,7 +267,7 @@ class Engine:
                 if plan.view is None or not plan.view.edits.addition or self._recalling is None:
                     return answer
                 again = partial(self._again, request, send)
-                return await continue_answer(self._recalling.turn(request, plan, again), answer, send, self._faults)
+                return await continue_answer(self._recalling.session(request, plan, again), answer, send, self._faults)
             if reply is not None and first is None:
                 first = Answer(report, DrainedReply(reply), head)
             assert first is not None
