@@ -8,16 +8,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from proxy.core.content_encoding import ContentDecoder
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.overflow.coding import Plain
 from proxy.core.report import Usage
 from proxy.engine.fail_open import Sending
 from proxy.engine.ports import Reply
 from proxy.engine.replies import Answer
-from proxy.faults import Faults
 from proxy.features.recall.events import dumped, value_of
 from proxy.features.recall.merger import StreamMerger, TooMuchBuffered
 from proxy.features.recall.session import RecallSession
+from proxy.tasks import Faults
 
 MOST_BYTES: Final = 2**26
 """Bytes that are read of an answer that is no stream, and of what a compressed stream unfolds to."""
@@ -73,8 +73,10 @@ async def rewritten_reply(session: RecallSession, reply: Reply, sending: Sending
     earlier: list[Any] = []
     while True:
         value, taken = await _read_object(reply, sending.taken)
-        output = session.api.output_of(value) if value is not None and reply.status == 200 else None
-        if value is None or output is None:
+        if value is None:
+            return reply, taken
+        output = session.api.output_of(value)
+        if output is None:
             return reply, taken
         calls = session.api.calls(output)
         if not earlier and not calls:
@@ -88,7 +90,7 @@ async def rewritten_reply(session: RecallSession, reply: Reply, sending: Sending
 
 
 async def _read_object(reply: Reply, taken: list[bytes]) -> tuple[dict[str, Any] | None, bytes]:
-    """Return the object in a reply's body, and all bytes read from it; None if there is none, or too much of it.
+    """Return the object in a 200's body, and all bytes read from it; None if there is none, or too much of it.
 
     *taken* holds the bytes that were read before, and grows.
     """
@@ -100,9 +102,9 @@ async def _read_object(reply: Reply, taken: list[bytes]) -> tuple[dict[str, Any]
         taken.append(chunk)
         size += len(chunk)
     body = b"".join(taken)
-    if size > MOST_BYTES:
+    if reply.status != 200 or size > MOST_BYTES:
         return None, body
-    return value_of(Plain(reply.header("content-encoding"), MOST_BYTES).feed(body)), body
+    return value_of(ContentDecoder(reply.header("content-encoding"), MOST_BYTES).feed(body)), body
 
 
 class RewrittenReply:
@@ -223,7 +225,7 @@ class MergedReply:
         self._reply = reply
         self._head = head
         coding = _coding(reply)
-        self._decoder = None if coding in NOT_CODED else Plain(coding, MOST_BYTES)
+        self._decoder = None if coding in NOT_CODED else ContentDecoder(coding, MOST_BYTES)
 
     def _decoded(self, chunk: bytes) -> bytes:
         if self._decoder is None:
@@ -287,7 +289,7 @@ async def _failure(reply: Reply, head: bytes) -> RecallFailed:
             break
         taken.append(chunk)
         size += len(chunk)
-    value = value_of(Plain(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(taken))) or {}
+    value = value_of(ContentDecoder(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(taken))) or {}
     error = value.get("error", value)
     message = error.get("message") if isinstance(error, dict) else error
     status = reply.status if reply.status >= 400 else 502

@@ -66,7 +66,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from proxy.core.sse import Events
+from proxy.core.apis.sse import EventCutter
 from proxy.features.recall.events import data_of, value_of
 from proxy.features.recall.tool import NAME
 
@@ -139,7 +139,7 @@ class StreamMerger(ABC):
         self.is_first = True
         self.usage: dict[str, Any] = {}
         self.unread = b""
-        self._events = Events()
+        self._events = EventCutter()
         self._incoming: deque[bytes] = deque()
         self._buffer: list[tuple[bytes, dict[str, Any] | None]] = []
         self._buffered_bytes = 0

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from proxy.core.compression.fold import OMITTED
+from proxy.core.compaction.truncate import OMITTED
 from proxy.features.recall.events import dumped, kind_of, written
 from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger, add_piece, assembled, without_calls
 from proxy.features.recall.tool import NAME
