@@ -8,15 +8,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from proxy.core.budget.catalogue import Route
 from proxy.core.content_encoding import ContentDecoder
+from proxy.core.conversation.outline import Envelope
+from proxy.core.decisions import Addition, CountedView
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.report import Usage
-from proxy.engine.fail_open import Sending
-from proxy.engine.ports import Reply
-from proxy.engine.replies import Answer
+from proxy.core.request import Request
+from proxy.engine.features import Feature, Resend
+from proxy.engine.ports import Answer, Reply
+from proxy.engine.reading import Reader
 from proxy.features.recall.events import dumped, value_of
 from proxy.features.recall.merger import StreamMerger, TooMuchBuffered
-from proxy.features.recall.session import RecallSession
+from proxy.features.recall.session import Limits, RecallSession
+from proxy.features.recall.tool import addition
 from proxy.tasks import Faults
 
 MOST_BYTES: Final = 2**26
@@ -43,36 +48,49 @@ class RecallFailed(UllageError):
         self.status = status
 
 
-async def continue_answer(session: RecallSession, answer: Answer, sending: Sending, faults: Faults) -> Answer:
-    """Return *answer*, whose reply is the first generation's, with the recall tool's calls answered on the way."""
-    reply, report = answer.reply, answer.report
-    if reply is None or reply.status != 200 or _coding(reply) not in READABLE:
-        return answer
+class Recall(Feature):
+    """Offers a tool with which the model reads what left its view, and answers its calls behind the client's back."""
 
-    def learn(usage: Usage) -> bool:
-        if not session.recalls:
-            return answer.learn(usage)
-        # Only the first generation's prompt was measured; an answer that ended at the window teaches nothing of it.
-        if answer.ending is not None and answer.ending.overflow is not None:
-            return False
-        return answer.learn(session.first_usage)
+    def __init__(self, reader: Reader, limits: Limits, faults: Faults) -> None:
+        self._reader = reader
+        self._limits = limits
+        self._faults = faults
 
-    if session.is_stream(reply.header("content-type")):
-        on_fault = partial(faults.report, "answer", report.request_id)
-        merged = MergedReply(session, reply, answer.head, sending, on_fault)
-        return replace(answer, reply=merged, head=b"", learn=learn, told=session.complete)
-    reply, head = await rewritten_reply(session, reply, sending)
-    return replace(answer, reply=reply, head=head, learn=learn, report=session.complete(report))
+    def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
+        """Return the tool and the note on it; nothing if it may not be offered."""
+        return addition(self._reader, request.api, envelope, route, window)
+
+    async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
+        """Return *answer*, whose reply is the first generation's, with the tool's calls answered on the way."""
+        session = RecallSession(self._reader, self._limits, view, answer.report.stream, resend)
+        reply, report = answer.reply, answer.report
+        if _coding(reply) not in READABLE:
+            return answer
+
+        def learn(usage: Usage) -> bool:
+            if not session.recalls:
+                return answer.learn(usage)
+            # Only the first generation's prompt was measured; an answer that ended at the window teaches nothing of it.
+            if answer.ending is not None and answer.ending.overflow is not None:
+                return False
+            return answer.learn(session.first_usage)
+
+        if session.is_stream(reply.header("content-type")):
+            on_fault = partial(self._faults.report, "answer", report.request_id)
+            merged = MergedReply(session, reply, answer.head, resend, on_fault)
+            return replace(answer, reply=merged, head=b"", learn=learn, at_end=session.complete)
+        reply, head = await rewritten_reply(session, reply, resend)
+        return replace(answer, reply=reply, head=head, learn=learn, report=session.complete(report))
 
 
-async def rewritten_reply(session: RecallSession, reply: Reply, sending: Sending) -> tuple[Reply, bytes]:
+async def rewritten_reply(session: RecallSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:
     """Return an answer that is no stream once its last generation is here: the reply, and bytes already read from it.
 
     A generation that is no answer ends it, and passes as it came.
     """
     earlier: list[Any] = []
     while True:
-        value, taken = await _read_object(reply, sending.taken)
+        value, taken = await _read_object(reply, resend.taken)
         if value is None:
             return reply, taken
         output = session.api.output_of(value)
@@ -84,7 +102,7 @@ async def rewritten_reply(session: RecallSession, reply: Reply, sending: Sending
         session.add_usage(value.get("usage"))
         if not calls or not session.may_ask_again() or session.api.is_truncated(value):
             return RewrittenReply(reply, dumped(session.api.merged(value, earlier))), b""
-        sending.finish()
+        resend.set_aside()
         reply, _ = await session.ask_again(output, calls)
         earlier.append(output)
 
@@ -150,14 +168,14 @@ class MergedReply:
         session: RecallSession,
         reply: Reply,
         head: bytes,
-        sending: Sending,
+        resend: Resend,
         on_fault: Callable[[Exception], None],
     ) -> None:
         removed = ("content-length", "content-encoding")
         self.status = reply.status
         self.headers: Sequence[tuple[str, str]] = [pair for pair in reply.headers if pair[0].lower() not in removed]
         self._session = session
-        self._sending = sending
+        self._resend = resend
         self._on_fault = on_fault
         self._merger: StreamMerger = session.api.new_stream()
         self._read_from(reply, head)
@@ -193,7 +211,7 @@ class MergedReply:
     def close(self) -> None:
         """Abort what is still under way."""
         self._reply.close()
-        self._sending.drop()
+        self._resend.drop()
 
     async def _next(self) -> bytes:
         if self._is_plain:
@@ -208,8 +226,8 @@ class MergedReply:
         if self._is_plain or not self._merger.is_first:
             raise RecallFailed(500, "internal error.") from fault
         self._is_plain, self._ended = True, self._is_read
-        if self._sending.reply is not self._reply:
-            self._sending.drop()
+        if self._resend.reply is not self._reply:
+            self._resend.drop()
         try:
             return self._merger.unsent()
         except Exception as another:

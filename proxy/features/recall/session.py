@@ -5,18 +5,17 @@ Nothing is stored. What the tool shows is the request's own history, which stays
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.scan import scan
-from proxy.core.decisions import DIALECTS
+from proxy.core.decisions import DIALECTS, CountedView
 from proxy.core.report import NO_USAGE, Report
-from proxy.core.request import Request
 from proxy.core.usage import usage_of
-from proxy.engine.plans import Plan
+from proxy.engine.features import Resend
 from proxy.engine.ports import Reply
 from proxy.engine.reading import Reader
 from proxy.features.recall import chat, messages, responses
@@ -56,33 +55,7 @@ class Limits:
     tokens: int = 4_000
 
 
-@dataclass(frozen=True, slots=True)
-class Resent:
-    """A plan that was sent again with more behind its view, and its reply."""
-
-    plan: Plan
-    reply: Reply
-    head: bytes
-    retries: int = 0
-    overflows: int = 0
-
-
 T = TypeVar("T")
-Extend = Callable[[Plan], Awaitable[Plan]]
-Resend = Callable[[Plan, Extend], Awaitable[Resent]]
-"""Sends a plan, or after an overflow a smaller one, each with what the function appends to it."""
-
-
-class Recalling:
-    """Makes answers of requests that offer the tool."""
-
-    def __init__(self, reader: Reader, limits: Limits) -> None:
-        self._reader = reader
-        self._limits = limits
-
-    def session(self, request: Request, plan: Plan, resend: Resend) -> RecallSession:
-        """The session of the answer to *request*, which was sent as *plan*."""
-        return RecallSession(self._reader, self._limits, request, plan, resend)
 
 
 class RecallSession:
@@ -92,17 +65,19 @@ class RecallSession:
     than one. ``first_usage`` is the usage of the first one.
     """
 
-    def __init__(self, reader: Reader, limits: Limits, request: Request, plan: Plan, resend: Resend) -> None:
-        assert plan.view is not None
+    def __init__(self, reader: Reader, limits: Limits, view: CountedView, stream: bool, resend: Resend) -> None:
+        """*view* is what the first generation answers; *stream*: the client asked for a stream."""
+        request = view.request
         self.api = RECALL_APIS[request.api]
         self.recalls = 0
         self.tokens = 0
         self.first_usage = NO_USAGE
         self._dialect = DIALECTS[request.api]
-        self._count = reader.count(plan.view.measured.route.encoding, plan.view.measured.route.model)
+        self._count = reader.count(view.measured.route.encoding, view.measured.route.model)
         self._limits = limits
         self._request = request
-        self._plan = plan
+        self._view = view
+        self._stream = stream
         self._resend = resend
         self._appended: list[bytes] = []
         self._appended_tokens = 0
@@ -123,7 +98,7 @@ class RecallSession:
 
     def is_stream(self, content_type: str) -> bool:
         """True if a reply of this type is a stream: by its name, or because one was requested and it is no JSON."""
-        return content_type.startswith("text/event-stream") or (self._plan.report.stream and "json" not in content_type)
+        return content_type.startswith("text/event-stream") or (self._stream and "json" not in content_type)
 
     def may_ask_again(self) -> bool:
         """True if the model may be asked once more."""
@@ -137,58 +112,60 @@ class RecallSession:
             self.first_usage = reported
         prompt = reported.input_tokens
         if prompt is None:
-            prompt = int(((self._plan.tokens or 0) + self._appended_tokens) * self._token_ratio())
+            prompt = int((self._view.counted + self._appended_tokens) * self._view.known.token_ratio)
         self.tokens += prompt + (reported.output_tokens or 0)
-
-    def _token_ratio(self) -> float:
-        return self._plan.view.measured.token_ratio if self._plan.view else 1.0
 
     async def ask_again(self, output: Any, calls: Sequence[Call]) -> tuple[Reply, bytes]:
         """Answer *calls* of a generation's *output* and ask the model again.
 
         Returns the reply to that, and the bytes already read from it.
         """
-        replayed = [dumped(element) for element in self.api.input_of(output, self._plan.body)]
+        replayed = [dumped(element) for element in self.api.input_of(output, self._view.body)]
         pieces = await self._off_loop(self._pieces)
         added: list[bytes] = []
 
-        async def extend(plan: Plan) -> Plan:
-            added[:] = await self._off_loop(
-                lambda: [*replayed, *self._results(plan, output, replayed, calls, pieces)],
-            )
-            return await self._off_loop(lambda: self._extended(plan, added))
+        async def extend(view: CountedView, most: int | None) -> CountedView:
+            results = await self._off_loop(lambda: self._results(view, most, output, replayed, calls, pieces))
+            added[:] = [*replayed, *results]
+            return await self._off_loop(lambda: self._extended(view, added))
 
-        resent = await self._resend(self._plan, extend)
-        self._plan = resent.plan
+        continued = await self._resend.send(self._view, extend)
+        self._view = continued.view
         self._appended += added
         self._appended_tokens = self._tokens_of(self._appended)
         self.recalls += 1
-        self._retries += resent.retries
-        self._overflows += resent.overflows
-        return resent.reply, resent.head
+        self._retries += continued.retries
+        self._overflows += continued.overflows
+        return continued.reply, continued.head
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await offload(len(self._request.body), work)
 
-    def _extended(self, plan: Plan, added: Sequence[bytes]) -> Plan:
-        """Return *plan* with all elements of earlier generations and those *added* now behind its view."""
-        end = scan(plan.body, self._dialect.LIST).spans[-1][1]
+    def _extended(self, view: CountedView, added: Sequence[bytes]) -> CountedView:
+        """Return *view* with all elements of earlier generations and those *added* now behind it."""
+        end = scan(view.body, self._dialect.LIST).spans[-1][1]
         appended = [*self._appended, *added]
-        body = b"%b,%b%b" % (plan.body[:end], b",".join(appended), plan.body[end:])
-        return replace(plan, body=body, extended=plan.extended + self._tokens_of(appended))
+        body = b"%b,%b%b" % (view.body[:end], b",".join(appended), view.body[end:])
+        return replace(view, body=body, extension=self._tokens_of(appended))
 
     def _tokens_of(self, elements: Sequence[bytes]) -> int:
         return sum(self._dialect.read_item(raw, self._count).tokens for raw in elements)
 
     def _results(
-        self, plan: Plan, output: Any, replayed: Sequence[bytes], calls: Sequence[Call], pieces: Sequence[Piece]
+        self,
+        view: CountedView,
+        most: int | None,
+        output: Any,
+        replayed: Sequence[bytes],
+        calls: Sequence[Call],
+        pieces: Sequence[Piece],
     ) -> list[bytes]:
-        """Return the elements that answer the *calls* of an *output* within what *plan* leaves free."""
+        """Return the elements that answer the *calls* of an *output* in what *view* leaves free below *most* tokens."""
         last_note = "\n" + LAST if self.recalls + 2 == GENERATIONS else ""
         answered = calls[:CALLS]
         refused = [TOO_MANY] * len(calls[CALLS:])
         empty = [dumped(element) for element in self.api.results(output, [""] * len(answered) + refused)]
-        room = self._room(plan, [*replayed, *empty])
+        room = self._room(view, most, [*replayed, *empty])
         share = (room - self._count(last_note)) // len(answered) - ELEMENT_TOKENS
         share = min(self._limits.tokens, share)
         texts = [answer(call.arguments, pieces, self._limits.results, share, self._count) for call in answered]
@@ -196,25 +173,25 @@ class RecallSession:
         texts[-1] += last_note
         return [dumped(element) for element in self.api.results(output, texts)]
 
-    def _room(self, plan: Plan, added: Sequence[bytes]) -> int:
-        """Return the tokens that are left beside *plan*, the elements behind its view, and those *added* now.
+    def _room(self, view: CountedView, most: int | None, added: Sequence[bytes]) -> int:
+        """Return the tokens that are left beside *view*, the elements behind it, and those *added* now.
 
-        The provider's count of this very prompt is better than ours. A token ratio below one holds for the prompt as a
-        whole, so what is added counts in full.
+        With *most*, all of it together stays below so many tokens by our count. The provider's count of this very
+        prompt is better than ours. A token ratio below one holds for the prompt as a whole: what is added counts in
+        full.
         """
-        assert plan.view is not None
-        budget, ratio = plan.view.budget, plan.view.measured.token_ratio
-        used = int(((plan.tokens or 0) + self._tokens_of(self._appended)) * ratio)
-        if plan is self._plan and self._reported_input is not None:
+        budget, ratio = view.budget, view.known.token_ratio
+        counted, added_tokens = view.counted + self._tokens_of(self._appended), self._tokens_of(added)
+        used = int(counted * ratio)
+        if view is self._view and self._reported_input is not None:
             used = max(self._reported_input, int(used * BELIEVED))
-        input_tokens = int(budget.beside(plan.output or budget.reserve) * ratio)
-        free = int((input_tokens - used) / max(1.0, ratio))
-        return free - self._tokens_of(added) - budget.window // MARGIN
+        input_tokens = int(budget.beside(view.lowered_output or budget.reserve) * ratio)
+        room = int((input_tokens - used) / max(1.0, ratio)) - added_tokens - budget.window // MARGIN
+        return room if most is None else min(room, most - counted - added_tokens - 1)
 
     def _pieces(self) -> list[Piece]:
         """Return every item of the client's history as the tool shows it."""
-        assert self._plan.view is not None
-        parsed = self._plan.view.measured.parsed
+        parsed = self._view.measured.parsed
         originals = self._original_items()
         entries = [self._dialect.read_entry(raw) for raw in originals]
         sent = [parsed.body[start:end] for start, end in parsed.scan.spans]
@@ -231,16 +208,15 @@ class RecallSession:
         return pieces
 
     def _original_items(self) -> list[bytes]:
-        """The items of the request as its client, or a fallback's body, has them."""
-        body = (self._plan.request or self._request).body
+        """The items of the request that the view is made of."""
+        body = self._view.request.body
         listed = self._dialect.listed(body)
         body = body if listed is None else listed
         return [body[start:end] for start, end in scan(body, self._dialect.LIST).spans]
 
     def _hidden(self, changed: set[int]) -> set[int]:
         """The indexes of the items that the view does not hold as they were; *changed* ones were edited before."""
-        assert self._plan.view is not None
-        record = self._plan.view.edits.record
+        record = self._view.edits.record
         if record is None:
             return changed
         folded = set(range(record.compaction.cut)).difference(record.compaction.anchors)
@@ -248,8 +224,7 @@ class RecallSession:
 
     def _labels(self, entries: Sequence[Entry]) -> list[str]:
         """The heading of each item: its role, or the calls that it holds the results of."""
-        assert self._plan.view is not None
-        items = self._plan.view.measured.parsed.items
+        items = self._view.measured.parsed.items
         call_texts: dict[str, str] = {}
         labels: list[str] = []
         for item, entry in zip(items, entries, strict=True):

@@ -64,11 +64,6 @@ DECLARATIONS: Final = MappingProxyType({api: _declaration(api) for api in ("chat
 """The tool as an element of the tools array of each API, as JSON."""
 
 
-def with_tool(api: str, tools: str) -> str:
-    """Return the tools array *tools* with the tool behind the client's own, whose bytes stay as they are."""
-    return f"{tools[: tools.rindex(']')]},{DECLARATIONS[api]}]"
-
-
 def may_offer(api: str, envelope: Envelope) -> bool:
     """True if the tool may be added to a request: its client offers tools, and the model is free to call one or none.
 
@@ -93,14 +88,10 @@ def tool_tokens(reader: Reader, api: str, envelope: Envelope, route: Route, wind
     return tokens if tokens * PART <= window else 0
 
 
-def addition(api: str, envelope: Envelope, tools_json: str, tokens: int) -> Addition:
-    """Return the tool behind the client's own, and the note on it; nothing if it takes no *tokens*.
-
-    *tools_json* is the client's tools array as it was shrunk, "" if it stays as it is.
-    """
-    if not tokens:
-        return NO_ADDITION
-    return Addition(with_tool(api, tools_json or envelope.value("tools")), MENTION, tokens)
+def addition(reader: Reader, api: str, envelope: Envelope, route: Route, window: int) -> Addition:
+    """Return the tool and the note on it; nothing if it may not be offered in a *window* of so many tokens."""
+    tokens = tool_tokens(reader, api, envelope, route, window)
+    return Addition(DECLARATIONS[api], MENTION, tokens) if tokens else NO_ADDITION
 
 
 def _is_free_in_messages(envelope: Envelope) -> bool:
