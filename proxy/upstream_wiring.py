@@ -34,7 +34,7 @@ from proxy.summaries import (
 )
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import Bridge, Bridged, DirectUpstream, OnTold, Probes, Target, Timeouts, Upstreams
+from proxy.upstream import Bridge, Bridged, OnTold, Probes, Target, Timeouts, Upstreams
 
 NOWHERE: Final = "-"
 """The upstream of every model where none is configured: then nothing is served, but models can be listed."""
@@ -77,8 +77,8 @@ def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
     return Catalogue(rules, table, default, told)
 
 
-def open_upstream(settings: Settings) -> DirectUpstream:
-    """The pool of connections to the upstreams of *settings* that speak our APIs. Call it in a running loop."""
+def open_upstream(settings: Settings, bridge: Bridge | None = None) -> Upstreams:
+    """The upstreams of *settings*: those that speak our APIs, and those behind *bridge*. Call it in a running loop."""
     targets = [
         Target(
             upstream.name,
@@ -91,7 +91,7 @@ def open_upstream(settings: Settings) -> DirectUpstream:
         for upstream in settings.upstreams
         if not upstream.bridged or upstream.provider in OWN_ADDRESSES
     ]
-    return DirectUpstream(targets)
+    return Upstreams(targets, bridge)
 
 
 def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
@@ -178,7 +178,7 @@ def open_headers(settings: Settings) -> HeadersOf:
 
 def open_probes(
     settings: Settings,
-    upstream: DirectUpstream | Upstreams,
+    upstream: Upstreams,
     tasks: Tasks,
     told: OnTold | None = None,
     recorder: Records | None = None,
@@ -199,7 +199,7 @@ def open_summaries(
     catalogue: Catalogue,
     tokenizers: Tokenizers,
     store: Store,
-    upstream: DirectUpstream | Upstreams,
+    upstream: Upstreams,
     tasks: Tasks,
     observe: Observe,
     tell: Tell = untold,

@@ -130,7 +130,7 @@ async def _visiting(settings: Settings, name: str, seconds: float) -> AsyncItera
     classifier = Classifier(await asyncio.to_thread(overflow_rules, settings))
     failures: list[BaseException] = []
     tasks = Tasks(lambda _, error: failures.append(error))
-    upstream = Upstreams(open_upstream(settings), open_bridge(settings, tasks))
+    upstream = open_upstream(settings, open_bridge(settings, tasks))
     try:
         yield _Visit(upstream, name, seconds, classifier)
     finally:

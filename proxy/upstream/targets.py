@@ -1,8 +1,14 @@
-"""Where a client's path belongs on an upstream: base URLs come with and without ``/v1``, and so do client paths."""
+"""What is configured of an upstream, and where a client's path belongs on it.
+
+Base URLs come with and without ``/v1``, and so do client paths.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -39,7 +45,40 @@ _VERSION = re.compile(r"v\d+\w*")
 _FLAVOURS = re.compile("/(?:openai|anthropic)(?=/v1/)")
 
 
-class Base:
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds to connect, to the answer's head once the request is sent, between two bytes of its body, and for all.
+
+    ``keep_alive`` is how long an idle connection is kept for another request.
+    """
+
+    connect: float = 5.0
+    first_byte: float = 600.0
+    idle: float = 300.0
+    total: float = 3600.0
+    keep_alive: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One upstream. ``api_key`` replaces the client's credentials; without one the client's own go through.
+
+    ``headers`` are added to every request and win over the client's; ``proxy`` is the URL of a forward proxy.
+    """
+
+    name: str
+    base_url: str
+    api_key: str | None = field(default=None, repr=False)
+    api_key_header: str = "authorization"
+    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING, repr=False)
+    proxy: str | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+class BaseUrl:
     """A configured base URL, ready to be joined. Raises ``ValueError`` when it is not a plain http(s) URL."""
 
     __slots__ = ("_origin", "_path", "_root", "_versioned")
