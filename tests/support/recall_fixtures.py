@@ -19,7 +19,7 @@ from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Faults, Tasks
 from proxy.upstream_wiring import open_catalogue, open_upstream
-from proxy.wiring import open_archive, open_chronicle, open_conversations, open_engine
+from proxy.wiring import call_settings, open_archive, open_chronicle, open_conversations, open_engine
 from tests.stub import Answer, Call, Seen, Stub
 from tests.support.answer_parser import Heard, heard
 from tests.support.api_formats import body_of
@@ -113,14 +113,25 @@ async def front(
     faults: list[tuple[str, str, Exception]] = []
     noticed = Faults(lambda where, name, fault: faults.append((where, name, fault)))
     archive = open_archive(settings, store, tasks, lambda outcome, count: None)
-    chronicle = open_chronicle(store, archive)
-    engine = open_engine(settings, open_catalogue(settings), tokenizers(), store, chronicle=chronicle, faults=noticed)
+    history = open_chronicle(store, archive)
+    catalogue = open_catalogue(settings)
+    config = ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ()))
+    engine = open_engine(
+        settings,
+        catalogue,
+        tokenizers(),
+        store,
+        upstream,
+        history=history,
+        calls=call_settings(config),
+        faults=noticed,
+    )
     reports: list[Report] = []
     server = Server(
-        ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ())),
+        config,
         engine,
         upstream,
-        route=engine.upstream_of,
+        route=lambda model: catalogue.resolve(model).upstream,
         observe=lambda report, seconds: reports.append(report),
         metrics=None,
         status=dict,
