@@ -19,7 +19,7 @@ from proxy import memories
 from proxy import settings as configuration
 from proxy.announcing import announce, bracketed, warn_of_silent
 from proxy.building import models_of, open_engine, server_config
-from proxy.core.budget.windows import Window
+from proxy.core.models import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
 from proxy.faults import Faults

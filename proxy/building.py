@@ -11,16 +11,15 @@ from cachetools import LRUCache
 
 from proxy import memories
 from proxy import settings as configuration
-from proxy.core.budget.catalogue import Catalogue
-from proxy.core.budget.figures import Buffers, Marks, Shares
-from proxy.core.budget.shares import Allocation
 from proxy.core.compression.dedup import Dedup
 from proxy.core.compression.event import EnabledStages, Rules
 from proxy.core.compression.mild import Mild
 from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.truncate import Truncate
 from proxy.core.decisions import Policy
+from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
+from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
 from proxy.engine.context_management import Managing
 from proxy.engine.engine import Engine
 from proxy.engine.fitting import Fitter

@@ -14,17 +14,17 @@ from typing import Any
 
 from hypothesis import Phase
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
 from proxy.core.compression.event import Demand, EnabledStages, Rules
 from proxy.core.compression.record import CompactionRecord, load
 from proxy.core.compression.truncate import MIDDLE
-from proxy.core.conversation.toolmap import ToolMap
 from proxy.core.decisions import CompactionTarget, Policy
+from proxy.core.models import Route
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.core.request import Options, Request
+from proxy.core.tokens.budget import Marks, Shares
+from proxy.core.tool_table import ToolMap
 from proxy.engine.context_management import Managing
 from proxy.engine.fitting import Fitter
 from proxy.engine.learned_routes import LearnedRoutes

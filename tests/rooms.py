@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from proxy.core.budget.catalogue import Catalogue, Route, Rule
 from proxy.core.decisions import Policy
+from proxy.core.models import Catalogue, Route, Rule
 from proxy.core.request import Mode, Options, Request
 from proxy.engine.engine import Counting, Engine
 from proxy.engine.ports import Reply, Send

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.building import open_engine, server_config
-from proxy.core.budget.catalogue import Catalogue, Rule
+from proxy.core.models import Catalogue, Rule
 from proxy.core.request import Options, Request
 from proxy.settings import Settings
 from proxy.store import open_store

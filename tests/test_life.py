@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.compression import digest, fold
 from proxy.core.compression.event import Demand, EnabledStages, Rules
 from proxy.core.decisions import Policy
+from proxy.core.tokens.budget import Buffers, Marks, Shares
 from tests.fits import POLICY, Book, Desk, Message, body_of, slices, tokenizers
 from tests.material import AGENT_TOOLS, agent_round, agent_session, tool
 

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.items import Item
+from proxy.core.apis.base import Dialect
+from proxy.core.conversation import Item
 from proxy.core.decisions import DIALECTS
 from proxy.engine.reading import Reader
 from proxy.memories import ByBytes, Locked, items, outlines, prefixes

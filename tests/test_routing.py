@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.windows import Window
+from proxy.core.models import Window
 from proxy.routing import NOWHERE, Board, open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.settings import Settings
 from proxy.store import open_store

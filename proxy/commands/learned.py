@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from proxy.core.budget import beliefs
-from proxy.core.budget.catalogue import Route
+from proxy.core import learned_window
+from proxy.core.models import Route
 from proxy.engine.learned_routes import LearnedRoute, believed, load
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
@@ -69,7 +69,7 @@ async def _of(store: Store, route: Route, callers: Iterable[bytes]) -> Learned |
     lessons = [lesson for tenant in callers if (lesson := load(await store.recall(tenant, route.lesson)))]
     now = time.time()
     told = [_told(route, lesson, now) for lesson in lessons]
-    return min(told, key=lambda each: each.window or beliefs.MOST, default=None)
+    return min(told, key=lambda each: each.window or learned_window.MOST, default=None)
 
 
 def _told(route: Route, lesson: LearnedRoute, now: float) -> Learned:

@@ -10,10 +10,9 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from proxy.commands.learned import Learned, learned
-from proxy.core.budget.calibration import prior
-from proxy.core.budget.catalogue import Catalogue, Route
-from proxy.core.budget.windows import Window
 from proxy.core.errors import NotFound
+from proxy.core.learned_window import prior
+from proxy.core.models import Catalogue, Route, Window
 from proxy.routing import open_catalogue, open_probes, open_upstream
 from proxy.settings import Settings
 from proxy.tasks import Tasks

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from proxy import settings as configuration
 from proxy.building import open_engine
-from proxy.core.conversation.sessions import Message, Session, read_sessions
 from proxy.core.errors import UllageError
 from proxy.core.request import Request
+from proxy.core.session_files import Message, Session, read_sessions
 from proxy.engine.engine import Engine
 from proxy.routing import open_catalogue
 from proxy.settings import Prices, Settings

@@ -40,14 +40,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from proxy.core.budget.figures import TokenBudget, input_room, scaled, summary_room
+from proxy.core.apis.envelope import TOOLS, splice
 from proxy.core.compression.event import Compaction, Demand
 from proxy.core.compression.prune import oldest
 from proxy.core.compression.record import VERSION, CompactionRecord
 from proxy.core.compression.view import RenderOptions, View, assemble, write
-from proxy.core.conversation.facts import pairs_of
-from proxy.core.conversation.items import Layout
-from proxy.core.conversation.outline import TOOLS, splice
+from proxy.core.conversation import Layout
 from proxy.core.decisions import (
     NO_EDITS,
     START,
@@ -69,6 +67,8 @@ from proxy.core.decisions import (
 )
 from proxy.core.errors import OUTPUT, ContextTooLong
 from proxy.core.overflow.policy import MaxLoss
+from proxy.core.tokens.budget import TokenBudget, input_room, scaled, summary_room
+from proxy.core.tool_calls import pairs_of
 
 LOSSY = frozenset({"drop", "clip"})
 """Stages that lose what the model is looking at."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from proxy.core.budget.figures import input_room
-from proxy.core.conversation.outline import splice
-from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
+from proxy.core.apis.envelope import splice
+from proxy.core.apis.portable import MARKS, PORTABLE, WITHOUT
 from proxy.core.decisions import DIALECTS
 from proxy.core.request import Request
+from proxy.core.tokens.budget import input_room
 from proxy.engine.plans import Plan
 from proxy.engine.reading import Located
 

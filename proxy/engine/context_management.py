@@ -6,13 +6,13 @@ import json
 from collections.abc import Collection
 from dataclasses import replace
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import reserve
+from proxy.core.apis import messages
+from proxy.core.apis.envelope import Envelope
+from proxy.core.apis.json_steps import decode
 from proxy.core.compression.clearing import Wishes, cleared, edited, wishes
-from proxy.core.conversation import messages
-from proxy.core.conversation.outline import Envelope
-from proxy.core.conversation.scan import decode
+from proxy.core.models import Route
 from proxy.core.request import Request
+from proxy.core.tokens.budget import reserve
 from proxy.engine.reading import Reader, Reading
 from proxy.offload import offload
 

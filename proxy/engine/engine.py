@@ -10,16 +10,16 @@ from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
-from proxy.core.budget.catalogue import Catalogue
-from proxy.core.conversation.compaction import OTHER, TRIGGER
-from proxy.core.conversation.identity import name_of
+from proxy.core.client_compaction import OTHER, TRIGGER
 from proxy.core.errors import UpstreamTimeout, UpstreamUnreachable
+from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import is_news
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import SERVED, Report, Usage
 from proxy.core.request import Mode, Request
+from proxy.core.session_names import name_of
 from proxy.engine.bodies import renamed
 from proxy.engine.context_management import Managing
 from proxy.engine.fail_open import FailOpen, Sending

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.errors import UllageError
+from proxy.core.models import Catalogue, Route
 from proxy.core.report import INTERNAL_ERROR, Report
 from proxy.core.request import Request
 from proxy.engine.bodies import renamed

@@ -8,12 +8,11 @@ from typing import assert_never
 
 from cachetools import LRUCache
 
-from proxy.core.budget.catalogue import Route
+from proxy.core.apis.json_scan import scan
+from proxy.core.client_compaction import client_of
 from proxy.core.compression.fresh import capped
 from proxy.core.compression.record import CompactionRecord
 from proxy.core.compression.truncate import Truncate
-from proxy.core.conversation.compaction import client_of
-from proxy.core.conversation.scan import scan
 from proxy.core.decisions import (
     DIALECTS,
     START,
@@ -33,6 +32,7 @@ from proxy.core.decisions import (
     TooLossy,
 )
 from proxy.core.errors import InvalidRequest
+from proxy.core.models import Route
 from proxy.core.overflow.policy import Lower
 from proxy.core.planner import decide
 from proxy.core.report import Report

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from proxy.core.budget.figures import Shares
+from proxy.core.apis import responses
+from proxy.core.apis.json_steps import decode
+from proxy.core.client_compaction import TRIGGER
+from proxy.core.compaction_item import PREFIX, opened, pack
 from proxy.core.compression.clip import clip
 from proxy.core.compression.fold import Folded, render
 from proxy.core.compression.schedule import NOTE
-from proxy.core.conversation import responses
-from proxy.core.conversation.compaction import TRIGGER
-from proxy.core.conversation.opaque import PREFIX, opened, pack
-from proxy.core.conversation.plain import response_head
-from proxy.core.conversation.scan import decode
 from proxy.core.decisions import MeasuredRequest
+from proxy.core.local_response import response_head
 from proxy.core.request import Request
+from proxy.core.tokens.budget import Shares
 from proxy.engine.ports import Recorder
 from proxy.engine.reading import Located, Reader
 from proxy.offload import load_of, offload

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
-from proxy.core.budget.figures import input_room, reserve
-from proxy.core.conversation.identity import name_of
-from proxy.core.conversation.outline import Envelope
+from proxy.core.apis.envelope import Envelope
 from proxy.core.decisions import CompactionTarget
+from proxy.core.models import COMPRESS, Catalogue, Route
 from proxy.core.overflow.policy import MaxLoss, first_max_loss
 from proxy.core.report import Report
 from proxy.core.request import Mode, Request
+from proxy.core.session_names import name_of
+from proxy.core.tokens.budget import input_room, reserve
 from proxy.engine.bodies import rerouted
 from proxy.engine.fitting import Fitter
 from proxy.engine.learned_routes import CachedRoute, LearnedRoutes, Sent

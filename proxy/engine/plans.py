@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from proxy.core.budget.catalogue import Route
 from proxy.core.decisions import CountedView
 from proxy.core.errors import UllageError
+from proxy.core.models import Route
 from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.engine.learned_routes import Sent

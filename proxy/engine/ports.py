@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
+from proxy.core.models import Route
 from proxy.core.request import Request
 
 Kind = Literal["event", "summary", "lease", "refused", "mark"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.budget.tools import FRAME, PARALLEL, reads_declarations
-from proxy.core.conversation.outline import Envelope
+from proxy.core.apis.envelope import Envelope
 from proxy.core.decisions import NO_ADDITION, Addition
+from proxy.core.models import Route
 from proxy.core.recall.tool import MENTION, added, declaration, may_offer
+from proxy.core.tokens.tools import FRAME, PARALLEL, reads_declarations
 from proxy.engine.reading import Reader
 
 PART = 16

@@ -10,7 +10,7 @@ from cachetools import LRUCache
 from proxy.core.compression.event import Compaction, Demand
 from proxy.core.compression.record import VERSION, CompactionRecord, dump, load
 from proxy.core.compression.view import OriginalItems, RenderOptions, same_block, write
-from proxy.core.conversation.items import Layout
+from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, Written
 from proxy.core.planner import provider_compacts
 from proxy.core.request import Request

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from proxy.core.budget.catalogue import COMPRESS, Route
-from proxy.core.budget.figures import reserve
-from proxy.core.budget.windows import Source
 from proxy.core.decisions import CompactionTarget
 from proxy.core.errors import InvalidRequest
+from proxy.core.models import COMPRESS, Route, Source
 from proxy.core.overflow.evidence import Prior, judged
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import lowering, retries_smaller
 from proxy.core.report import Usage
 from proxy.core.request import Request
+from proxy.core.tokens.budget import reserve
 from proxy.engine.bodies import truncating, with_output
 from proxy.engine.fitting import Fitter
 from proxy.engine.learned_routes import CachedRoute, LearnedRoutes, Sent

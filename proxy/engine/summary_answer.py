@@ -11,17 +11,17 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from proxy.core.budget.figures import Shares
+from proxy.core import local_response
+from proxy.core.apis.envelope import Envelope
+from proxy.core.client_compaction import without_prompt
 from proxy.core.compression.clip import clip
 from proxy.core.compression.fold import Folded, render
 from proxy.core.compression.schedule import NOTE
 from proxy.core.compression.view import OriginalItems
-from proxy.core.conversation import plain
-from proxy.core.conversation.compaction import without_prompt
-from proxy.core.conversation.outline import Envelope
 from proxy.core.decisions import MeasuredRequest
 from proxy.core.report import SERVED, Report
 from proxy.core.request import Request
+from proxy.core.tokens.budget import Shares
 from proxy.engine.plans import Plan
 from proxy.engine.ports import Summary
 from proxy.engine.reading import Reader
@@ -76,12 +76,12 @@ class ClientCompaction:
             return None
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
         model = request.model or outline.model
-        said = plain.Said(text, tokens, name, model, int(self._now()), _wants_usage(outline))
+        said = local_response.Said(text, tokens, name, model, int(self._now()), _wants_usage(outline))
         facts = {"outcome": "compacted", "reason": SERVED, "tokens_after": tokens, "summary_tokens": summary.spent}
         report = plan.report.but(stages=(), regions={}, borrowed={}, event=False, **facts)
         if outline.stream:
-            return report, plain.streamed(request.api, said), STREAM
-        return report, plain.whole(request.api, said), JSON
+            return report, local_response.streamed(request.api, said), STREAM
+        return report, local_response.whole(request.api, said), JSON
 
     def _text(self, measured: MeasuredRequest, raw: OriginalItems, summary: Summary) -> str:
         """The summary, and what it does not tell: the user's words, and what came after it."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 
-from proxy.core.budget.figures import stepped
+from proxy.core.apis.envelope import splice
 from proxy.core.compression.record import CompactionRecord
 from proxy.core.compression.view import OriginalItems, View, assemble
-from proxy.core.conversation.items import Layout, lay_out
-from proxy.core.conversation.outline import splice
+from proxy.core.conversation import Layout, lay_out
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
+from proxy.core.tokens.budget import stepped
 from proxy.engine.ports import Cut, SummaryRequest, Warm
 
 LEAST_SUMMARY = 96

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from dataclasses import replace
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import TokenBudget
+from proxy.core.apis.envelope import TOOLS, Envelope
 from proxy.core.compression.tools import shrink
-from proxy.core.conversation.outline import TOOLS, Envelope
 from proxy.core.decisions import Policy, TokenCounts
+from proxy.core.models import Route
+from proxy.core.tokens.budget import TokenBudget
 from proxy.engine.reading import Reader
 
 

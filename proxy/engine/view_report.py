@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 
-from proxy.core.budget.regions import regions, scaled_up
-from proxy.core.budget.shares import borrowed
 from proxy.core.decisions import CountedView, Policy
 from proxy.core.report import Report
+from proxy.core.tokens.budget import borrowed
+from proxy.core.tokens.counting import regions, scaled_up
 
 LARGE = 0.30
 """A fresh tool result that takes more of the room left than this is worth a warning."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from proxy.core.archive_pages import ITEM, Entry, dump, ref_of
 from proxy.core.compression.event import Compaction
-from proxy.core.conversation.pages import ITEM, Entry, dump, ref_of
 from proxy.core.decisions import CountedView
 from proxy.engine.ports import Clock, Originals
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, MutableMapping
 
 from proxy.core.compression.event import Compaction
 from proxy.core.compression.record import CompactionRecord
-from proxy.core.conversation.items import Layout
-from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
+from proxy.core.conversation import Layout
+from proxy.core.conversation_notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report
 from proxy.core.request import Request

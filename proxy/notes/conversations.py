@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from proxy.core.conversation.notes import EventNote, JobNote, LastNote, load, shown_event, shown_job, shown_last
-from proxy.core.conversation.pages import ITEM, ITEMS, MOST_ITEMS, Page, parts_of, shown_item, shown_list
-from proxy.core.conversation.pages import load as load_list
+from proxy.core.archive_pages import ITEM, ITEMS, MOST_ITEMS, Page, parts_of, shown_item, shown_list
+from proxy.core.archive_pages import load as load_list
+from proxy.core.conversation_notes import EventNote, JobNote, LastNote, load, shown_event, shown_job, shown_last
 from proxy.core.errors import Conflict
 from proxy.engine.ports import Kind, Originals, Register
 

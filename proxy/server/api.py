@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 from cachetools import LRUCache
 
-from proxy.core.conversation.pages import page_of
+from proxy.core.archive_pages import page_of
 from proxy.core.errors import InvalidRequest, NotFound, TooManyRequests
 from proxy.server.access import Access
 from proxy.server.body import BodyBytes, BodyReader

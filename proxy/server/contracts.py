@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
-from proxy.core.conversation.pages import Page
+from proxy.core.archive_pages import Page
 from proxy.core.errors import UllageError
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import Report, Usage

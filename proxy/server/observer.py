@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from proxy.core.apis.usage import UsageTap
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import NO_USAGE, Usage
-from proxy.core.usage import UsageTap
 from proxy.server.asked import UsageHider
 from proxy.server.stream_end import StreamEnd
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from proxy.core.conversation.toolmap import Keys, Tool, ToolMap
-from proxy.core.conversation.written import Forms
+from proxy.core.tool_calls import Forms
+from proxy.core.tool_table import Keys, Tool, ToolMap
 from proxy.settings.data import packaged
 from proxy.settings.problems import Problem, SettingsError, key_name
 from proxy.settings.source import parse_inline, read_yaml

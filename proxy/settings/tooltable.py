@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from proxy.core.conversation.toolmap import Kind
+from proxy.core.tool_table import Kind
 from proxy.settings.fields import FilePath, Section, Words
 
 Names = Annotated[tuple[str, ...], Words]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from proxy.core.conversation.notes import JobNote
+from proxy.core.conversation_notes import JobNote
 from proxy.core.report import SummaryReport
 from proxy.engine import ports
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.core.conversation.notes import VERSION as NOTE_VERSION
-from proxy.core.conversation.notes import JobNote, JobState
+from proxy.core.conversation_notes import VERSION as NOTE_VERSION
+from proxy.core.conversation_notes import JobNote, JobState
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.summaries.calling import Summariser
 

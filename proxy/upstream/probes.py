@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from proxy.core.budget.windows import Window
 from proxy.core.errors import UllageError
+from proxy.core.models import Window
 from proxy.engine.ports import Clock
 from proxy.upstream import windows as wording
 from proxy.upstream.survey import DEADLINE, Ask, Found, Survey, among

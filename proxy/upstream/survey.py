@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.core.budget.windows import Window
 from proxy.core.errors import UllageError
+from proxy.core.models import Window
 from proxy.engine.ports import Reply
 from proxy.upstream import windows as wording
 

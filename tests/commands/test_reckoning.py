@@ -6,7 +6,7 @@ import pytest
 
 from proxy.commands.reckoning import replay_all, show
 from proxy.commands.replay import Replayed, Turn
-from proxy.core.conversation.sessions import Session
+from proxy.core.session_files import Session
 from proxy.settings import Prices, load
 from tests.material import agent_session
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.catalogue import Route
 from proxy.core.compression.clearing import PLACEHOLDER
+from proxy.core.models import Route
 from proxy.core.request import Options, Request
 from tests.fits import TENANT, Desk
 from tests.forms import body_of

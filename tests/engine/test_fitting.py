@@ -11,13 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.budget.figures import SCALED_BELOW, Buffers
-from proxy.core.budget.shares import Allocation
 from proxy.core.compression.event import Demand, EnabledStages
 from proxy.core.compression.truncate import Truncate
-from proxy.core.conversation.items import lay_out
+from proxy.core.conversation import lay_out
 from proxy.core.decisions import Policy
 from proxy.core.request import Request
+from proxy.core.tokens.budget import SCALED_BELOW, Allocation, Buffers
 from tests import strategies
 from tests.bench.unread import Counts, replay, work
 from tests.drawn import SESSIONS, SPARING, WINDOW, asked, coding_session, growing, requests_of, windows

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.catalogue import Route
+from proxy.core.models import Route
 from proxy.core.request import Request
 from proxy.engine.own_compaction import Compacting, Kind, Made, Serving, is_trigger
 from tests.e2e.test_client_compaction import asked

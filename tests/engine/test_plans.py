@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.budget.figures import Marks
+from proxy.core.tokens.budget import Marks
 from tests.drawn import WINDOW
 from tests.fits import (
     POLICY,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.errors import UpstreamUnreachable
+from proxy.core.models import COMPRESS, Catalogue, Rule
 from proxy.core.request import Options, Request
 from proxy.engine.engine import Engine
 from proxy.engine.ports import Reply

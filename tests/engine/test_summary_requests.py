@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.budget.figures import stepped
 from proxy.core.recall.tool import NAME
+from proxy.core.tokens.budget import stepped
 from proxy.engine.summary_requests import MOST_SUMMARY, summary_request_of
 from tests.fits import POLICY, Desk
 from tests.forms import body_of

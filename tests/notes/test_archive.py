@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.archive_pages import load, parts_of
 from proxy.core.compression.event import Compaction
 from proxy.core.compression.swap import Placeholder
-from proxy.core.conversation.pages import load, parts_of
 from proxy.engine.plans import Plan
 from proxy.notes.archive import REST, Archive, Terms, left_by
 from tests.fits import Desk, body_of, slices

@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 from proxy.core.compression.event import Demand
-from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, load
+from proxy.core.conversation_notes import VERSION, EventNote, JobNote, LastNote, load
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
 from proxy.notes.chronicle import Chronicle

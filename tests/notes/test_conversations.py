@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
-from proxy.core.conversation.pages import ITEM, Entry, Page, ref_of
-from proxy.core.conversation.pages import dump as dump_list
+from proxy.core.archive_pages import ITEM, Entry, Page, ref_of
+from proxy.core.archive_pages import dump as dump_list
+from proxy.core.conversation_notes import VERSION, EventNote, JobNote, LastNote, dump, name_of
 from proxy.core.errors import Conflict
 from proxy.notes.conversations import WISHED, Conversations
 from proxy.store.originals import Originals

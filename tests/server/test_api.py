@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from proxy.core.conversation.notes import VERSION, LastNote, dump, name_of
+from proxy.core.conversation_notes import VERSION, LastNote, dump, name_of
 from proxy.core.errors import TooManyRequests
 from proxy.server import ServerConfig
 from proxy.server.access import client_tenant

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from proxy.core.compression.swap import Placeholder, Why
-from proxy.core.conversation.facts import Pair
-from proxy.core.conversation.items import Call, Result
-from proxy.core.conversation.toolmap import REPEATABLE
+from proxy.core.conversation import Call, Result
+from proxy.core.tool_calls import Pair
+from proxy.core.tool_table import REPEATABLE
 
 OPEN = 2**62
 """The line number of a file's end."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from proxy.core.budget.figures import Marks, Shares
-from proxy.core.budget.shares import Allocation
 from proxy.core.compression.mild import Mild
 from proxy.core.compression.swap import Placeholder
 from proxy.core.compression.truncate import Truncate
+from proxy.core.tokens.budget import Allocation, Marks, Shares
 
 
 @dataclass(frozen=True, slots=True)

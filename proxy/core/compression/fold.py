@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from proxy.core.compression.digest import digest_of, plain_arguments
 from proxy.core.compression.priority import SENTENCE, Round, rounds_of, scores, weight
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 
 Count = Callable[[str], int]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from proxy.core.apis.base import Dialect
+from proxy.core.apis.json_scan import Scan
 from proxy.core.compression.truncate import HEAD_ONLY, Truncate, is_over, truncate
-from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.scan import Scan
-from proxy.core.conversation.toolmap import ToolMap
+from proxy.core.tool_table import ToolMap
 
 MOST_STEPS = 64
 """Items that are looked back for the call of a result; a round is rarely longer."""

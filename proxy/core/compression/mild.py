@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from proxy.core.compression.dedup import Dedup, superseded
 from proxy.core.compression.prune import Prune, border, ranked
 from proxy.core.compression.swap import Placeholder, charge
-from proxy.core.conversation.facts import pairs_of
-from proxy.core.conversation.items import Item, Layout, unread_from
+from proxy.core.conversation import Item, Layout, unread_from
+from proxy.core.tool_calls import pairs_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from proxy.core.compression.swap import Placeholder, charge
-from proxy.core.conversation.facts import Pair, mentioned
-from proxy.core.conversation.items import Item, Layout
+from proxy.core.conversation import Item, Layout
+from proxy.core.tool_calls import Pair, mentioned
 
 WEIGHTS: Mapping[str, int] = MappingProxyType(
     {

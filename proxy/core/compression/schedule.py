@@ -10,12 +10,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from proxy.core.budget.figures import TokenBudget
 from proxy.core.compression.event import Compaction, Demand, Rules
 from proxy.core.compression.levels import Spared, clip_levels, fair_level
 from proxy.core.compression.mild import Stretch, swaps
 from proxy.core.compression.swap import charge
-from proxy.core.conversation.items import Item, Layout, unread_from
+from proxy.core.conversation import Item, Layout, unread_from
+from proxy.core.tokens.budget import TokenBudget
 
 CLIP_MARK = 0.65
 """A clip goes down to this share of the room: between the marks, so that more rounds fit before the next event."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.core.conversation.items import Item
+from proxy.core.conversation import Item
 
 Why = Literal["repeated", "reread", "included", "again", "old"]
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from proxy.core.apis.json_scan import elements
 from proxy.core.compression.fold import shorten
-from proxy.core.conversation.scan import elements
 
 Count = Callable[[str], int]
 

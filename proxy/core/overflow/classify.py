@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.overflow.coding import plain
 from proxy.core.overflow.echoes import Echoes
 from proxy.core.overflow.envelope import Parts, is_error, opened, taken_apart
@@ -17,7 +18,6 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import Meaning, Phrase, Rules, code_name
 from proxy.core.overflow.words import Row
 from proxy.core.report import Usage
-from proxy.core.usage import usage_of
 
 LONGEST = 262_144
 """Bytes of an answer that are looked at."""

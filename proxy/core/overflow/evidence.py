@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from proxy.core.budget.calibration import is_credible
+from proxy.core.learned_window import is_credible
 from proxy.core.overflow.kinds import Overflow
 
 UNCORROBORATED = 0.6

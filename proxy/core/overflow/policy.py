@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from proxy.core.budget.catalogue import COMPRESS
+from proxy.core.models import COMPRESS
 from proxy.core.overflow.kinds import Overflow
 
 Lower = Literal["never", "last", "first"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.recall.events import dumped, written
 from proxy.core.recall.grown import grown, plain
 from proxy.core.recall.splice import NOT_RUN, Call, Splice
 from proxy.core.recall.tool import NAME
-from proxy.core.usage import usage_of
 
 _OWN: Final = ("role", "content", "tool_calls")
 _MOST_MEMBERS: Final = 32

@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.compression.fold import OMITTED
 from proxy.core.recall.events import dumped, kind_of, written
 from proxy.core.recall.grown import grown, plain
 from proxy.core.recall.splice import NOT_RUN, Call, Splice, without
 from proxy.core.recall.tool import NAME
-from proxy.core.usage import usage_of
 
 SILENCE: Final = {"type": "text", "text": OMITTED}
 """What stands for an answer of nothing but recalls: a message without content could not be sent back."""

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.recall.events import kind_of, written
 from proxy.core.recall.splice import NOT_RUN, Call, Splice, without
 from proxy.core.recall.tool import NAME
-from proxy.core.usage import usage_of
 
 Item = Mapping[str, Any]
 

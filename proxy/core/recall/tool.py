@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from proxy.core.conversation.outline import Envelope
-from proxy.core.conversation.scan import whole
+from proxy.core.apis.envelope import Envelope
+from proxy.core.apis.json_steps import whole
 
 NAME: Final = "ullage_recall"
 """The tool's name. A client that declares a tool of this name keeps it, and is offered none of ours."""

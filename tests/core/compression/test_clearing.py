@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.budget.prices import Meter, prices
+from proxy.core.apis import messages
 from proxy.core.compression.clearing import PLACEHOLDER, Clearing, Wishes, cleared, edited, wishes
-from proxy.core.conversation import messages
-from proxy.core.conversation.items import Item
+from proxy.core.conversation import Item
+from proxy.core.tokens.media import Meter, prices
 from tests.fits import count
 from tests.forms import to_messages
 from tests.material import agent_session

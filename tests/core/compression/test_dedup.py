@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from proxy.core.compression.dedup import Dedup, superseded
-from proxy.core.conversation.entry import Entry
-from proxy.core.conversation.facts import Pair, facts_of, pairs_of
-from proxy.core.conversation.items import Item
+from proxy.core.conversation import Entry, Item
+from proxy.core.tool_calls import Pair, facts_of, pairs_of
 from tests.fits import tools
 
 Step = tuple[str, dict[str, Any], str]

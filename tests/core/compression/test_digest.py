@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.apis.chat import read_entry
 from proxy.core.compression.digest import Digest, command_of, digest_of, plain_arguments
-from proxy.core.conversation.chat import read_entry
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 from tests.entities import entities, invented
 from tests.fits import body_of, count, slices
 from tests.material import agent_session, log

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.apis.chat import read_entry
 from proxy.core.compression import fold
 from proxy.core.compression.fold import FOOTER, HEADER, OMITTED, Folded, render, shorten
 from proxy.core.compression.schedule import NOTE
-from proxy.core.conversation.chat import read_entry
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 from tests.entities import entities, invented
 from tests.fits import UNSHRUNK, Book, Desk, Message, body_of, count, slices
 from tests.material import agent_session, chat_turn, prose

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from proxy.core.apis import chat, messages, responses
+from proxy.core.apis.base import Dialect
+from proxy.core.apis.json_scan import scan
 from proxy.core.compression.fresh import capped
 from proxy.core.compression.truncate import MIDDLE, REST, Truncate
-from proxy.core.conversation import chat, messages, responses
-from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.scan import scan
 from tests.fits import body_of, slices, tools
 
 LIMITS = Truncate(100, 5_000)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.apis import chat
 from proxy.core.compression.dedup import Dedup
 from proxy.core.compression.mild import Mild, Stretch, swaps
 from proxy.core.compression.prune import Prune
 from proxy.core.compression.swap import charge
-from proxy.core.conversation import chat
-from proxy.core.conversation.items import Item, lay_out, unread_from
+from proxy.core.conversation import Item, lay_out, unread_from
 from proxy.engine.reading import read_one
 from tests.drawn import coding_session
 from tests.fits import body_of, count, slices, tools

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.compression.priority import NEWEST, rounds_of, scores, weight
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 
 CALL = ("read", '{"path": "a"}')
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 from proxy.core.compression.prune import WEIGHTS, Prune, border, oldest, ranked
-from proxy.core.conversation.entry import Entry
-from proxy.core.conversation.facts import facts_of, pairs_of
-from proxy.core.conversation.items import Item, lay_out
+from proxy.core.conversation import Entry, Item, lay_out
+from proxy.core.tool_calls import facts_of, pairs_of
 from tests.fits import tools
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from proxy.core.compression.swap import FRAME, LINE, Why, charge, words
-from proxy.core.conversation.items import Item
+from proxy.core.conversation import Item
 from tests.fits import count
 
 

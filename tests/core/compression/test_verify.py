@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.compression.verify import HEARD, SECTIONS, Source, Verdict, checkable, verify
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 from tests.fits import count
 from tests.stub.summariser import INJECTED
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from proxy.core.apis import chat
+from proxy.core.apis.json_scan import scan
 from proxy.core.compression.event import Compaction
 from proxy.core.compression.fold import HEADER
 from proxy.core.compression.swap import Placeholder
 from proxy.core.compression.view import OriginalItems, RenderOptions, assemble, write
-from proxy.core.conversation import chat
-from proxy.core.conversation.items import lay_out
-from proxy.core.conversation.scan import scan
+from proxy.core.conversation import lay_out
 from proxy.engine.reading import read_one
 from tests.fits import UNSHRUNK, Message, body_of, count, message_problems, slices, text_of, tools
 from tests.strategies import conversations, encode

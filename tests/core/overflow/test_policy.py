@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.budget.catalogue import COMPRESS
+from proxy.core.models import COMPRESS
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.policy import Lower, first_max_loss, is_news, loop, lowering, retries_smaller
 

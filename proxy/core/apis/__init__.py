@@ -1,0 +1,1 @@
+"""The three APIs: reading their requests, editing them, and the JSON underneath."""
