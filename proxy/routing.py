@@ -14,7 +14,7 @@ from cachetools import LRUCache
 from proxy import memories
 from proxy import settings as configuration
 from proxy.core.models import COMPRESS, Catalogue, Facts, Rule, Told, published
-from proxy.engine.ports import Recorder
+from proxy.engine.ports import Records
 from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings
 from proxy.store import Breaker, Patience, Store
@@ -138,17 +138,17 @@ def _timeouts(upstream: configuration.Upstream) -> Timeouts:
 class Board:
     """Where processes that share a store leave for each other what servers said of their windows: no tenant's words."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Records) -> None:
         self._recorder = recorder
         self._nobody = hashlib.sha256(b"what servers say of themselves").digest()
 
     async def recall(self, name: str) -> bytes | None:
         """What was last left under *name*, if anything."""
-        return await self._recorder.recall(self._nobody, name)
+        return await self._recorder.read_route(self._nobody, name)
 
     def remember(self, name: str, value: bytes) -> None:
         """Leave *value* under *name*, in the background."""
-        self._recorder.remember(self._nobody, name, value)
+        self._recorder.save_route(self._nobody, name, value)
 
 
 def open_names(settings: Settings) -> NameOf:
@@ -180,7 +180,7 @@ def open_probes(
     upstream: DirectUpstream | Upstreams,
     tasks: Tasks,
     told: OnTold | None = None,
-    recorder: Recorder | None = None,
+    recorder: Records | None = None,
 ) -> Probes:
     """What asks the upstreams of *settings* that may be asked for their windows; *told* hears of news.
 
@@ -236,7 +236,7 @@ def open_summaries(
         memory,
         resolve=catalogue.resolve,
         breaker=lambda: Breaker(time.monotonic, random.random, SUMMARISER),
-        label=lambda tenant: hmac.digest(store.chain_key(tenant), b"label", "sha256")[:4].hex(),
+        label=lambda tenant: hmac.digest(store.prefix_key(tenant), b"label", "sha256")[:4].hex(),
         spawn=tasks.spawn,
         observe=observe,
         clock=time.monotonic,

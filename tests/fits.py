@@ -30,7 +30,7 @@ from proxy.engine.fitting import Fitter
 from proxy.engine.learned_routes import LearnedRoutes
 from proxy.engine.own_compaction import Compacting, Serving
 from proxy.engine.plans import Plan
-from proxy.engine.ports import Recorder, Summaries
+from proxy.engine.ports import Records, Summaries
 from proxy.engine.reading import Reader
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tooltable import Tools
@@ -86,7 +86,7 @@ class Book:
         self.lessons: dict[tuple[bytes, str], bytes] = {}
         self.wishes: set[tuple[bytes, bytes]] = set()
 
-    def chain_key(self, tenant: bytes) -> bytes:
+    def prefix_key(self, tenant: bytes) -> bytes:
         return hashlib.sha256(b"key of " + tenant).digest()
 
     def item_key(self) -> bytes:
@@ -96,26 +96,26 @@ class Book:
         keys = [(tenant, root, route, chain) for chain in chains]
         return next(((i, self.values[key]) for i, key in enumerate(keys) if key in self.values), None)
 
-    async def fix(
-        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, supersede: bool = False
+    async def save(
+        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, replace: bool = False
     ) -> bytes:
         key = (tenant, root, route, chain)
-        if supersede:
+        if replace:
             self.values[key] = record
         return self.values.setdefault(key, record)
 
     def reachable(self) -> bool:
         return True
 
-    async def take(self, tenant: bytes, root: bytes) -> bool:
+    async def pop_request(self, tenant: bytes, root: bytes) -> bool:
         wished = (tenant, root) in self.wishes
         self.wishes.discard((tenant, root))
         return wished
 
-    async def recall(self, tenant: bytes, route: str) -> bytes | None:
+    async def read_route(self, tenant: bytes, route: str) -> bytes | None:
         return self.lessons.get((tenant, route))
 
-    def remember(self, tenant: bytes, route: str, value: bytes) -> None:
+    def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
         self.lessons[tenant, route] = value
 
     def records(self) -> list[CompactionRecord]:
@@ -129,7 +129,7 @@ class Desk:
 
     def __init__(
         self,
-        recorder: Recorder | None = None,
+        recorder: Records | None = None,
         policy: Policy = POLICY,
         serving: Mapping[str, Serving] | None = None,
         owned: Sequence[str] = (),

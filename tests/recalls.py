@@ -18,7 +18,7 @@ from proxy.core.report import Report
 from proxy.faults import Faults
 from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.routing import open_catalogue, open_upstream
-from proxy.server import Models, Place, Server, ServerConfig
+from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
@@ -126,7 +126,7 @@ async def front(
         observe=lambda report, seconds: reports.append(report),
         metrics=None,
         status=dict,
-        models=Models(upstream, [Place("stub")], "stub", [], lambda model: {}),
+        models=Models(upstream, [ListedUpstream("stub")], "stub", [], lambda model: {}),
         conversations=open_conversations(settings, store),
         faults=noticed,
     )

@@ -40,7 +40,7 @@ from proxy.core.request import Request
 from proxy.engine import recall_offer
 from proxy.engine.learned_routes import LearnedRoutes, Sent
 from proxy.engine.plans import Plan
-from proxy.engine.ports import Recorder, Summaries
+from proxy.engine.ports import Records, Summaries
 from proxy.engine.reading import Located, Reader, Reading
 from proxy.engine.records import CompactionRecords
 from proxy.engine.tool_room import ToolRoom
@@ -61,7 +61,7 @@ class Fitter:
     def __init__(
         self,
         reader: Reader,
-        recorder: Recorder,
+        recorder: Records,
         policy: Policy,
         records: MutableMapping[tuple[str, bytes], CompactionRecord],
         asked: MutableMapping[tuple[str, bytes], bool],
@@ -145,7 +145,7 @@ class Fitter:
             added = recall_offer.tokens(self._reader, request.api, envelope, route, window)
         budget = policy.budget(route, window, requested, counts.fixed + added, token_ratio)
         tools_json, budget = self._room.shrunk(request.tenant, route, envelope, counts, budget)
-        hashes = reading.links(self._recorder.chain_key(request.tenant), request.options.conversation)
+        hashes = reading.links(self._recorder.prefix_key(request.tenant), request.options.conversation)
         stated: int | None = int(budget.window * max(1.0, token_ratio))
         if known.window_source == "learned":
             stated = self._lessons.stated(route, request.tenant)

@@ -19,7 +19,7 @@ from proxy.core.learned_window import NOTHING, Calibration, LearnedWindow, is_cr
 from proxy.core.models import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
-from proxy.engine.ports import Clock, Recorder
+from proxy.engine.ports import Clock, Records
 
 FRESH_SECONDS = 60.0
 """How long a lesson holds before the store is asked for a newer one of another replica."""
@@ -102,7 +102,7 @@ class LearnedRoutes:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Records,
         known: MutableMapping[tuple[str, bytes], CachedRoute],
         anchors: MutableMapping[tuple[str, bytes], UsageAnchor],
         clock: Clock,
@@ -135,7 +135,7 @@ class LearnedRoutes:
         held = self.cached(route, tenant)
         if held is not None:
             return held
-        now, shared = self._clock(), load(await self._recorder.recall(tenant, route.lesson))
+        now, shared = self._clock(), load(await self._recorder.read_route(tenant, route.lesson))
         held = self._known[route.lesson, tenant] = CachedRoute(shared or self.now(route, tenant).lesson, now)
         return held
 
@@ -256,7 +256,7 @@ class LearnedRoutes:
     def _keep(self, route: Route, tenant: bytes, lesson: LearnedRoute) -> CachedRoute:
         before, now = self.now(route, tenant).lesson, self._wall()
         held = self._known[route.lesson, tenant] = CachedRoute(lesson, self._clock())
-        self._recorder.remember(tenant, route.lesson, msgspec.msgpack.encode(lesson))
+        self._recorder.save_route(tenant, route.lesson, msgspec.msgpack.encode(lesson))
         window = believed(route, lesson.belief, now)
         if window is not None and window != believed(route, before.belief, now):
             how = "stated" if lesson.belief.stated_at == now else "worked out"

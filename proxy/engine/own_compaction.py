@@ -23,7 +23,7 @@ from proxy.core.decisions import MeasuredRequest
 from proxy.core.local_response import response_head
 from proxy.core.request import Request
 from proxy.core.tokens.budget import Shares
-from proxy.engine.ports import Recorder
+from proxy.engine.ports import Records
 from proxy.engine.reading import Located, Reader
 from proxy.offload import load_of, offload
 
@@ -85,7 +85,7 @@ class Compacting:
     def __init__(
         self,
         reader: Reader,
-        recorder: Recorder,
+        recorder: Records,
         shares: Shares,
         now: Callable[[], float],
         serving: Mapping[str, Serving],

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from proxy.core.conversation import Entry
 from proxy.core.models import Route
 from proxy.core.request import Request
-
-Kind = Literal["event", "summary", "lease", "refused", "mark"]
-"""What the store may have of a place in a conversation."""
 
 
 class Reply(Protocol):
@@ -61,62 +58,64 @@ class Counter(Protocol):
         """Tokens of *text* in *encoding*; special-token text counts as text. CPU-bound and thread-safe."""
 
 
-class Recorder(Protocol):
-    """Event records shared by every replica. No method raises or waits longer than the store's deadlines."""
+class Records(Protocol):
+    """Compaction records, shared by every replica. No method raises or waits longer than the store's deadlines."""
 
-    def chain_key(self, tenant: bytes) -> bytes:
-        """The secret (32 bytes) that keys this tenant's chains."""
+    def prefix_key(self, tenant: bytes) -> bytes:
+        """The secret (32 bytes) that keys this tenant's prefix hashes."""
 
     def item_key(self) -> bytes:
-        """The secret (32 bytes) that tells items of ours which clients carry; the same for every tenant."""
+        """The secret (32 bytes) that proves which items in a request are ours; the same for every tenant."""
 
     def reachable(self) -> bool:
-        """Whether records can be had at all right now: if not, that none was found says nothing."""
+        """True if records can be read now. If not, finding none proves nothing."""
 
-    async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
-        """The record under the first of *chains* that has one, as ``(index into chains, record)``.
+    async def newest(
+        self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]
+    ) -> tuple[int, bytes] | None:
+        """The record under the first of *prefix_hashes* that has one, as ``(index, record)``.
 
-        *root* (16 bytes) names the conversation, *route* the upstream and model, each chain (16 bytes) a place.
-        ``None`` when there is none or the store cannot say.
+        *root_hash* (16 bytes) names the conversation, *route* the upstream and model, each prefix hash (16 bytes) a
+        boundary. Return None if there is none or the store does not answer.
         """
 
-    async def fix(
-        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, supersede: bool = False
+    async def save(
+        self, tenant: bytes, root_hash: bytes, route: str, prefix_hash: bytes, record: bytes, *, replace: bool = False
     ) -> bytes:
-        """Store *record* unless the place has one already; returns the one that holds from now on.
+        """Store *record* unless the boundary has one; return the record that is valid from now on.
 
-        With *supersede* the record replaces what is there: a provider's overflow proved the earlier view too large.
+        With *replace* the new record wins: a provider's overflow proved the earlier view too large.
         """
 
-    async def take(self, tenant: bytes, root: bytes) -> bool:
-        """Whether somebody wished that conversation *root* be compacted, as ``newest`` saw; told to one caller only."""
+    async def pop_request(self, tenant: bytes, root_hash: bytes) -> bool:
+        """True if an operator asked to compact this conversation, as ``newest`` saw. Only one caller gets True."""
 
-    async def recall(self, tenant: bytes, route: str) -> bytes | None:
-        """What was last remembered about *route* for *tenant*; ``None`` where there is nothing or nobody to ask."""
+    async def read_route(self, tenant: bytes, route: str) -> bytes | None:
+        """What was last saved about *route* for *tenant*. Return None if nothing was, or the store does not answer."""
 
-    def remember(self, tenant: bytes, route: str, value: bytes) -> None:
-        """Keep *value* about *route* for *tenant*, in the background; the last one remembered holds."""
+    def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
+        """Save *value* about *route* for *tenant*, in the background; the last one saved is valid."""
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
-    """A prompt that the provider has in its cache: the members around the items, and the items sent of a prefix.
+class CachedPrompt:
+    """A prompt that the provider's prompt cache may hold: the members around the items, and a prefix of the items.
 
-    ``outline`` is a JSON object without its items, ``items`` are those between the list's brackets, ``tokens`` what
-    both weigh by our count.
+    ``envelope_json`` is a JSON object without its items, ``items`` are those between the list's brackets, ``tokens``
+    what both weigh by our count.
     """
 
-    outline: str
+    envelope_json: str
     items: bytes
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A prefix of a conversation: its ``length`` in items, its name (16 bytes), and what it weighs."""
+class Prefix:
+    """A prefix of a conversation: its ``length`` in items, its hash (16 bytes), and its tokens by our count."""
 
     length: int
-    chain: bytes
+    prefix_hash: bytes
     tokens: int
 
 
@@ -124,116 +123,78 @@ class Cut:
 class SummaryRequest:
     """A prefix of a conversation of which a summary is wanted.
 
-    ``root`` names the conversation, ``since`` the stretch of it that began with its newest event (16 bytes each).
-    ``cuts`` are the prefixes of which a summary may exist, oldest first; the last is the wanted one. ``covered`` items
-    are folded already. ``cap`` is the most a summary may take, ``window`` the window of the request's own model, both
-    in tokens of our count; ``step`` is the cap in steps that no learned factor moves. ``head`` is a digest of system
-    text and tools. ``factor``: provider tokens per token of our count.
-    ``read`` gives the items between two indexes, ``warm`` the prompt of a prefix; both may be called in a thread.
-    ``asked``: the caller asked for it, so that it may cost more than what nobody asked for.
+    ``root_hash`` names the conversation. ``last_compaction`` is the prefix hash at its newest compaction, or the root
+    hash (16 bytes each). ``prefixes`` are those of which a summary may exist, oldest first; the last is the wanted one.
+    ``folded`` items are in a block already. ``cap`` is the most a summary may take, ``window`` the window of the
+    request's own model, both in tokens of our count; ``quantised_cap`` is the cap in steps that no learned ratio moves.
+    ``fixed_digest`` is a digest of system text and tools. ``token_ratio``: provider tokens per token of our count.
+    ``read_entries`` gives the items between two indexes, ``cached_prompt`` the prompt of a prefix of that length; both
+    may be called in a thread. ``requested``: the caller asked for it, so that it may cost more than others.
     """
 
     request: Request
     route: Route
-    root: bytes
-    since: bytes
-    cuts: tuple[Cut, ...]
-    covered: int
+    root_hash: bytes
+    last_compaction: bytes
+    prefixes: tuple[Prefix, ...]
+    folded: int
     cap: int
-    step: int
-    head: bytes
+    quantised_cap: int
+    fixed_digest: bytes
     window: int
-    factor: float
-    read: Callable[[int, int], Sequence[Entry]] = field(repr=False)
-    warm: Callable[[int], Warm | None] = field(repr=False)
-    asked: bool = False
+    token_ratio: float
+    read_entries: Callable[[int, int], Sequence[Entry]] = field(repr=False)
+    cached_prompt: Callable[[int], CachedPrompt | None] = field(repr=False)
+    requested: bool = False
 
     @property
-    def wanted(self) -> Cut:
+    def prefix(self) -> Prefix:
         """The prefix of which a summary is wanted."""
-        return self.cuts[-1]
+        return self.prefixes[-1]
 
-    def until(self, length: int) -> SummaryRequest:
-        """The same of a prefix of at most *length* items, where there is one."""
-        cuts = tuple(cut for cut in self.cuts if cut.length <= length)
-        return replace(self, cuts=cuts) if cuts else self
+    def up_to(self, length: int) -> SummaryRequest:
+        """The same for a prefix of at most *length* items, if there is one; else the request itself."""
+        prefixes = tuple(prefix for prefix in self.prefixes if prefix.length <= length)
+        return replace(self, prefixes=prefixes) if prefixes else self
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the model ``by`` wrote of the first ``cut`` items, verified; ``spent`` tokens went into it and its bases."""
+    """A verified summary of the first ``length`` items by ``model``.
+
+    ``tokens_spent`` includes what the summaries it was built on took.
+    """
 
     text: str = field(repr=False)
-    cut: int
-    spent: int
-    by: str = ""
+    length: int
+    tokens_spent: int
+    model: str = ""
 
 
 class Summaries(Protocol):
-    """Summaries by a model, ready before they are needed. No method raises."""
+    """Summaries by a model, prepared before they are needed. No method raises."""
 
     @property
     def inline(self) -> bool:
-        """Whether an event waits for its summary."""
+        """True if a compaction waits for its summary."""
 
-    async def ready(self, passage: SummaryRequest) -> Summary | None:
-        """The summary of *passage*, or the newest one of a shorter prefix; asks the store at most once."""
+    async def ready(self, wanted: SummaryRequest) -> Summary | None:
+        """The summary of the wanted prefix, or the newest one of a shorter prefix; reads the store at most once."""
 
-    async def write(self, passage: SummaryRequest) -> Summary | None:
-        """As ``ready``, but where there is no summary of just this prefix one is written, within the timeout."""
+    async def write(self, wanted: SummaryRequest) -> Summary | None:
+        """As ``ready``, but write the summary of the wanted prefix if there is none, within the timeout."""
 
-    def is_due(self, request: Request, route: Route, since: bytes) -> bool:
-        """Whether a job for this stretch of the conversation may be worth starting; costs nothing."""
+    def is_due(self, request: Request, route: Route, last_compaction: bytes) -> bool:
+        """True if a job since that compaction may be worth starting; costs nothing."""
 
-    def prepare(self, passage: SummaryRequest) -> None:
-        """Start a job in the background, unless there is one, or a summary, here or on another replica."""
+    def prepare(self, wanted: SummaryRequest) -> None:
+        """Start a job in the background, unless a job or a summary exists, here or on another replica."""
 
     def sent(self, tenant: bytes, tokens: int) -> None:
-        """Note that *tenant* sent a prompt of so many tokens: summaries may cost a part of that."""
+        """Add *tokens* of a prompt that *tenant* sent: summaries may cost a share of that."""
 
     def limited(self, tenant: bytes) -> None:
-        """Note that *tenant* was told to slow down: nothing is asked on its behalf for a while."""
-
-
-class Register(Protocol):
-    """What is told of conversations, each tenant its own. Writing never raises or waits.
-
-    Reading raises ``StoreUnavailable`` where the store cannot say. *lasting*: as long as records live.
-    """
-
-    def seen(self, tenant: bytes, conversation: str, root: bytes, now: float, *, lasting: bool) -> None:
-        """Note that a request of the conversation called *conversation* began at *root*; *now* is Unix time."""
-
-    def note(self, tenant: bytes, root: bytes, field: str, value: bytes, *, lasting: bool) -> None:
-        """Keep *value* as the note called *field*; of too many the one whose name sorts first goes."""
-
-    async def conversations(self, tenant: bytes) -> Sequence[tuple[str, float]]:
-        """The names of the tenant's newest conversations and when each was last heard of (Unix time), newest first."""
-
-    async def roots(self, tenant: bytes, conversation: str) -> Sequence[bytes]:
-        """The roots of the conversation called *conversation*, the one heard of last first."""
-
-    async def notes(self, tenant: bytes, root: bytes) -> Mapping[str, bytes]:
-        """The notes on *root* by their names."""
-
-    async def there(self, root: bytes, wanted: Sequence[tuple[Kind, str | bytes, bytes]]) -> Sequence[bool]:
-        """Which of *wanted* are there: an event by route and place, the others by text policy and place."""
-
-    async def mark(self, tenant: bytes, root: bytes, seconds: float) -> None:
-        """Wish that *root* be compacted at its next request, if that comes within *seconds*."""
-
-
-class Originals(Protocol):
-    """Archived originals, under names that only their tenant can form."""
-
-    def name(self, tenant: bytes, content: bytes) -> bytes:
-        """What an original with this *content*, or a digest of it, is called (16 bytes): equal content, equal name."""
-
-    async def keep(self, tenant: bytes, root: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
-        """Keep *plain* for *seconds* from now; whether the store took it. Never raises."""
-
-    async def read(self, tenant: bytes, root: bytes, names: Sequence[bytes]) -> Sequence[bytes | None]:
-        """The originals called *names*; ``None`` for what is not there. Raises ``StoreUnavailable``."""
+        """Pause summaries for *tenant*, which an upstream rate-limited."""
 
 
 class Clock(Protocol):

@@ -15,7 +15,7 @@ from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlo
 from proxy.core.planner import provider_compacts
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
-from proxy.engine.ports import Recorder, Summaries, Summary, SummaryRequest
+from proxy.engine.ports import Records, Summaries, Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.engine.summary_requests import summary_request_of
 from proxy.offload import load_of, offload
@@ -39,7 +39,7 @@ class CompactionRecords:
     def __init__(
         self,
         reader: Reader,
-        recorder: Recorder,
+        recorder: Records,
         policy: Policy,
         records: MutableMapping[tuple[str, bytes], CompactionRecord],
         asked: MutableMapping[tuple[str, bytes], bool],
@@ -63,7 +63,7 @@ class CompactionRecords:
         first = record.compaction if record else None
         if measured.target.dry_run or (record is None and self._is_left_to_provider(measured)):
             return LookedUp(layout, record, first=first)
-        requested = await self._recorder.take(measured.request.tenant, measured.root_hash(layout))
+        requested = await self._recorder.pop_request(measured.request.tenant, measured.root_hash(layout))
         return LookedUp(layout, record, requested, first)
 
     @staticmethod
@@ -127,9 +127,9 @@ class CompactionRecords:
             budget.window,
             budget.reserve,
             budget.fixed,
-            summary.spent,
-            by=summary.by,
-            upto=summary.cut,
+            summary.tokens_spent,
+            by=summary.model,
+            upto=summary.length,
             output=need.lowered_output or 0,
         )
         if not target.dry_run:
@@ -141,7 +141,7 @@ class CompactionRecords:
         layout, target, boundary = need.found.layout, need.target, record.compaction.place
         hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.route.name
         name, root = hashes[boundary - 1], measured.root_hash(layout)
-        stored = await self._recorder.fix(tenant, root, route, name, dump(record), supersede=target.replaces)
+        stored = await self._recorder.save(tenant, root, route, name, dump(record), replace=target.replaces)
         theirs = load(stored, len(hashes))
         if theirs is not None and theirs.compaction.place == boundary:
             budget = measured.budget_for(target)
@@ -169,7 +169,7 @@ class CompactionRecords:
             and not measured.client_compaction
             and measured.request.options.mode == "on"
         )
-        asked = replace(passage, asked=target.wait_for_summary)
+        asked = replace(passage, requested=target.wait_for_summary)
         found = await (self._summaries.write(asked) if waits else self._summaries.ready(passage))
         most = min(compaction.text // 2, passage.cap + passage.cap // 4)
         return found if found is not None and measured.count(found.text) <= most else None

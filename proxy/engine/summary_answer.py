@@ -66,7 +66,7 @@ class ClientCompaction:
             return None
         summary, raw = ready
         sums = raw.layout.sums
-        if sums[summary.cut] < NEARLY * sums[-1]:
+        if sums[summary.length] < NEARLY * sums[-1]:
             return None
         size = load_of(len(measured.parsed.body), len(measured.parsed.items))
         text = await offload(size, self._text, measured, raw, summary)
@@ -77,7 +77,12 @@ class ClientCompaction:
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
         model = request.model or outline.model
         said = local_response.Said(text, tokens, name, model, int(self._now()), _wants_usage(outline))
-        facts = {"outcome": "compacted", "reason": SERVED, "tokens_after": tokens, "summary_tokens": summary.spent}
+        facts = {
+            "outcome": "compacted",
+            "reason": SERVED,
+            "tokens_after": tokens,
+            "summary_tokens": summary.tokens_spent,
+        }
         report = plan.report.but(stages=(), regions={}, borrowed={}, event=False, **facts)
         if outline.stream:
             return report, local_response.streamed(request.api, said), STREAM
@@ -97,7 +102,7 @@ class ClientCompaction:
         users = [i for i, entry in entries.items() if items[i].role == "user" or entry.said]
         said = [entries[i].said or entries[i].text for i in users]
         ends = [clip(each, int(words * WORDS), count) for each in (*said[:1], *said[1:][-1:])]
-        later = tuple(entry for i, entry in entries.items() if i >= summary.cut)
+        later = tuple(entry for i, entry in entries.items() if i >= summary.length)
         folded = Folded(later, tuple(said[1:-1]), *ends)
         return _encodable(render(folded, words + text + NOTE, text, count, summary.text))
 

@@ -10,7 +10,7 @@ from proxy.core.compression.view import OriginalItems, View, assemble
 from proxy.core.conversation import Layout, lay_out
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
 from proxy.core.tokens.budget import stepped
-from proxy.engine.ports import Cut, SummaryRequest, Warm
+from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
 
 LEAST_SUMMARY = 96
 """Tokens a model's summary must be allowed to have: below, the digest says more."""
@@ -35,17 +35,17 @@ def summary_request_of(
     return SummaryRequest(
         request=measured.request,
         route=measured.route,
-        root=root,
-        since=hashes[record.compaction.place - 1] if record else root,
-        cuts=tuple(Cut(at, hashes[at - 1], layout.sums[at]) for at in layout.cuts if 0 < at <= cut),
-        covered=record.compaction.cut if record else 0,
+        root_hash=root,
+        last_compaction=hashes[record.compaction.place - 1] if record else root,
+        prefixes=tuple(Prefix(at, hashes[at - 1], layout.sums[at]) for at in layout.cuts if 0 < at <= cut),
+        folded=record.compaction.cut if record else 0,
         cap=cap,
-        step=step,
-        head=_head(measured, layout),
+        quantised_cap=step,
+        fixed_digest=_head(measured, layout),
         window=budget.window,
-        factor=ratio,
-        read=lambda start, stop: [original.entry(i) for i in range(start, stop)],
-        warm=lambda length: _warm(measured, original, record, length),
+        token_ratio=ratio,
+        read_entries=lambda start, stop: [original.entry(i) for i in range(start, stop)],
+        cached_prompt=lambda length: _warm(measured, original, record, length),
     )
 
 
@@ -57,7 +57,9 @@ def _head(measured: MeasuredRequest, layout: Layout) -> bytes:
     return hashlib.sha256(b"\0".join(parts)).digest()[:8]
 
 
-def _warm(measured: MeasuredRequest, whole: OriginalItems, record: CompactionRecord | None, length: int) -> Warm:
+def _warm(
+    measured: MeasuredRequest, whole: OriginalItems, record: CompactionRecord | None, length: int
+) -> CachedPrompt:
     """The prompt of the first *length* items as they last went upstream, which the provider's cache may have."""
     spans, items, envelope = whole.spans[:length], whole.items[:length], measured.parsed.envelope
     raw = OriginalItems(whole.body, spans, items, lay_out(items), whole.dialect)
@@ -70,4 +72,4 @@ def _warm(measured: MeasuredRequest, whole: OriginalItems, record: CompactionRec
     text = envelope.text
     if addition.tokens:
         text = splice(envelope, 0, b"", {"tools": addition.tools}).decode()
-    return Warm(text, view.content, measured.budget.fixed + view.tokens)
+    return CachedPrompt(text, view.content, measured.budget.fixed + view.tokens)

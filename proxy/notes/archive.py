@@ -11,7 +11,8 @@ from typing import Any, Literal
 from proxy.core.archive_pages import ITEM, Entry, dump, ref_of
 from proxy.core.compression.event import Compaction
 from proxy.core.decisions import CountedView
-from proxy.engine.ports import Clock, Originals
+from proxy.engine.ports import Clock
+from proxy.store.originals import Originals
 
 Outcome = Literal["kept", "dropped", "too_big", "failed"]
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]

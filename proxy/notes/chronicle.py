@@ -12,8 +12,8 @@ from proxy.core.decisions import CountedView
 from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
-from proxy.engine.ports import Register
 from proxy.notes.archive import Archive
+from proxy.store.register import Register
 
 LEAST = 60.0
 """Seconds between two notes on requests of one conversation, compactions aside."""

@@ -9,7 +9,8 @@ from proxy.core.archive_pages import ITEM, ITEMS, MOST_ITEMS, Page, parts_of, sh
 from proxy.core.archive_pages import load as load_list
 from proxy.core.conversation_notes import EventNote, JobNote, LastNote, load, shown_event, shown_job, shown_last
 from proxy.core.errors import Conflict
-from proxy.engine.ports import Kind, Originals, Register
+from proxy.store.originals import Originals
+from proxy.store.register import Kind, Register
 
 WISHED = 3600.0
 """Seconds for which a wish for a compaction waits for the conversation's next request."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from proxy.core.apis.usage import UsageTap
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import NO_USAGE, Usage
+from proxy.core.sse import StreamEnd
 from proxy.server.asked import UsageHider
-from proxy.server.stream_end import StreamEnd
 
 
 class ReplyObserver:

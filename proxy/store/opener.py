@@ -64,9 +64,9 @@ class Store:
         self._embedded: Embedded | None = None
         self._watch: asyncio.Task[Any] | None = None
 
-    def chain_key(self, tenant: bytes) -> bytes:
+    def prefix_key(self, tenant: bytes) -> bytes:
         """The secret (32 bytes) that keys this tenant's chains."""
-        return self._records.chain_key(tenant)
+        return self._records.prefix_key(tenant)
 
     def item_key(self) -> bytes:
         """The secret (32 bytes) that tells what we gave clients to carry."""
@@ -80,23 +80,23 @@ class Store:
         """The record under the first of *chains* that has one, as ``(index into chains, record)``; never raises."""
         return await self._records.newest(tenant, root, route, chains)
 
-    async def fix(
-        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, supersede: bool = False
+    async def save(
+        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, replace: bool = False
     ) -> bytes:
-        """Store *record* unless the place has one already, or *supersede*; returns the one that holds; never raises."""
-        return await self._records.fix(tenant, root, route, chain, record, supersede=supersede)
+        """Store *record* unless the place has one already, or *replace*; returns the one that holds; never raises."""
+        return await self._records.save(tenant, root, route, chain, record, replace=replace)
 
-    async def take(self, tenant: bytes, root: bytes) -> bool:
+    async def pop_request(self, tenant: bytes, root: bytes) -> bool:
         """Whether somebody wished that conversation *root* be compacted, as ``newest`` saw; told once; never raises."""
-        return await self._records.take(tenant, root)
+        return await self._records.pop_request(tenant, root)
 
-    async def recall(self, tenant: bytes, route: str) -> bytes | None:
+    async def read_route(self, tenant: bytes, route: str) -> bytes | None:
         """What was last remembered about *route* for *tenant*, if anything; never raises."""
-        return await self._records.recall(tenant, route)
+        return await self._records.read_route(tenant, route)
 
-    def remember(self, tenant: bytes, route: str, value: bytes) -> None:
+    def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
         """Keep *value* about *route* for *tenant*, in the background."""
-        self._records.remember(tenant, route, value)
+        self._records.save_route(tenant, route, value)
 
     def state(self) -> StoreState:
         """How the store is, right now."""

@@ -26,7 +26,7 @@ class Originals:
 
     def name(self, tenant: bytes, content: bytes) -> bytes:
         """What an original with this *content*, or a digest of it, is called (16 bytes): equal content, equal name."""
-        return hmac.digest(self._records.chain_key(tenant), b"original\0" + content, "sha256")[:16]
+        return hmac.digest(self._records.prefix_key(tenant), b"original\0" + content, "sha256")[:16]
 
     async def keep(self, tenant: bytes, root: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
         """Keep *plain* for *seconds* from now; whether the store took it."""

@@ -55,9 +55,9 @@ class Records:
         self.hits = self.misses = self.operations = 0
         self.seconds = self.latency = 0.0
 
-    def chain_key(self, tenant: bytes) -> bytes:
+    def prefix_key(self, tenant: bytes) -> bytes:
         """The secret (32 bytes) that keys this tenant's chains."""
-        return self.sealer.chain_key(tenant)
+        return self.sealer.prefix_key(tenant)
 
     def item_key(self) -> bytes:
         """The secret (32 bytes) that tells what we gave clients to carry."""
@@ -68,7 +68,7 @@ class Records:
         names = [keys.event(root, route, chain) for chain in chains[:MAX_PLACES]]
         return await self.find(tenant, names, keys.mark(root))
 
-    async def take(self, tenant: bytes, root: bytes) -> bool:
+    async def pop_request(self, tenant: bytes, root: bytes) -> bool:
         """Whether somebody wished that conversation *root* be compacted, as ``newest`` saw; told to one caller only."""
         name = keys.mark(root)
         value = self._marks.pop(name, None)
@@ -83,7 +83,7 @@ class Records:
     async def find(self, tenant: bytes, names: Sequence[str], mark: str = "") -> tuple[int, bytes] | None:
         """The record under the first of *names* (of one conversation) that has one, with its index.
 
-        Where there is something under *mark*, which costs no operation of its own, ``take`` will find it.
+        Where there is something under *mark*, which costs no operation of its own, ``pop_request`` will find it.
         """
         if not names:
             return None
@@ -103,14 +103,14 @@ class Records:
             self._keep_up(tenant, names[found[0]], values[found[0]] or b"", found[1])
         return found
 
-    async def fix(
-        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, supersede: bool = False
+    async def save(
+        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, replace: bool = False
     ) -> bytes:
-        """Store *record* unless the place has one already, or *supersede*; returns the one that holds from now on."""
-        return await self.settle(tenant, keys.event(root, route, chain), record, supersede=supersede)
+        """Store *record* unless the place has one already, or *replace*; returns the one that holds from now on."""
+        return await self.settle(tenant, keys.event(root, route, chain), record, replace=replace)
 
-    async def settle(self, tenant: bytes, name: str, record: bytes, *, supersede: bool = False) -> bytes:
-        """Store *record* as *name* unless there is one, or *supersede*; returns the one that holds from now on."""
+    async def settle(self, tenant: bytes, name: str, record: bytes, *, replace: bool = False) -> bytes:
+        """Store *record* as *name* unless there is one, or *replace*; returns the one that holds from now on."""
         if len(record) > MAX_PLAIN:
             self._notices.count("too_big", "store.record_too_big", bytes=len(record))
             return record
@@ -118,7 +118,7 @@ class Records:
         sealed = sealer.seal(tenant, name, record)
         try:
             async with asyncio.timeout(waits.REQUEST):
-                if supersede:
+                if replace:
                     await self.timed(self._backend.remove(name))
                 held = await self._claim(name, sealed)
                 if held is None:
@@ -140,7 +140,7 @@ class Records:
         self._renew(name)
         return winner
 
-    async def recall(self, tenant: bytes, route: str) -> bytes | None:
+    async def read_route(self, tenant: bytes, route: str) -> bytes | None:
         """What was last remembered about *route* for *tenant*; ``None`` where there is nothing or nobody to ask."""
         name = self._lesson(tenant, route)
         try:
@@ -150,7 +150,7 @@ class Records:
             return None
         return None if held is None else self.sealer.open(tenant, name, held)
 
-    def remember(self, tenant: bytes, route: str, value: bytes) -> None:
+    def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
         """Keep *value* about *route* for *tenant* in the background; the last one that was remembered holds."""
         name = self._lesson(tenant, route)
         sealed = self.sealer.seal(tenant, name, value)
@@ -161,7 +161,7 @@ class Records:
         await self.timed(self._backend.claim(name, sealed, LESSON_LIFETIME))
 
     def _lesson(self, tenant: bytes, route: str) -> str:
-        return keys.lesson(hmac.digest(self.chain_key(tenant), b"lesson\0" + route.encode(), "sha256")[:16])
+        return keys.lesson(hmac.digest(self.prefix_key(tenant), b"lesson\0" + route.encode(), "sha256")[:16])
 
     async def _claim(self, name: str, sealed: bytes) -> bytes | None:
         self._renewed[name] = True

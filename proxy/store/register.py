@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from proxy.core.errors import StoreUnavailable
-from proxy.engine.ports import Kind
 from proxy.store import keys
 from proxy.store.backend import Backend
 from proxy.store.errors import Unavailable
@@ -24,6 +23,8 @@ SHORT = 24 * 3600.0
 """Seconds for which a conversation is known that was not compacted."""
 
 T = TypeVar("T")
+Kind = Literal["event", "summary", "lease", "refused", "mark"]
+"""What the store may have of a boundary."""
 
 
 class Register:
@@ -97,10 +98,10 @@ class Register:
 
     def _name(self, tenant: bytes, conversation: str) -> bytes:
         said = b"conversation\0" + conversation.encode("utf-8", "surrogatepass")
-        return hmac.digest(self._records.chain_key(tenant), said, "sha256")[:16]
+        return hmac.digest(self._records.prefix_key(tenant), said, "sha256")[:16]
 
     def _listed(self, tenant: bytes) -> bytes:
-        return hmac.digest(self._records.chain_key(tenant), b"listed", "sha256")[:16]
+        return hmac.digest(self._records.prefix_key(tenant), b"listed", "sha256")[:16]
 
 
 def _bound(name: str, field: str) -> str:

@@ -36,13 +36,13 @@ class Sealer:
         self._own = _Ring(master)
         self._rings = (self._own, *(_Ring(other) for other in others))
         self.names = names or naming_secret(master)
-        self._chain_keys: LRUCache[bytes, bytes] = LRUCache(_TENANTS)
+        self._prefix_keys: LRUCache[bytes, bytes] = LRUCache(_TENANTS)
 
-    def chain_key(self, tenant: bytes) -> bytes:
+    def prefix_key(self, tenant: bytes) -> bytes:
         """The secret (32 bytes) that keys this tenant's chains."""
-        key = self._chain_keys.get(tenant)
+        key = self._prefix_keys.get(tenant)
         if key is None:
-            key = self._chain_keys[tenant] = derive(self.names, b"chain", tenant)
+            key = self._prefix_keys[tenant] = derive(self.names, b"chain", tenant)
         return key
 
     def item_key(self) -> bytes:

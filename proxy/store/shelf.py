@@ -116,4 +116,4 @@ class Shelf:
         return found if any(value is not None for value in found) else []
 
     def _name(self, tenant: bytes) -> bytes:
-        return hmac.digest(self._records.chain_key(tenant), b"spending", "sha256")[:16]
+        return hmac.digest(self._records.prefix_key(tenant), b"spending", "sha256")[:16]

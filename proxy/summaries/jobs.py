@@ -125,7 +125,7 @@ class Jobs:
     async def write(self, passage: SummaryRequest) -> Summary | None:
         """As ``ready``, but a missing summary is written first, within the timeout that a request has in all."""
         found = await self.ready(passage)
-        if found is not None and found.cut == passage.wanted.length:
+        if found is not None and found.length == passage.prefix.length:
             return found
         # A view that does not fit yet is made once more, and each time it may want a summary of another prefix.
         began = self._clock()
@@ -140,7 +140,7 @@ class Jobs:
         if not task.done() or task.cancelled() or task.exception() is not None:
             return found
         written = task.result()
-        return written if written is not None and written.cut <= passage.wanted.length else found
+        return written if written is not None and written.length <= passage.prefix.length else found
 
     def is_due(self, request: Request, route: Route, since: bytes) -> bool:
         """Whether a job for this stretch of the conversation may be worth starting; costs nothing."""
@@ -154,7 +154,7 @@ class Jobs:
 
     def prepare(self, passage: SummaryRequest) -> None:
         """Start a job in the background, unless there is one, or a summary, here or on another replica."""
-        if self.is_due(passage.request, passage.route, passage.since):
+        if self.is_due(passage.request, passage.route, passage.last_compaction):
             self._start(passage, wait=False)
 
     def sent(self, tenant: bytes, tokens: int) -> None:
@@ -204,7 +204,7 @@ class Jobs:
             elif reason == "elsewhere":
                 rest = self._terms.lease
             elif reason == "budget":
-                first, _ = self._memory.dear.get(key, (passage.wanted.length, 0))
+                first, _ = self._memory.dear.get(key, (passage.prefix.length, 0))
                 rest, self._memory.dear[key] = 0.0, (first, error.needed)
         except Exception:
             # A fault of our own is reported by whoever keeps the task. It would be there, and be paid for, again.
@@ -246,7 +246,7 @@ class Jobs:
         if reason := self._may_not(passage, summariser):
             raise Unwritten(reason, tried=False)
         policy = self._policy(passage, summariser)
-        lease = await self._shelf.lease(passage.root, policy, passage.since, self._terms.lease)
+        lease = await self._shelf.lease(passage.root_hash, policy, passage.last_compaction, self._terms.lease)
         if lease is None:
             found = await self._elsewhere(passage, policy) if wait else None
             if found is None:
@@ -264,14 +264,14 @@ class Jobs:
     ) -> tuple[Summary | None, Draft | None]:
         """Write a summary unless there is one that reaches far enough. Raises ``Unwritten``."""
         base = await self._newest(passage, policy)
-        wanted = passage.wanted.length if wait else passage.covered + 1
-        if base is not None and base.cut >= wanted:
+        wanted = passage.prefix.length if wait else passage.folded + 1
+        if base is not None and base.length >= wanted:
             return base, None
-        if await self._shelf.is_refused(passage.root, policy, passage.since):
+        if await self._shelf.is_refused(passage.root_hash, policy, passage.last_compaction):
             raise Unwritten("refused_before", tried=False)
         # What was too dear before is tried as it was then: a longer prefix would only cost more.
         length, _ = (0, 0) if wait else self._memory.dear.get(self._key(passage), (0, 0))
-        passage = passage.until(length) if length > passage.covered else passage
+        passage = passage.up_to(length) if length > passage.folded else passage
         self._note(passage, summariser, "pending")
         try:
             draft = await self._draft(passage, summariser, base)
@@ -291,7 +291,7 @@ class Jobs:
         async def allow(tokens: int) -> str:
             nonlocal reserved
             reason = await self._ledger.why_not(tenant, tokens)
-            if reason and not (passage.asked and reason == "budget"):
+            if reason and not (passage.requested and reason == "budget"):
                 return reason
             if not breaker.admit():
                 return "breaker"
@@ -320,28 +320,30 @@ class Jobs:
         self, passage: SummaryRequest, summariser: Summariser, policy: bytes, base: Summary | None, draft: Draft
     ) -> Summary:
         """What holds from now on: *draft*, or what another replica kept before."""
-        cut, chain = passage.wanted.length, passage.wanted.chain
-        spent = draft.input_tokens + draft.output_tokens + (base.spent if base else 0)
+        cut, chain = passage.prefix.length, passage.prefix.prefix_hash
+        spent = draft.input_tokens + draft.output_tokens + (base.tokens_spent if base else 0)
         value = dump(draft.text, cut, spent, summariser.model, int(time.time()))
-        held = await self._shelf.keep(passage.request.tenant, passage.root, policy, chain, value)
+        held = await self._shelf.keep(passage.request.tenant, passage.root_hash, policy, chain, value)
         summary = load(held, cut) or Summary(draft.text, cut, spent, summariser.model)
         self._memory.summaries[policy, chain] = summary
         return summary
 
     async def _newest(self, passage: SummaryRequest, policy: bytes) -> Summary | None:
         """The summary of the longest prefix that has one: from memory, unless the store has a longer one."""
-        cuts = passage.cuts[::-1]
-        known = next((i for i, cut in enumerate(cuts) if (policy, cut.chain) in self._memory.summaries), len(cuts))
+        cuts = passage.prefixes[::-1]
+        known = next(
+            (i for i, cut in enumerate(cuts) if (policy, cut.prefix_hash) in self._memory.summaries), len(cuts)
+        )
         if known:
-            asked = [cut.chain for cut in cuts[:known]]
-            found = await self._shelf.newest(passage.request.tenant, passage.root, policy, asked)
+            asked = [cut.prefix_hash for cut in cuts[:known]]
+            found = await self._shelf.newest(passage.request.tenant, passage.root_hash, policy, asked)
             if found is not None:
                 cut = cuts[found[0]]
                 summary = load(found[1], cut.length)
                 if summary is not None:
-                    self._memory.summaries[policy, cut.chain] = summary
+                    self._memory.summaries[policy, cut.prefix_hash] = summary
                     return summary
-        return self._memory.summaries.get((policy, cuts[known].chain)) if known < len(cuts) else None
+        return self._memory.summaries.get((policy, cuts[known].prefix_hash)) if known < len(cuts) else None
 
     async def _elsewhere(self, passage: SummaryRequest, policy: bytes) -> Summary | None:
         """What another replica is writing, as soon as it is there; ``None`` after a while."""
@@ -350,7 +352,7 @@ class Jobs:
             await asyncio.sleep(pause * (0.75 + 0.5 * random.random()))  # noqa: S311 - spreads replicas apart
             pause = min(0.4, pause * 1.6)
             found = await self._newest(passage, policy)
-            if found is not None and found.cut == passage.wanted.length:
+            if found is not None and found.length == passage.prefix.length:
                 return found
         return None
 
@@ -370,7 +372,7 @@ class Jobs:
         """Let nobody try this stretch again for a while; the seconds."""
         key, seconds = self._key(passage), self._patience(passage)
         self._memory.failures[key] = self._memory.failures.get(key, 0) + 1
-        self._shelf.refuse(passage.root, self._policy(passage, summariser), passage.since, seconds)
+        self._shelf.refuse(passage.root_hash, self._policy(passage, summariser), passage.last_compaction, seconds)
         return seconds
 
     def _patience(self, passage: SummaryRequest) -> float:
@@ -385,7 +387,7 @@ class Jobs:
         now, patience = int(time.time()), int(self._patience(passage))
         policy = self._policy(passage, summariser)
         note = note_on(passage, summariser, policy, state, now, reason=reason, left=left, patience=patience)
-        self._tell(passage.request.tenant, passage.root, note)
+        self._tell(passage.request.tenant, passage.root_hash, note)
 
     def _breaker_of(self, summariser: Summariser, tenant: bytes) -> Breaker:
         breaker = self._memory.breakers.get((summariser.name, tenant))
@@ -395,11 +397,11 @@ class Jobs:
 
     def _policy(self, passage: SummaryRequest, summariser: Summariser) -> bytes:
         """What makes texts interchangeable: the prompts, who writes, the cap, and in the aligned mode what precedes."""
-        facts = [self._writer.version, summariser.name.encode(), b"%d" % passage.step]
+        facts = [self._writer.version, summariser.name.encode(), b"%d" % passage.quantised_cap]
         if self._writer.aligned and summariser.own:
-            facts.append(passage.head)
+            facts.append(passage.fixed_digest)
         return hashlib.sha256(b"\0".join(facts)).digest()[:8]
 
     @staticmethod
     def _key(passage: SummaryRequest) -> Key:
-        return passage.route.name, passage.since
+        return passage.route.name, passage.last_compaction

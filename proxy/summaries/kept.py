@@ -49,20 +49,20 @@ def note_on(
     patience: int = 0,
 ) -> JobNote:
     """What has become of the summary of *passage*; a failed one is tried again after *patience* seconds."""
-    wanted = passage.wanted
+    wanted = passage.prefix
     return JobNote(
         version=NOTE_VERSION,
         made=now,
         route=passage.route.name,
         policy=policy,
-        since=passage.since,
-        chain=wanted.chain,
+        since=passage.last_compaction,
+        chain=wanted.prefix_hash,
         cut=wanted.length,
         state=state,
         by=summariser.model,
         upstream=summariser.upstream,
         reason=reason,
-        taken=int(wanted.tokens * passage.factor),
+        taken=int(wanted.tokens * passage.token_ratio),
         left=left,
         until=now + patience if state == "failed" else 0,
     )

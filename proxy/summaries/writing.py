@@ -101,8 +101,8 @@ class Writer:
 
     async def write(self, passage: SummaryRequest, summariser: Summariser, base: Summary | None, allow: Allow) -> Draft:
         """The text of *passage*, on top of *base* where there is one. Raises ``Unwritten``."""
-        entries = await asyncio.to_thread(passage.read, 0, passage.wanted.length)
-        fresh = entries[base.cut if base else 0 :]
+        entries = await asyncio.to_thread(passage.read_entries, 0, passage.prefix.length)
+        fresh = entries[base.length if base else 0 :]
         warm = self._warm(passage, summariser)
         if warm is not None:
             await self._allowed(passage, warm[1], allow)
@@ -121,7 +121,7 @@ class Writer:
         raise AssertionError("the last attempt returns or raises")
 
     async def _allowed(self, passage: SummaryRequest, tokens: int, allow: Allow) -> None:
-        needed = int(tokens * passage.factor)
+        needed = int(tokens * passage.token_ratio)
         if reason := await allow(needed):
             raise Unwritten(reason, tried=False, needed=needed)
 
@@ -150,18 +150,18 @@ class Writer:
 
     def _warm(self, passage: SummaryRequest, summariser: Summariser) -> tuple[bytes, int] | None:
         """The request's own prompt with the instruction behind it, and its tokens; ``None`` where it may not fit."""
-        warm = passage.warm(passage.wanted.length) if self._aligned and summariser.own else None
+        warm = passage.cached_prompt(passage.prefix.length) if self._aligned and summariser.own else None
         output = allowance(summariser.model, passage.cap)
         if warm is None or warm.tokens * 1.1 + output + FRAME > summariser.window:
             return None
         text = self._prompts.aligned(passage.cap)
-        body = warm_body(WIRES[summariser.api], summariser.model, warm.outline, warm.items, text, output)
+        body = warm_body(WIRES[summariser.api], summariser.model, warm.envelope_json, warm.items, text, output)
         return body, warm.tokens + FRAME + output
 
     async def _ask(self, run: _Run, entries: Sequence[Entry], chunks: Sequence[str | bytes]) -> Draft:
         """The text after the last of *chunks*, each folded into what the ones before gave; *entries* bear it out."""
         summariser, passage = run.summariser, run.passage
-        source = await asyncio.to_thread(Source, entries, passage.wanted.tokens)
+        source = await asyncio.to_thread(Source, entries, passage.prefix.tokens)
         count, origin = self._count(summariser), passage.request.origin
         assert origin is not None
         for chunk in chunks:

@@ -46,13 +46,13 @@ class Writer:
 
     async def ready(self, passage: SummaryRequest) -> Summary | None:
         """One for just this prefix."""
-        said = [entry.text for entry in passage.read(0, passage.wanted.length) if entry.role == "assistant"]
+        said = [entry.text for entry in passage.read_entries(0, passage.prefix.length) if entry.role == "assistant"]
         text = _cut("\n".join(said[::-1]), passage.cap, count)
         if not text:
             return None
-        kept = dump(text, passage.wanted.length, 1000, "gpt-4o-mini", 1_800_000_000)
-        await self._store.shelf.keep(TENANT, passage.root, b"p" * 8, passage.wanted.chain, kept)
-        return Summary(text, passage.wanted.length, 1000, "gpt-4o-mini")
+        kept = dump(text, passage.prefix.length, 1000, "gpt-4o-mini", 1_800_000_000)
+        await self._store.shelf.keep(TENANT, passage.root_hash, b"p" * 8, passage.prefix.prefix_hash, kept)
+        return Summary(text, passage.prefix.length, 1000, "gpt-4o-mini")
 
     write = ready
 

@@ -68,7 +68,7 @@ async def test_a_payload_limit_is_no_window() -> None:
 async def test_nonsense_in_the_store_is_a_miss() -> None:
     """A value that is no lesson leaves what this process knows."""
     book = Book()
-    book.remember(ONE, ROUTE.name, b"\xff not a lesson")
+    book.save_route(ONE, ROUTE.name, b"\xff not a lesson")
     assert (await lessons(book, Hands()).of(ROUTE, ONE)).lesson.calibration.factor == 1.0
 
 

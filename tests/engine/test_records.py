@@ -176,8 +176,8 @@ class Told:
         self.asked: list[int] = []
 
     async def ready(self, passage: SummaryRequest) -> Summary | None:
-        self.asked.append(passage.wanted.length)
-        return Summary("## Goal\n- The tests are to pass.", passage.wanted.length, 1000 * len(self.asked))
+        self.asked.append(passage.prefix.length)
+        return Summary("## Goal\n- The tests are to pass.", passage.prefix.length, 1000 * len(self.asked))
 
     async def write(self, passage: SummaryRequest) -> Summary | None:
         return await self.ready(passage)
@@ -243,7 +243,7 @@ class Waiting(Told):
         return True
 
     def prepare(self, passage: SummaryRequest) -> None:
-        self.prepared.append(passage.wanted.length)
+        self.prepared.append(passage.prefix.length)
 
     def sent(self, tenant: bytes, tokens: int) -> None:
         self.tokens += tokens

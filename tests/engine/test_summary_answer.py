@@ -30,8 +30,8 @@ class Ready:
         self._text = text
 
     async def ready(self, passage: SummaryRequest) -> Summary | None:
-        most = self._share * passage.wanted.length
-        cuts = [cut.length for cut in passage.cuts if cut.length <= most]
+        most = self._share * passage.prefix.length
+        cuts = [cut.length for cut in passage.prefixes if cut.length <= most]
         return Summary(self._text, cuts[-1], 1234) if cuts else None
 
     async def write(self, passage: SummaryRequest) -> Summary | None:

@@ -37,9 +37,9 @@ async def test_a_warm_prompt_has_the_tools_that_were_sent(api: str) -> None:
     assert record is not None
     passage = summary_request_of(measured, plan.view.layout, record.compaction.place, record, 0.05)
     assert passage is not None
-    warm = passage.warm(len(measured.parsed.items))
+    warm = passage.cached_prompt(len(measured.parsed.items))
     assert warm is not None
     sent = json.loads(plan.body)
-    assert json.loads(warm.outline)["tools"] == sent["tools"]
+    assert json.loads(warm.envelope_json)["tools"] == sent["tools"]
     assert plan.body.count(warm.items) == 1
-    assert NAME in warm.outline
+    assert NAME in warm.envelope_json

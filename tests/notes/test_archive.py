@@ -32,7 +32,7 @@ class Shelf:
         self.open.set()
 
     def name(self, tenant: bytes, content: bytes) -> bytes:
-        return Desk().book.chain_key(tenant + content)[:16]
+        return Desk().book.prefix_key(tenant + content)[:16]
 
     async def keep(self, tenant: bytes, root: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
         await self.open.wait()

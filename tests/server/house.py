@@ -14,7 +14,7 @@ from proxy.core.overflow.stream import Ending
 from proxy.core.report import Report, Usage
 from proxy.engine import ports
 from proxy.notes.conversations import Conversations
-from proxy.server import Models, Place, Server, ServerConfig
+from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.store.memory import Memory
 from proxy.store.notices import Notices
 from proxy.store.originals import Originals
@@ -218,7 +218,7 @@ async def house(
         upstream = DirectUpstream([place])
         engine = PassThrough("up")
         reports: list[Report] = []
-        models = Models(upstream, [Place("up")], "up", [], lambda model: {"context_length": 4096})
+        models = Models(upstream, [ListedUpstream("up")], "up", [], lambda model: {"context_length": 4096})
         register = a_register()
         originals = Originals(register._backend, register._records)
         conversations = Conversations(register, originals, time.time, compacts=True, summaries="background")

@@ -35,7 +35,7 @@ async def _slowest(store: Store, calls: int) -> float:
 async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey: Valkey, opener: Opener) -> None:
     """A frozen server delays each call by its deadline only, opens the breaker, and is back in use after it wakes."""
     store = await opener(valkey.url)
-    await store.fix(TENANT, ROOT, ROUTE, A, b"x")
+    await store.save(TENANT, ROOT, ROUTE, A, b"x")
     valkey.signal(signal.SIGSTOP)
     try:
         began = time.monotonic()
@@ -43,7 +43,7 @@ async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey
         assert time.monotonic() - began < 3, "one caller does not wait for each of its operations"
         await eventually(lambda: store.state().breaker == "open")
         assert not store.state().up
-        assert await store.fix(TENANT, ROOT, ROUTE, A, b"mine meanwhile") == b"mine meanwhile"
+        assert await store.save(TENANT, ROOT, ROUTE, A, b"mine meanwhile") == b"mine meanwhile"
         assert opener.events.count("store.down") == 1
     finally:
         valkey.signal(signal.SIGCONT)
@@ -56,7 +56,7 @@ async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey
 async def test_a_killed_server_is_a_miss_and_its_data_is_back_after_restart(valkey: Valkey, opener: Opener) -> None:
     """Calls go on without a server that was killed, and find its records when it is back."""
     store = await opener(valkey.url)
-    await store.fix(TENANT, ROOT, ROUTE, A, b"x")
+    await store.save(TENANT, ROOT, ROUTE, A, b"x")
     await asyncio.sleep(1.2)  # the append-only file is written once a second
     valkey.kill()
     assert await _slowest(store, 20) < 10 * OPERATION
@@ -73,14 +73,14 @@ async def test_a_server_that_is_down_at_start_is_used_when_it_comes(short_path: 
     early, late = await opener(server.url), await opener(server.url)
     assert not early.state().up
     assert await early.newest(TENANT, ROOT, ROUTE, [A]) is None
-    assert await early.fix(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
-    assert early.chain_key(TENANT) != late.chain_key(TENANT)
+    assert await early.save(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
+    assert early.prefix_key(TENANT) != late.prefix_key(TENANT)
     assert "store.down" in opener.events
     server.start()
     try:
         await eventually(lambda: early.state().up and late.state().up)
-        assert early.chain_key(TENANT) == late.chain_key(TENANT)
-        assert await early.fix(TENANT, ROOT, ROUTE, A, b"x") == await late.fix(TENANT, ROOT, ROUTE, A, b"y") == b"x"
+        assert early.prefix_key(TENANT) == late.prefix_key(TENANT)
+        assert await early.save(TENANT, ROOT, ROUTE, A, b"x") == await late.save(TENANT, ROOT, ROUTE, A, b"y") == b"x"
     finally:
         server.kill()
 
@@ -139,7 +139,7 @@ async def test_a_caller_that_leaves_says_nothing_about_the_server(
 
 async def _storm(store: Store, patience: float) -> None:
     for n in range(50):
-        await store.fix(TENANT, ROOT, ROUTE, _place(n), b"record %d" % n)
+        await store.save(TENANT, ROOT, ROUTE, _place(n), b"record %d" % n)
     dice, wrong, answered, cancelled = random.Random(7), [], 0, 0
 
     async def ask(n: int) -> None:
@@ -167,11 +167,11 @@ async def _storm(store: Store, patience: float) -> None:
 async def test_a_full_server_still_reads(valkey: Valkey, opener: Opener) -> None:
     """When the server has no memory left, records are read on, writes return the given record, nothing opens."""
     store = await opener(valkey.url)
-    await store.fix(TENANT, ROOT, ROUTE, A, b"x")
+    await store.save(TENANT, ROOT, ROUTE, A, b"x")
     valkey.say("CONFIG SET maxmemory-policy noeviction")
     valkey.say("CONFIG SET maxmemory 1")
     for n in range(20):
-        assert await store.fix(TENANT, ROOT, ROUTE, _place(n), b"y") == b"y"
+        assert await store.save(TENANT, ROOT, ROUTE, _place(n), b"y") == b"y"
         assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
     assert store.state().breaker == "closed"
     assert store.state().errors == {"oom": 20}
@@ -217,7 +217,7 @@ async def test_a_lying_server_is_a_miss(nonsense: bytes, opener: Opener) -> None
     for _ in range(10):
         began = time.monotonic()
         assert await store.newest(TENANT, ROOT, ROUTE, [A]) is None
-        assert await store.fix(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
+        assert await store.save(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
         assert time.monotonic() - began < 10 * OPERATION
     assert store.state().errors
     await store.close()
@@ -267,7 +267,7 @@ async def test_a_wrong_password_is_told_apart_and_never_shown(valkey_on_tcp: Val
     """A refused password is reported as such, without the password, and the store goes on without its server."""
     valkey_on_tcp.say("CONFIG SET requirepass right")
     store = await opener(f"redis://:wrong-secret@127.0.0.1:{valkey_on_tcp.port}")
-    assert await store.fix(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+    assert await store.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
     assert store.state().url_redacted == f"redis://***@127.0.0.1:{valkey_on_tcp.port}"
     assert opener.warned[0] == ("store.down", {"cause": "auth"})
     assert "secret" not in repr(opener.warned) + repr(store.state())
@@ -319,8 +319,8 @@ async def test_a_cluster_keeps_conversations_and_its_breaker_is_per_node(short_p
         await eventually(lambda: "cluster_state:ok" in server.say("CLUSTER INFO"))
         store = await opener(f"redis+cluster://127.0.0.1:{server.port}")
         assert store.state().up
-        assert await store.fix(TENANT, ROOT, ROUTE, A, b"x") == b"x"
-        assert await store.fix(TENANT, ROOT, ROUTE, A, b"y") == b"x"
+        assert await store.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+        assert await store.save(TENANT, ROOT, ROUTE, A, b"y") == b"x"
         assert await store.newest(TENANT, ROOT, ROUTE, [_place(1), A]) == (1, b"x")
         server.signal(signal.SIGSTOP)
         assert await _slowest(store, 20) < 10 * OPERATION
@@ -344,7 +344,7 @@ async def test_the_master_a_sentinel_names_is_used(short_path: Path, valkey_on_t
     try:
         store = await opener(f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/main/0")
         assert store.state().up
-        assert await store.fix(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+        assert await store.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
         assert valkey_on_tcp.say(f"EXISTS {keys.event(ROOT, ROUTE, A)}").startswith(":1")
         await store.close()
     finally:

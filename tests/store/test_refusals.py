@@ -78,13 +78,13 @@ async def test_a_server_that_refuses_is_not_up_until_it_does_what_it_is_asked(
 ) -> None:
     """Records are read on, the store is not up, one line says what to do, and mended it is up with no request."""
     store = await opener(valkey.url, key=b"k" * 32)
-    await store.fix(TENANT, ROOT, ROUTE, A, b"x")
+    await store.save(TENANT, ROOT, ROUTE, A, b"x")
     store.register.seen(TENANT, "talk", ROOT, 1.0, lasting=False)
     await eventually(lambda: store.state().operations >= 3)
     mended = spoil(valkey)
     # A snapshot fails in a process of its own, a moment later.
     for _ in range(200):
-        assert await store.fix(TENANT, ROOT, ROUTE, B, b"y") == b"y"
+        assert await store.save(TENANT, ROOT, ROUTE, B, b"y") == b"y"
         store.register.seen(TENANT, "talk", ROOT, 2.0, lasting=False)
         await asyncio.sleep(0.02)
         if not store.state().up:
@@ -93,7 +93,7 @@ async def test_a_server_that_refuses_is_not_up_until_it_does_what_it_is_asked(
     assert (store.state().up, store.state().refusal, store.state().breaker) == (False, kind, "closed")
     assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
     for _ in range(5):
-        await store.fix(TENANT, ROOT, ROUTE, B, b"y")
+        await store.save(TENANT, ROOT, ROUTE, B, b"y")
     mended()
     await eventually(lambda: store.state().up and len(opener.events) > 1, 20)
     assert opener.events == [event, "store.up"]
@@ -144,7 +144,7 @@ async def test_every_operation_has_a_trial_that_touches_no_record(
     """A trial works on a server that is well, more than once, and on a key of its own that ends."""
     store = await opener(valkey.url, key=b"k" * 32)
     place = keys.event(ROOT, ROUTE, A)
-    await store.fix(TENANT, ROOT, ROUTE, A, b"x")
+    await store.save(TENANT, ROOT, ROUTE, A, b"x")
     for _ in range(2):
         await trial(store._backend, Refused(operation, "", place))
     assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")

@@ -86,18 +86,18 @@ async def test_a_wish_is_seen_by_the_next_look_and_granted_once(store: Store, op
     """A wish comes along when records are looked for, is another tenant's to nobody, and is taken by one."""
     await store.register.mark(TENANT, ROOT, 60)
     assert await store.register.there(ROOT, [("mark", b"", b"")]) == [True]
-    assert not await store.take(TENANT, ROOT)
+    assert not await store.pop_request(TENANT, ROOT)
     await store.newest(TENANT, SECOND, "a,b", [b"c" * 16])
-    assert not await store.take(TENANT, SECOND)
+    assert not await store.pop_request(TENANT, SECOND)
     await store.newest(TENANT, ROOT, "a,b", [b"c" * 16])
-    assert await store.take(TENANT, ROOT)
-    assert not await store.take(TENANT, ROOT)
+    assert await store.pop_request(TENANT, ROOT)
+    assert not await store.pop_request(TENANT, ROOT)
     assert await store.register.there(ROOT, [("mark", b"", b"")]) == [False]
     await store.newest(TENANT, ROOT, "a,b", [b"c" * 16])
-    assert not await store.take(TENANT, ROOT)
+    assert not await store.pop_request(TENANT, ROOT)
     await store.register.mark(TENANT, ROOT, 60)
     await store.newest(OTHER, ROOT, "a,b", [b"c" * 16])
-    assert not await store.take(OTHER, ROOT)
+    assert not await store.pop_request(OTHER, ROOT)
 
 
 async def test_one_of_two_replicas_gets_a_wish(valkey: Valkey, opener: Opener) -> None:
@@ -106,13 +106,13 @@ async def test_one_of_two_replicas_gets_a_wish(valkey: Valkey, opener: Opener) -
     await one.register.mark(TENANT, ROOT, 60)
     for store in (one, two):
         await store.newest(TENANT, ROOT, "a,b", [b"c" * 16])
-    assert [await store.take(TENANT, ROOT) for store in (one, two)] == [True, False]
+    assert [await store.pop_request(TENANT, ROOT) for store in (one, two)] == [True, False]
 
 
 async def test_what_is_there_of_a_place_is_told(store: Store, opener: Opener) -> None:
     """Events, summaries, leases and refusals are told apart by kind, scope and place."""
     policy, chain = b"p" * 8, b"c" * 16
-    await store.fix(TENANT, ROOT, "a,b", chain, b"record")
+    await store.save(TENANT, ROOT, "a,b", chain, b"record")
     await store.shelf.keep(TENANT, ROOT, policy, chain, b"text")
     assert await store.shelf.lease(ROOT, policy, chain, 60)
     wanted = [("event", "a,b", chain), ("event", "a,c", chain), ("summary", policy, chain), ("lease", policy, chain)]

@@ -90,11 +90,11 @@ def test_the_same_record_is_never_sealed_to_the_same_bytes() -> None:
 def test_chain_keys_differ_by_tenant_and_agree_between_replicas(tenants: list[bytes]) -> None:
     """Each tenant has its own 32-byte chain key, the same wherever the master key is the same."""
     here, there = Sealer(MASTER), Sealer(MASTER)
-    found = [here.chain_key(tenant) for tenant in tenants]
-    assert found == [there.chain_key(tenant) for tenant in tenants] == [here.chain_key(tenant) for tenant in tenants]
+    found = [here.prefix_key(tenant) for tenant in tenants]
+    assert found == [there.prefix_key(tenant) for tenant in tenants] == [here.prefix_key(tenant) for tenant in tenants]
     assert len(set(found)) == len(tenants)
     assert {len(key) for key in found} == {32}
-    assert set(found).isdisjoint(Sealer(b"n" * 32).chain_key(tenant) for tenant in tenants)
+    assert set(found).isdisjoint(Sealer(b"n" * 32).prefix_key(tenant) for tenant in tenants)
 
 
 def test_a_former_key_opens_and_the_present_one_seals() -> None:
@@ -115,8 +115,8 @@ def test_names_need_not_change_with_the_key() -> None:
     """Chains and marks come from the naming secret alone; without one, from the master key."""
     old = Sealer(b"o" * 32)
     new = Sealer(b"n" * 32, [b"o" * 32], old.names)
-    assert (new.chain_key(TENANT), new.item_key()) == (old.chain_key(TENANT), old.item_key())
-    assert Sealer(b"n" * 32).chain_key(TENANT) != old.chain_key(TENANT)
+    assert (new.prefix_key(TENANT), new.item_key()) == (old.prefix_key(TENANT), old.item_key())
+    assert Sealer(b"n" * 32).prefix_key(TENANT) != old.prefix_key(TENANT)
     assert old.names != b"o" * 32
 
 

@@ -123,7 +123,7 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
         assert store.state().up
         shelf, roots = store.shelf, [bytes([at]) * 16 for at in range(12)]
         for root in roots:
-            assert await store.fix(TENANT, root, "r", A, b"event") == b"event"
+            assert await store.save(TENANT, root, "r", A, b"event") == b"event"
             assert await shelf.keep(TENANT, root, POLICY, B, b"text") == b"text"
             lease = await shelf.lease(root, POLICY, A, 60)
             assert lease is not None
@@ -133,7 +133,7 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
             await store.register.mark(TENANT, root, 60)
             assert await store.originals.keep(TENANT, root, A, b"original", 60)
             await store.newest(TENANT, root, "r", [B, A])
-            assert await store.take(TENANT, root), "a wish comes along with the look for records"
+            assert await store.pop_request(TENANT, root), "a wish comes along with the look for records"
         shelf.count(TENANT, "in", 7, NOW)
         held = [keys_of(server) for server in servers[:3]]
         assert all(held), "the conversations are not spread over the masters"
@@ -163,7 +163,7 @@ async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, 
         there, onward = servers[0], servers[1]
         roots = [root for at in range(60) if _slot_of(there, root := bytes([at]) * 16) <= 5460][:4]
         for root in roots:
-            assert await store.fix(TENANT, root, "r", A, b"event") == b"event"
+            assert await store.save(TENANT, root, "r", A, b"event") == b"event"
         ids = [server.say("CLUSTER MYID").splitlines()[1] for server in (there, onward)]
         for root in roots:
             slot = _slot_of(there, root)
@@ -172,7 +172,7 @@ async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, 
             # Half-way: what is there is read, what is not is asked of the other side, and nothing takes long.
             async with asyncio.timeout(5):
                 await store.newest(TENANT, root, "r", [B, A])
-                assert await store.fix(TENANT, root, "r", B, b"meanwhile") == b"meanwhile"
+                assert await store.save(TENANT, root, "r", B, b"meanwhile") == b"meanwhile"
             names = [name for name in there.say(f"CLUSTER GETKEYSINSLOT {slot} 100").splitlines() if "ullage1" in name]
             for name in names:
                 moved = there.say(f"MIGRATE 127.0.0.1 {onward.port} {name} 0 2000 REPLACE")
@@ -197,8 +197,8 @@ async def test_a_server_that_evicts_anything_never_gives_a_wrong_answer(valkey: 
     for at in range(400):
         root = at.to_bytes(16, "big")
         record = root * 200 + os.urandom(4_000)
-        held = await one.fix(TENANT, root, "r", A, record)
-        theirs = await two.fix(TENANT, root, "r", A, b"another")
+        held = await one.save(TENANT, root, "r", A, record)
+        theirs = await two.save(TENANT, root, "r", A, b"another")
         assert held == record
         assert theirs in (record, b"another"), "only an eviction in between may let the second one win"
         older = (at // 2).to_bytes(16, "big")
@@ -216,11 +216,11 @@ async def test_a_record_sealed_by_a_later_version_is_a_miss(valkey: Valkey, open
     """A replica of this version beside a later one: neither fails, both end with one record that both can read."""
     store = await opener(valkey.url, key=b"k" * 32)
     name = keys.event(ROOT, "r", A)
-    assert await store.fix(TENANT, ROOT, "r", A, b"old") == b"old"
+    assert await store.save(TENANT, ROOT, "r", A, b"old") == b"old"
     sealed = (await store._backend.read([name]))[0]
     assert sealed is not None
     await store._backend.remove(name)
     await store._backend.claim(name, b"\x03" + sealed[1:], 60)
     assert await store.newest(TENANT, ROOT, "r", [A]) is None
-    assert await store.fix(TENANT, ROOT, "r", A, b"ours") == b"ours"
+    assert await store.save(TENANT, ROOT, "r", A, b"ours") == b"ours"
     assert await store.newest(TENANT, ROOT, "r", [A]) == (0, b"ours")

@@ -11,7 +11,7 @@ from proxy.core.conversation import Entry
 from proxy.core.models import Route
 from proxy.core.report import SummaryReport
 from proxy.core.request import Origin, Request
-from proxy.engine.ports import Cut, SummaryRequest, Warm
+from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
 from proxy.store import Breaker, Patience
 from proxy.summaries import Jobs, Ledger, Memory, Terms, Writer, load_prompts
 from proxy.summaries.contracts import Shelf
@@ -41,10 +41,10 @@ def summary_request_of(
     sums = [0]
     for entry in entries:
         sums.append(sums[-1] + count(entry.text) + sum(count(text) for call in entry.calls for text in call) + 4)
-    cuts = tuple(Cut(at, at.to_bytes(16, "big"), sums[at]) for at in range(2, len(entries) + 1, 2))
+    cuts = tuple(Prefix(at, at.to_bytes(16, "big"), sums[at]) for at in range(2, len(entries) + 1, 2))
     origin = Origin("/v1/chat/completions", (("Authorization", "Bearer sk-abc"),))
     request = Request("chat", b"", tenant, "r", origin=origin)
-    warm = Warm('{"model":"gpt-4o-mini","messages":[]}', b'{"role":"user","content":"Note 1: it is so."}', 500)
+    warm = CachedPrompt('{"model":"gpt-4o-mini","messages":[]}', b'{"role":"user","content":"Note 1: it is so."}', 500)
     return SummaryRequest(
         request, ROUTE, ROOT, SINCE, cuts, 0, cap, cap, b"h" * 8, window, 1.0,
         lambda start, stop: entries[start:stop], lambda length: warm,

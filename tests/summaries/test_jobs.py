@@ -25,15 +25,15 @@ async def test_a_summary_is_ready_when_it_is_needed(stub: StartStub) -> None:
     server, shelf = await stub(), Dictionary()
     first, second = Bench(server, shelf), Bench(server, shelf)
     entries = entries_of(12)
-    passage = summary_request_of(entries).until(16)
+    passage = summary_request_of(entries).up_to(16)
     assert await first.jobs.ready(passage) is None
     first.jobs.prepare(passage)
     await settled(first)
     for bench in (first, second):
         found = await bench.jobs.ready(summary_request_of(entries))
         assert found is not None
-        assert found.cut == 16
-        assert found.spent > 0
+        assert found.length == 16
+        assert found.tokens_spent > 0
     assert not first.jobs.is_due(passage.request, ROUTE, SINCE)
     second.jobs.prepare(summary_request_of(entries))
     await settled(second)
@@ -83,19 +83,19 @@ async def test_one_request_waits_once(stub: StartStub) -> None:
     bench = Bench(server, Dictionary(), mode="inline", timeout=0.3, seconds=30.0)
     server.gate.clear()
     entries = entries_of(12)
-    first, longer = summary_request_of(entries).until(16), summary_request_of(entries)
+    first, longer = summary_request_of(entries).up_to(16), summary_request_of(entries)
     assert await bench.jobs.write(first) is None
     bench.now += 0.3
     server.gate.set()
     await settled(bench)
     calls = len(server.summaries)
     found = await bench.jobs.write(longer)
-    assert found is None or found.cut == 16
+    assert found is None or found.length == 16
     assert len(server.summaries) == calls, "a text was begun that nobody waits for"
     another = replace(longer, request=replace(longer.request, request_id="another"))
     written = await bench.jobs.write(another)
     assert written is not None
-    assert written.cut == len(entries)
+    assert written.length == len(entries)
     await bench.close()
 
 
@@ -138,8 +138,8 @@ async def test_three_failures_open_the_breaker(stub: StartStub, behaviour: Behav
 def _elsewhere(at: int) -> SummaryRequest:
     """The passage of another conversation."""
     passage, name = summary_request_of(entries_of(8)), bytes([at]) * 8
-    cuts = tuple(replace(cut, chain=name + cut.chain[8:]) for cut in passage.cuts)
-    return replace(passage, since=name * 2, root=name * 2, cuts=cuts)
+    cuts = tuple(replace(cut, prefix_hash=name + cut.prefix_hash[8:]) for cut in passage.prefixes)
+    return replace(passage, last_compaction=name * 2, root_hash=name * 2, prefixes=cuts)
 
 
 async def test_a_limit_pauses_all_summaries_of_a_tenant(stub: StartStub) -> None:
@@ -165,7 +165,7 @@ async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valk
     bench = Bench(server, store.shelf, lease=0.5)
     passage = summary_request_of(entries_of(8))
     policy = bench.jobs._policy(passage, bench.jobs._terms.summariser(passage, bench.jobs._resolve))
-    assert await store.shelf.lease(passage.root, policy, passage.since, 0.5) is not None
+    assert await store.shelf.lease(passage.root_hash, policy, passage.last_compaction, 0.5) is not None
     bench.jobs.prepare(passage)
     await settled(bench)
     assert [report.reason for report in bench.reports] == ["elsewhere"]

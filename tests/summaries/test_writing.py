@@ -43,7 +43,7 @@ async def test_one_and_a_half_million_tokens_are_folded_through_a_hundred_thousa
     server = await stub(window=100_000)
     bench = Bench(server, Dictionary(), seconds=60.0)
     passage = summary_request_of(entries_of(1370, 1090), window=100_000, cap=4096)
-    assert passage.wanted.tokens > 1_500_000
+    assert passage.prefix.tokens > 1_500_000
     draft = await bench.writer.write(passage, own(100_000), None, allow)
     assert {seen.verdict for seen in server.summaries} == {"ok"}
     sizes = [seen.tokens for seen in server.summaries]

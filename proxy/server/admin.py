@@ -1,7 +1,8 @@
-"""What a caller may ask about its own conversations: routes below ``/ullage/api/`` that take its own credential."""
+"""The routes that are the proxy's own: health, metrics, status. Never counted, never relayed."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -15,12 +16,85 @@ from aiohttp import web
 from cachetools import LRUCache
 
 from proxy.core.archive_pages import page_of
-from proxy.core.errors import InvalidRequest, NotFound, TooManyRequests
+from proxy.core.errors import InvalidRequest, NotFound, Overloaded, TooManyRequests, UllageError, error_body
 from proxy.server.access import Access
+from proxy.server.admission import Drain
 from proxy.server.body import BodyBytes, BodyReader
 from proxy.server.config import Limits
-from proxy.server.contracts import Conversations
-from proxy.server.intake import Intake, read_headers
+from proxy.server.contracts import Conversations, Metrics, Status
+from proxy.server.request import LIVE, READY, RequestHeaders, read_headers
+from proxy.server.response import ResponseWriter
+
+_STATUS: Final = "/ullage/api/status"
+
+
+class OwnRoutes:
+    """Answers what ``routes.is_local`` names."""
+
+    def __init__(
+        self,
+        version: str,
+        access: Access,
+        gate: Drain,
+        metrics: Metrics | None,
+        status: Status,
+        api: ConversationRoutes,
+    ) -> None:
+        self._version = version
+        self._access = access
+        self._gate = gate
+        self._metrics = metrics
+        self._status = status
+        self._api = api
+
+    async def answer(self, request: web.BaseRequest, path: str, out: ResponseWriter) -> None:
+        """Write the whole answer."""
+        more: list[tuple[str, str]] = []
+        try:
+            status, body, kind = await self._respond(request, path)
+        except UllageError as error:
+            status, body, kind = error.status, error_body(error, "chat"), "application/json"
+            if isinstance(error, Overloaded | TooManyRequests):
+                more = [("retry-after", str(error.retry_after))]
+            if not request.content.is_eof():
+                out.keep_alive = False
+        headers = [("content-type", kind), ("content-length", str(len(body))), ("cache-control", "no-store"), *more]
+        out.start(status, headers, sized=True)
+        out.write(body)
+        out.finish()
+
+    async def _respond(self, request: web.BaseRequest, path: str) -> tuple[int, bytes, str]:
+        if self._api.serves(path):
+            status, value = await self._api.respond(request, path)
+            return status, as_json(value), "application/json"
+        if request.method not in ("GET", "HEAD"):
+            raise NotFound(f"There is no such route: {request.method} on this path.")
+        if path in LIVE:
+            return _json(200, {"status": "ok"})
+        if path in READY:
+            return self._ready()
+        if path == "/metrics" and self._metrics is not None:
+            self._access.check_metrics(read_headers(request.raw_headers), request.headers.keys())
+            body, kind = await asyncio.to_thread(self._metrics)
+            return 200, body, kind
+        if path == "/":
+            return _json(200, {"service": "ullage", "version": self._version, "health": "/health/ready"})
+        if path == _STATUS:
+            intake = read_headers(request.raw_headers)
+            self._access.check_origin(intake)
+            self._access.check_admin(intake, request.headers.keys())
+            return _json(200, dict(self._status()))
+        raise NotFound("There is no such page here: base URLs of the API end in /v1.")
+
+    def _ready(self) -> tuple[int, bytes, str]:
+        if self._gate.draining:
+            return _json(503, {"status": "draining"})
+        return _json(200, {"status": "ready"}) if self._gate.ready else _json(503, {"status": "starting"})
+
+
+def _json(status: int, value: dict[str, object]) -> tuple[int, bytes, str]:
+    return status, json.dumps(value).encode(), "application/json"
+
 
 ROOT: Final = "/ullage/api/"
 BODY: Final = 16 * 2**10
@@ -63,7 +137,7 @@ class Pace:
         self._left[caller] = (left - 1.0, now)
 
 
-class Api:
+class ConversationRoutes:
     """Answers for conversations."""
 
     def __init__(self, access: Access, conversations: Conversations, limits: Limits) -> None:
@@ -99,7 +173,7 @@ class Api:
             return 200, await self._conversations.list(tenant)
         return 200, _found(await self._conversations.show(tenant, _named(name)))
 
-    async def _compact(self, request: web.BaseRequest, intake: Intake, tenant: bytes) -> Mapping[str, object]:
+    async def _compact(self, request: web.BaseRequest, intake: RequestHeaders, tenant: bytes) -> Mapping[str, object]:
         # A page of another site can send no JSON without being asked first.
         if not intake.seen.get("content-type", "").lower().startswith("application/json"):
             raise InvalidRequest("Send the body as application/json.")

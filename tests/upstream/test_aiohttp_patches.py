@@ -6,7 +6,7 @@ import pytest
 
 from proxy.core.errors import UpstreamUnreachable
 from proxy.pipe import Pipe
-from proxy.upstream.wire import BytesBody, FailingProtocol
+from proxy.upstream.aiohttp_patches import BytesBody, FailingProtocol
 from tests.server.house import answer, eventually
 from tests.upstream.wires import Wire, body_of, read_into
 

@@ -1,4 +1,4 @@
-"""The routes that tell callers of their own conversations."""
+"""The proxy's own routes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,90 @@ import pytest
 
 from proxy.core.conversation_notes import VERSION, LastNote, dump, name_of
 from proxy.core.errors import TooManyRequests
-from proxy.server import ServerConfig
+from proxy.core.report import Report
+from proxy.server import Server, ServerConfig
 from proxy.server.access import client_tenant
-from proxy.server.api import BODY, BURST, Pace
-from tests.server.house import Heard, House, house
+from proxy.server.admin import BODY, BURST, Pace
+from tests.server.house import HOSTS, Heard, House, house
+
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/health/live", {"status": "ok"}),
+        ("/healthz", {"status": "ok"}),
+        ("/health/liveliness", {"status": "ok"}),
+        ("/health/ready", {"status": "ready"}),
+        ("/readyz", {"status": "ready"}),
+        ("/health/readiness", {"status": "ready"}),
+        ("/ullage/api/status", {"version": "test"}),
+    ],
+)
+async def test_the_proxys_own_routes(path, body):
+    """Health and status are answered here, uncounted."""
+    async with house() as at:
+        got = await at.ask("GET", path + "?x=1")
+        assert (got.line, json.loads(got.body)) == ("HTTP/1.1 200 OK", body)
+        assert (at.stage.heard, at.reports) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/"), ("GET", "/ullage/"), ("GET", "/ullage/api/x"), ("GET", "/health/x"), ("POST", "/metrics")],
+)
+async def test_our_own_paths_are_never_relayed(method, path):
+    """What is not there under our own prefixes is a 404 of ours."""
+    async with house() as at:
+        assert (await at.ask(method, path)).line == "HTTP/1.1 404 Not Found"
+        assert at.stage.heard == []
+
+
+async def test_the_root_and_metrics():
+    """The root says who answers, to HEAD as well; metrics are what the callable gives."""
+    async with house() as at:
+        assert json.loads((await at.ask("GET", "/")).body)["service"] == "ullage"
+        reader, writer = await at.connect()
+        writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"\r\n\r\n")
+        writer.close()
+        got = await at.ask("GET", "/metrics")
+        assert (got.body, got.all("content-type")) == (b"ullage_up 1\n", ["text/plain; version=0.0.4"])
+
+
+async def test_readiness_can_be_taken_back():
+    """While the process says so, ``/health/ready`` is a 503 and liveness is not."""
+    async with house() as at:
+        at.server.set_ready(False)
+        assert (await at.ask("GET", "/health/ready")).line.split()[1] == "503"
+        assert (await at.ask("GET", "/health/live")).line.split()[1] == "200"
+
+
+async def test_without_metrics_there_is_no_such_page():
+    """Where metrics are turned off the path is a 404 of ours and is not relayed."""
+    async with house() as at:
+        reports: list[Report] = []
+        config = ServerConfig("up", hosts=HOSTS)
+        server = Server(
+            config,
+            at.engine,
+            at.upstream,
+            lambda model: "up",
+            lambda r, s: reports.append(r),
+            None,
+            dict,
+            at.models,
+            at.conversations,
+        )
+        at.port = await server.start("127.0.0.1", 0)
+        try:
+            assert (await at.ask("GET", "/metrics")).line == "HTTP/1.1 404 Not Found"
+            assert (await at.ask("GET", "/health/live")).line == "HTTP/1.1 200 OK"
+        finally:
+            await server.close()
+        assert (at.stage.heard, reports) == ([], [])
+
 
 NAME, ROOT = "abcdefgh-_123456", b"r" * 16
 MINE = "Authorization: Bearer mine"

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.models import Window
-from proxy.upstream import windows
-from proxy.upstream.windows import EVERY, LEAST, MOST, Unreadable, decode, find
+from proxy.upstream import probe_formats
+from proxy.upstream.probe_formats import EVERY, LEAST, MOST, Unreadable, decode, find
 
 WORDS = st.sampled_from(
     [
@@ -30,19 +30,19 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_no_answer_is_an_error(answer: Any) -> None:
     """Whatever JSON a server answers, each reader gives sane windows or none, and raises nothing."""
-    rows = windows.rows(answer)
-    told = windows.listed(rows)
-    shown = windows.ollama_model(answer)
+    rows = probe_formats.rows(answer)
+    told = probe_formats.listed(rows)
+    shown = probe_formats.ollama_model(answer)
     found = [
         told,
-        windows.sglang(answer, told),
-        windows.llamacpp(answer),
-        windows.lmstudio(answer) or {},
-        windows.ollama_running(answer) or {},
-        windows.tgi(answer),
+        probe_formats.sglang(answer, told),
+        probe_formats.llamacpp(answer),
+        probe_formats.lmstudio(answer) or {},
+        probe_formats.ollama_running(answer) or {},
+        probe_formats.tgi(answer),
         {"shown": shown} if shown else {},
     ]
-    assert windows.kind(rows) in {"", *windows.OWNERS.values()}
+    assert probe_formats.kind(rows) in {"", *probe_formats.OWNERS.values()}
     for each in found:
         for window in each.values():
             assert LEAST <= window.context_window <= MOST
@@ -81,5 +81,5 @@ def test_find() -> None:
 )
 def test_parameters_of_ollama(parameters: str, size: int | None) -> None:
     """The last ``num_ctx`` of a model's parameters is its window; without a sane one nothing is known."""
-    told = windows.ollama_model({"parameters": parameters})
+    told = probe_formats.ollama_model({"parameters": parameters})
     assert (told and told.context_window) == size

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from proxy.upstream import Timeouts
-from proxy.upstream.bridge_wire import CALL, LARGEST_ERROR, Broken, Call, Transport
+from proxy.upstream.litellm_transport import CALL, LARGEST_ERROR, Broken, Call, Transport
 from tests.server.house import Stage, answer, listening
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.telemetry.shared import forget_worker, make_directory, remove_directory
+from proxy.telemetry.multiprocess import forget_worker, make_directory, remove_directory
 
 
 def test_only_the_gauges_of_a_dead_worker_go():
@@ -46,7 +46,7 @@ def temporary(tmp_path, monkeypatch):
 
 def test_what_a_killed_run_left_behind_goes(temporary):
     """The next start removes the folder of a process that is gone, and of nobody else."""
-    code = "from proxy.telemetry.shared import make_directory; print(make_directory(), flush=True); input()"
+    code = "from proxy.telemetry.multiprocess import make_directory; print(make_directory(), flush=True); input()"
     environ = {**os.environ, "TMPDIR": str(temporary)}
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
