@@ -201,11 +201,9 @@ class LearnedRoutes:
         if sent.counted:
             self._anchors[route.name, sent.link] = UsageAnchor(counted, reported, sent.event)
             calibration = learn(calibration, counted, reported) if sent.plain else calibration
-        belief = (
-            lesson.belief
-            if lesson.belief is NOTHING
-            else learned_window.answered(lesson.belief, reported, self._wall())
-        )
+        belief = lesson.belief
+        if belief is not NOTHING:
+            belief = learned_window.answered(belief, reported, self._wall())
         if calibration.factor != lesson.calibration.factor or belief is not lesson.belief:
             self._keep(route, tenant, LearnedRoute(calibration, belief))
         elif calibration != lesson.calibration:
