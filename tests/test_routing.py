@@ -13,7 +13,7 @@ from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from tests.harness import until
+from tests.support.proxy_process import until
 
 
 def settings(**given: Any) -> Settings:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.sse import Events, StreamEnd
-from tests.growth import is_linear
+from tests.support.linear_time import is_linear
 
 ENDS = ("\n\n", "\r\n\r\n", "\r\r")
 

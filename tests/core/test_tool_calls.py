@@ -16,7 +16,7 @@ from proxy.core.apis.base import Dialect
 from proxy.core.conversation import Entry, Facts, Item, Result
 from proxy.core.tool_calls import as_result, facts_of, failure_line, mentioned, pairs_of, resaid, settled
 from proxy.engine.reading import read_one
-from tests.fits import count, tools
+from tests.support.engine_fixtures import count, tools
 
 
 def result_of(text: str, *, failed: bool = False) -> Result:

@@ -18,13 +18,13 @@ import httpx
 import pytest
 
 from tests.conftest import StartStub
-from tests.forms import body_of
-from tests.harness import ROOT, Proxy
-from tests.injection import Injected, Injection, called, name_of
-from tests.material import AGENT_TOOLS, agent_round, agent_session, chat_turn
-from tests.recalls import LOOK, PATHS, Front, front
 from tests.stub import Answer, Fault, Stub
 from tests.stub.faults import error, events
+from tests.support.api_formats import body_of
+from tests.support.fault_injection import Injected, Injection, called, name_of
+from tests.support.proxy_process import ROOT, Proxy
+from tests.support.recall_fixtures import LOOK, PATHS, Front, front
+from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, chat_turn
 
 BROKEN = b"(the connection was closed before the end)"
 PARTS = 4
@@ -82,8 +82,8 @@ CARRIES = (
     "proxy/engine/engine.py Engine.compact",
     "proxy/engine/replies.py DrainedReply.",
     "proxy/engine/replies.py LocalReply.",
-    "proxy/engine/recall_answer.py Streamed.",
-    "proxy/engine/recall_answer.py Settled.",
+    "proxy/features/recall/answer.py MergedReply.",
+    "proxy/features/recall/answer.py RewrittenReply.",
 )
 
 

@@ -21,18 +21,19 @@ from proxy.core.tokens.budget import Marks, Shares
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.store import open_store
 from proxy.tasks import Tasks
-from tests.drawn import SESSIONS, WINDOW, growing, requests_of
-from tests.fits import (
+from tests.support.conversation_strategies import growing
+from tests.support.engine_fixtures import (
     POLICY,
     TENANT,
     UNSHRUNK,
+    WINDOW,
     Book,
     Desk,
     Message,
     body_of,
     slices,
 )
-from tests.material import AGENT_TOOLS, agent_round, agent_session
+from tests.support.sample_conversations import AGENT_TOOLS, SESSIONS, agent_round, agent_session, requests_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 

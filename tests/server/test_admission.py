@@ -9,7 +9,7 @@ import pytest
 from proxy.core.errors import Overloaded
 from proxy.server import Limits, ServerConfig
 from proxy.server.admission import Drain
-from tests.server.house import eventually, house, read_request
+from tests.support.server_fixture import eventually, house, read_request
 
 FULL = ServerConfig("up", origins=frozenset({"https://app.test"}), limits=Limits(in_flight=3))
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"

@@ -19,7 +19,7 @@ from proxy.server.request import (
     wire,
     without_secrets,
 )
-from tests.server.house import house
+from tests.support.server_fixture import house
 
 CHAT = b'{"model": "m",  "messages":[{"role":"user","content":"\\ud83d h\xc3\xa9"}], "x": 1.10}'
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from proxy.server import ServerConfig
-from tests.server.house import answer, chunk, eventually, house
+from tests.support.server_fixture import answer, chunk, eventually, house
 
 
 async def test_an_answer_comes_back_byte_for_byte_with_its_headers_in_order():

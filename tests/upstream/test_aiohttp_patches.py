@@ -7,8 +7,8 @@ import pytest
 from proxy.core.errors import UpstreamUnreachable
 from proxy.pipe import Pipe
 from proxy.upstream.aiohttp_patches import BytesBody, FailingProtocol
-from tests.server.house import answer, eventually
-from tests.upstream.wires import Wire, body_of, read_into
+from tests.support.server_fixture import answer, eventually
+from tests.support.upstream_fixture import Wire, body_of, read_into
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])

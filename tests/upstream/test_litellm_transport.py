@@ -5,7 +5,7 @@ import pytest
 
 from proxy.upstream import Timeouts
 from proxy.upstream.litellm_transport import CALL, LARGEST_ERROR, Broken, Call, Transport
-from tests.server.house import Stage, answer, listening
+from tests.support.server_fixture import Stage, answer, listening
 
 
 async def asked(reply, timeouts=None):

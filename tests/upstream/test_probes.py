@@ -11,8 +11,7 @@ from aiohttp import web
 
 from proxy.upstream import DirectUpstream, Probes, Target, may_answer
 from proxy.upstream.probes import FIRST_RETRY, FRESH_SECONDS, LOADING_RETRY, MOST_WANTED
-from tests.harness import until
-from tests.upstream.sites import (
+from tests.support.probe_fixtures import (
     GROQ,
     INFO,
     KEY,
@@ -38,6 +37,7 @@ from tests.upstream.sites import (
     rig,
     serving,
 )
+from tests.support.proxy_process import until
 
 
 async def test_a_hanging_server_delays_nobody() -> None:

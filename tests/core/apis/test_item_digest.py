@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import conversation_strategies as st
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item
 from proxy.core.apis.item_digest import DEEPEST, IGNORED, digest
 from proxy.core.conversation import LINK
-from tests import strategies
+from tests.support import conversation_strategies
 
 Message = dict[str, Any]
 
@@ -127,17 +127,17 @@ def echoed(message: Message, data: st.DataObject) -> Message:
 
 
 @settings(max_examples=80)
-@given(strategies.conversations(legacy=False), st.data())
+@given(conversation_strategies.conversations(legacy=False), st.data())
 def test_an_echo_means_the_same(messages: list[Message], data: st.DataObject) -> None:
     """However a client writes an item anew, its digest stays."""
     for message in messages:
         echo = data.draw(st.just(echoed(message, data)))
-        written = strategies.encode(data.draw, echo)  # type: ignore[arg-type]
+        written = conversation_strategies.encode(data.draw, echo)  # type: ignore[arg-type]
         assert read_item(written, len).digest == digest(message)
 
 
 @settings(max_examples=80)
-@given(strategies.conversations(with_orphans=True))
+@given(conversation_strategies.conversations(with_orphans=True))
 def test_different_items_have_different_digests(messages: list[Message]) -> None:
     """Two items of a conversation share a digest only where they say the same."""
 

@@ -10,7 +10,7 @@ import pytest
 from proxy.core.compression.dedup import Dedup, superseded
 from proxy.core.conversation import Entry, Item
 from proxy.core.tool_calls import Pair, facts_of, pairs_of
-from tests.fits import tools
+from tests.support.engine_fixtures import tools
 
 Step = tuple[str, dict[str, Any], str]
 

@@ -7,7 +7,7 @@ import json
 from proxy.core.compression.prune import WEIGHTS, Prune, border, oldest, ranked
 from proxy.core.conversation import Entry, Item, lay_out
 from proxy.core.tool_calls import facts_of, pairs_of
-from tests.fits import tools
+from tests.support.engine_fixtures import tools
 
 
 def agent(*names: str, says: dict[int, str] | None = None, tokens: int = 500) -> list[Item]:
