@@ -11,11 +11,9 @@ from cachetools import LRUCache
 
 from proxy import memories
 from proxy import settings as configuration
-from proxy.core.compression.dedup import Dedup
-from proxy.core.compression.event import EnabledStages, Rules
-from proxy.core.compression.mild import Mild
-from proxy.core.compression.prune import WEIGHTS, Prune
-from proxy.core.compression.truncate import Truncate
+from proxy.core.compaction.prune import KIND_WEIGHTS, DedupRules, PrunePassRules, PruneRules
+from proxy.core.compaction.schedule import CompactionRules, EnabledStages
+from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Policy
 from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
@@ -76,7 +74,7 @@ def open_engine(
     most = settings.server.limits.items
     reader = Reader(tokenizers, memories.items(), outlines, memories.Locked(SIZES), prefixes, tools, most)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
-    rules = Rules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
+    rules = CompactionRules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
     economy, always = wanted.policy == "economy", _always(stages)
     recall = wanted.recall
     policy = Policy(
@@ -109,23 +107,23 @@ def open_engine(
     )
 
 
-def _mild(stages: Stages) -> Mild:
+def _mild(stages: Stages) -> PrunePassRules:
     dedup, prune = stages.dedup, stages.prune
-    weights = {**WEIGHTS, **prune.weights}
-    return Mild(
-        Dedup(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
-        Prune(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
+    weights = {**KIND_WEIGHTS, **prune.weights}
+    return PrunePassRules(
+        DedupRules(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
+        PruneRules(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
     )
 
 
-def _truncate(stages: Stages) -> Truncate | None:
+def _truncate(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
-    return Truncate(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
+    return TruncateLimits(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
 
 
-def _always(stages: Stages) -> Truncate | None:
+def _always(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
-    return Truncate(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
+    return TruncateLimits(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
 
 
 def models_of(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:

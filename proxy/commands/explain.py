@@ -19,7 +19,7 @@ from proxy.building import open_engine
 from proxy.core.apis.base import Count
 from proxy.core.apis.envelope import TOOLS
 from proxy.core.apis.json_steps import whole
-from proxy.core.compression.record import CompactionRecord
+from proxy.core.compaction.record import CompactionRecord
 from proxy.core.conversation import Entry, Item
 from proxy.core.decisions import DIALECTS, NO_EDITS, MeasuredRequest
 from proxy.core.errors import InvalidRequest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxy.core.apis.envelope import Envelope
-from proxy.core.decisions import CompactionTarget
+from proxy.core.attempts import first_max_loss
+from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.models import COMPRESS, Catalogue, Route
-from proxy.core.overflow.policy import MaxLoss, first_max_loss
 from proxy.core.report import Report
 from proxy.core.request import Mode, Request
 from proxy.core.session_names import name_of

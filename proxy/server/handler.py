@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 from aiohttp import web
 
 from proxy.core.errors import InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, response_headers
 from proxy.core.request import Request
 from proxy.engine import ports
@@ -338,7 +338,9 @@ class Handler:
         else:
             await self._pass(call, reply, b"")
 
-    async def _pass(self, call: Call, reply: ports.Reply, first: bytes, ending: Ending | None = None) -> None:
+    async def _pass(
+        self, call: Call, reply: ports.Reply, first: bytes, ending: LateOverflowDetector | None = None
+    ) -> None:
         out = call.out
         streamed = reply.header("content-type").startswith("text/event-stream")
         if streamed and not call.report.stream:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from proxy.core.overflow.rules import Rules, read_rules
+from proxy.core.overflow.rules import OverflowRules, read_rules
 from proxy.settings.model import Settings
 
 OVERFLOW = "overflow.yaml"
@@ -91,7 +91,7 @@ def rulebook() -> dict[str, Any]:
     return data
 
 
-def overflow_rules(settings: Settings) -> Rules:
+def overflow_rules(settings: Settings) -> OverflowRules:
     """The packaged rules behind the configured ones. Reads a file: call it once, or in a thread."""
     own = [rule.model_dump(exclude_none=True) for rule in settings.overflow_rules]
     return read_rules(rulebook(), own)

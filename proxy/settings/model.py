@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from proxy.core.overflow.policy import loop
+from proxy.core.attempts import fallback_cycle
 from proxy.settings.compressing import Compression, Summaries
 from proxy.settings.fields import (
     Section,
@@ -120,7 +120,7 @@ class Settings(Section):
 
     def _circle(self, rule: Model, name: str) -> tuple[str, ...]:
         """Return the names on the way round if the fallback *name* of *rule* leads in a circle; else nothing."""
-        way = (name, *loop(name, lambda model: self.model(model).fallbacks)[1:])
+        way = (name, *fallback_cycle(name, lambda model: self.model(model).fallbacks)[1:])
         leads_back = self.model(name) is rule or len(way) > 1
         return tuple(dict.fromkeys((rule.name, *way))) if leads_back else ()
 

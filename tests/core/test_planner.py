@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.decisions import (
-    CompactionTarget,
     Forward,
     LookedUp,
     MeasuredRequest,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.core.errors import UllageError
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import Report, Usage
 from proxy.engine import ports
 from proxy.features.history.history import History
@@ -35,7 +35,7 @@ class PassedThrough:
     head: bytes = b""
     error: UllageError | None = None
     learn: Callable[[Usage], bool] = lambda usage: False
-    ending: Ending | None = None
+    ending: LateOverflowDetector | None = None
     told: Callable[[Report], Report] | None = None
 
 

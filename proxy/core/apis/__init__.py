@@ -1,1 +1,1 @@
-"""The three APIs: reading their requests, editing them, and the JSON underneath."""
+"""What is known of the three APIs: their items, their bodies and their streams."""

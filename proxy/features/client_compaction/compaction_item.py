@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from proxy.core.apis import responses
 from proxy.core.apis.json_scan import MOST_ITEMS, scan
 from proxy.core.apis.json_steps import decode
-from proxy.core.compression.fold import FOOTER, HEADER
+from proxy.core.compaction.block import FOOTER, HEADER
 from proxy.core.errors import InvalidRequest
 
 PREFIX = "ullage-1."

@@ -22,7 +22,7 @@ from proxy.core.apis.chat import (
 )
 from proxy.core.apis.item_digest import digest
 from proxy.core.apis.json_scan import members
-from proxy.core.compression.clip import clip
+from proxy.core.compaction.truncate import clip
 from proxy.core.conversation import Item
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.media import UNKNOWN_IMAGE

@@ -22,7 +22,7 @@ from proxy.core.apis.messages import (
     user_message,
     with_text,
 )
-from proxy.core.compression.clip import clip
+from proxy.core.compaction.truncate import clip
 from proxy.core.conversation import Item
 from proxy.core.errors import InvalidRequest
 from tests.stub import messages as stub

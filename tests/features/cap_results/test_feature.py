@@ -10,11 +10,11 @@ import pytest
 from proxy.core.apis import chat, messages, responses
 from proxy.core.apis.base import Dialect
 from proxy.core.apis.json_scan import scan
-from proxy.core.compression.truncate import MIDDLE, REST, Truncate
+from proxy.core.compaction.truncate import MIDDLE, REST, TruncateLimits
 from proxy.features.cap_results.feature import cap_results
 from tests.support.engine_fixtures import body_of, slices, tools
 
-LIMITS = Truncate(100, 5_000)
+LIMITS = TruncateLimits(100, 5_000)
 
 
 def done(conversation: list[dict[str, Any]]) -> list[bytes]:
