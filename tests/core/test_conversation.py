@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import conversation_strategies as st
+from hypothesis import strategies as st
 from hypothesis import example, given, settings
 
 from proxy.core.apis.chat import read_item

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import conversation_strategies as st
+from hypothesis import strategies as st
 from hypothesis import given, settings
 
 from proxy.core.apis.chat import read_item
