@@ -15,22 +15,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy import memories
+from proxy import caches
 from proxy import settings as configuration
-from proxy.announcing import announce, bracketed, warn_of_silent
-from proxy.building import models_of, open_engine, server_config
 from proxy.core.models import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
-from proxy.faults import Faults
 from proxy.features.history.archive import Archive
-from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.offload import SWITCH_SECONDS
-from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Server
 from proxy.server.connection import limit_of_files
 from proxy.settings import Settings
-from proxy.signals import Ending
+from proxy.startup import announce, bracketed, warn_of_silent
 from proxy.store import (
     INSTEAD,
     Embedded,
@@ -45,13 +40,24 @@ from proxy.store import (
     store_status,
 )
 from proxy.summaries import Jobs
-from proxy.tasks import Tasks
+from proxy.tasks import Faults, Tasks
 from proxy.telemetry import multiprocess
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Probes, Upstreams
-from proxy.workers import Supervisor, Worker, new_event_loop, reserve
+from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
+from proxy.wiring import (
+    call_settings,
+    models_of,
+    open_archive,
+    open_chronicle,
+    open_conversations,
+    open_engine,
+    server_config,
+    windows_status,
+)
+from proxy.workers import Ending, Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
@@ -86,7 +92,7 @@ class Start:
 async def serve(start: Start, worker: Worker) -> int:
     """One process's life: build, listen, work, drain, close; the exit code."""
     settings = start.settings
-    memories.keep_large_blocks()
+    caches.keep_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
     logs, tasks = _begin(settings)
     ending = Ending()
@@ -99,7 +105,7 @@ async def serve(start: Start, worker: Worker) -> int:
         return _cannot_start(error)
     housekeeping = tasks.spawn(house.keep(), "housekeeping")
     lag = LagWatch(house.telemetry.loop_lag, logs.loop_lagged)
-    memories.collect_rarely()
+    caches.collect_rarely()
     lag.start()
     await ending.asked.wait()
     await ending.unless_at_once(house.drain(settings.server.drain))
@@ -143,7 +149,7 @@ class House:
         """A process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
         store = await _open_store(start, logs, tasks)
         bridge = open_bridge(start.settings, tasks)
-        upstream = Upstreams(open_upstream(start.settings), bridge)
+        upstream = open_upstream(start.settings, bridge)
         try:
             return await cls._serving(start.settings, worker, logs, tasks, store, upstream)
         except BaseException:  # whatever it is, the private server must not outlive it
@@ -177,13 +183,27 @@ class House:
         archive = open_archive(settings, store, tasks, telemetry.archived)
         chronicle = open_chronicle(store, archive)
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
+        config = server_config(settings)
         engine = await asyncio.to_thread(
-            open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle, faults
+            open_engine,
+            settings,
+            catalogue,
+            tokenizers,
+            store,
+            upstream,
+            logs.noticed,
+            jobs,
+            chronicle,
+            call_settings(config),
+            faults,
         )
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
             logs.request_done(report, duration)
+
+        def upstream_of(model: str) -> str:
+            return catalogue.resolve(model).upstream
 
         def status() -> Mapping[str, object]:
             return {
@@ -192,17 +212,16 @@ class House:
                 "upstreams": list(upstream.names),
                 "windows": probes.known(),
                 "probes": probes.surveys(),
-                **engine.windows(),
+                **windows_status(catalogue, engine.learned, time.perf_counter()),
                 "store": store_status(store.state()),
                 "summaries": jobs.status() if jobs is not None else {"mode": "off"},
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
 
-        config = server_config(settings)
         models = models_of(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
         told_of = open_conversations(settings, store)
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of, faults)
+        server = Server(config, engine, upstream, upstream_of, observe, metrics, status, models, told_of, faults)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -226,7 +245,7 @@ class House:
             self._store_errors += fresh
             self.telemetry.in_flight(self.server.in_flight)
             self.telemetry.refused_connections(self.server.refusals)
-            self.telemetry.learned_windows(len(self._engine.learned()))
+            self.telemetry.learned_windows(len(self._engine.learned.learned()))
             self.telemetry.lines_dropped(self._logs.writer.dropped)
             self._note_descriptors()
             self._logs.tell_refusals()

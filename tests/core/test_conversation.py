@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item
 from proxy.core.conversation import EMPTY, LINK, Item, Role, chain, lay_out, unread_from

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item
 from proxy.core.apis.item_digest import DEEPEST, IGNORED, digest
