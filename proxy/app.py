@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.budget.windows import Window
+from proxy.core.models import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.history.archive import Archive
