@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.report import NO_USAGE, Usage
-from proxy.core.usage import usage_of
 from proxy.features.recall import chat
 from proxy.features.recall.tool import NAME
 from tests.support.answer_parser import events

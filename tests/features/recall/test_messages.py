@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.report import NO_USAGE, Usage
-from proxy.core.usage import usage_of
 from proxy.features.recall import messages
 from proxy.features.recall.events import written
 from proxy.features.recall.merger import NOT_RUN

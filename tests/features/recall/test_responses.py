@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.report import NO_USAGE, Usage
-from proxy.core.usage import usage_of
 from proxy.features.recall import responses
 from proxy.features.recall.events import written
 from proxy.features.recall.merger import NOT_RUN, without_calls
