@@ -218,7 +218,7 @@ def _sent(view: CountedView) -> Sent | None:
         measured.request.tenant,
         view.tokens,
         measured.prefix_hashes[-1] if measured.prefix_hashes else b"",
-        record.compaction.place if record else -1,
+        record.compaction.boundary if record else -1,
         plain=not measured.counts.roles.media,
         output=output,
     )

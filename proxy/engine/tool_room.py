@@ -31,7 +31,7 @@ class ToolRoom:
         The array is empty if it stays as it is.
         """
         name = next((key for key in TOOLS if key in counts.members), None)
-        if not self._policy.rules.rungs.tools or name is None:
+        if not self._policy.rules.enabled_stages.tools or name is None:
             return "", budget
         size = counts.members[name]
         others = budget.fixed - size

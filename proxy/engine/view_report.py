@@ -42,7 +42,7 @@ def report_of(policy: Policy, view: CountedView, report: Report) -> Report:
         outcome="verbatim" if view.edits.is_verbatim else "compacted",
         stages=view.edits.stages,
         event=view.edits.compacted_now,
-        summary_tokens=record.spent if record else 0,
+        summary_tokens=record.summary_spent if record else 0,
     )
 
 

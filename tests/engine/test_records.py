@@ -220,7 +220,9 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
 async def test_no_summary_is_paid_for_where_nothing_would_hold_it() -> None:
     """What is dropped bare has no room for a summary: none is asked for, even by a request that waits for one."""
     told, rules = Told(), POLICY.rules
-    bare = replace(POLICY, rules=replace(rules, mild=PrunePassRules(None, None), rungs=EnabledStages(fold=False)))
+    bare = replace(
+        POLICY, rules=replace(rules, prune_pass=PrunePassRules(None, None), enabled_stages=EnabledStages(fold=False))
+    )
     plan = await Desk(policy=bare, summaries=told).plan(
         body_of(agent_session(40, 300)), WINDOW, CompactionTarget(force=True, wait_for_summary=True)
     )
