@@ -30,13 +30,13 @@ from proxy.engine.ports import Clock, Reply, Send
 from proxy.engine.reading import Located
 from proxy.engine.recovery import Course, Recovery
 from proxy.engine.replies import Answer, DrainedReply, LocalReply, OverflowDetector, learn_nothing
-from proxy.faults import Faults
 from proxy.features.client_compaction.compact_endpoint import ASSUMED_WINDOW, CompactEndpoint, Kind, ends_with_trigger
 from proxy.features.client_compaction.summary_answer import SummaryAnswer
 from proxy.features.context_management.feature import ContextManagement
 from proxy.features.recall.answer import continue_answer
 from proxy.features.recall.session import Extend, Recalling, Resent
 from proxy.offload import offload
+from proxy.tasks import Faults
 
 RETRIES = 2
 """How often an overflow is answered with something smaller; then the provider's first error goes to the client."""

@@ -19,7 +19,6 @@ from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, response_headers
 from proxy.core.request import Request
 from proxy.engine import ports
-from proxy.faults import Faults, Where
 from proxy.server import response, websocket
 from proxy.server.access import Access
 from proxy.server.admin import OwnRoutes
@@ -47,6 +46,7 @@ from proxy.server.request import (
     without_secrets,
 )
 from proxy.server.response import BodyRelay, ClientLeft, ResponseWriter
+from proxy.tasks import Faults, Where
 
 _LOG: Final = logging.getLogger(__name__)
 # What a client that did not wait is logged as, after a web server's custom.

@@ -33,7 +33,7 @@ from proxy.engine.reading import Reader
 from proxy.features.client_compaction.compact_endpoint import CompactEndpoint, UpstreamCompaction
 from proxy.features.context_management.feature import ContextManagement
 from proxy.settings import Settings, overflow_rules, tool_map
-from proxy.settings.tooltable import Tools
+from proxy.settings.tools import Tools
 from proxy.tokenizers import Tokenizers
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
 from tests.support.tool_pair_checks import pair_violations

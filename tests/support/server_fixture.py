@@ -22,7 +22,7 @@ from proxy.store.records import Records
 from proxy.store.register import Register
 from proxy.store.sealed import Sealer
 from proxy.tasks import Tasks
-from proxy.upstream import DirectUpstream, Target, Timeouts
+from proxy.upstream import Target, Timeouts, Upstreams
 
 HOSTS = frozenset({"x", "proxy.test"})
 """The names by which tests call the server."""
@@ -134,7 +134,7 @@ class House:
     server: Server
     stage: Stage
     engine: PassThrough
-    upstream: DirectUpstream
+    upstream: Upstreams
     port: int
     reports: list[Report]
     models: Models
@@ -215,7 +215,7 @@ async def house(
         config = replace(config, keyed_upstreams=frozenset({"up"}))
     async with listening(stage) as port:
         place = Target("up", f"http://127.0.0.1:{port}{base}", api_key, timeouts=timeouts or Timeouts(), **target)
-        upstream = DirectUpstream([place])
+        upstream = Upstreams([place])
         engine = PassThrough("up")
         reports: list[Report] = []
         models = Models(upstream, [ListedUpstream("up")], "up", [], lambda model: {"context_length": 4096})

@@ -44,9 +44,15 @@ LONGEST = 160
 LONGEST_ARGUMENTS = 262_144
 """Characters of a call's arguments that are read as JSON; longer ones are plain text."""
 
+MOST_PIECES = 50_000
+"""Distinct pieces of text whose names one digest remembers: some 10 MB."""
+
 _LITERAL = json.JSONDecoder(parse_int=str, parse_float=str)
 _WINDOW = 65_536
 _SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*]+")
+_PLAIN = re.compile(r"[a-z]+")
+"""A word that is no name by any of these patterns: names have capitals, digits or signs inside."""
+
 _URL = re.compile(r"https?://\S{3,}")
 _PATH = re.compile(
     r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]+)+/?|[\w@.-]+(?:/[\w.@+-]+)+/?|[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,5}"
@@ -128,10 +134,11 @@ def digest_of(entries: Sequence[Entry], tokens: int, count: Count, known: str = 
 
 def _mentions(entries: Sequence[Entry]) -> dict[str, _Name]:
     names: dict[str, _Name] = {}
+    known_pieces = _Known()
     total = max(1, len(entries))
     for index, entry in enumerate(entries):
         for text, weight in _texts(entry):
-            for name, figure in dict(_tokens(text, phrases=weight > WRITTEN["tool"])).items():
+            for name, figure in dict(_tokens(text, known_pieces, phrases=weight > WRITTEN["tool"])).items():
                 known = names.get(name)
                 if known is None:
                     known = names[name] = _Name(figure, Counter())
@@ -203,20 +210,34 @@ def quoted(text: str) -> str:
     return f"“{inside}”"
 
 
-def _tokens(text: str, *, phrases: bool) -> Iterator[tuple[str, bool]]:
+class _Known(dict[str, tuple[tuple[str, bool], ...]]):
+    """The names in each piece of text between blanks. A piece that comes again is not looked at again."""
+
+    def __missing__(self, piece: str) -> tuple[tuple[str, bool], ...]:
+        """Look for the names in *piece*."""
+        token = piece.strip(".,:;!?…。，：；！？-")
+        names: tuple[tuple[str, bool], ...] = ()
+        if 2 < len(token) <= LONGEST and not _PLAIN.fullmatch(token):
+            names = tuple(_named(token))
+        if len(self) < MOST_PIECES and len(piece) <= LONGEST:
+            self[piece] = names
+        return names
+
+
+def _tokens(text: str, known: _Known, *, phrases: bool) -> Iterator[tuple[str, bool]]:
     """Every token of *text* worth naming, and whether it is a figure; *phrases*: also titles of several words."""
     for start in range(0, len(text), _WINDOW):
         window = text[start : start + _WINDOW]
-        for match in _SPLIT.finditer(window):
-            token = match.group().strip(".,:;!?…。，：；！？-")
-            if 2 < len(token) <= LONGEST:
-                yield from _named(token)
+        for piece in _SPLIT.findall(window):
+            if found := known[piece]:
+                yield from found
         for match in _QUOTED.finditer(window):
             if phrases or not any(map(str.isspace, match.group(1))):
                 yield match.group(1), False
 
 
 def _named(token: str) -> Iterator[tuple[str, bool]]:
+    """The names in *token*, and whether each is a figure."""
     if _URL.fullmatch(token) or _PATH.fullmatch(token) or _NAME.fullmatch(token) or _ERROR.fullmatch(token):
         yield token, False
     elif _NUMBER.fullmatch(token):

@@ -40,8 +40,20 @@ _ASKS = (
 _ASKS_WIDE = "请|請|需要|希望|应该|應該|帮我|幫我|해 ?주세요|お願い"
 
 
+_ALTERNATIVE = re.compile(r"(?:[^|(]|\([^)]*\))+")
+
+
 def _words(narrow: str, wide: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<!\w)(?:{narrow})(?!\w)|{wide}", re.IGNORECASE)
+    """A pattern of any of the *narrow* words, each on its own, or of the *wide* ones anywhere.
+
+    The narrow ones are grouped by their first letters: the matcher tries each group once at every character, which
+    takes a quarter of the time that a hundred words do.
+    """
+    groups: dict[str, list[str]] = {}
+    for word in _ALTERNATIVE.findall(narrow):
+        groups.setdefault(word[0], []).append(word[1:])
+    grouped = "|".join(f"{first}(?:{'|'.join(rest)})" for first, rest in groups.items())
+    return re.compile(rf"(?<!\w)(?:{grouped})(?!\w)|{wide}", re.IGNORECASE)
 
 
 _CONSTRAINT, _REQUEST = _words(_CONSTRAINS, _CONSTRAINS_WIDE), _words(_ASKS, _ASKS_WIDE)

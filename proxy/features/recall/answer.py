@@ -14,10 +14,10 @@ from proxy.core.report import Usage
 from proxy.engine.fail_open import Sending
 from proxy.engine.ports import Reply
 from proxy.engine.replies import Answer
-from proxy.faults import Faults
 from proxy.features.recall.events import dumped, value_of
 from proxy.features.recall.merger import StreamMerger, TooMuchBuffered
 from proxy.features.recall.session import RecallSession
+from proxy.tasks import Faults
 
 WHOLE: Final = 2**26
 """Bytes of an answer that is no stream, and of what a compressed stream swells to, that are looked at."""
