@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.budget.catalogue import Route
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.decisions import (
     Forward,
@@ -25,6 +24,7 @@ from proxy.core.decisions import (
     TooLossy,
     Written,
 )
+from proxy.core.models import Route
 from proxy.core.planner import decide
 from proxy.core.request import Request
 from tests.support.conversation_strategies import agent_sessions
@@ -154,7 +154,7 @@ def test_an_operators_request_may_name_a_share() -> None:
     assert need.target.share == 0.1
     usual = decide(request, PLANNING, replace(found, share=None))
     assert isinstance(usual, NeedBlock)
-    assert need.compaction.after < usual.compaction.after
+    assert need.compaction.view_tokens < usual.compaction.view_tokens
     own = replace(request, target=CompactionTarget(force=True, share=0.3))
     need = decide(own, PLANNING, found)
     assert isinstance(need, NeedBlock)
