@@ -83,15 +83,15 @@ def open_engine(
     policy = Policy(
         rules, wanted.lower_output, wanted.stored_history, economy, buffers, always, recall.enabled, reader.tools
     )
-    lessons = LearnedRoutes(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
+    lessons = LearnedRoutes(store.records, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
     fitter = Fitter(
-        reader, store, policy, memories.records(), LRUCache(ASKED), memories.Locked(TOOL_ARRAYS), lessons, jobs
+        reader, store.records, policy, memories.records(), LRUCache(ASKED), memories.Locked(TOOL_ARRAYS), lessons, jobs
     )
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
     serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
-    compacting = Compacting(reader, store, shares, time.time, serving)
+    compacting = Compacting(reader, store.records, shares, time.time, serving)
     own = ClientCompaction(fitter.events, reader, shares, time.time)
     return Engine(
         catalogue,

@@ -33,16 +33,16 @@ def open_archive(
         return None
     terms = Terms(wanted.days * DAY, wanted.max_item, wanted.queue)
     # Known for an hour: what the store lost meanwhile is written again, and what it has lives on.
-    return Archive(store.originals, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
+    return Archive(store.archive, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
 
 
 def open_chronicle(store: Store, archive: Archive | None) -> Chronicle:
     """What notes what becomes of conversations."""
     recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST)
-    return Chronicle(store.register, recent, time.time, archive)
+    return Chronicle(store.conversations, recent, time.time, archive)
 
 
 def open_conversations(settings: Settings, store: Store) -> Conversations:
     """What tells callers of their conversations."""
     compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
-    return Conversations(store.register, store.originals, time.time, compacts=compacts, summaries=summaries)
+    return Conversations(store.conversations, store.archive, time.time, compacts=compacts, summaries=summaries)

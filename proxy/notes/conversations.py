@@ -9,8 +9,8 @@ from proxy.core.conversation.notes import EventNote, JobNote, LastNote, load, sh
 from proxy.core.conversation.pages import ITEM, ITEMS, MOST_ITEMS, Page, parts_of, shown_item, shown_list
 from proxy.core.conversation.pages import load as load_list
 from proxy.core.errors import Conflict
-from proxy.store.originals import Originals
-from proxy.store.register import Kind, Register
+from proxy.store.archive_table import ArchiveTable
+from proxy.store.conversation_table import ConversationTable, Kind
 
 WISHED = 3600.0
 """Seconds for which a wish for a compaction waits for the conversation's next request."""
@@ -24,7 +24,13 @@ class Conversations:
     """
 
     def __init__(
-        self, register: Register, originals: Originals, now: Callable[[], float], *, compacts: bool, summaries: str
+        self,
+        register: ConversationTable,
+        originals: ArchiveTable,
+        now: Callable[[], float],
+        *,
+        compacts: bool,
+        summaries: str,
     ) -> None:
         self._register = register
         self._originals = originals
@@ -44,7 +50,7 @@ class Conversations:
 
         Raises ``StoreUnavailable``.
         """
-        roots = await self._register.roots(tenant, conversation)
+        roots = await self._register.root_hashes(tenant, conversation)
         threads = await asyncio.gather(*(self._thread(tenant, root) for root in roots))
         known = [thread for thread in threads if thread is not None]
         return {"conversation": conversation, "threads": known} if known else None
@@ -56,12 +62,12 @@ class Conversations:
         """
         if not self._compacts:
             raise Conflict("Nothing is compacted here: compression.mode is not on.")
-        roots = await self._register.roots(tenant, conversation)
+        roots = await self._register.root_hashes(tenant, conversation)
         found = await asyncio.gather(*(self._register.notes(tenant, root) for root in roots))
         known = [root for root, notes in zip(roots, found, strict=True) if notes]
         if not known:
             return None
-        await asyncio.gather(*(self._register.mark(tenant, root, WISHED) for root in known))
+        await asyncio.gather(*(self._register.request_compaction(tenant, root, WISHED) for root in known))
         writes = "by rule alone, since summaries.mode is off" if self._summaries == "off" else "with a model's summary"
         return {
             "conversation": conversation,
@@ -104,7 +110,7 @@ class Conversations:
         for note in jobs:
             wanted += [("summary", note.policy, note.chain)]
             wanted += [("lease", note.policy, note.since), ("refused", note.policy, note.since)]
-        there = await self._register.there(root, wanted)
+        there = await self._register.which_exist(root, wanted)
         return self._shown(last, events, jobs, there)
 
     def _shown(

@@ -51,7 +51,7 @@ class Writer:
         if not text:
             return None
         kept = dump(text, passage.prefix.length, 1000, "gpt-4o-mini", 1_800_000_000)
-        await self._store.shelf.keep(TENANT, passage.root_hash, b"p" * 8, passage.prefix.prefix_hash, kept)
+        await self._store.summaries.save(TENANT, passage.root_hash, b"p" * 8, passage.prefix.prefix_hash, kept)
         return Summary(text, passage.prefix.length, 1000, "gpt-4o-mini")
 
     write = ready
@@ -103,9 +103,9 @@ async def measured(path: Path, window: int, tokens: int) -> Taken:
 async def _grown(path: Path, window: int, tokens: int, store: Store, tasks: Tasks, server: Valkey) -> Taken:
     taken = Taken(path.stem, window)
     archive = Archive(
-        store.originals, Terms(604_800.0, 262_144, 2**26), {}, tasks.spawn, lambda outcome, number: None, time.monotonic
+        store.archive, Terms(604_800.0, 262_144, 2**26), {}, tasks.spawn, lambda outcome, number: None, time.monotonic
     )
-    chronicle = Chronicle(store.register, {}, lambda: 1_800_000_000.0, archive)
+    chronicle = Chronicle(store.conversations, {}, lambda: 1_800_000_000.0, archive)
     desk = Desk(store, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
     for messages in places(path):
         body = body_of(messages)

@@ -11,7 +11,7 @@ from types import ModuleType
 from proxy import building, cli, memories, noting, routing
 from proxy.engine import records as events
 from proxy.server import api
-from proxy.store import records, sealed
+from proxy.store import encryption, tables
 
 SHARE = 64
 """By which the caches are smaller."""
@@ -22,8 +22,8 @@ BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (building, ("SIZES", "ASKED", "LEARNED")),
     (routing, ("TENANTS", "STRETCHES")),
     (noting, ("ARCHIVED", "NOTED")),
-    (records, ("_RENEWED", "_MARKS")),
-    (sealed, ("_TENANTS",)),
+    (tables, ("_RENEWED", "_REQUESTS")),
+    (encryption, ("_TENANTS",)),
     (events, ("SPARED",)),
     (api, ("CALLERS",)),
 )

@@ -12,23 +12,23 @@ from proxy.core.conversation.pages import ITEM, Entry, Page, ref_of
 from proxy.core.conversation.pages import dump as dump_list
 from proxy.core.errors import Conflict
 from proxy.notes.conversations import WISHED, Conversations
-from proxy.store.originals import Originals
-from proxy.store.register import Register
+from proxy.store.archive_table import ArchiveTable
+from proxy.store.conversation_table import ConversationTable
 from tests.server.house import a_register
 
 TENANT, OTHER, NAME = b"t" * 32, b"o" * 32, "abcdefgh-_123456"
 CHAIN = b"c" * 16
 
 
-def told_of(register: Register, *, compacts: bool = True, summaries: str = "background") -> Conversations:
-    originals = Originals(register._backend, register._records)
+def told_of(register: ConversationTable, *, compacts: bool = True, summaries: str = "background") -> Conversations:
+    originals = ArchiveTable(register._access)
     return Conversations(register, originals, lambda: 1_000_100.0, compacts=compacts, summaries=summaries)
 
 
-async def fill(register: Register, *roots: bytes) -> None:
+async def fill(register: ConversationTable, *roots: bytes) -> None:
     """A conversation with an event, a summary and a last request at each of *roots*."""
     for at, root in enumerate(roots):
-        register.seen(TENANT, NAME, root, 1_000_000.0 + at, lasting=True)
+        register.save_conversation(TENANT, NAME, root, 1_000_000.0 + at, long_lived=True)
         for note in (
             LastNote(VERSION, 1_000_000, "up,m", "chat", 30, 8192, 7000, 9000, 3500, "compacted", (), 20, CHAIN, 0, 0),
             EventNote(VERSION, 1_000_000, "up,m", CHAIN, 20, 0, 10, 900, 90, "", 0, ("fold",), 0, 8192, 1024, 300),
@@ -36,7 +36,7 @@ async def fill(register: Register, *roots: bytes) -> None:
                 VERSION, 1_000_000, "up,m", b"p" * 8, CHAIN, CHAIN, 8, "failed", "m", "up", "empty", 1, 1, 1_000_160
             ),
         ):
-            register.note(TENANT, root, name_of(note), dump(note), lasting=True)
+            register.save_note(TENANT, root, name_of(note), dump(note), long_lived=True)
     await asyncio.sleep(0.01)
 
 
@@ -77,7 +77,7 @@ async def test_a_wish_says_what_will_happen(summaries: str, word: str) -> None:
     assert (got["threads"], got["expires_in_seconds"]) == (2, WISHED)
     assert word in str(got["message"])
     for root in (b"r" * 16, b"s" * 16):
-        assert await register.there(root, [("mark", b"", b"")]) == [True]
+        assert await register.which_exist(root, [("mark", b"", b"")]) == [True]
 
 
 async def test_where_nothing_is_compacted_a_wish_is_refused() -> None:
@@ -91,15 +91,15 @@ async def test_where_nothing_is_compacted_a_wish_is_refused() -> None:
 async def test_originals_are_told_a_page_at_a_time() -> None:
     """A list shows how its items begin, an item its text; another tenant is told of neither."""
     register = a_register()
-    originals = Originals(register._backend, register._records)
+    originals = ArchiveTable(register._access)
     told, root = told_of(register), b"r" * 16
     entries = []
     for index in range(5):
         content = b'{"role":"tool","content":"%d"}' % index
         name = originals.name(TENANT, content)
-        await originals.keep(TENANT, root, name, ITEM + content, 60)
+        await originals.save(TENANT, root, name, ITEM + content, 60)
         entries.append(Entry(index, "tool", name, len(content)))
-    await originals.keep(TENANT, root, b"n" * 16, dump_list([*entries, Entry(9, "tool", b"", 10**6)]), 60)
+    await originals.save(TENANT, root, b"n" * 16, dump_list([*entries, Entry(9, "tool", b"", 10**6)]), 60)
     first = await told.original(TENANT, ref_of(root, b"n" * 16), Page())
     assert first is not None
     assert (first["total"], first["next_offset"]) == (6, 3)
