@@ -46,7 +46,7 @@ from proxy.store import (
 )
 from proxy.summaries import Jobs
 from proxy.tasks import Tasks
-from proxy.telemetry import shared
+from proxy.telemetry import multiprocess
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
@@ -158,7 +158,7 @@ class House:
         # Only here: in a worker the metrics' folder must be in the environment before their client is imported.
         from proxy.telemetry.metrics import Telemetry
 
-        folder = os.environ.get(shared.VARIABLE)
+        folder = os.environ.get(multiprocess.VARIABLE)
         telemetry = Telemetry(configuration.version(), Path(folder) if folder else None)
         tokenizers = Tokenizers()
 
@@ -285,19 +285,19 @@ async def _supervise(settings: Settings) -> int:
         server = settings.server.model_copy(update={"port": port})
         given = replace(given, settings=given.settings.model_copy(update={"server": server}))
         try:
-            folder = shared.make_directory()
+            folder = multiprocess.make_directory()
         except OSError as error:
             return _cannot_start(NoPlaceForFigures(error))
-        opened.callback(shared.remove_directory, folder)
+        opened.callback(multiprocess.remove_directory, folder)
         supervisor = Supervisor(
             "proxy.app:serve",
             given,
             settings.server.workers,
-            environ={**os.environ, shared.VARIABLE: str(folder)},
+            environ={**os.environ, multiprocess.VARIABLE: str(folder)},
             drain=settings.server.drain,
             ending=ending,
             events=lambda event, **facts: logs.log.info(event, **facts),
-            on_exit=lambda pid: shared.forget_worker(folder, pid),
+            on_exit=lambda pid: multiprocess.forget_worker(folder, pid),
         )
         catalogue = await asyncio.to_thread(open_catalogue, settings)
         if ending.asked.is_set():

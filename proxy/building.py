@@ -33,7 +33,7 @@ from proxy.engine.summary_answer import ClientCompaction
 from proxy.faults import Faults
 from proxy.notes.chronicle import Chronicle
 from proxy.routing import open_headers, open_names
-from proxy.server import Limits, Models, Place, ServerConfig
+from proxy.server import Limits, ListedUpstream, Models, ServerConfig
 from proxy.settings import Settings, Stages
 from proxy.store import (
     Store,
@@ -143,7 +143,7 @@ def models_of(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> 
         }
         return {name: value for name, value in told.items() if value is not None}
 
-    places = [Place(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
+    places = [ListedUpstream(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
     named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
     return Models(upstream, places, settings.default_upstream().name, named, figures)
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.harness import Proxy
-from tests.recalls import WINDOW, WORDING, Front, House, front, recalling
 from tests.stub import Answer, Rules, Stub
+from tests.support.proxy_process import Proxy
+from tests.support.recall_fixtures import WINDOW, WORDING, Front, House, front, recalling
 
 # The same examples on every run: a suite that is green once stays so. HYPOTHESIS_PROFILE=search looks for new ones.
 settings.register_profile("same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)

@@ -10,8 +10,8 @@ import pytest
 from proxy.announcing import announce, bracketed, unreachable, warn_of_silent
 from proxy.routing import open_catalogue
 from proxy.settings import load
-from tests.settings.files import written
 from tests.store.conftest import free_port
+from tests.support.settings_files import written
 
 
 @pytest.mark.parametrize(

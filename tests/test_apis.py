@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from proxy.core.compression.event import Demand
 from proxy.engine.plans import Plan
-from tests import strategies
-from tests.e2e.checks import changed
-from tests.fits import POLICY, UNSHRUNK, Desk, is_clip, outline_problems
-from tests.forms import body_of, kind_of, text_of, to_messages
-from tests.material import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.stub import Rules, messages, responses, slices
+from tests.support import conversation_strategies
+from tests.support.api_formats import body_of, kind_of, text_of, to_messages
+from tests.support.engine_fixtures import POLICY, UNSHRUNK, Desk, is_clip, outline_problems
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
+from tests.support.view_checks import changed
 
 WIRES: dict[str, Any] = {"messages": messages, "responses": responses}
 WINDOW = 4096
@@ -28,12 +28,12 @@ windows = st.sampled_from([512, 1024, 2048, 4096, 8192, 32768])
 @st.composite
 def asked(draw: st.DrawFn, api: str, **options: Any) -> bytes:
     """A request's bytes that a strict provider with an endless window accepts."""
-    chat = draw(strategies.conversations(surrogates=False, max_size=20, **options))
-    tools = draw(st.one_of(st.just([]), strategies.tools))
+    chat = draw(conversation_strategies.conversations(surrogates=False, max_size=20, **options))
+    tools = draw(st.one_of(st.just([]), conversation_strategies.tools))
     figure = "max_tokens" if api == "messages" else "max_output_tokens"
     body = body_of(api, chat, tools, **{figure: draw(st.sampled_from([16, 64, 300, 4000]))})
     assume(WIRES[api].judge(body, Rules(window=10**9)).kind == "ok")
-    return strategies.encode(draw, body)
+    return conversation_strategies.encode(draw, body)
 
 
 def problems(api: str, body: bytes, plan: Plan, window: int) -> list[str]:

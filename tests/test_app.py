@@ -22,10 +22,10 @@ from proxy.tasks import Tasks
 from proxy.telemetry.logs import Logs
 from proxy.workers import Worker
 from tests.conftest import StartStub
-from tests.e2e.processes import servers
-from tests.harness import free_port, until
-from tests.server.house import Stage, answer, listening
 from tests.store.conftest import short_path
+from tests.support.process_inspection import servers
+from tests.support.proxy_process import free_port, until
+from tests.support.server_fixture import Stage, answer, listening
 
 __all__ = ["short_path"]
 

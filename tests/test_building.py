@@ -12,8 +12,8 @@ from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from tests.fits import TENANT, body_of
-from tests.material import agent_session
+from tests.support.engine_fixtures import TENANT, body_of
+from tests.support.sample_conversations import agent_session
 
 UPSTREAMS: list[dict[str, Any]] = [
     {"name": "open", "base_url": "http://a"},

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.material import agent_session
+from tests.support.sample_conversations import agent_session
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("litellm", "aiohttp", "redis", "tiktoken", "pydantic", "yaml", "rich", "structlog", "prometheus_client")

@@ -35,7 +35,6 @@ EXEMPT = {
     "proxy/core/request.py": "plain values, no behaviour",
     "proxy/engine/ports.py": "protocols and plain values, no behaviour",
     "proxy/server/config.py": "plain values with defaults, no behaviour",
-    "proxy/server/relay.py": "carries bytes; seen at work over real connections in tests/server/test_leaving.py",
     "proxy/server/contracts.py": "protocols, no behaviour",
     "proxy/store/backend.py": "a protocol and exceptions, no behaviour",
     "proxy/summaries/contracts.py": "protocols, no behaviour",

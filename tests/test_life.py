@@ -16,8 +16,8 @@ from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.compression import digest, fold
 from proxy.core.compression.event import Demand, EnabledStages, Rules
 from proxy.core.decisions import Policy
-from tests.fits import POLICY, Book, Desk, Message, body_of, slices, tokenizers
-from tests.material import AGENT_TOOLS, agent_round, agent_session, tool
+from tests.support.engine_fixtures import POLICY, Book, Desk, Message, body_of, slices, tokenizers
+from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, tool
 
 WINDOW = 4096
 BEFORE = agent_session(20, 300)

@@ -18,9 +18,9 @@ from proxy.core.decisions import DIALECTS
 from proxy.engine.reading import Reader
 from proxy.memories import ByBytes, Locked, items, outlines, prefixes
 from tests.bench.small import BOUNDS, SHARE
-from tests.fits import tokenizers
-from tests.forms import body_of
-from tests.material import AGENT_TOOLS, agent_session
+from tests.support.api_formats import body_of
+from tests.support.engine_fixtures import tokenizers
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 TENANT = b"t" * 32
 

@@ -13,7 +13,7 @@ from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from tests.harness import until
+from tests.support.proxy_process import until
 
 
 def settings(**given: Any) -> Settings:
@@ -79,7 +79,7 @@ async def test_processes_leave_notes_for_each_other(tmp_path: Path) -> None:
         "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: None
     )
     try:
-        one, other = Board(store), Board(store)
+        one, other = Board(store.records), Board(store.records)
         assert await other.recall("windows up") is None
         one.remember("windows up", b"32768")
         await until(lambda: len(tasks) == 0)

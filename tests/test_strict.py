@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.compression.event import Demand
-from tests import strategies
-from tests.fits import UNSHRUNK, Desk
-from tests.forms import body_of, kind_of
 from tests.stub import Rules, chat, messages, responses
+from tests.support import conversation_strategies
+from tests.support.api_formats import body_of, kind_of
+from tests.support.engine_fixtures import UNSHRUNK, Desk
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 ENDLESS = 10**9
@@ -24,16 +24,16 @@ Message = dict[str, Any]
 @st.composite
 def turns(draw: st.DrawFn) -> tuple[list[Message], list[int]]:
     """A conversation in which user and assistant take turns, and the lengths at which it was a request."""
-    text = strategies.texts(surrogates=False)
-    found: list[Message] = draw(st.lists(strategies.systems(text), max_size=1))
+    text = conversation_strategies.texts(surrogates=False)
+    found: list[Message] = draw(st.lists(conversation_strategies.systems(text), max_size=1))
     ends = []
     for _ in range(draw(st.integers(2, 14))):
-        found.append(draw(strategies.users(text)))
+        found.append(draw(conversation_strategies.users(text)))
         ends.append(len(found))
         for _ in range(draw(st.integers(0, 3))):
-            found += draw(strategies.rounds(text))
+            found += draw(conversation_strategies.rounds(text))
             ends.append(len(found))
-        found.append(draw(strategies.spoken(text)))
+        found.append(draw(conversation_strategies.spoken(text)))
     return found[:-1], ends
 
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from proxy.core.conversation import chat
 from proxy.tokenizers import CHUNK, RUN, VOCABULARIES, Tokenizers, estimate, packaged_vocabularies, shortened
-from tests import strategies
 from tests.bench.counting_messages import messages
 from tests.bench.counting_messages import reference as reference_of_message
-from tests.material import log, prose
 from tests.stub import tokens as stub
+from tests.support import conversation_strategies
+from tests.support.sample_conversations import log, prose
 
 ROOT = Path(__file__).parents[1]
 ENCODINGS = sorted(VOCABULARIES)
@@ -39,7 +39,7 @@ def reference(encoding: str, text: str) -> int:
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @settings(max_examples=100)
-@given(text=strategies.texts() | st.text())
+@given(text=conversation_strategies.texts() | st.text())
 def test_counts_are_tiktokens(encoding: str, text: str) -> None:
     """Any text, lone surrogates and special-token text included, counts as tiktoken counts it as text."""
     assert SHARED.count(encoding, text) == reference(encoding, text)
@@ -55,7 +55,7 @@ def test_messages_count_exactly(encoding: str) -> None:
 
 
 @settings(max_examples=60)
-@given(strategies.texts())
+@given(conversation_strategies.texts())
 def test_the_strict_upstream_counts_alike(text: str) -> None:
     """The upstream of the tests, which reads the vocabulary by itself, bills the same."""
     assert SHARED.count("o200k_base", text) == stub.count(text)

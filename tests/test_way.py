@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.harness import ROOT
+from tests.support.proxy_process import ROOT
 
 MOST = {
     "fits": {"files": 42, "functions": 170, "calls": 217},

@@ -12,8 +12,7 @@ from proxy.core.conversation.outline import continues_stored
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.core.http_headers import CREDENTIAL_ORDER, CREDENTIALS
 from proxy.server.config import ServerConfig
-from proxy.server.intake import Intake
-from proxy.server.routes import is_stateless
+from proxy.server.request import RequestHeaders, is_stateless
 
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
@@ -52,13 +51,13 @@ class Access:
                 "Other names that lead to it are listed in server.hosts."
             )
 
-    def admit(self, intake: Intake) -> bytes:
+    def admit(self, intake: RequestHeaders) -> bytes:
         """The caller's tenant (32 bytes). A proxy key is taken out of what is forwarded. Raises ``Unauthorized``."""
         if self._keys:
             return self._by_proxy_key(intake)
         return client_tenant(intake.seen)
 
-    def check_origin(self, intake: Intake) -> str:
+    def check_origin(self, intake: RequestHeaders) -> str:
         """The listed foreign origin this request comes from, or an empty string. Raises ``Forbidden`` for others."""
         origin = intake.seen.get("origin")
         if origin is None:
@@ -73,7 +72,7 @@ class Access:
             raise Forbidden("Requests from this web origin are not accepted; list it in server.origins to allow it.")
         return ""
 
-    def check_admin(self, intake: Intake, names: Iterable[str]) -> None:
+    def check_admin(self, intake: RequestHeaders, names: Iterable[str]) -> None:
         """Raise unless the admin key came, or there is none and the caller is surely on this machine."""
         if self._admin is not None:
             if not hmac.compare_digest(_digest(_bearer(intake.seen.get("authorization", ""))), self._admin):
@@ -82,7 +81,7 @@ class Access:
         if not self._is_local(names):
             raise Forbidden("This page is closed: set server.admin_key to read it from another machine.")
 
-    def check_metrics(self, intake: Intake, names: Iterable[str]) -> None:
+    def check_metrics(self, intake: RequestHeaders, names: Iterable[str]) -> None:
         """Raise unless the metrics are for everybody, the caller is surely on this machine, or the admin key came.
 
         Behind access keys others share the proxy, and metrics name models, upstreams, projects and tenants.
@@ -113,7 +112,7 @@ class Access:
                 "(server.relay: all allows them)."
             )
 
-    def owner(self, intake: Intake, names: Iterable[str]) -> bytes:
+    def owner(self, intake: RequestHeaders, names: Iterable[str]) -> bytes:
         """The tenant whose conversations the caller may ask about: its own, by the credential of its model calls.
 
         Whoever holds the admin key names another's access key in ``x-ullage-key``. Callers without any credential are
@@ -138,7 +137,7 @@ class Access:
         """Whether the caller is surely on this machine, by where the proxy listens and the *names* of its headers."""
         return self.loopback and not any(name.lower() in _FORWARDED for name in names)
 
-    def _by_proxy_key(self, intake: Intake) -> bytes:
+    def _by_proxy_key(self, intake: RequestHeaders) -> bytes:
         own = intake.own.get("key")
         if own is not None:
             return self._tenant_of(own)

@@ -12,13 +12,14 @@ from proxy.core.request import Origin, Request
 from proxy.engine.fail_open import model_of
 from proxy.server.body import BodyReader, inflated
 from proxy.server.config import Limits
-from proxy.server.intake import Intake, options, window_variant
-from proxy.server.routes import managed
+from proxy.server.request import RequestHeaders, managed, options, window_variant
 
 _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
 
 
-async def read_request(plain: Request, path_qs: str, intake: Intake, reader: BodyReader, limits: Limits) -> Request:
+async def read_request(
+    plain: Request, path_qs: str, intake: RequestHeaders, reader: BodyReader, limits: Limits
+) -> Request:
     """Add to *plain*, which has the body as it came, what the path and the headers say.
 
     A content-encoding is taken off, within *limits*, and its header with it. Raises ``InvalidRequest``.

@@ -15,9 +15,9 @@ from aiohttp.streams import EMPTY_PAYLOAD
 
 from proxy.core.errors import InvalidRequest, Overloaded, UllageError, error_body
 from proxy.server.config import Limits
-from proxy.server.outgoing import Outgoing
+from proxy.server.response import ResponseWriter
 
-Handler = Callable[[web.BaseRequest], Awaitable[Outgoing]]
+Handler = Callable[[web.BaseRequest], Awaitable[ResponseWriter]]
 Parsed = tuple[Sequence[tuple[RawRequestMessage, StreamReader]], bool, bytes]
 
 _PIPELINED: Final = 2

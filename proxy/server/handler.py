@@ -20,22 +20,33 @@ from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, response
 from proxy.core.request import Request
 from proxy.engine import ports
 from proxy.faults import Faults, Where
-from proxy.server import answers, cors, websocket
+from proxy.server import response, websocket
 from proxy.server.access import Access
+from proxy.server.admin import OwnRoutes
+from proxy.server.admission import Drain
 from proxy.server.asked import UsageHider, ask
 from proxy.server.asking import named_model, read_request
 from proxy.server.body import BodyReader, Progress, Upload
 from proxy.server.config import ServerConfig
 from proxy.server.contracts import Answer, Engine, Observe, Route, Upstream
-from proxy.server.gate import Gate
-from proxy.server.intake import Intake, read_headers, without_secrets
-from proxy.server.local import Local
 from proxy.server.models import Models
 from proxy.server.naming import renamed
 from proxy.server.observer import ReplyObserver
-from proxy.server.outgoing import ClientLeft, Outgoing
-from proxy.server.relay import BodyRelay
-from proxy.server.routes import COMPACTING, COUNTING, api_path, is_local, listed_model, managed, wire
+from proxy.server.request import (
+    COMPACTING,
+    COUNTING,
+    RequestHeaders,
+    api_path,
+    is_local,
+    listed_model,
+    managed,
+    read_headers,
+    request_target,
+    send_continue,
+    wire,
+    without_secrets,
+)
+from proxy.server.response import BodyRelay, ClientLeft, ResponseWriter
 
 _LOG: Final = logging.getLogger(__name__)
 # What a client that did not wait is logged as, after a web server's custom.
@@ -54,7 +65,7 @@ class Call:
 
     __slots__ = ("cors", "hider", "observer", "out", "report", "told", "wire")
 
-    def __init__(self, out: Outgoing, report: Report, api: str) -> None:
+    def __init__(self, out: ResponseWriter, report: Report, api: str) -> None:
         self.out = out
         self.report = report
         self.wire = api
@@ -92,8 +103,8 @@ class Handler:
         route: Route,
         observe: Observe,
         access: Access,
-        gate: Gate,
-        local: Local,
+        gate: Drain,
+        local: OwnRoutes,
         models: Models,
         faults: Faults,
     ) -> None:
@@ -111,11 +122,11 @@ class Handler:
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
 
-    async def __call__(self, request: web.BaseRequest) -> Outgoing:
+    async def __call__(self, request: web.BaseRequest) -> ResponseWriter:
         """The answer, written."""
-        out = Outgoing(request, self._limits.write)
+        out = ResponseWriter(request, self._limits.write)
         out.keep_alive = out.keep_alive and not self._gate.draining
-        path_qs = answers.target(request.raw_path)
+        path_qs = request_target(request.raw_path)
         path = path_qs.partition("?")[0]
         if is_local(path) and self._access.knows_host(request.headers.get("host", "")):
             await self._local.answer(request, path, out)
@@ -145,7 +156,7 @@ class Handler:
             if not self._gate.cutting or request.transport is None:
                 call.note("client_left", _LEFT)
                 raise
-            self._fail(request, call, answers.ShuttingDown())
+            self._fail(request, call, response.ShuttingDown())
         except ClientLeft:
             call.note("client_left", _LEFT)
             call.out.abort()
@@ -161,9 +172,9 @@ class Handler:
         intake = read_headers(request.raw_headers)
         origin = self._access.check_origin(intake)
         if origin:
-            call.cors = cors.answer_headers(origin)
-            if cors.is_preflight(request):
-                answers.empty(call.out, 204, [*call.cors, *cors.preflight_headers(request)])
+            call.cors = response.answer_headers(origin)
+            if response.is_preflight(request):
+                response.empty(call.out, 204, [*call.cors, *response.preflight_headers(request)])
                 return
         self._gate.check()
         tenant = self._access.admit(intake)
@@ -186,10 +197,16 @@ class Handler:
             reader.release()
 
     async def _managed(
-        self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake, reader: BodyReader, tenant: bytes
+        self,
+        request: web.BaseRequest,
+        path_qs: str,
+        call: Call,
+        intake: RequestHeaders,
+        reader: BodyReader,
+        tenant: bytes,
     ) -> None:
         reader.check_declared()
-        answers.invite(request, intake)
+        send_continue(request, intake)
         body = await reader.whole()
         path = path_qs.partition("?")[0]
         send = self._sender(path_qs, call, intake)
@@ -229,7 +246,7 @@ class Handler:
             return self._engine.count
         return self._engine.compact if path in COMPACTING else self._engine.exchange
 
-    def _sender(self, path_qs: str, call: Call, intake: Intake) -> ports.Send:
+    def _sender(self, path_qs: str, call: Call, intake: RequestHeaders) -> ports.Send:
         """Return what sends a body upstream on this request's own path and headers."""
         api = call.report.api
 
@@ -251,9 +268,9 @@ class Handler:
         return send
 
     async def _relay(
-        self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake, reader: BodyReader
+        self, request: web.BaseRequest, path_qs: str, call: Call, intake: RequestHeaders, reader: BodyReader
     ) -> None:
-        answers.invite(request, intake)
+        send_continue(request, intake)
         headers = intake.forward
         body: bytes | AsyncIterator[bytes] | None = None
         model, first, complete = "", b"", False
@@ -285,10 +302,10 @@ class Handler:
             del first
             reader.release()
         del body, sending
-        answers.check_known(path_qs.partition("?")[0], reply)
+        response.check_known(path_qs.partition("?")[0], reply)
         await self._pass(call, reply, b"")
 
-    async def _list(self, path_qs: str, model: str, call: Call, intake: Intake) -> None:
+    async def _list(self, path_qs: str, model: str, call: Call, intake: RequestHeaders) -> None:
         """Answer for one model, or for all where *model* is empty."""
         upstream = self._route(model) if model else self._config.default_upstream
         call.report = call.report.but(model=model, upstream=upstream)
@@ -301,9 +318,9 @@ class Handler:
         call.out.write(heard.body)
         call.out.finish()
 
-    async def _tunnel(self, request: web.BaseRequest, path_qs: str, call: Call, intake: Intake) -> None:
+    async def _tunnel(self, request: web.BaseRequest, path_qs: str, call: Call, intake: RequestHeaders) -> None:
         path, _, query = path_qs.partition("?")
-        refusal = answers.UpgradeRefused() if api_path(path) == "responses" else None
+        refusal = response.UpgradeRefused() if api_path(path) == "responses" else None
         if refusal and not self._config.websockets:
             raise refusal
         model = parse_qs(query).get("model", [""])[0]
@@ -333,7 +350,7 @@ class Handler:
         body = BodyRelay(out, reply, observer)
         try:
             framing = {"sized": hider is None, "close_delimited": body.close_delimited}
-            answers.start(out, reply, self._headers(call), call.cors, **framing)
+            response.start(out, reply, self._headers(call), call.cors, **framing)
             if not await body.run(first):
                 call.note("upstream_truncated")
         except (UpstreamUnreachable, UpstreamTimeout):
@@ -355,12 +372,12 @@ class Handler:
             if out.status:
                 call.note(error.code)
                 streamed = call.report.stream
-                out.break_off(answers.last_event(error, call.wire) if streamed else b"")
+                out.break_off(response.last_event(error, call.wire) if streamed else b"")
                 return
             if not request.content.is_eof():
                 out.keep_alive = False
             call.report = call.report.but(outcome="refused", reason=call.report.reason or error.code)
-            answers.refuse(out, error, call.wire, call.report, call.cors)
+            response.refuse(out, error, call.wire, call.report, call.cors)
         except ClientLeft:
             call.note("client_left", _LEFT)
 

@@ -27,7 +27,7 @@ Figures = Callable[[str], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ListedUpstream:
     """An upstream; one that ``speaks`` the clients' APIs can be asked for its models."""
 
     name: str
@@ -35,7 +35,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ModelsAnswer:
     """A whole answer of one upstream."""
 
     status: int
@@ -69,7 +69,7 @@ class Models:
     """
 
     def __init__(
-        self, upstream: Upstream, places: Sequence[Place], default: str, named: Sequence[str], figures: Figures
+        self, upstream: Upstream, places: Sequence[ListedUpstream], default: str, named: Sequence[str], figures: Figures
     ) -> None:
         self._upstream = upstream
         self._places = tuple(places)
@@ -77,7 +77,7 @@ class Models:
         self._named = tuple(named)
         self._figures = figures
 
-    async def list(self, path_qs: str, headers: Sequence[tuple[str, str]], route: Route) -> Heard:
+    async def list(self, path_qs: str, headers: Sequence[tuple[str, str]], route: Route) -> ModelsAnswer:
         """Return the merged list: each model once, from the upstream that a request for it would go to.
 
         If no upstream has a list, return the default one's answer. Raises what asking an upstream raises if none
@@ -99,14 +99,14 @@ class Models:
 
     async def _ask_all(
         self, path_qs: str, headers: Sequence[tuple[str, str]]
-    ) -> tuple[dict[str, Heard], Sequence[UllageError]]:
+    ) -> tuple[dict[str, ModelsAnswer], Sequence[UllageError]]:
         """Ask every upstream for its list; return the answers by upstream, and the errors of those without one."""
         asked = [place for place in self._places if place.speaks]
         heard = await asyncio.gather(*(self._ask(place, path_qs, headers) for place in asked))
-        answers = {place.name: got for place, got in zip(asked, heard, strict=True) if isinstance(got, Heard)}
+        answers = {place.name: got for place, got in zip(asked, heard, strict=True) if isinstance(got, ModelsAnswer)}
         return answers, [got for got in heard if isinstance(got, UllageError)]
 
-    def _listed(self, answers: Mapping[str, Heard], route: Route) -> dict[str, dict[str, Any]]:
+    def _listed(self, answers: Mapping[str, ModelsAnswer], route: Route) -> dict[str, dict[str, Any]]:
         """Return the models that upstreams list by name, without those that a request would send elsewhere."""
         found: dict[str, dict[str, Any]] = {}
         for name, answer in answers.items():
@@ -115,11 +115,11 @@ class Models:
                     found.setdefault(model, self._completed(entry))
         return found
 
-    async def one(self, path_qs: str, model: str, headers: Sequence[tuple[str, str]], route: Route) -> Heard:
+    async def one(self, path_qs: str, model: str, headers: Sequence[tuple[str, str]], route: Route) -> ModelsAnswer:
         """One model, as its own upstream tells of it. Raises ``NotFound``, and what asking raises."""
         model = unquote(model)
         name = route(model)
-        place = next((place for place in self._places if place.name == name), Place(name))
+        place = next((place for place in self._places if place.name == name), ListedUpstream(name))
         heard = await self._heard(place, path_qs, headers) if place.speaks else None
         if heard is not None and heard.document:
             return _said(self._completed(heard.document), heard.headers)
@@ -129,7 +129,9 @@ class Models:
             return _said(self._completed(_entry(model, name, anthropic=_is_anthropic(headers))))
         return heard
 
-    async def _ask(self, place: Place, path_qs: str, headers: Sequence[tuple[str, str]]) -> Heard | UllageError:
+    async def _ask(
+        self, place: ListedUpstream, path_qs: str, headers: Sequence[tuple[str, str]]
+    ) -> ModelsAnswer | UllageError:
         try:
             async with asyncio.timeout(PATIENCE):
                 return await self._heard(place, path_qs, headers)
@@ -138,13 +140,13 @@ class Models:
         except UllageError as error:
             return error  # the other upstreams' models are still worth telling
 
-    async def _heard(self, place: Place, path_qs: str, headers: Sequence[tuple[str, str]]) -> Heard:
+    async def _heard(self, place: ListedUpstream, path_qs: str, headers: Sequence[tuple[str, str]]) -> ModelsAnswer:
         # Only the default upstream may see the client's key: it is not known whose it is otherwise.
         left_out = {"accept-encoding"} | (set() if place.name == self._default else CREDENTIALS)
         sent = [pair for pair in headers if pair[0].lower() not in left_out]
         reply = await self._upstream.send(place.name, "GET", path_qs, sent, None)
         try:
-            return Heard(reply.status, reply.headers, await _whole(reply))
+            return ModelsAnswer(reply.status, reply.headers, await _whole(reply))
         finally:
             reply.close()
 
@@ -194,7 +196,7 @@ def _list_document(first: Mapping[str, Any], data: Sequence[Mapping[str, Any]], 
     return document
 
 
-def _said(document: Mapping[str, Any], headers: Sequence[tuple[str, str]] = ()) -> Heard:
+def _said(document: Mapping[str, Any], headers: Sequence[tuple[str, str]] = ()) -> ModelsAnswer:
     body = json.dumps(document).encode()
     kept = [pair for pair in headers if not pair[0].lower().startswith("content-")]
-    return Heard(200, [*kept, ("content-type", "application/json"), ("content-length", str(len(body)))], body)
+    return ModelsAnswer(200, [*kept, ("content-type", "application/json"), ("content-length", str(len(body)))], body)

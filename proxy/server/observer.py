@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import NO_USAGE, Usage
+from proxy.core.sse import StreamEnd
 from proxy.core.usage import UsageTap
 from proxy.server.asked import UsageHider
-from proxy.server.stream_end import StreamEnd
 
 
 class ReplyObserver:

@@ -8,14 +8,12 @@ from collections.abc import Mapping
 
 from proxy.faults import Faults
 from proxy.server.access import Access
-from proxy.server.admission import Admission
-from proxy.server.api import Api
+from proxy.server.admin import ConversationRoutes, OwnRoutes
+from proxy.server.admission import Admission, Drain
 from proxy.server.config import ServerConfig
 from proxy.server.connection import Listener
 from proxy.server.contracts import Conversations, Engine, Metrics, Observe, Route, Status, Upstream
-from proxy.server.gate import Gate
 from proxy.server.handler import Handler
-from proxy.server.local import Local
 from proxy.server.models import Models
 
 
@@ -41,9 +39,9 @@ class Server:
         faults: Faults | None = None,
     ) -> None:
         self._access = access = Access(config)
-        self._gate = Gate(config.limits)
-        self._api = Api(access, conversations, config.limits)
-        self._local = Local(config.version, access, self._gate, metrics, status, self._api)
+        self._gate = Drain(config.limits)
+        self._api = ConversationRoutes(access, conversations, config.limits)
+        self._local = OwnRoutes(config.version, access, self._gate, metrics, status, self._api)
         self._limits = config.limits
         faults = faults or Faults()
         handler = Handler(config, engine, upstream, route, observe, access, self._gate, self._local, models, faults)

@@ -10,12 +10,12 @@ from aiohttp import web
 from proxy.core.errors import UpstreamUnreachable
 from proxy.pipe import Pipe
 from proxy.server.contracts import Tunnel, Upgradable
-from proxy.server.outgoing import ClientLeft, Outgoing
+from proxy.server.response import ClientLeft, ResponseWriter
 
 SWITCHING = 101
 
 
-async def relay(request: web.BaseRequest, out: Outgoing, reply: Upgradable) -> None:
+async def relay(request: web.BaseRequest, out: ResponseWriter, reply: Upgradable) -> None:
     """Answer 101 as the upstream did, then pass bytes on until either side ends. Raises ``ClientLeft``."""
     tunnel = reply.tunnel()
     try:
@@ -38,7 +38,7 @@ async def relay(request: web.BaseRequest, out: Outgoing, reply: Upgradable) -> N
         out.break_off()
 
 
-async def _down(tunnel: Tunnel, out: Outgoing) -> None:
+async def _down(tunnel: Tunnel, out: ResponseWriter) -> None:
     while chunk := await tunnel.next_chunk():
         out.write(chunk)
         if out.paused:

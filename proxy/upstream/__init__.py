@@ -2,9 +2,9 @@
 
 from proxy.upstream.direct import DirectReply, DirectUpstream, Target, Timeouts
 from proxy.upstream.litellm import Bridge, Bridged
+from proxy.upstream.probe_formats import find
 from proxy.upstream.probes import OnTold, Probes, may_answer
 from proxy.upstream.upstreams import Upstreams
-from proxy.upstream.windows import find
 
 __all__ = [
     "Bridge",

@@ -17,8 +17,8 @@ from yarl import URL
 from proxy.core.errors import Overloaded, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX
 from proxy.pipe import Pipe
+from proxy.upstream.aiohttp_patches import AbortingResponse, BytesBody, Connector, VerbatimRequest
 from proxy.upstream.paths import Base
-from proxy.upstream.wire import AbortingResponse, BytesBody, Connector, VerbatimRequest
 
 _HOP_BY_HOP: Final = frozenset(name.encode() for name in HOP_BY_HOP)
 _OWN_PREFIX: Final = OWN_PREFIX.encode()

@@ -20,8 +20,7 @@ from typing import Any, Final
 from proxy.core.budget.figures import reserve
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import CREDENTIAL_ORDER
-from proxy.upstream import bridge_members as members
-from proxy.upstream import bridge_shapes as shapes
+from proxy.upstream import litellm_shapes as shapes
 from proxy.upstream.direct import NOTHING, Timeouts
 
 OFFLINE: Final = {
@@ -203,7 +202,7 @@ def _load() -> _Loaded:
     litellm.suppress_debug_info = True
     litellm.drop_params = False
     litellm.turn_off_message_logging = True
-    wire: Any = importlib.import_module("proxy.upstream.bridge_wire")
+    wire: Any = importlib.import_module("proxy.upstream.litellm_transport")
     http: Any = importlib.import_module("litellm.llms.custom_httpx.http_handler")
     caching: Any = importlib.import_module("litellm.caching.llm_caching_handler")
     handler = http.AsyncHTTPHandler(transport=wire.Transport(), follow_redirects=False)
@@ -260,11 +259,11 @@ def _check(litellm: Any, place: Bridged, wanted: Mapping[str, Any]) -> None:
         raise InvalidRequest(
             f"The upstream {place.name!r} names a provider that LiteLLM does not know: {place.provider}."
         )
-    refused = sorted(wanted.keys() - _ALWAYS - (members.FIELDS & set(supported)))
+    refused = sorted(wanted.keys() - _ALWAYS - (shapes.FIELDS & set(supported)))
     if refused:
         names = ", ".join(refused)
         raise InvalidRequest(f"{place.provider} does not take {names} for {wanted['model']}. Leave {names} out.")
-    if lost := members.lost(place.provider, wanted):
+    if lost := shapes.lost(place.provider, wanted):
         raise InvalidRequest(f"{place.provider} does not take, for {wanted['model']}, {lost}.")
 
 
@@ -326,7 +325,7 @@ def _output(litellm: Any, place: Bridged, asked: Mapping[str, Any]) -> dict[str,
     LiteLLM would reserve all that the model can answer with, a third of some windows; here it is what was kept free.
     """
     model = asked["model"]
-    if asked.keys() & {"max_tokens", "max_completion_tokens"} or not members.CLAUDE.search(f"{place.provider}/{model}"):
+    if asked.keys() & {"max_tokens", "max_completion_tokens"} or not shapes.CLAUDE.search(f"{place.provider}/{model}"):
         return {}
     try:
         limits = litellm.get_model_info(model, place.provider)

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from tests.bench.bodies import KINDS, WINDOWS, Kind
 from tests.bench.cpu import cpu_seconds, family
-from tests.harness import ROOT, Proxy, free_port
+from tests.support.proxy_process import ROOT, Proxy, free_port
 
 SUBJECTS = ("direct", "relay", "ullage")
 

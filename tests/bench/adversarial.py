@@ -26,8 +26,8 @@ from rich.table import Table
 
 from tests.bench.__main__ import listening, program
 from tests.bench.cpu import cpu_seconds, family
-from tests.harness import Proxy, free_port
-from tests.material import prose
+from tests.support.proxy_process import Proxy, free_port
+from tests.support.sample_conversations import prose
 
 WINDOW = 32_768
 """Tokens: nearly every body is far above it, because a compaction is the longest way a request can go."""

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tests.material import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, agent_round, prose
+from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, agent_round, prose
 
 ROOMY, TIGHT = "bench-roomy", "bench-tight"
 """Models: with a window the bodies lie far below, and one for which 50 KB has to be counted, not compacted."""

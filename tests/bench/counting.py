@@ -25,9 +25,9 @@ from proxy.engine.reading import Reader, Reading
 from proxy.tokenizers import VOCABULARIES, Tokenizers
 from tests.bench.counting_messages import cjk, code, messages, noise, reference
 from tests.e2e.test_counting import WINDOW, drive
-from tests.harness import Proxy
-from tests.material import AGENT_TOOLS, agent_session
 from tests.stub import Rules, Stub
+from tests.support.proxy_process import Proxy
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 ENCODING, MODEL = "o200k_base", "gpt-4o"
 TENANT = b"t" * 32

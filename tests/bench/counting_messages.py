@@ -12,9 +12,9 @@ from typing import Any
 
 import tiktoken
 
-from tests.e2e import transcripts
-from tests.harness import ROOT
-from tests.material import agent_round, chat_turn, prose
+from tests.support import recorded_conversations
+from tests.support.proxy_process import ROOT
+from tests.support.sample_conversations import agent_round, chat_turn, prose
 
 Message = dict[str, Any]
 
@@ -55,7 +55,7 @@ def odd(seed: int) -> str:
 
 def recorded() -> Iterator[Message]:
     """Messages of recorded conversations, where they are at hand."""
-    yield from (dict(message) for found in transcripts.read_all() for message in found.messages)
+    yield from (dict(message) for found in recorded_conversations.read_all() for message in found.messages)
 
 
 def made() -> Iterator[Message]:

@@ -19,9 +19,9 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import read_rules, without
 from proxy.core.overflow.stream import Ending, Opening
 from proxy.settings import rulebook
-from tests.core.overflow import corpus
-from tests.core.overflow.claims import CIRCUMSTANCES, HALVES, claims
-from tests.core.overflow.field import met
+from tests.support import overflow_recordings
+from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, claims
+from tests.support.overflow_reports import met
 
 NAMES = {
     "azure_openai": ("Azure", "OpenAI"),
@@ -75,9 +75,9 @@ class Tally:
         )
 
 
-def judged(classifier: Classifier, row: corpus.Row) -> Overflow | None:
+def judged(classifier: Classifier, row: overflow_recordings.Row) -> Overflow | None:
     """What *row*'s bytes mean, whole, at the beginning of a stream, or behind its first content."""
-    headers, body = corpus.headers(row), corpus.wire(row)
+    headers, body = overflow_recordings.headers(row), overflow_recordings.wire(row)
     if row["status"] != 200:
         return classifier.answer(row["status"], headers, body)
     opening, ending = Opening(classifier, headers), Ending(classifier, headers)
@@ -87,7 +87,7 @@ def judged(classifier: Classifier, row: corpus.Row) -> Overflow | None:
     return opening.overflow or ending.overflow or (None if row["stream"] else classifier.answer(200, headers, body))
 
 
-def tally(classifier: Classifier, rows: Iterable[corpus.Row]) -> Tally:
+def tally(classifier: Classifier, rows: Iterable[overflow_recordings.Row]) -> Tally:
     """The figures of *classifier* on *rows*."""
     made = Tally()
     for row in rows:
@@ -113,10 +113,10 @@ def main() -> int:
                 found = whole.answer(claim.status, (), claim.body.encode(), claim.prior(circumstance))
                 made.add(found, claim.is_overflow, claim.limit)
             print(f"{half:<12} {circumstance:<15} {made}")
-    if not corpus.FILE.is_file():
-        print(f"no recordings at {corpus.FILE} (ULLAGE_SHARED names another folder)", file=sys.stderr)
+    if not overflow_recordings.FILE.is_file():
+        print(f"no recordings at {overflow_recordings.FILE} (ULLAGE_SHARED names another folder)", file=sys.stderr)
         return 1
-    rows = corpus.read()
+    rows = overflow_recordings.read()
     print(f"recorded             {tally(whole, rows)}")
     left_out = Tally()
     for provider in sorted({row["provider"] for row in rows}):

@@ -32,7 +32,7 @@ from tests.bench.__main__ import listening, program
 from tests.bench.bodies import WINDOWS, Kind, session
 from tests.bench.cpu import cpu_seconds, family
 from tests.bench.load import HEAD
-from tests.harness import Proxy, free_port
+from tests.support.proxy_process import Proxy, free_port
 
 DEADLINE = 2.0
 """Seconds after which an answer is of no use."""

@@ -14,10 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.e2e.talk import Talk
-from tests.harness import Proxy
-from tests.material import AGENT_TOOLS, agent_round, agent_session
 from tests.stub import Rules, Stub
+from tests.support.chat_client import Talk
+from tests.support.proxy_process import Proxy
+from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
 
 ROUNDS = 60
 ENDLESS = 10**9

@@ -26,8 +26,8 @@ from rich.progress import track
 from rich.table import Table
 
 from proxy.core.decisions import Policy
-from tests.e2e.transcripts import FOLDER
-from tests.fits import POLICY, Desk, count
+from tests.support.engine_fixtures import POLICY, Desk, count
+from tests.support.recorded_conversations import FOLDER
 
 Message = dict[str, Any]
 Compactor = Callable[[list[Message], int], list[Message] | None]

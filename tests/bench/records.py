@@ -28,9 +28,9 @@ from proxy.notes.chronicle import Chronicle
 from proxy.store import Store, open_store
 from proxy.summaries.kept import dump
 from proxy.tasks import Tasks
-from tests.e2e.transcripts import FOLDER
-from tests.fits import TENANT, Desk, body_of, count
 from tests.store.conftest import Valkey
+from tests.support.engine_fixtures import TENANT, Desk, body_of, count
+from tests.support.recorded_conversations import FOLDER
 
 WINDOWS = (8_192, 32_768)
 KINDS = {"e": "event", "s": "summary", "n": "notes", "c": "name", "l": "list", "a": "archive"}

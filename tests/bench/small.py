@@ -10,7 +10,7 @@ from types import ModuleType
 
 from proxy import building, cli, memories, noting, routing
 from proxy.engine import records as events
-from proxy.server import api
+from proxy.server import admin
 from proxy.store import encryption, tables
 
 SHARE = 64
@@ -25,7 +25,7 @@ BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (tables, ("_RENEWED", "_REQUESTS")),
     (encryption, ("_TENANTS",)),
     (events, ("SPARED",)),
-    (api, ("CALLERS",)),
+    (admin, ("CALLERS",)),
 )
 """The bounds of everything a process remembers of its clients, by the module that reads them."""
 

@@ -24,7 +24,7 @@ from tests.bench.__main__ import listening, program
 from tests.bench.bodies import ROOMY, TIGHT, Kind, session
 from tests.bench.cpu import PROC, family
 from tests.bench.load import Connection
-from tests.harness import Proxy, free_port
+from tests.support.proxy_process import Proxy, free_port
 
 MIB = 2**20
 MOST_PER_100K = 64 * MIB

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core.compression.schedule import NOTE
-from tests.e2e.transcripts import Transcript, read_all
-from tests.fits import Desk, slices
+from tests.support.engine_fixtures import Desk, slices
+from tests.support.recorded_conversations import Transcript, read_all
 
 WINDOWS = (2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152)
 RESULTS = ("tool", "function")

@@ -29,8 +29,8 @@ import yaml
 
 import proxy
 from proxy.cli import main
-from tests.harness import free_port
-from tests.material import AGENT_TOOLS, agent_session, chat_turn
+from tests.support.proxy_process import free_port
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
 
 ROOT = str(Path(proxy.__file__).parent) + os.sep
 HOUSEKEEPING = ("telemetry/lag.py", "loop_lag")

@@ -13,10 +13,10 @@ import pytest
 from proxy.commands.doctor import Diagnosis, examine, is_near
 from proxy.settings import Settings, load
 from tests.conftest import StartStub
-from tests.harness import ROOT, free_port
 from tests.stub import Fault, Stub
 from tests.stub.faults import error
 from tests.stub.tokens import request_tokens
+from tests.support.proxy_process import ROOT, free_port
 
 
 def settings(url: str, **upstream: Any) -> Settings:

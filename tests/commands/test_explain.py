@@ -12,9 +12,9 @@ from rich.console import Console
 from proxy.commands.explain import Unfit, api_of, breakdown, fitted, render
 from proxy.core.errors import InvalidRequest
 from proxy.settings import Settings
-from tests import forms
-from tests.fits import Desk, body_of, count, message_problems, slices
-from tests.material import AGENT_TOOLS, agent_session, prose, tool
+from tests.support import api_formats
+from tests.support.engine_fixtures import Desk, body_of, count, message_problems, slices
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, prose, tool
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
 
@@ -78,7 +78,7 @@ async def test_system_text_is_told_as_such_wherever_it_stands(api: str) -> None:
     """What ``system`` and ``instructions`` hold is the system's region and role, and text by its kind."""
     text = prose(3, 500)
     messages = [{"role": "system", "content": text}, *agent_session(3, 100)[1:]]
-    body = json.dumps(forms.body_of(api, messages)).encode()
+    body = json.dumps(api_formats.body_of(api, messages)).encode()
     shown = breakdown(await fitted(Settings(), body, window=20_000))
     assert shown.regions["system"] == shown.roles["system"]
     assert count(text) <= shown.regions["system"][0] <= shown.kinds["text"][0]

@@ -13,7 +13,7 @@ from proxy.commands.listing import listing
 from proxy.settings import Settings, load
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recovery import CHAT, TRUE, UNHEARD
-from tests.harness import Client
+from tests.support.proxy_process import Client
 
 KEY = "sk-learned"
 

@@ -8,7 +8,7 @@ from proxy.commands.reckoning import replay_all, show
 from proxy.commands.replay import Replayed, Turn
 from proxy.core.conversation.sessions import Session
 from proxy.settings import Prices, load
-from tests.material import agent_session
+from tests.support.sample_conversations import agent_session
 
 
 def test_rows_and_totals(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,8 @@ import pytest
 from proxy.commands.replay import Replayed, bodies, find_sessions, places, replay
 from proxy.core.conversation.sessions import Session
 from proxy.settings import load
-from tests.material import agent_session, chat_turn
 from tests.stub.tokens import request_tokens
+from tests.support.sample_conversations import agent_session, chat_turn
 
 WINDOW = 8_192
 MODEL = "gpt-4o-mini"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from proxy.core.decisions import CompactionTarget, UsageAnchor
 from tests.core.test_planner import measured
-from tests.material import agent_session
+from tests.support.sample_conversations import agent_session
 
 
 def test_a_target_changes_the_budget_and_nothing_else() -> None:

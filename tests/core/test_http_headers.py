@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core import http_headers
 from proxy.server.access import client_tenant
-from proxy.server.intake import read_headers
+from proxy.server.request import read_headers
 
 ROOT = Path(__file__).parents[2] / "proxy"
 

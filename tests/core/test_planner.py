@@ -27,9 +27,9 @@ from proxy.core.decisions import (
 )
 from proxy.core.planner import decide
 from proxy.core.request import Request
-from tests.fits import POLICY, TENANT, UNSHRUNK, Book, Desk, body_of, tools
-from tests.material import AGENT_TOOLS, agent_session, chat_turn, prose
-from tests.strategies import agent_sessions
+from tests.support.conversation_strategies import agent_sessions
+from tests.support.engine_fixtures import POLICY, TENANT, UNSHRUNK, Book, Desk, body_of, tools
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, prose
 
 WINDOW = 8192
 Message = dict[str, Any]

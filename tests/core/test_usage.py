@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.report import NO_USAGE, Usage
 from proxy.core.usage import UsageTap, usage_of
-from tests.growth import is_linear
+from tests.support.linear_time import is_linear
 
 STREAMS = {
     b'data: {"choices":[{"delta":{"content":"\\"usage\\":{\\"prompt_tokens\\":9}"}}],"usage":null}\n\n'

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import kill_all
 from tests.store.conftest import Valkey, short_path
+from tests.support.process_inspection import kill_all
 
 __all__ = ["short_path"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.talk import Talk
-from tests.material import AGENT_TOOLS, agent_session, chat_turn, prose
 from tests.stub import Answer
+from tests.support.chat_client import Talk
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, prose
 
 WINDOW = 8192
 BODIES: dict[str, list[bytes]] = {

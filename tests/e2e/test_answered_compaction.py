@@ -8,14 +8,14 @@ from typing import Any
 
 import httpx
 
-from tests import forms
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.processes import lines
 from tests.e2e.test_client_compaction import PROMPTS
-from tests.e2e.voices import KEY, VOICES, Voice
-from tests.harness import Proxy, until
-from tests.material import AGENT_TOOLS, agent_round, agent_session
 from tests.stub import Stub
+from tests.support import api_formats
+from tests.support.process_inspection import lines
+from tests.support.proxy_process import Proxy, until
+from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
+from tests.support.sdk_clients import KEY, VOICES, Voice
 
 WINDOW = 8192
 ROUNDS = 66
@@ -33,7 +33,13 @@ def session(rounds: int) -> list[dict[str, Any]]:
 
 def asked(api: str, talk: list[dict[str, Any]], *, compacting: bool) -> list[dict[str, Any]]:
     """The items of a request of *api*; Claude Code puts its prompt into the last of them."""
-    items = forms.to_messages(talk) if api == "messages" else forms.to_responses(talk) if api == "responses" else talk
+    items = (
+        api_formats.to_messages(talk)
+        if api == "messages"
+        else api_formats.to_responses(talk)
+        if api == "responses"
+        else talk
+    )
     if not compacting:
         return items
     if api == "messages":
@@ -81,7 +87,7 @@ async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, prox
             for stream in (False, True):
                 answer = await voice.ask(options, asked(api, session(ROUNDS), compacting=True), stream=stream)
                 assert voice.calls(answer) == []
-                texts.append(forms.text_of(answer[0]))
+                texts.append(api_formats.text_of(answer[0]))
             assert len(server.chats()) == before, "the model was asked all the same"
             assert texts[0] == texts[1]
             assert sum(f"ledger_{400 + at} is {9400 + at}" in texts[0] for at in range(1, ROUNDS)) >= 5

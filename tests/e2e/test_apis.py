@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.talk import Talk
 from tests.e2e.test_situations import OPENING, WINDOW, loop
-from tests.forms import body_of
-from tests.harness import Proxy
-from tests.material import AGENT_TOOLS, agent_session, chat_turn, log, prose
 from tests.stub import Answer, Call, Rules, Seen, Stub, messages
 from tests.stub.faults import error, events
+from tests.support.api_formats import body_of
+from tests.support.chat_client import Talk
+from tests.support.proxy_process import Proxy
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose
 
 APIS: Mapping[str, dict[str, Any]] = {"messages": {"wording": "anthropic"}, "responses": {}}
 

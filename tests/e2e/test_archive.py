@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.loop import WINDOW, Loop
-from tests.e2e.processes import metrics, total
 from tests.e2e.test_conversations import OTHER, get, told_when
 from tests.e2e.test_store import frozen
-from tests.harness import Proxy
 from tests.store.conftest import Valkey
+from tests.support.agent_loop import WINDOW, Loop
+from tests.support.process_inspection import metrics, total
+from tests.support.proxy_process import Proxy
 
 ON = {"archive": {"enabled": True}, "summaries": {"mode": "off"}}
 

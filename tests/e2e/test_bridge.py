@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.voices import KEY, OpenAI
-from tests.harness import Proxy, until
-from tests.material import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, log
 from tests.stub import Answer, Call, Seen, Stub
 from tests.stub.faults import Fault, rate_limited
+from tests.support.proxy_process import Proxy, until
+from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, log
+from tests.support.sdk_clients import KEY, OpenAI
 
 WINDOW = 8192
 MODEL = "claude-sonnet-4-5"

@@ -10,11 +10,11 @@ import pytest
 
 from proxy.core.compression.event import Demand
 from tests.conftest import StartProxy, StartStub
-from tests.fits import Desk
-from tests.forms import body_of
-from tests.harness import until
-from tests.material import AGENT_TOOLS, agent_session, chat_turn
 from tests.stub import Rules, chat, messages, responses, slices
+from tests.support.api_formats import body_of
+from tests.support.engine_fixtures import Desk
+from tests.support.proxy_process import until
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 WINDOW = 8192

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.agents import AGENTS
-from tests.harness import ROOT
 from tests.stub import Answer, Call, Seen, Stub
+from tests.support.library_agents import AGENTS
+from tests.support.proxy_process import ROOT
 
 WINDOW = 8192
 ROUNDS = 20
@@ -57,7 +57,7 @@ async def test_a_library_works_through_windows(stub: StartStub, proxy: StartProx
     server = await stub(window=WINDOW)
     server.script = rounds(ROUNDS, "read_file", lambda path: {"path": path})
     front = await proxy(server.url, window=WINDOW)
-    command = [sys.executable, "-m", "tests.e2e.agents", agent, front.url]
+    command = [sys.executable, "-m", "tests.support.library_agents", agent, front.url]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
     done = await asyncio.to_thread(
         subprocess.run, command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE

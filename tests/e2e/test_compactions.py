@@ -15,11 +15,11 @@ from openai import DefaultAsyncHttpxClient as Web
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_client_compaction import asked
-from tests.forms import body_of
-from tests.harness import Proxy
-from tests.material import AGENT_TASK, AGENT_TOOLS, agent_session
 from tests.stub import Stub
 from tests.stub.faults import error
+from tests.support.api_formats import body_of
+from tests.support.proxy_process import Proxy
+from tests.support.sample_conversations import AGENT_TASK, AGENT_TOOLS, agent_session
 
 WINDOW = 8192
 ITEM = {"type": "compaction_trigger"}

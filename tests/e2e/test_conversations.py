@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.loop import KEY, WINDOW, Loop, replicas
-from tests.harness import Proxy
 from tests.store.conftest import Valkey
 from tests.stub.summariser import Behaviour
+from tests.support.agent_loop import KEY, WINDOW, Loop, replicas
+from tests.support.proxy_process import Proxy
 
 NOW = {"x-ullage-compact": "now"}
 OTHER = "sk-test-of-somebody-else-000"

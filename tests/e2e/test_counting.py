@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.checks import Ledger
-from tests.material import AGENT_SYSTEM, AGENT_TASK, agent_round
 from tests.stub import Stub
+from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, agent_round
+from tests.support.view_checks import Ledger
 
 WINDOW = 16_384
 

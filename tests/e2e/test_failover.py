@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.loop import WINDOW, Loop, replicas
-from tests.e2e.processes import lines, metrics, total
 from tests.e2e.test_store import until_up
 from tests.store.conftest import eventually
-from tests.store.constellations import keys_of, six_nodes, watched
+from tests.support.agent_loop import WINDOW, Loop, replicas
+from tests.support.process_inspection import lines, metrics, total
+from tests.support.valkey_groups import keys_of, six_nodes, watched
 
 
 @asynccontextmanager

@@ -9,8 +9,8 @@ import httpx
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recovery import AGENT
-from tests.harness import Client, until
-from tests.material import prose
+from tests.support.proxy_process import Client, until
+from tests.support.sample_conversations import prose
 
 SMALL, LARGE = 8_192, 65_536
 LONG = [{"role": "user", "content": prose(1, 12_000)}]

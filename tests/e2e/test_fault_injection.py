@@ -18,13 +18,13 @@ import httpx
 import pytest
 
 from tests.conftest import StartStub
-from tests.forms import body_of
-from tests.harness import ROOT, Proxy
-from tests.injection import Injected, Injection, called, name_of
-from tests.material import AGENT_TOOLS, agent_round, agent_session, chat_turn
-from tests.recalls import LOOK, PATHS, Front, front
 from tests.stub import Answer, Fault, Stub
 from tests.stub.faults import error, events
+from tests.support.api_formats import body_of
+from tests.support.fault_injection import Injected, Injection, called, name_of
+from tests.support.proxy_process import ROOT, Proxy
+from tests.support.recall_fixtures import LOOK, PATHS, Front, front
+from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, chat_turn
 
 BROKEN = b"(the connection was closed before the end)"
 PARTS = 4
@@ -53,21 +53,27 @@ CARRIES = (
     "proxy/faults.py",
     "proxy/server/access.py",
     "proxy/server/admission.py",
-    "proxy/server/answers.py",
     "proxy/server/body.py",
     "proxy/server/config.py",
     "proxy/server/connection.py",
-    "proxy/server/cors.py",
-    "proxy/server/gate.py",
     "proxy/server/handler.py",
     "proxy/server/observer.py",
-    "proxy/server/outgoing.py",
-    "proxy/server/relay.py",
-    "proxy/server/routes.py",
+    "proxy/server/request.py RequestHeaders.",
+    "proxy/server/request.py _plain",
+    "proxy/server/request.py api_path",
+    "proxy/server/request.py is_local",
+    "proxy/server/request.py is_stateless",
+    "proxy/server/request.py is_stranger",
+    "proxy/server/request.py listed_model",
+    "proxy/server/request.py managed",
+    "proxy/server/request.py misses_root",
+    "proxy/server/request.py read_headers",
+    "proxy/server/request.py request_target",
+    "proxy/server/request.py send_continue",
+    "proxy/server/request.py wire",
+    "proxy/server/request.py without_secrets",
+    "proxy/server/response.py",
     "proxy/server/server.py",
-    "proxy/server/intake.py read_headers",
-    "proxy/server/intake.py without_secrets",
-    "proxy/server/intake.py Intake.",
     "proxy/tasks.py",
     "proxy/upstream/",
     "proxy/engine/fail_open.py",

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.processes import done
 from tests.e2e.test_recorded import FILES, Recorded, recorded
-from tests.forms import body_of
-from tests.harness import until
-from tests.material import chat_turn
 from tests.stub import Stub
+from tests.support.api_formats import body_of
+from tests.support.process_inspection import done
+from tests.support.proxy_process import until
+from tests.support.sample_conversations import chat_turn
 
 SHORT = chat_turn(1, 40)[:1]
 OTHER = chat_turn(2, 40)[:1]

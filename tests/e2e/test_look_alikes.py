@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.core.overflow.claims import Claim, claims
-from tests.harness import Proxy
-from tests.material import chat_turn
 from tests.stub import Fault, Stub
+from tests.support.overflow_claims import Claim, claims
+from tests.support.proxy_process import Proxy
+from tests.support.sample_conversations import chat_turn
 
 CHAT = [message for turn in range(12) for message in chat_turn(turn, 60)] + chat_turn(99, 40)[:1]
 KNOWN, UNHEARD, IN_TABLE = "a-model-of-ours", "a-model-nobody-has-heard-of", "gpt-4o"

@@ -18,7 +18,7 @@ import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_clients import ROUNDS, WINDOW, crossings, rounds
-from tests.material import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, log
+from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, log
 
 FOLDER = os.environ.get("ULLAGE_NODE", "")
 pytestmark = pytest.mark.skipif(not (FOLDER and shutil.which("node")), reason="ULLAGE_NODE is not set, or no node")

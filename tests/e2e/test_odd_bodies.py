@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 
 from tests.conftest import StartProxy, StartStub
-from tests.forms import body_of
-from tests.material import chat_turn, log, prose
 from tests.stub import Rules, Stub, chat, messages, responses
 from tests.stub.messages import signature
 from tests.stub.rules import Wording
+from tests.support.api_formats import body_of
+from tests.support.sample_conversations import chat_turn, log, prose
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 WINDOW = 4096

@@ -10,9 +10,9 @@ import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recovery import CHAT
-from tests.forms import body_of
 from tests.stub.faults import events
 from tests.stub.tokens import request_tokens
+from tests.support.api_formats import body_of
 
 BELIEVED, TRUE = 400_000, 8_192
 """What the proxy was told, and what the server has: our count is a thirtieth of the one and above the other."""

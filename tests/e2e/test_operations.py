@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.processes import done, lines, metrics, total
-from tests.harness import ROOT, until
-from tests.material import agent_session, chat_turn, tool
 from tests.stub import Fault
 from tests.stub.faults import error
+from tests.support.process_inspection import done, lines, metrics, total
+from tests.support.proxy_process import ROOT, until
+from tests.support.sample_conversations import agent_session, chat_turn, tool
 
 WINDOW = 8192
 SHORT: dict[str, Any] = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hi."}]}

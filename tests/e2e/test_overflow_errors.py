@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 
 from tests.conftest import StartProxy, StartStub
-from tests.core.overflow.corpus import BROKEN_OFF, Row, headers, rows, wire
-from tests.core.overflow.field import Met, met
-from tests.harness import Proxy
-from tests.material import chat_turn
 from tests.stub import Fault, Stub
+from tests.support.overflow_recordings import BROKEN_OFF, Row, headers, rows, wire
+from tests.support.overflow_reports import Met, met
+from tests.support.proxy_process import Proxy
+from tests.support.sample_conversations import chat_turn
 
 CHAT = [message for turn in range(10) for message in chat_turn(turn, 60)] + chat_turn(99, 40)[:1]
 UNHEARD = "a-model-nobody-has-heard-of"

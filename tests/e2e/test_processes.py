@@ -21,9 +21,9 @@ import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.processes import done, kill_all, lines, living, metrics, servers, total, until_gone, workers
-from tests.harness import ROOT, Client, Proxy, until
 from tests.stub import Answer, Fault, Stub
+from tests.support.process_inspection import done, kill_all, lines, living, metrics, servers, total, until_gone, workers
+from tests.support.proxy_process import ROOT, Client, Proxy, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
 

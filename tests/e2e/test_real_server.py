@@ -23,9 +23,9 @@ import pytest
 from proxy.commands.doctor import examine
 from proxy.settings import load
 from tests.conftest import StartProxy
-from tests.e2e.talk import gather
-from tests.harness import Client, free_port
-from tests.material import AGENT_TOOLS, agent_round, agent_session, chat_turn
+from tests.support.chat_client import gather
+from tests.support.proxy_process import Client, free_port
+from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, chat_turn
 
 BINARY, MODEL = os.environ.get("ULLAGE_LLAMA_SERVER", ""), os.environ.get("ULLAGE_LLAMA_MODEL", "")
 WINDOW = 8192

@@ -9,14 +9,14 @@ import pytest
 
 from proxy.core.recall.tool import MENTION, NAME
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.checks import view_problems
-from tests.e2e.processes import done, metrics, total
-from tests.e2e.voices import VOICES
-from tests.forms import text_of
-from tests.harness import until
-from tests.material import AGENT_TOOLS
-from tests.recalls import LOOK, READ, SAID, WINDOW, history, recalling
 from tests.stub import Answer
+from tests.support.api_formats import text_of
+from tests.support.process_inspection import done, metrics, total
+from tests.support.proxy_process import until
+from tests.support.recall_fixtures import LOOK, READ, SAID, WINDOW, history, recalling
+from tests.support.sample_conversations import AGENT_TOOLS
+from tests.support.sdk_clients import VOICES
+from tests.support.view_checks import view_problems
 
 MODEL = "gpt-4o-mini"
 ON: dict[str, Any] = {"recall": {"enabled": True}}

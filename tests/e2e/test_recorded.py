@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.recorder import FOLDER, HOPS, is_compaction
-from tests.harness import Proxy
+from tests.e2e.record_clients import FOLDER, HOPS, is_compaction
 from tests.stub import Rules, Stub, chat, messages, responses
 from tests.stub.rules import Wording
+from tests.support.proxy_process import Proxy
 
 WIRES: dict[str, Any] = {"chat/completions": chat, "messages": messages, "responses": responses}
 ENDLESS = 1_000_000

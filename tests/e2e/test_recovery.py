@@ -9,14 +9,14 @@ import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.talk import gather
-from tests.harness import Client
-from tests.material import agent_session, chat_turn
-from tests.pairs import pair_violations
 from tests.stub import Fault, Rules
 from tests.stub.faults import error, events
 from tests.stub.rules import Wording
 from tests.stub.tokens import request_tokens
+from tests.support.chat_client import gather
+from tests.support.proxy_process import Client
+from tests.support.sample_conversations import agent_session, chat_turn
+from tests.support.tool_pair_checks import pair_violations
 
 TOLD, TRUE = 16_384, 8_192
 WORDINGS = get_args(Wording)

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.processes import done, living, metrics, total
-from tests.material import chat_turn
 from tests.stub import Answer, Call, Fault, Stub
 from tests.stub.faults import JSON, error, events, redirect
+from tests.support.process_inspection import done, living, metrics, total
+from tests.support.sample_conversations import chat_turn
 
 KEY, ACCESS, ADMIN, MINE = "sk-upstream-CANARYU1", "access-CANARYA1-0123456789", "admin-CANARYD1", "sk-client-CANARYC1"
 STORE_KEY = "store-CANARYS1-0123456789abcdef"

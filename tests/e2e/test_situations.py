@@ -10,12 +10,21 @@ import pytest
 from openai import BadRequestError
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.checks import Ledger
-from tests.e2e.talk import MODEL, Talk
-from tests.harness import Client, Proxy
-from tests.material import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.stub import Answer, Call, Seen, Stub
 from tests.stub.tokens import count_json
+from tests.support.chat_client import MODEL, Talk
+from tests.support.proxy_process import Client, Proxy
+from tests.support.sample_conversations import (
+    AGENT_SYSTEM,
+    AGENT_TASK,
+    AGENT_TOOLS,
+    agent_session,
+    chat_turn,
+    log,
+    prose,
+    tool,
+)
+from tests.support.view_checks import Ledger
 
 WINDOW = 8192
 OPENING: list[dict[str, Any]] = [

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.processes import kill_all, lines, living, metrics, servers, total, until_gone
-from tests.e2e.talk import Talk
-from tests.harness import Proxy, until
-from tests.material import AGENT_SYSTEM, chat_turn, prose
 from tests.store.conftest import Valkey, free_port
 from tests.store.test_redis import old_server
 from tests.stub import Answer, Stub, slices
+from tests.support.chat_client import Talk
+from tests.support.process_inspection import kill_all, lines, living, metrics, servers, total, until_gone
+from tests.support.proxy_process import Proxy, until
+from tests.support.sample_conversations import AGENT_SYSTEM, chat_turn, prose
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.loop import KEY, WINDOW, Loop, replicas
-from tests.e2e.processes import lines, metrics, status, total
 from tests.e2e.test_store import frozen, full, lost
-from tests.harness import Proxy
 from tests.store.conftest import Valkey, eventually
 from tests.stub.summariser import INJECTED, PLANTED, Behaviour
+from tests.support.agent_loop import KEY, WINDOW, Loop, replicas
+from tests.support.process_inspection import lines, metrics, status, total
+from tests.support.proxy_process import Proxy
 
 CONSTRAINTS = tuple(
     f"Constraint {n}: never touch shard_{500 + n} without a backup of zone_{700 + n}." for n in range(15)

@@ -7,10 +7,10 @@ import signal
 from pathlib import Path
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.loop import WINDOW, Loop, replicas
-from tests.e2e.processes import done, metrics, total
-from tests.harness import until
 from tests.store.conftest import Valkey, eventually
+from tests.support.agent_loop import WINDOW, Loop, replicas
+from tests.support.process_inspection import done, metrics, total
+from tests.support.proxy_process import until
 
 
 async def test_a_client_that_leaves_takes_no_summary_along(stub: StartStub, home: Path, proxy: StartProxy) -> None:

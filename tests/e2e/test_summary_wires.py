@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.loop import KEY, WINDOW, Loop
-from tests.e2e.processes import metrics, total
 from tests.stub import Seen, Stub
+from tests.support.agent_loop import KEY, WINDOW, Loop
+from tests.support.process_inspection import metrics, total
 
 
 def answered(server: Stub) -> list[Seen]:

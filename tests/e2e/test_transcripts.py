@@ -13,11 +13,11 @@ import aiohttp
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.checks import Ledger, view_problems
-from tests.e2e.transcripts import FOLDER, Transcript, read_all
-from tests.pairs import pair_violations
 from tests.stub import Seen, Stub
 from tests.stub.tokens import encoding
+from tests.support.recorded_conversations import FOLDER, Transcript, read_all
+from tests.support.tool_pair_checks import pair_violations
+from tests.support.view_checks import Ledger, view_problems
 
 FULL = "ULLAGE_REPLAY_ALL"
 """Set this environment variable to replay every place of every conversation instead of a sample."""

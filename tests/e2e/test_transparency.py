@@ -14,12 +14,12 @@ import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.transcripts import FOLDER, read_all
-from tests.harness import Client, Proxy, until
-from tests.material import chat_turn
 from tests.stub import Answer, Fault
 from tests.stub.faults import JSON, SSE, events
 from tests.stub.tokens import request_tokens
+from tests.support.proxy_process import Client, Proxy, until
+from tests.support.recorded_conversations import FOLDER, read_all
+from tests.support.sample_conversations import chat_turn
 
 ABORTED_WITHIN = 2.0
 """Seconds; the proxy needs a few milliseconds, the machine may be busy."""

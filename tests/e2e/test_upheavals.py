@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.processes import kill_all, lines, living, metrics, total
 from tests.e2e.test_store import WINDOW, ask, chatting, grows, over_an_event, until_up
 from tests.store.conftest import Valkey
+from tests.support.process_inspection import kill_all, lines, living, metrics, total
 
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 READ_ONLY = """

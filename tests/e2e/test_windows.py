@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.talk import Talk
-from tests.harness import Proxy
-from tests.material import prose
 from tests.stub import Stub
+from tests.support.chat_client import Talk
+from tests.support.proxy_process import Proxy
+from tests.support.sample_conversations import prose
 
 MODEL = "local-model"
 WINDOW = 8192

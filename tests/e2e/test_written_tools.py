@@ -13,10 +13,10 @@ from proxy.core.compression.mild import Mild
 from proxy.core.compression.prune import Prune
 from proxy.core.compression.swap import OLD
 from proxy.core.decisions import Policy
-from tests.fits import POLICY, Desk
-from tests.forms import body_of
-from tests.material import prose
 from tests.stub import chat, messages, responses, slices
+from tests.support.api_formats import body_of
+from tests.support.engine_fixtures import POLICY, Desk
+from tests.support.sample_conversations import prose
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 TASK = "Tidy up the parser, and never touch the lexer."

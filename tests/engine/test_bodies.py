@@ -14,7 +14,7 @@ from proxy.core.request import Request
 from proxy.engine.bodies import renamed, rerouted, truncating, with_output
 from proxy.engine.plans import Plan
 from proxy.engine.reading import Located
-from tests.fits import TENANT, Book, Desk
+from tests.support.engine_fixtures import TENANT, Book, Desk
 
 LISTS = {"chat": "messages", "messages": "messages", "responses": "input"}
 

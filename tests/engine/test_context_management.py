@@ -11,10 +11,10 @@ import pytest
 from proxy.core.budget.catalogue import Route
 from proxy.core.compression.clearing import PLACEHOLDER
 from proxy.core.request import Options, Request
-from tests.fits import TENANT, Desk
-from tests.forms import body_of
-from tests.material import AGENT_TOOLS, agent_session
 from tests.stub import Rules, messages
+from tests.support.api_formats import body_of
+from tests.support.engine_fixtures import TENANT, Desk
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 ROUTE = Route("stub", "claude-9", 200_000, None, "o200k_base", "configured")
 CLEAR = {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 3000}}]}

@@ -15,9 +15,12 @@ from proxy.core.errors import InvalidRequest, UpstreamUnreachable
 from proxy.core.report import Usage
 from proxy.engine.engine import Counting
 from proxy.engine.ports import Reply
-from tests.fits import POLICY, TENANT, body_of, message_problems, outline_problems, slices
-from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
-from tests.rooms import (
+from tests.stub import Rules, judge
+from tests.stub.rules import Wording, overflow_error
+from tests.stub.tokens import request_tokens
+from tests.support.engine_fixtures import POLICY, TENANT, body_of, message_problems, outline_problems, slices
+from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, prose
+from tests.support.scripted_upstream import (
     DONE,
     JSON,
     ROLE,
@@ -38,9 +41,6 @@ from tests.rooms import (
     strict_responses,
     whole,
 )
-from tests.stub import Rules, judge
-from tests.stub.rules import Wording, overflow_error
-from tests.stub.tokens import request_tokens
 
 
 @pytest.mark.parametrize("wording", WORDINGS)

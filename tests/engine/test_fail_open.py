@@ -15,8 +15,22 @@ from proxy.engine.fitting import Fitter
 from proxy.engine.planning import Planner
 from proxy.engine.recovery import Recovery
 from proxy.engine.replies import Answer, OverflowDetector
-from tests.fits import TENANT
-from tests.rooms import DONE, JSON, ROLE, SSE, TOO_LONG, WINDOW, WORD, Given, Room, Upstream, always, session, whole
+from tests.support.engine_fixtures import TENANT
+from tests.support.scripted_upstream import (
+    DONE,
+    JSON,
+    ROLE,
+    SSE,
+    TOO_LONG,
+    WINDOW,
+    WORD,
+    Given,
+    Room,
+    Upstream,
+    always,
+    session,
+    whole,
+)
 
 DEGRADED = ("degraded", "internal_error")
 

@@ -18,15 +18,17 @@ from proxy.core.compression.truncate import Truncate
 from proxy.core.conversation.items import lay_out
 from proxy.core.decisions import Policy
 from proxy.core.request import Request
-from tests import strategies
 from tests.bench.unread import Counts, replay, work
-from tests.drawn import SESSIONS, SPARING, WINDOW, asked, coding_session, growing, requests_of, windows
-from tests.e2e.transcripts import FOLDER, read_all
-from tests.fits import (
+from tests.stub.tokens import fixed_tokens, message_tokens, request_tokens
+from tests.support import conversation_strategies
+from tests.support.conversation_strategies import asked, growing, windows
+from tests.support.engine_fixtures import (
     POLICY,
+    SPARING,
     SYSTEMS,
     TENANT,
     UNSHRUNK,
+    WINDOW,
     Desk,
     Message,
     body_of,
@@ -35,8 +37,20 @@ from tests.fits import (
     slices,
     text_of,
 )
-from tests.material import AGENT_TASK, AGENT_TOOLS, agent_round, agent_session, chat_turn, log, prose, tool
-from tests.stub.tokens import fixed_tokens, message_tokens, request_tokens
+from tests.support.recorded_conversations import FOLDER, read_all
+from tests.support.sample_conversations import (
+    AGENT_TASK,
+    AGENT_TOOLS,
+    SESSIONS,
+    agent_round,
+    agent_session,
+    chat_turn,
+    coding_session,
+    log,
+    prose,
+    requests_of,
+    tool,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 
@@ -302,7 +316,7 @@ async def test_a_fold_after_a_mild_event_digests_the_originals() -> None:
 
 
 @settings(max_examples=25, phases=UNSHRUNK)
-@given(strategies.agent_sessions(max_rounds=30), st.sampled_from([1500, 3000, 6000]))
+@given(conversation_strategies.agent_sessions(max_rounds=30), st.sampled_from([1500, 3000, 6000]))
 async def test_an_agents_view_only_grows_between_events(messages: list[Message], window: int) -> None:
     """Coding sessions fit at every request, cold and watched alike; between events the view grows at its end."""
     desk = Desk()

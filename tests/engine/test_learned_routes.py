@@ -12,7 +12,7 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
 from proxy.engine.learned_routes import FRESH_SECONDS, RAISE_ANY, LearnedRoutes, Sent, remedy
-from tests.fits import Book
+from tests.support.engine_fixtures import Book
 
 T = 1_000_000.0
 ROUTE = Route("up", "m", None, None, "o200k_base", "unknown")

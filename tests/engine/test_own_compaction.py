@@ -11,9 +11,9 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.request import Request
 from proxy.engine.own_compaction import Compacting, Kind, Made, Serving, is_trigger
 from tests.e2e.test_client_compaction import asked
-from tests.fits import TENANT, Desk, count
-from tests.forms import text_of
-from tests.material import AGENT_TASK, agent_session, chat_turn, log
+from tests.support.api_formats import text_of
+from tests.support.engine_fixtures import TENANT, Desk, count
+from tests.support.sample_conversations import AGENT_TASK, agent_session, chat_turn, log
 
 WINDOW = 8192
 TRIGGER = {"type": "compaction_trigger"}

@@ -9,9 +9,10 @@ import pytest
 
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.request import Mode, Options, Request
-from tests.fits import TENANT, Book, Desk, Message, body_of, slices
-from tests.material import AGENT_TOOLS, agent_round, agent_session, prose
-from tests.rooms import (
+from tests.stub.tokens import request_tokens
+from tests.support.engine_fixtures import TENANT, Book, Desk, Message, body_of, slices
+from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, prose
+from tests.support.scripted_upstream import (
     WINDOW,
     Given,
     Room,
@@ -22,7 +23,6 @@ from tests.rooms import (
     strict_responses,
     whole,
 )
-from tests.stub.tokens import request_tokens
 
 
 async def test_what_is_learned_stays_with_its_tenant() -> None:

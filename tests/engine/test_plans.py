@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from proxy.core.budget.figures import Marks
-from tests.drawn import WINDOW
-from tests.fits import (
+from tests.stub.tokens import request_tokens
+from tests.support.engine_fixtures import (
     POLICY,
+    WINDOW,
     Desk,
     body_of,
 )
-from tests.material import agent_round, agent_session
-from tests.stub.tokens import request_tokens
+from tests.support.sample_conversations import agent_round, agent_session
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 

@@ -23,8 +23,8 @@ from proxy.core.conversation.scan import scan
 from proxy.core.errors import InvalidRequest
 from proxy.engine.reading import PREFIX_FROM, Reader, Reading
 from proxy.offload import LARGE
-from tests import strategies
-from tests.material import AGENT_TOOLS, agent_session, chat_turn
+from tests.support import conversation_strategies
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
 
 ANN, BOB = b"a" * 32, b"b" * 32
 KEY = b"k" * 32
@@ -116,7 +116,7 @@ def sequences(draw: st.DrawFn) -> list[Body]:
             around["space"] = draw(st.sampled_from(["", " ", "\n\t"]))
         elif step != "repeat":
             side = draw(st.sampled_from(["before", "after"]))
-            value: Any = draw(strategies.tools) if step == "tools" else draw(st.sampled_from(["m", "n"]))
+            value: Any = draw(conversation_strategies.tools) if step == "tools" else draw(st.sampled_from(["m", "n"]))
             around = {**around, "before": {**around["before"]}, "after": {**around["after"]}}
             other = "after" if side == "before" else "before"
             around[other].pop(step, None)
@@ -126,12 +126,14 @@ def sequences(draw: st.DrawFn) -> list[Body]:
     return sent
 
 
-talk = strategies.conversations(with_orphans=True, long=False, max_size=2)
+talk = conversation_strategies.conversations(with_orphans=True, long=False, max_size=2)
 
 
 def written(messages: list[dict[str, Any]], around: dict[str, Any]) -> bytes:
     space = around["space"]
-    listed = f"{space},{space}".join(strategies._write(message, space, True, False) for message in messages)
+    listed = f"{space},{space}".join(
+        conversation_strategies._write(message, space, True, False) for message in messages
+    )
     fields = [f'"{key}":{json.dumps(value)}' for key, value in around["before"].items()]
     fields.append(f'"messages"{space}:{space}[{space}{listed}{space}]')
     fields += [f'"{key}":{json.dumps(value)}' for key, value in around["after"].items()]

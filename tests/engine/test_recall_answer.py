@@ -12,10 +12,10 @@ import pytest
 from proxy.core.recall.tool import NAME
 from proxy.engine import recall_answer
 from proxy.tasks import Tasks
-from tests.harness import until
-from tests.recalls import LOOK, PATHS, READ, Front, House, both, every, recalling, request, said
 from tests.stub import Answer, Fault, Stub
 from tests.stub.faults import NO_FAULT, SSE, error, rate_limited
+from tests.support.proxy_process import until
+from tests.support.recall_fixtures import LOOK, PATHS, READ, Front, House, both, every, recalling, request, said
 
 
 @every

@@ -15,11 +15,11 @@ from proxy.core.compression.record import CompactionRecord
 from proxy.core.recall.tool import MENTION, NAME
 from proxy.engine.plans import Plan
 from proxy.engine.recall_offer import PART
-from tests.fits import POLICY, Book, Desk
-from tests.forms import body_of, tools_of
-from tests.material import AGENT_TOOLS, agent_round, agent_session
-from tests.recalls import APIS, WINDOW, history
 from tests.stub import chat, messages, responses
+from tests.support.api_formats import body_of, tools_of
+from tests.support.engine_fixtures import POLICY, Book, Desk
+from tests.support.recall_fixtures import APIS, WINDOW, history
+from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
 
 ON = replace(POLICY, recall=True)
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}

@@ -10,11 +10,24 @@ from proxy.core.recall.search import LAST
 from proxy.core.recall.splice import NOT_RUN
 from proxy.core.recall.tool import NAME
 from proxy.engine.recall_session import CALLS, TOO_MANY
-from tests.e2e.voices import VOICES
-from tests.material import AGENT_TOOLS, agent_session, log
-from tests.recalls import KEYS, LOOK, READ, SAID, WINDOW, WORDING, House, both, every, recalling, request, said
-from tests.streams import heard
 from tests.stub import Answer, Call, Rules, Seen, Stub, chat, messages, responses
+from tests.support.answer_parser import heard
+from tests.support.recall_fixtures import (
+    KEYS,
+    LOOK,
+    READ,
+    SAID,
+    WINDOW,
+    WORDING,
+    House,
+    both,
+    every,
+    recalling,
+    request,
+    said,
+)
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, log
+from tests.support.sdk_clients import VOICES
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 

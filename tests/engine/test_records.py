@@ -21,18 +21,19 @@ from proxy.core.request import Options, Request
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.store import open_store
 from proxy.tasks import Tasks
-from tests.drawn import SESSIONS, WINDOW, growing, requests_of
-from tests.fits import (
+from tests.support.conversation_strategies import growing
+from tests.support.engine_fixtures import (
     POLICY,
     TENANT,
     UNSHRUNK,
+    WINDOW,
     Book,
     Desk,
     Message,
     body_of,
     slices,
 )
-from tests.material import AGENT_TOOLS, agent_round, agent_session
+from tests.support.sample_conversations import AGENT_TOOLS, SESSIONS, agent_round, agent_session, requests_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 
@@ -116,7 +117,7 @@ async def test_tenants_and_labels_share_nothing() -> None:
     assert len({key[1] for key in keys}) == len({key[3] for key in keys}) == 3
 
 
-async def test_the_memory_store_serves_as_recorder(tmp_path: Path) -> None:
+async def test_the_memory_store_holds_the_records(tmp_path: Path) -> None:
     """Over the real store in memory two replicas that take turns send the same views."""
     faults: list[str] = []
     tasks = Tasks(lambda name, error: faults.append(name))
@@ -124,7 +125,7 @@ async def test_the_memory_store_serves_as_recorder(tmp_path: Path) -> None:
         "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: faults.append(event)
     )
     try:
-        two = [Desk(store), Desk(store)]
+        two = [Desk(store.records), Desk(store.records)]
         messages = agent_session(30, 300)
         for at, end in enumerate(requests_of(messages)):
             views = [await desk.view(messages[:end], WINDOW) for desk in (two if at % 2 else two[::-1])]

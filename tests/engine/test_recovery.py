@@ -16,12 +16,12 @@ from proxy.engine.engine import Engine
 from proxy.engine.ports import Reply
 from proxy.engine.recovery import is_smaller
 from proxy.engine.replies import Answer
-from tests.fits import POLICY, TENANT, Book, Desk, body_of, classifier, slices
-from tests.material import agent_session, prose
-from tests.rooms import Given, session, whole
 from tests.stub import Rules, judge
 from tests.stub.rules import overflow_error
 from tests.stub.tokens import request_tokens
+from tests.support.engine_fixtures import POLICY, TENANT, Book, Desk, body_of, classifier, slices
+from tests.support.sample_conversations import agent_session, prose
+from tests.support.scripted_upstream import Given, session, whole
 
 OWN, BIG = "gpt-4o-mini", "big-model"
 

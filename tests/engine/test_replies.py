@@ -9,7 +9,9 @@ import pytest
 
 from proxy.core.report import Usage
 from proxy.engine.replies import HOLD_SECONDS
-from tests.rooms import (
+from tests.stub import Rules, judge
+from tests.stub.rules import overflow_error
+from tests.support.scripted_upstream import (
     DONE,
     JSON,
     ROLE,
@@ -22,8 +24,6 @@ from tests.rooms import (
     session,
     whole,
 )
-from tests.stub import Rules, judge
-from tests.stub.rules import overflow_error
 
 
 async def test_an_overflow_after_content_passes() -> None:

@@ -13,8 +13,8 @@ from proxy.engine.plans import Plan
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.engine.summary_answer import NEARLY, ClientCompaction
-from tests.fits import TENANT, Desk, Message, body_of, tokenizers, tools
-from tests.material import AGENT_TOOLS, agent_session
+from tests.support.engine_fixtures import TENANT, Desk, Message, body_of, tokenizers, tools
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 WINDOW = 8192
 PROMPT = {"role": "user", "content": "You are performing a CONTEXT CHECKPOINT COMPACTION."}

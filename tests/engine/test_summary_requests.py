@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from proxy.core.budget.figures import stepped
 from proxy.core.recall.tool import NAME
 from proxy.engine.summary_requests import MOST_SUMMARY, summary_request_of
-from tests.fits import POLICY, Desk
-from tests.forms import body_of
-from tests.material import AGENT_TOOLS, agent_session
+from tests.support.api_formats import body_of
+from tests.support.engine_fixtures import POLICY, Desk
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 
 @given(st.integers(1, 10**7))

@@ -10,15 +10,16 @@ import pytest
 
 from proxy.core.budget.shares import Allocation
 from proxy.core.errors import ContextTooLong
-from tests.drawn import SCHEMA, WINDOW
-from tests.fits import (
+from tests.stub.tokens import count_json
+from tests.support.engine_fixtures import (
     POLICY,
+    WINDOW,
     Desk,
     body_of,
 )
-from tests.material import agent_session, prose, tool
-from tests.stub.tokens import count_json
+from tests.support.sample_conversations import agent_session, prose, tool
 
+SCHEMA = {"type": "object", "properties": {f"member_{n}": {"type": "string"} for n in range(6)}}
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 
 

@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from tests import forms
-from tests.drawn import WINDOW, coding_session
-from tests.fits import (
+from tests.stub.tokens import count_json
+from tests.support import api_formats
+from tests.support.engine_fixtures import (
+    WINDOW,
     Desk,
     body_of,
     count,
 )
-from tests.material import AGENT_TOOLS, agent_session, prose
-from tests.stub.tokens import count_json
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, coding_session, prose
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 
@@ -59,7 +59,7 @@ async def test_system_text_is_the_system_region_wherever_it_stands(api: str) -> 
     messages = agent_session(6, 300)
     text = prose(3, 500)
     messages[0] = {"role": "system", "content": f"{text}\n\n# Memories\n- likes tabs\n"}
-    body = json.dumps(forms.body_of(api, messages, AGENT_TOOLS)).encode()
+    body = json.dumps(api_formats.body_of(api, messages, AGENT_TOOLS)).encode()
     plan = await Desk().plan(body, WINDOW, api=api)
     found = dict(plan.report.regions)
     assert 0 <= found["system"] - count(text) < 8
@@ -73,6 +73,6 @@ async def test_system_text_is_the_system_region_wherever_it_stands(api: str) -> 
 async def test_a_refusal_blames_large_system_text_wherever_it_stands(api: str) -> None:
     """A ``system`` or ``instructions`` above the window is what the refusal names."""
     messages = [{"role": "system", "content": prose(1, 5000)}, {"role": "user", "content": "hi"}]
-    plan = await Desk().plan(json.dumps(forms.body_of(api, messages)).encode(), WINDOW, api=api)
+    plan = await Desk().plan(json.dumps(api_formats.body_of(api, messages)).encode(), WINDOW, api=api)
     assert plan.error is not None
     assert "system messages" in plan.error.message

@@ -27,10 +27,10 @@ from typing import Any
 import httpx
 
 from tests.golden.cases import Case, Setup, models, setups, true_windows
-from tests.harness import Proxy
 from tests.store.conftest import Valkey
 from tests.stub import Rules, Seen, Stub
 from tests.stub.answers import Answer, Call
+from tests.support.proxy_process import Proxy
 
 TIMES = frozenset({"request_id", "overhead_ms", "duration_ms", "timestamp", "event", "level", "cached_tokens"})
 KEY = "golden-record-key-0123456789abcdef"

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.e2e.transcripts import read_all
-from tests.forms import body_of
-from tests.material import AGENT_TOOLS, agent_session, chat_turn
 from tests.stub.tokens import request_tokens
+from tests.support.api_formats import body_of
+from tests.support.recorded_conversations import read_all
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
 
 Message = dict[str, Any]
 

@@ -15,8 +15,8 @@ from proxy.core.compression.swap import Placeholder
 from proxy.core.conversation.pages import load, parts_of
 from proxy.engine.plans import Plan
 from proxy.notes.archive import REST, Archive, Terms, left_by
-from tests.fits import Desk, body_of, slices
-from tests.material import agent_session
+from tests.support.engine_fixtures import Desk, body_of, slices
+from tests.support.sample_conversations import agent_session
 
 WINDOW = 8192
 

@@ -11,9 +11,9 @@ from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote,
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
 from proxy.notes.chronicle import Chronicle
-from tests.fits import TENANT, Desk, body_of
-from tests.material import agent_session
-from tests.server.house import a_register
+from tests.support.engine_fixtures import TENANT, Desk, body_of
+from tests.support.sample_conversations import agent_session
+from tests.support.server_fixture import a_register
 
 WINDOW = 8192
 

@@ -14,7 +14,7 @@ from proxy.core.errors import Conflict
 from proxy.notes.conversations import WISHED, Conversations
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable
-from tests.server.house import a_register
+from tests.support.server_fixture import a_register
 
 TENANT, OTHER, NAME = b"t" * 32, b"o" * 32, "abcdefgh-_123456"
 CHAIN = b"c" * 16

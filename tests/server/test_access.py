@@ -5,8 +5,8 @@ import pytest
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.server import ServerConfig
 from proxy.server.access import Access, tenants_of
-from proxy.server.intake import read_headers
-from tests.server.house import answer, house
+from proxy.server.request import read_headers
+from tests.support.server_fixture import answer, house
 
 SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
 

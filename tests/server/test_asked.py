@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from proxy.server import ServerConfig
 from proxy.server.asked import UsageHider, ask
-from tests.growth import is_linear
-from tests.server.house import Heard, Stage, chunk, house
+from tests.support.linear_time import is_linear
+from tests.support.server_fixture import Heard, Stage, chunk, house
 
 MEMBER = b'"stream_options":{"include_usage":true}'
 TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}],"usage":null}\n\n'

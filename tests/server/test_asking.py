@@ -12,17 +12,17 @@ from proxy.core.request import Request
 from proxy.server.asking import read_request
 from proxy.server.body import BodyBytes, BodyReader
 from proxy.server.config import Limits
-from proxy.server.intake import Intake, read_headers
+from proxy.server.request import RequestHeaders, read_headers
 
 BODY = b'{"model": "m", "messages": []}'
 
 
-def intake(*fields: tuple[str, str]) -> Intake:
+def intake(*fields: tuple[str, str]) -> RequestHeaders:
     """Headers as they come in."""
     return read_headers([(name.encode(), value.encode()) for name, value in fields])
 
 
-async def asked(body: bytes, headers: Intake, path: str = "/v1/chat/completions") -> Request:
+async def asked(body: bytes, headers: RequestHeaders, path: str = "/v1/chat/completions") -> Request:
     """The request that is read."""
     reader = BodyReader(asyncio.StreamReader(), len(body), Limits(), BodyBytes(10**6), b"t")  # type: ignore[arg-type]
     plain = Request("chat", body, b"t" * 32, "r1")

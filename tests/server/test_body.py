@@ -5,7 +5,7 @@ import zlib
 import pytest
 
 from proxy.server import Limits, ServerConfig
-from tests.server.house import eventually, house
+from tests.support.server_fixture import eventually, house
 
 SMALL = ServerConfig("up", limits=Limits(body=100_000, peek=10_000, in_flight_bytes=300_000))
 

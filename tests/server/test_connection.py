@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from proxy.server import Limits, ServerConfig
-from tests.descriptors import few_descriptors
-from tests.server.house import eventually, house, read_request
+from tests.support.file_descriptors import few_descriptors
+from tests.support.server_fixture import eventually, house, read_request
 
 
 async def test_a_body_that_is_not_http_is_a_400():

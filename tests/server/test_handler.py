@@ -6,7 +6,7 @@ import pytest
 from proxy.core.report import Usage
 from proxy.server.asking import named_model
 from proxy.telemetry.logs import Logs
-from tests.server.house import answer, eventually, house
+from tests.support.server_fixture import answer, eventually, house
 
 CHAT = b'{"model": "m",  "messages":[{"role":"user","content":"\\ud83d h\xc3\xa9"}], "x": 1.10}'
 

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.server import Limits, ServerConfig
 from proxy.upstream import Timeouts
-from tests.server.house import answer, chunk, eventually, house
+from tests.support.server_fixture import answer, chunk, eventually, house
 
 POST = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -7,8 +7,8 @@ import httpx
 import openai
 import pytest
 
-from tests.server.house import answer, house
 from tests.stub import Fault
+from tests.support.server_fixture import answer, house
 
 WINDOW = 32_768
 

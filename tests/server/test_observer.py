@@ -13,7 +13,7 @@ from proxy.core.report import NO_USAGE, Usage
 from proxy.core.usage import UsageTap
 from proxy.server.asked import UsageHider
 from proxy.server.observer import ReplyObserver
-from tests.fits import classifier
+from tests.support.engine_fixtures import classifier
 
 WORD = b'data: {"choices":[{"index":0,"delta":{"content":"Hello"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\n'

@@ -5,7 +5,7 @@ import json
 
 from openai import AsyncOpenAI
 
-from tests.server.house import answer, eventually, house
+from tests.support.server_fixture import answer, eventually, house
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

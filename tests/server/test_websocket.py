@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from proxy.server import ServerConfig
-from tests.server.house import eventually, house
+from tests.support.server_fixture import eventually, house
 
 UPGRADE = (
     "Connection: keep-alive, Upgrade",

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.settings import SettingsError, load
 from proxy.settings.compressing import TruncateStage
-from tests.settings.files import problems, written
+from tests.support.settings_files import problems, written
 
 
 def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from proxy.settings import Settings, model_table, overflow_rules, packaged, prices, rulebook, version
-from tests.settings.files import EXAMPLE
+from tests.support.settings_files import EXAMPLE
 
 
 def test_packaged_data_is_found():

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.settings import load
-from tests.settings.files import UPSTREAM, one, written
+from tests.support.settings_files import UPSTREAM, one, written
 
 
 def test_words_that_yaml_1_1_takes_for_booleans(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.settings import Settings, load
-from tests.settings.files import UPSTREAM, one, problems, written
+from tests.support.settings_files import UPSTREAM, one, problems, written
 
 
 def test_flags_win_over_environment_over_file_over_defaults(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 import proxy
 from proxy.settings import Settings, SettingsError, load, refuse_open
-from tests.settings.files import EXAMPLE, problems, written
+from tests.support.settings_files import EXAMPLE, problems, written
 
 
 def test_the_example_is_the_defaults():

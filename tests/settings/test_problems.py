@@ -2,7 +2,7 @@
 
 from proxy.settings import SettingsError
 from proxy.settings.problems import Problem, key_name
-from tests.settings.files import problems
+from tests.support.settings_files import problems
 
 
 def test_all_problems_are_reported_together_in_file_order(tmp_path):

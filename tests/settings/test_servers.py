@@ -4,7 +4,7 @@ import pytest
 
 from proxy.settings import load, refuse_open
 from proxy.settings.servers import Model, Upstream
-from tests.settings.files import problems, written
+from tests.support.settings_files import problems, written
 
 
 def test_what_carries_a_key():

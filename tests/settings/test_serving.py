@@ -4,7 +4,7 @@ import pytest
 
 from proxy.settings import load
 from proxy.settings.serving import Server
-from tests.settings.files import problems, written
+from tests.support.settings_files import problems, written
 
 
 @pytest.mark.parametrize("origin", ["chat.example.org", "https://chat.example.org/", "ftp://chat.example.org"])

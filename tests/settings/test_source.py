@@ -5,7 +5,7 @@ import time
 import pytest
 
 from proxy.settings import Settings, SettingsError, load
-from tests.settings.files import UPSTREAM, one, problems, written
+from tests.support.settings_files import UPSTREAM, one, problems, written
 
 
 def test_variables_are_filled_in_anywhere(tmp_path):

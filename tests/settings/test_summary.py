@@ -1,7 +1,7 @@
 """What the operator reads at the start."""
 
 from proxy.settings import load, summary
-from tests.settings.files import UPSTREAM, problems, written
+from tests.support.settings_files import UPSTREAM, problems, written
 
 
 def test_secrets_never_show(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.settings import SettingsError, load, tool_map
 from proxy.settings.tooltable import Tools
-from tests.settings.files import written
+from tests.support.settings_files import written
 
 
 def test_the_packaged_table_knows_the_clients():

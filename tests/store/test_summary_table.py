@@ -12,7 +12,7 @@ import pytest
 from proxy.store import Store, key_names
 from proxy.store.summary_table import SLOT, SLOTS
 from tests.store.conftest import Opener, Valkey, eventually
-from tests.store.constellations import keys_of, six_nodes, whole
+from tests.support.valkey_groups import keys_of, six_nodes, whole
 
 TENANT, OTHER, ROOT, POLICY = b"t" * 32, b"o" * 32, b"r" * 16, b"p" * 8
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16

@@ -26,12 +26,12 @@ async def store(request: pytest.FixtureRequest, opener: Opener) -> Store:
     return await opener(server.url if request.param == "unix" else f"redis://127.0.0.1:{server.port}")
 
 
-async def test_it_is_the_engines_recorder(store: Store) -> None:
-    """A store can stand where the engine asks for a ``Records``."""
-    recorder: Records = store
-    assert await recorder.newest(TENANT, ROOT, ROUTE, []) is None
-    assert await recorder.newest(TENANT, ROOT, ROUTE, [A, B]) is None
-    assert len(recorder.prefix_key(TENANT)) == 32
+async def test_it_holds_the_engines_records(store: Store) -> None:
+    """The record table can stand where the engine asks for ``Records``."""
+    records: Records = store.records
+    assert await records.newest(TENANT, ROOT, ROUTE, []) is None
+    assert await records.newest(TENANT, ROOT, ROUTE, [A, B]) is None
+    assert len(records.prefix_key(TENANT)) == 32
 
 
 async def test_the_first_record_at_a_place_holds(store: Store) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from tests.pairs import block_violations
 from tests.stub.answers import Answer, Frame
 from tests.stub.rules import Rules, Verdict, overflow_error
 from tests.stub.tokens import FILE, count, count_json
+from tests.support.tool_pair_checks import block_violations
 
 __all__ = ["LIST", "PATH", "block_tokens", "fixed", "head", "invalid_body", "items", "judge", "overflow_error"]
 __all__ += ["request_tokens", "signature", "streamed", "usage", "weigh", "whole"]

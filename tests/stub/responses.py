@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.pairs import item_violations
 from tests.stub.answers import Answer, Frame
 from tests.stub.rules import Rules, Verdict, overflow_error
 from tests.stub.tokens import FILE, IMAGE_HIGH, IMAGE_LOW, count, count_json
+from tests.support.tool_pair_checks import item_violations
 
 __all__ = ["LIST", "PATH", "answered", "expanded", "fixed", "head", "invalid_body", "items", "judge", "overflow_error"]
 __all__ += ["overflow_events", "request_tokens", "streamed", "usage", "weigh", "whole"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
-from tests.pairs import pair_violations
 from tests.stub.tokens import request_tokens
+from tests.support.tool_pair_checks import pair_violations
 
 Wording = Literal["openai", "anthropic", "vllm", "llamacpp"]
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})

@@ -13,9 +13,9 @@ import pytest
 from openai import BadRequestError
 
 from tests.conftest import StartStub
-from tests.harness import Client, until
 from tests.stub import Answer, Call, Fault, Stub
 from tests.stub.faults import error, events, rate_limited, redirect
+from tests.support.proxy_process import Client, until
 
 TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 HELLO: Any = [{"role": "user", "content": "Hello there."}]

@@ -9,11 +9,10 @@ import pytest
 
 from proxy.engine.ports import SummaryRequest
 from tests.conftest import StartStub
-from tests.harness import until
 from tests.store.conftest import Opener, Valkey
 from tests.stub.summariser import Behaviour
-from tests.summaries.desk import ROUTE, SINCE, TENANT, Bench, entries_of, summary_request_of
-from tests.summaries.shelves import Dictionary
+from tests.support.proxy_process import until
+from tests.support.summary_fixtures import ROUTE, SINCE, TENANT, Bench, Dictionary, entries_of, summary_request_of
 
 
 async def settled(*benches: Bench) -> None:

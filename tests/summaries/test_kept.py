@@ -7,7 +7,7 @@ import pytest
 
 from proxy.summaries.calling import Summariser
 from proxy.summaries.kept import VERSION, Kept, dump, load, note_on
-from tests.summaries.desk import entries_of, summary_request_of
+from tests.support.summary_fixtures import entries_of, summary_request_of
 
 SUMMARISER = Summariser("stub", "small", "chat", 8192, True, True, "o200k_base")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from proxy.summaries.spend import FLUSH_TOKENS, FRESH, PAUSE, Ledger
-from tests.summaries.shelves import Dictionary
+from tests.support.summary_fixtures import Dictionary
 
 A, B = b"a" * 32, b"b" * 32
 

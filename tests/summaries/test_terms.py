@@ -11,7 +11,7 @@ from proxy.core.budget.catalogue import Catalogue, Rule
 from proxy.core.request import Origin
 from proxy.engine.ports import SummaryRequest
 from proxy.summaries.terms import UNKNOWN_WINDOW, Terms
-from tests.summaries.desk import ROUTE, TENANT, entries_of, summary_request_of
+from tests.support.summary_fixtures import ROUTE, TENANT, entries_of, summary_request_of
 
 OAUTH = "sk-ant-oat01-abc"
 CATALOGUE = Catalogue(

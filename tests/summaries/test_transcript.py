@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.conversation.entry import Entry
 from proxy.summaries.transcript import ARGUMENTS, MIDDLE, RESULT, ends, neutral, pieces, segments, shown, slim
-from tests.fits import count
+from tests.support.engine_fixtures import count
 
 BLOB = base64.b64encode(random.Random(1).randbytes(3000)).decode()
 

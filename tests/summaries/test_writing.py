@@ -12,8 +12,7 @@ from proxy.summaries.calling import Summariser
 from proxy.summaries.writing import Unwritten
 from tests.conftest import StartStub
 from tests.stub.summariser import Behaviour
-from tests.summaries.desk import Bench, entries_of, summary_request_of
-from tests.summaries.shelves import Dictionary
+from tests.support.summary_fixtures import Bench, Dictionary, entries_of, summary_request_of
 
 
 async def allow(tokens: int) -> str:

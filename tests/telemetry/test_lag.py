@@ -8,7 +8,7 @@ import time
 
 from proxy.offload import LARGE, offload
 from proxy.telemetry.lag import LagWatch
-from tests.harness import until
+from tests.support.proxy_process import until
 
 
 class Seen:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from proxy.core.report import Report
 from proxy.store.breaker import State
 from proxy.telemetry.metrics import MOST_MODELS, OTHER, Telemetry
-from proxy.telemetry.shared import VARIABLE, forget_worker, make_directory, remove_directory
+from proxy.telemetry.multiprocess import VARIABLE, forget_worker, make_directory, remove_directory
 
 ROOT = Path(__file__).parents[2]
 

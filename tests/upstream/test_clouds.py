@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from proxy.core.errors import InvalidRequest
-from tests.server.house import answer
-from tests.upstream.bridges import JSON, ROUND, TOOLS, Across, candidate
+from tests.support.litellm_fixture import JSON, ROUND, TOOLS, Across, candidate
+from tests.support.server_fixture import answer
 
 # LiteLLM's own types, and how it copies them in streams.
 pytestmark = [

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from proxy.core.errors import Overloaded, RequestTimeout, UpstreamTimeout, UpstreamUnreachable
 from proxy.settings import servers
 from proxy.upstream import DirectUpstream, Target, Timeouts
-from tests.descriptors import few_descriptors
-from tests.server.house import Stage, answer, eventually, listening
-from tests.upstream.wires import Wire, body_of, read_into
+from tests.support.file_descriptors import few_descriptors
+from tests.support.server_fixture import Stage, answer, eventually, listening
+from tests.support.upstream_fixture import Wire, body_of, read_into
 
 
 def self_signed(folder):

@@ -10,9 +10,7 @@ import pytest
 
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream import Timeouts
-from tests.harness import until
-from tests.server.house import answer, chunk
-from tests.upstream.bridges import (
+from tests.support.litellm_fixture import (
     HELLO,
     JSON,
     KEY,
@@ -29,7 +27,9 @@ from tests.upstream.bridges import (
     refusal,
     sse,
 )
-from tests.upstream.wires import body_of
+from tests.support.proxy_process import until
+from tests.support.server_fixture import answer, chunk
+from tests.support.upstream_fixture import body_of
 
 # LiteLLM's own types, the first time it builds one.
 pytestmark = pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")

@@ -3,8 +3,8 @@ import pytest
 from proxy.core.errors import NotFound
 from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged, DirectUpstream, Target, Upstreams
-from tests.server.house import Stage, listening
-from tests.upstream.wires import body_of
+from tests.support.server_fixture import Stage, listening
+from tests.support.upstream_fixture import body_of
 
 
 class Both:

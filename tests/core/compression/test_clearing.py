@@ -13,9 +13,9 @@ from proxy.core.budget.prices import Meter, prices
 from proxy.core.compression.clearing import PLACEHOLDER, Clearing, Wishes, cleared, edited, wishes
 from proxy.core.conversation import messages
 from proxy.core.conversation.items import Item
-from tests.fits import count
-from tests.forms import to_messages
-from tests.material import agent_session
+from tests.support.api_formats import to_messages
+from tests.support.engine_fixtures import count
+from tests.support.sample_conversations import agent_session
 
 METER = Meter(count, prices("m"))
 RESULT = 300

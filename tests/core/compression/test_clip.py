@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER, clip
-from tests.fits import count
-from tests.material import log, prose
-from tests.strategies import texts
+from tests.support.conversation_strategies import texts
+from tests.support.engine_fixtures import count
+from tests.support.sample_conversations import log, prose
 
 SMALL = 3 * count(MARKER)
 PATHOLOGICAL = {

@@ -11,7 +11,7 @@ from proxy.core.compression.dedup import Dedup, superseded
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import Pair, facts_of, pairs_of
 from proxy.core.conversation.items import Item
-from tests.fits import tools
+from tests.support.engine_fixtures import tools
 
 Step = tuple[str, dict[str, Any], str]
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from proxy.core.compression.digest import Digest, command_of, digest_of, plain_arguments
 from proxy.core.conversation.chat import read_entry
 from proxy.core.conversation.entry import Entry
-from tests.entities import entities, invented
-from tests.fits import body_of, count, slices
-from tests.material import agent_session, log
-from tests.strategies import conversations
+from tests.support.conversation_strategies import conversations
+from tests.support.engine_fixtures import body_of, count, slices
+from tests.support.sample_conversations import agent_session, log
+from tests.support.text_entities import entities, invented
 
 
 def user(text: str) -> Entry:

@@ -11,10 +11,10 @@ from proxy.core.compression.fold import FOOTER, HEADER, OMITTED, Folded, render,
 from proxy.core.compression.schedule import NOTE
 from proxy.core.conversation.chat import read_entry
 from proxy.core.conversation.entry import Entry
-from tests.entities import entities, invented
-from tests.fits import UNSHRUNK, Book, Desk, Message, body_of, count, slices
-from tests.material import agent_session, chat_turn, prose
-from tests.strategies import conversations
+from tests.support.conversation_strategies import conversations
+from tests.support.engine_fixtures import UNSHRUNK, Book, Desk, Message, body_of, count, slices
+from tests.support.sample_conversations import agent_session, chat_turn, prose
+from tests.support.text_entities import entities, invented
 
 CHINESE = "请把订单 20231107 的状态改成已完成，不要修改数据库结构。然后告诉我结果！"
 

@@ -12,7 +12,7 @@ from proxy.core.compression.truncate import MIDDLE, REST, Truncate
 from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.scan import scan
-from tests.fits import body_of, slices, tools
+from tests.support.engine_fixtures import body_of, slices, tools
 
 LIMITS = Truncate(100, 5_000)
 

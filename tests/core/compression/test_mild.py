@@ -14,9 +14,9 @@ from proxy.core.compression.swap import charge
 from proxy.core.conversation import chat
 from proxy.core.conversation.items import Item, lay_out, unread_from
 from proxy.engine.reading import read_one
-from tests.drawn import coding_session
-from tests.fits import body_of, count, slices, tools
-from tests.strategies import Message, agent_sessions
+from tests.support.conversation_strategies import Message, agent_sessions
+from tests.support.engine_fixtures import body_of, count, slices, tools
+from tests.support.sample_conversations import coding_session
 
 RULES = Mild(Dedup(), Prune(protect_rounds=1, protect_tokens=0, min_saving=0))
 

@@ -8,7 +8,7 @@ from proxy.core.compression.prune import WEIGHTS, Prune, border, oldest, ranked
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import facts_of, pairs_of
 from proxy.core.conversation.items import Item, lay_out
-from tests.fits import tools
+from tests.support.engine_fixtures import tools
 
 
 def agent(*names: str, says: dict[int, str] | None = None, tokens: int = 500) -> list[Item]:

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.core.compression.swap import FRAME, LINE, Why, charge, words
 from proxy.core.conversation.items import Item
-from tests.fits import count
+from tests.support.engine_fixtures import count
 
 
 @pytest.mark.parametrize("why", ["repeated", "reread", "included", "again", "old"])

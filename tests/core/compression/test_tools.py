@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.compression.tools import LEVELS, shrink
-from tests.fits import count
-from tests.material import prose, tool
+from tests.support.engine_fixtures import count
+from tests.support.sample_conversations import prose, tool
 
 TOOL: dict[str, Any] = {
     "type": "function",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.compression.truncate import MIDDLE, REST, Truncate, is_over, line_count, truncate, truncate_to
-from tests.fits import count
+from tests.support.engine_fixtures import count
 
 LINES = "".join(f"line {n}\n" for n in range(1, 3001))
 

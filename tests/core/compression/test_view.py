@@ -17,8 +17,8 @@ from proxy.core.conversation import chat
 from proxy.core.conversation.items import lay_out
 from proxy.core.conversation.scan import scan
 from proxy.engine.reading import read_one
-from tests.fits import UNSHRUNK, Message, body_of, count, message_problems, slices, text_of, tools
-from tests.strategies import conversations, encode
+from tests.support.conversation_strategies import conversations, encode
+from tests.support.engine_fixtures import UNSHRUNK, Message, body_of, count, message_problems, slices, text_of, tools
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proxy.core.conversation.chain import DEEPEST, IGNORED, LINK, chain, digest
 from proxy.core.conversation.chat import read_item
 from proxy.core.conversation.items import Item
-from tests import strategies
+from tests.support import conversation_strategies
 
 Message = dict[str, Any]
 ANN, BOB = b"a" * 32, b"b" * 32
@@ -128,17 +128,17 @@ def echoed(message: Message, data: st.DataObject) -> Message:
 
 
 @settings(max_examples=80)
-@given(strategies.conversations(legacy=False), st.data())
+@given(conversation_strategies.conversations(legacy=False), st.data())
 def test_an_echo_means_the_same(messages: list[Message], data: st.DataObject) -> None:
     """However a client writes an item anew, its digest stays."""
     for message in messages:
         echo = data.draw(st.just(echoed(message, data)))
-        written = strategies.encode(data.draw, echo)  # type: ignore[arg-type]
+        written = conversation_strategies.encode(data.draw, echo)  # type: ignore[arg-type]
         assert read_item(written, len).digest == digest(message)
 
 
 @settings(max_examples=80)
-@given(strategies.conversations(with_orphans=True))
+@given(conversation_strategies.conversations(with_orphans=True))
 def test_different_items_have_different_digests(messages: list[Message]) -> None:
     """Two items of a conversation share a digest only where they say the same."""
 

@@ -27,8 +27,8 @@ from proxy.core.conversation.items import Item
 from proxy.core.conversation.scan import members
 from proxy.core.errors import InvalidRequest
 from proxy.tokenizers import Tokenizers
-from tests import strategies
 from tests.stub import tokens as stub
+from tests.support import conversation_strategies
 
 Message = dict[str, Any]
 COUNTER = Tokenizers()
@@ -54,13 +54,13 @@ def call(name: str, arguments: str, **members: object) -> Message:
 @st.composite
 def messages(draw: st.DrawFn, **options: Any) -> Message:
     """One message of any kind that clients send."""
-    return draw(st.sampled_from(draw(strategies.conversations(with_orphans=True, max_size=4, **options))))
+    return draw(st.sampled_from(draw(conversation_strategies.conversations(with_orphans=True, max_size=4, **options))))
 
 
 @st.composite
 def raws(draw: st.DrawFn) -> bytes:
     """One message as bytes, in any style."""
-    return strategies.encode(draw, draw(messages())).strip()
+    return conversation_strategies.encode(draw, draw(messages())).strip()
 
 
 @settings(max_examples=150)
@@ -193,7 +193,7 @@ def texts_of(content: Any) -> list[str]:
 
 
 @settings(max_examples=150)
-@given(raws(), strategies.texts(long=False), st.booleans(), st.booleans())
+@given(raws(), conversation_strategies.texts(long=False), st.booleans(), st.booleans())
 def test_added_text_leaves_the_content_in_one_run(raw: bytes, text: str, before: bool, pictures: bool) -> None:
     """The message's own content stays one unchanged run of bytes, and only the content member changes."""
     media = [json.dumps(IMAGE).encode()] if pictures else []

@@ -10,7 +10,7 @@ import pytest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import facts_of, failure_line, mentioned, pairs_of
 from proxy.core.conversation.items import Facts, Item, Result
-from tests.fits import tools
+from tests.support.engine_fixtures import tools
 
 
 def result_of(text: str, *, failed: bool = False) -> Result:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from proxy.core.conversation.chat import read_item
 from proxy.core.conversation.items import EMPTY, Item, Role, lay_out, unread_from
-from tests import strategies
-from tests.pairs import pair_violations
+from tests.support import conversation_strategies
+from tests.support.tool_pair_checks import pair_violations
 
 Message = dict[str, Any]
 ROLES: dict[str, Role] = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
@@ -58,7 +58,7 @@ words = st.one_of(
 )
 """Any order at all: late results, users between call and result, ids used again before they were answered."""
 
-talks = st.one_of(strategies.conversations(with_orphans=True, long=False), st.lists(words, max_size=12))
+talks = st.one_of(conversation_strategies.conversations(with_orphans=True, long=False), st.lists(words, max_size=12))
 
 
 @settings(max_examples=250)
@@ -76,7 +76,7 @@ def test_a_cut_breaks_no_pair(messages: list[Message]) -> None:
 
 
 @settings(max_examples=100)
-@given(strategies.conversations())
+@given(conversation_strategies.conversations())
 def test_whole_conversations_can_be_cut_at_every_round(messages: list[Message]) -> None:
     """Where every pair is whole, each user item and each start of the model's words is a cut."""
     roles = [item.role for item in items(messages)]

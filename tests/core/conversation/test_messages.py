@@ -25,10 +25,10 @@ from proxy.core.conversation.messages import (
     with_text,
 )
 from proxy.core.errors import InvalidRequest
-from tests import strategies
-from tests.fits import count, is_clip
-from tests.forms import to_messages
 from tests.stub import messages as stub
+from tests.support import conversation_strategies
+from tests.support.api_formats import to_messages
+from tests.support.engine_fixtures import count, is_clip
 
 Message = dict[str, Any]
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0" * 8 + struct.pack(">II", 750, 1000)).decode()
@@ -55,9 +55,9 @@ def text(words: str) -> Message:
 @st.composite
 def raws(draw: st.DrawFn) -> bytes:
     """One message as bytes, in any style."""
-    chat = draw(strategies.conversations(surrogates=False, max_size=4))
+    chat = draw(conversation_strategies.conversations(surrogates=False, max_size=4))
     message = draw(st.sampled_from(to_messages(chat, mixed=draw(st.booleans()))))
-    return strategies.encode(draw, message).strip()
+    return conversation_strategies.encode(draw, message).strip()
 
 
 @settings(max_examples=100)

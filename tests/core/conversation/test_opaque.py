@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.core.compression.fold import FOOTER, HEADER
 from proxy.core.conversation.opaque import MOST, PREFIX, opened, pack, unpack
-from tests.forms import text_of
+from tests.support.api_formats import text_of
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 TEXT = f"{HEADER}\n\nThe rows get lost at midnight.\n\n{FOOTER}"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.core.conversation.outline import COUNTED, continues_stored, read_outline, splice
 from proxy.core.conversation.scan import members, scan
 from proxy.core.errors import InvalidRequest
-from tests import strategies
+from tests.support import conversation_strategies
 
 FIGURES = ("max_completion_tokens", "max_tokens")
 
@@ -95,12 +95,13 @@ def test_other_members_may_repeat() -> None:
 
 
 new_values = st.one_of(
-    st.sampled_from(["1", "null", '"é\\ud83d"', "[ ]"]), strategies.tools.map(lambda made: json.dumps(made))
+    st.sampled_from(["1", "null", '"é\\ud83d"', "[ ]"]),
+    conversation_strategies.tools.map(lambda made: json.dumps(made)),
 )
 
 
 @settings(max_examples=120)
-@given(strategies.bodies(), st.data())
+@given(conversation_strategies.bodies(), st.data())
 def test_only_what_is_edited_changes(body: bytes, data: st.DataObject) -> None:
     """New items and members are put in place, and every other byte stays where it was."""
     found = scan(body, "messages")
@@ -129,7 +130,7 @@ def _pieces(text: str, fields: list[Any]) -> tuple[list[str], list[str]]:
 
 
 @settings(max_examples=60)
-@given(strategies.bodies())
+@given(conversation_strategies.bodies())
 def test_nothing_edited_is_the_clients_body(body: bytes) -> None:
     """The list's own bytes put back give the body as it came."""
     found = scan(body, "messages")

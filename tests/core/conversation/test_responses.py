@@ -24,10 +24,10 @@ from proxy.core.conversation.responses import (
     with_text,
 )
 from proxy.core.errors import InvalidRequest
-from tests import strategies
-from tests.fits import count, is_clip
-from tests.forms import to_responses
 from tests.stub import responses as stub
+from tests.support import conversation_strategies
+from tests.support.api_formats import to_responses
+from tests.support.engine_fixtures import count, is_clip
 
 Element = dict[str, Any]
 PICTURE = {"type": "input_image", "image_url": "https://x.y/z.png", "detail": "low"}
@@ -45,8 +45,8 @@ def part(words: str) -> Element:
 @st.composite
 def raws(draw: st.DrawFn) -> bytes:
     """One element as bytes, in any style."""
-    chat = draw(strategies.conversations(surrogates=False, max_size=4))
-    return strategies.encode(draw, draw(st.sampled_from(to_responses(chat)))).strip()
+    chat = draw(conversation_strategies.conversations(surrogates=False, max_size=4))
+    return conversation_strategies.encode(draw, draw(st.sampled_from(to_responses(chat)))).strip()
 
 
 @settings(max_examples=100)

@@ -22,7 +22,7 @@ from proxy.core.conversation.scan import (
     scan,
 )
 from proxy.core.errors import InvalidRequest, TooManyItems
-from tests import strategies
+from tests.support import conversation_strategies
 
 SPACE = " \t\n\r"
 
@@ -111,7 +111,7 @@ def awkward(draw: st.DrawFn, key: str = "messages") -> bytes:
 
 
 @settings(max_examples=60)
-@given(strategies.bodies(with_orphans=True))
+@given(conversation_strategies.bodies(with_orphans=True))
 def test_requests_are_cut_into_the_clients_slices(body: bytes) -> None:
     """Of any request, in any style, the spans are the items as the client wrote them."""
     same(body)
@@ -136,14 +136,14 @@ def test_other_lists_scan_alike(body: bytes) -> None:
 def grown(messages: list[Any], keep: int, extra: dict[str, Any], style: st.DataObject) -> tuple[bytes, bytes]:
     """A body with all of *messages*, and one with only the first *keep* that begins with the same bytes."""
     space, ascii_only = style.draw(st.sampled_from(["", " ", "\n "])), style.draw(st.booleans())
-    texts = [strategies._write(message, space, ascii_only, False) for message in messages]
+    texts = [conversation_strategies._write(message, space, ascii_only, False) for message in messages]
     head, tail = '{"model":"m","messages":[', "]" + "".join(f',"{k}":{json.dumps(v)}' for k, v in extra.items()) + "}"
     separator = f"{space},{space}"
     return tuple((head + separator.join(t) + tail).encode() for t in (texts[:keep], texts))  # type: ignore[return-value]
 
 
 @settings(max_examples=80)
-@given(strategies.conversations(surrogates=False), st.data())
+@given(conversation_strategies.conversations(surrogates=False), st.data())
 def test_a_longer_conversation_extends_the_shorter(messages: list[Any], data: st.DataObject) -> None:
     """Continuing from the scan of a prefix finds the spans that scanning all of the body finds."""
     keep = data.draw(st.integers(1, len(messages)))

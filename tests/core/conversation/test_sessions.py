@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.conversation.sessions import Session, read_sessions
-from tests.material import agent_session
-from tests.pairs import pair_violations
+from tests.support.sample_conversations import agent_session
+from tests.support.tool_pair_checks import pair_violations
 
 USER = {"role": "user", "content": "Fix it."}
 ANSWER = {"role": "assistant", "content": "Done."}

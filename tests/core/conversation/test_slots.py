@@ -22,7 +22,7 @@ from proxy.core.conversation.slots import (
     replaced,
     with_fewer_parts,
 )
-from tests import strategies
+from tests.support import conversation_strategies
 
 values = st.recursive(
     st.one_of(st.none(), st.integers(), st.text(max_size=5)),
@@ -35,7 +35,7 @@ values = st.recursive(
 def written(draw: st.DrawFn) -> tuple[Any, str]:
     """A value and its JSON in any style."""
     value = draw(values)
-    return value, strategies.encode(draw, value).decode()
+    return value, conversation_strategies.encode(draw, value).decode()
 
 
 def at(value: Any, path: tuple[str | int, ...]) -> Any:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.conversation.toolmap import KINDS, NO_TOOLS, Tool, ToolMap
-from tests.fits import tools
+from tests.support.engine_fixtures import tools
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from proxy.core.conversation.facts import pairs_of
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.written import as_result, resaid, settled
 from proxy.engine.reading import read_one
-from tests.fits import count, tools
+from tests.support.engine_fixtures import count, tools
 
 TASK = {"role": "user", "content": "Fix a.py."}
 ASKS = "I look.\n<read_file>\n<path>a.py</path>\n</read_file>"

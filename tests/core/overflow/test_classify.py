@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from proxy.core.overflow.evidence import NOTHING_KNOWN, UNCORROBORATED, Prior, judged
 from proxy.core.overflow.kinds import Overflow
-from tests.core.overflow.corpus import BEYOND, BROKEN_OFF, KINDS, headers, rows, wire
-from tests.core.overflow.field import Met, met
-from tests.fits import classifier
+from tests.support.engine_fixtures import classifier
+from tests.support.overflow_recordings import BEYOND, BROKEN_OFF, KINDS, headers, rows, wire
+from tests.support.overflow_reports import Met, met
 
 CLEAR = "This model's maximum context length is 4097 tokens. However, your messages resulted in 5000 tokens."
 

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.core.overflow.echoes import Echoes
 from proxy.core.overflow.evidence import Prior
-from tests.fits import classifier
+from tests.support.engine_fixtures import classifier
 
 SAID = "Why is it that the prompt is too long for the context window?\nIt says: maximum context length is 4096 tokens."
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": SAID}]}).encode()

@@ -8,8 +8,8 @@ import pytest
 
 from proxy.core.overflow.evidence import ALIKE, LIKELY, TINY, Prior, agrees, contradicts, is_about_the_output, judged
 from proxy.core.overflow.kinds import Overflow
-from tests.core.overflow.claims import CIRCUMSTANCES, HALVES, Claim, claims
-from tests.fits import classifier
+from tests.support.engine_fixtures import classifier
+from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, Claim, claims
 
 SENTENCE = Overflow("input", rule="a sentence")
 FIGURES = Overflow("input", 8_192, 9_000, rule="figures")

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from proxy.core.overflow.evidence import Prior
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import Ending, Opening, Verdict
-from tests.core.overflow.corpus import BROKEN_OFF, headers, rows
-from tests.core.overflow.corpus import wire as sent
-from tests.fits import classifier
-from tests.growth import is_linear
+from tests.support.engine_fixtures import classifier
+from tests.support.linear_time import is_linear
+from tests.support.overflow_recordings import BROKEN_OFF, headers, rows
+from tests.support.overflow_recordings import wire as sent
 
 OVERFLOW = {"error": {"message": "maximum context length is 4096 tokens", "code": "context_length_exceeded"}}
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}

@@ -10,7 +10,7 @@ import pytest
 from proxy.core.recall import chat
 from proxy.core.recall.tool import NAME
 from proxy.core.report import NO_USAGE, Usage
-from tests.streams import events
+from tests.support.answer_parser import events
 
 RECALL = {"index": 0, "id": "c1", "type": "function", "function": {"name": NAME, "arguments": '{"query":"x"}'}}
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.recall.grown import grown, plain
-from tests.growth import is_linear
+from tests.support.linear_time import is_linear
 
 
 def together(*pieces, key="content"):

@@ -11,7 +11,7 @@ from proxy.core.recall.events import written
 from proxy.core.recall.splice import NOT_RUN
 from proxy.core.recall.tool import NAME
 from proxy.core.report import NO_USAGE, Usage
-from tests.streams import events
+from tests.support.answer_parser import events
 
 RECALL = {"type": "tool_use", "id": "t1", "name": NAME, "input": {}}
 

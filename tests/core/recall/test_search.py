@@ -23,8 +23,8 @@ from proxy.core.recall.search import (
     read_arguments,
 )
 from proxy.core.recall.tool import MOST_RESULTS
-from tests.fits import count
-from tests.material import log, prose
+from tests.support.engine_fixtures import count
+from tests.support.sample_conversations import log, prose
 
 PIECES = [
     Piece(1, "user", "Find the code word of the vault. Never touch vendor.", hidden=False),

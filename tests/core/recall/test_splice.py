@@ -15,14 +15,14 @@ from proxy.core.recall import splice as splice_of
 from proxy.core.recall.events import value_of, written
 from proxy.core.recall.splice import HELD, NOT_RUN, Splice, TooMuchHeld
 from proxy.core.recall.tool import NAME
-from tests.growth import is_linear
-from tests.recalls import APIS, LOOK, READ
-from tests.streams import Heard, heard
 from tests.stub import Answer, Call
 from tests.stub import chat as chat_stub
 from tests.stub import messages as messages_stub
 from tests.stub import responses as responses_stub
 from tests.stub.answers import Frame
+from tests.support.answer_parser import Heard, heard
+from tests.support.linear_time import is_linear
+from tests.support.recall_fixtures import APIS, LOOK, READ
 
 OURS: dict[str, ModuleType] = {"chat": chat, "messages": messages, "responses": responses}
 THEIRS: dict[str, ModuleType] = {"chat": chat_stub, "messages": messages_stub, "responses": responses_stub}

@@ -9,9 +9,9 @@ import pytest
 
 from proxy.core.conversation.outline import read_outline
 from proxy.core.recall.tool import MENTION, NAME, added, declaration, may_offer
-from tests.forms import tools_of
-from tests.material import AGENT_TOOLS
-from tests.recalls import APIS
+from tests.support.api_formats import tools_of
+from tests.support.recall_fixtures import APIS
+from tests.support.sample_conversations import AGENT_TOOLS
 
 
 def offered(api: str, **members: Any) -> bool:

@@ -1,0 +1,367 @@
+"""One answer to one client, written straight to its connection: nothing is added that the caller did not ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import web
+
+from proxy.core.errors import NotFound, Overloaded, UllageError, error_body
+from proxy.core.report import Report, response_headers
+from proxy.engine import ports
+from proxy.server.observer import ReplyObserver
+from proxy.server.request import is_stranger, misses_root
+
+_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
+_JOINED: Final = 2**14
+_HTTP_1_1: Final = (1, 1)
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER for an end by RST: on, for no second."""
+
+
+class ClientLeft(Exception):
+    """The client went away or stopped taking its answer."""
+
+
+class UnfitHeader(UllageError):
+    """A header that cannot be written without changing what the client reads after it."""
+
+    status = 502
+    code = "upstream_invalid_header"
+
+
+class ResponseWriter:
+    """What aiohttp's connection loop needs of a response, and a writer for the handler.
+
+    ``status`` is 0 until the head is written. After ``finish`` or ``break_off`` nothing more can be written.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_close_delimited",
+        "_ended",
+        "_flush",
+        "_head",
+        "_patience",
+        "_request",
+        "_transport",
+        "bodyless",
+        "keep_alive",
+        "status",
+    )
+
+    def __init__(self, request: web.BaseRequest, patience: float) -> None:
+        self._request = request
+        self._transport = request.transport
+        self._patience = patience
+        self._chunked = False
+        self._close_delimited = False
+        self._ended = False
+        self._head = b""
+        self._flush: asyncio.Handle | None = None
+        self.bodyless = request.method == "HEAD"
+        self.keep_alive = request.keep_alive
+        self.status = 0
+
+    def start(
+        self, status: int, headers: Iterable[tuple[str, str]], *, sized: bool, close_delimited: bool = False
+    ) -> None:
+        """Write the head; *sized* says that *headers* hold a content-length. Raises ``UnfitHeader``.
+
+        A body that is not sized is chunked, or if *close_delimited* lasts until the connection ends.
+        """
+        if status in (204, 304) or self._request.method == "HEAD":
+            self.bodyless = True
+        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        if not sized and not self.bodyless:
+            if self._request.version >= _HTTP_1_1 and not close_delimited:
+                self._chunked = True
+                lines.append("transfer-encoding: chunked")
+            else:
+                self._close_delimited = True
+                self.keep_alive = False
+        if not self.keep_alive:
+            lines.append("connection: close")
+        elif self._request.version < _HTTP_1_1:
+            lines.append("connection: keep-alive")
+        text = "\r\n".join(lines)
+        breaks = len(lines) - 1
+        if (text.count("\n"), text.count("\r"), text.count("\0")) != (breaks, breaks, 0):
+            raise UnfitHeader("A header of the upstream's answer holds a line break or a NUL.")
+        self.status = status
+        # Held until the handler waits for something: a body that is already here leaves in the same segment.
+        self._head = text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+        self._flush = asyncio.get_running_loop().call_soon(self._send_head)
+
+    def switch(self, headers: Iterable[tuple[str, str]]) -> None:
+        """Write the head of a 101: from here on the connection is no longer HTTP. Raises ``UnfitHeader``."""
+        self.keep_alive = True
+        self.start(101, headers, sized=True)
+
+    def write(self, chunk: bytes) -> None:
+        """Write body bytes; check ``paused`` afterwards."""
+        if self.bodyless or not chunk:
+            return
+        if not self._chunked:
+            self._send(chunk)
+        elif len(chunk) <= _JOINED:
+            self._send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        else:
+            self._send(b"%x\r\n" % len(chunk))
+            self._send(chunk)
+            self._send(b"\r\n")
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client reads slower than it is written to: then ``drain`` before reading on."""
+        return self._request.protocol.writing_paused
+
+    async def drain(self) -> None:
+        """Wait until the client has read most of it. Raises ``ClientLeft`` when it takes too long or is gone."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._request.writer.drain()
+        except (TimeoutError, ConnectionError) as error:
+            self.abort()
+            raise ClientLeft from error
+
+    def finish(self) -> None:
+        """The body is complete."""
+        self._ended = True
+        if self._chunked:
+            self._send(b"0\r\n\r\n")
+        elif self._head:
+            self._send(b"")
+
+    def break_off(self, last: bytes = b"") -> None:
+        """End the connection so that the client sees the answer is incomplete, after what was written and *last*."""
+        if last:
+            self.write(last)
+        elif self._head:
+            self._send(b"")
+        if self._close_delimited and not last:
+            self._reset_at_close()
+        self._ended = True
+        self.keep_alive = False
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Drop the connection and everything that waits to be sent."""
+        self._ended = True
+        self._take_head()
+        self.keep_alive = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete or given up."""
+        return self._ended
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Nothing: the head is written by ``start``."""
+
+    async def write_eof(self) -> None:
+        """Nothing: the end is written by ``finish``."""
+
+    def _reset_at_close(self) -> None:
+        """Let the connection end by a reset: an orderly end would say that the body is complete."""
+        held: socket.socket | None = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if held is not None and held.fileno() >= 0:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+    def _send(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise ClientLeft
+        if self._head:
+            data = self._take_head() + data
+        transport.write(data)
+
+    def _send_head(self) -> None:
+        head = self._take_head()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(head)
+
+    def _take_head(self) -> bytes:
+        head, self._head = self._head, b""
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        return head
+
+
+_ASKED: Final = "access-control-request-method"
+
+
+def is_preflight(request: web.BaseRequest) -> bool:
+    """Whether a browser asks for permission instead of making its request."""
+    return request.method == "OPTIONS" and _ASKED in request.headers
+
+
+def answer_headers(origin: str) -> list[tuple[str, str]]:
+    """What lets a page of *origin* read the answer and its headers."""
+    return [
+        ("access-control-allow-origin", origin),
+        ("access-control-expose-headers", "*"),
+        ("vary", "origin"),
+    ]
+
+
+def preflight_headers(request: web.BaseRequest) -> list[tuple[str, str]]:
+    """Permission for the method and headers that were asked for, for ten minutes."""
+    headers = [("access-control-allow-methods", request.headers[_ASKED]), ("access-control-max-age", "600")]
+    wanted = request.headers.get("access-control-request-headers")
+    if wanted:
+        headers.append(("access-control-allow-headers", wanted))
+    return headers
+
+
+class UpgradeRefused(UllageError):
+    """A WebSocket was asked for where only plain requests are served."""
+
+    status = 426
+    code = "upgrade_refused"
+    kind = "invalid_request_error"
+
+    @property
+    def message(self) -> str:
+        """What to do instead."""
+        return "This proxy does not speak WebSocket here; send POST /v1/responses with stream: true."
+
+
+class ShuttingDown(UllageError):
+    """The process ends and this request took longer than it could wait."""
+
+    status = 503
+    code = "server_shutting_down"
+
+    @property
+    def message(self) -> str:
+        """What happened."""
+        return "The proxy was shut down before this answer was complete. Try again."
+
+
+class StreamBroken(UllageError):
+    """The upstream went away in the middle of its answer."""
+
+    status = 502
+    code = "upstream_stream_error"
+
+    @property
+    def message(self) -> str:
+        """What happened."""
+        return "The upstream's stream broke before it was complete."
+
+
+def check_known(path: str, reply: ports.Reply) -> None:
+    """Raise ``NotFound`` if the upstream does not know *path* either and says so in no JSON a client could read.
+
+    Paths outside the APIs are relayed, since servers have routes of their own (``/tokenize``, ``/api/show``). What a
+    newcomer most often meets is a base URL without ``/v1``, or with another path before it.
+    """
+    if reply.status not in (404, 405) or not is_stranger(path):
+        return
+    if "json" in reply.header("content-type").lower() and not misses_root(path):
+        return
+    reply.close()
+    raise NotFound("Neither this proxy nor the upstream knows this path: base URLs end in /v1.")
+
+
+def start(
+    out: ResponseWriter,
+    reply: ports.Reply,
+    own: Sequence[tuple[str, str]],
+    cors: Sequence[tuple[str, str]],
+    *,
+    sized: bool = True,
+    close_delimited: bool = False,
+) -> None:
+    """Write the head of a relayed answer: the upstream's headers, then our *own*; its length only if *sized*."""
+    headers = [*reply.headers, *own]
+    if not sized:
+        headers = [pair for pair in headers if pair[0].lower() != "content-length"]
+    if cors:
+        headers = [pair for pair in headers if not pair[0].lower().startswith("access-control-")]
+        headers += cors
+    length = sized and bool(reply.header("content-length"))
+    out.start(reply.status, headers, sized=length, close_delimited=close_delimited)
+
+
+def refuse(out: ResponseWriter, error: UllageError, api: str, report: Report, cors: Sequence[tuple[str, str]]) -> None:
+    """Write a whole answer of our own that says what is wrong."""
+    body = error_body(error, api)
+    headers = [("content-type", "application/json"), ("content-length", str(len(body))), *response_headers(report)]
+    if isinstance(error, Overloaded):
+        headers.append(("retry-after", str(error.retry_after)))
+    if error.status == 401:
+        headers.append(("www-authenticate", "Bearer"))
+    if error.status == 426:
+        headers.append(("upgrade", "HTTP/1.1"))
+    out.start(error.status, [*headers, *cors], sized=True)
+    out.write(body)
+    out.finish()
+
+
+def empty(out: ResponseWriter, status: int, headers: Sequence[tuple[str, str]]) -> None:
+    """Write an answer without a body."""
+    out.start(status, headers, sized=True)
+    out.finish()
+
+
+def last_event(error: UllageError, api: str) -> bytes:
+    """The server-sent event that ends a stream which cannot be completed."""
+    # The blank line first ends an event that was cut in its middle.
+    name = b"event: error\n" if api != "chat" else b""
+    if api == "responses":
+        body = json.dumps({"type": "error", "code": error.code, "message": error.message, "param": None}).encode()
+    else:
+        body = error_body(error, api)
+    return b"\n\n" + name + b"data: " + body + b"\n\n"
+
+
+class BodyRelay:
+    """Passes the body of *reply* on to *out*, as *observer* has it.
+
+    ``close_delimited``: the body ends with its connection, and the client's does likewise.
+    """
+
+    def __init__(self, out: ResponseWriter, reply: ports.Reply, observer: ReplyObserver) -> None:
+        self._out = out
+        self._reply = reply
+        self._observer = observer
+        streamed = reply.header("content-type").startswith("text/event-stream")
+        self._readable = streamed and not reply.header("content-encoding")
+        # A client sees that a stream lacks its end only if the stream is chunked. Other bodies end as they came.
+        self.close_delimited = reply.close_delimited and not self._readable
+        if reply.close_delimited and self._readable:
+            observer.watch_end()
+
+    async def run(self, first: bytes) -> bool:
+        """Pass on *first* and all that follows. Return False if a stream ended that never said that it was done."""
+        out, observer = self._out, self._observer
+        chunk = first or await self._reply.next_chunk()
+        while chunk:
+            out.write(observer.feed(chunk))
+            if out.paused:
+                await out.drain()
+            chunk = await self._reply.next_chunk()
+        out.write(observer.rest())
+        if observer.saw_end:
+            out.finish()
+            return True
+        out.break_off()
+        return False
+
+    def break_off(self, api: str) -> None:
+        """End a body that broke so that the client sees it: a stream with an event in the words of *api*."""
+        self._out.write(self._observer.rest())
+        self._out.break_off(last_event(StreamBroken(), api) if self._readable else b"")

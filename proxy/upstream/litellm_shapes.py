@@ -1,0 +1,128 @@
+"""What LiteLLM returns and raises, and what providers say when they refuse, as OpenAI would have said it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+KINDS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+"""What OpenAI calls a refusal of this status, where the provider does not name its kind."""
+
+_PREFIX: Final = re.compile(r"^(?:litellm\.\w+: |\w+(?:Error|Exception) - )+")
+
+
+def encoded(document: Mapping[str, Any]) -> bytes:
+    """*document* as JSON; what Unicode cannot say in UTF-8 goes through as it came."""
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def chunk(event: dict[str, Any]) -> dict[str, Any]:
+    """*event* as OpenAI sends it: a finish reason in every choice, and no choice beside the usage."""
+    event = _filled(event)
+    choices = event.get("choices", [])
+    if isinstance(usage := event.get("usage"), dict):
+        usage.pop("cost", None)  # by LiteLLM's own table of prices, and only in streams
+        if not any(choice.get("delta") or choice.get("finish_reason") for choice in choices):
+            return {**event, "choices": []}
+    return {**event, "choices": [{"finish_reason": None, **choice} for choice in choices]}
+
+
+def whole(document: dict[str, Any], model: str) -> dict[str, Any]:
+    """*document* as OpenAI sends it: the model as it was asked for, calls without the numbers of streams."""
+    for choice in document.get("choices", []):
+        message = choice.get("message", {})
+        for call in message.get("tool_calls") or ():
+            call.pop("index", None)
+        if not any((message.get("provider_specific_fields") or {}).values()):
+            message.pop("provider_specific_fields", None)
+        message |= {"content": message.get("content"), "role": "assistant"}
+        choice["message"] = _filled(message)
+    return {**_filled(document), "model": model}
+
+
+def _filled(members: dict[str, Any]) -> dict[str, Any]:
+    """*members* without the empty lists that LiteLLM adds for what other providers tell."""
+    return {name: value for name, value in members.items() if value != [] or name == "choices"}
+
+
+def refused(status: int, body: bytes, *, overflow: bool) -> tuple[int, dict[str, Any]]:
+    """Status and body of a provider's refusal in OpenAI's shape, in its own words."""
+    found = _error_object(body)
+    text = found.get("message") or body.decode("utf-8", "replace").strip()
+    code = found.get("code") if isinstance(found.get("code"), str) else None
+    return status, _error_document(
+        status,
+        str(text),
+        str(found.get("type") or found.get("status") or ""),
+        "context_length_exceeded" if overflow else code,
+    )
+
+
+def failed(error: Exception, *, overflow: bool) -> tuple[int, dict[str, Any]]:
+    """Status and body, in OpenAI's shape, of what LiteLLM itself refused or found inside a stream."""
+    given = getattr(error, "status_code", None)
+    status = given if isinstance(given, int) and 400 <= given <= 599 else 500
+    text = _PREFIX.sub("", str(getattr(error, "message", "") or error)).partition("\nTraceback")[0]
+    found = _error_object(text[max(0, text.find("{")) : text.rfind("}") + 1].encode("utf-8", "replace"))
+    return status, _error_document(
+        status,
+        str(found.get("message") or text),
+        str(found.get("type") or ""),
+        "context_length_exceeded" if overflow else None,
+    )
+
+
+def _error_document(status: int, message: str, kind: str, code: str | None) -> dict[str, Any]:
+    kind = kind or KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def _error_object(body: bytes) -> dict[str, Any]:
+    """The error object of a provider's *body*: what it calls ``error``, or all of it; empty if there is none."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    found = found[0] if isinstance(found, list) and found else found
+    if not isinstance(found, dict):
+        return {}
+    inner = found.get("error", found)
+    if isinstance(inner, str):
+        return {"message": inner}
+    return {"message": inner.get("Message") or inner.get("detail"), **inner} if isinstance(inner, dict) else {}
+
+
+FIELDS: Final = frozenset(
+    {
+        "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens",
+        "max_tokens", "modalities", "n", "parallel_tool_calls", "prediction", "presence_penalty", "prompt_cache_key",
+        "reasoning_effort", "response_format", "safety_identifier", "seed", "service_tier", "stop", "store",
+        "temperature", "thinking", "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity",
+        "web_search_options",
+    }
+)  # fmt: skip
+"""Members of a request that may be passed on. LiteLLM takes addresses and keys by keyword: those are not a client's."""
+
+CLAUDE: Final = re.compile("anthropic|claude")
+_GOOGLE: Final = ("gemini", "vertex_ai", "vertex_ai_beta")
+
+
+def lost(provider: str, wanted: Mapping[str, Any]) -> str:
+    """The name of a member of *wanted* that would not reach *provider*, and a remedy; empty where there is none."""
+    claude = bool(CLAUDE.search(f"{provider}/{wanted['model']}"))
+    google, amazon = provider in _GOOGLE and not claude, provider.startswith("bedrock")
+    form = wanted.get("response_format")
+    if isinstance(form, dict) and form.get("type") == "json_object" and (claude or amazon):
+        return "response_format of type json_object. Give a json_schema"
+    if wanted.get("parallel_tool_calls") is False and (google or (amazon and not claude)):
+        return "parallel_tool_calls: false. Leave it out"
+    if "web_search_options" in wanted and wanted.get("tools") and google:
+        return "web_search_options beside tools. Leave one of them out"
+    return ""

@@ -1,0 +1,309 @@
+"""Request headers: which go on, which are wishes, which are refused."""
+
+import pytest
+
+from proxy.core.errors import InvalidRequest
+from proxy.server import ServerConfig
+from proxy.server.request import (
+    COMPACTING,
+    COUNTING,
+    MANAGED,
+    RequestHeaders,
+    api_path,
+    is_local,
+    is_stateless,
+    managed,
+    options,
+    request_target,
+    window_variant,
+    wire,
+    without_secrets,
+)
+from tests.support.server_fixture import house
+
+CHAT = b'{"model": "m",  "messages":[{"role":"user","content":"\\ud83d h\xc3\xa9"}], "x": 1.10}'
+
+
+REQUEST_HEADERS = [
+    ("User-Agent: raw/1", "User-Agent: raw/1"),
+    ("Authorization: Bearer client", "Authorization: Bearer client"),
+    ("X-Api-Key: client", "X-Api-Key: client"),
+    ("Accept-Encoding: br;q=0.5, gzip", "Accept-Encoding: br;q=0.5, gzip"),
+    ("OpenAI-Beta: a", "OpenAI-Beta: a"),
+    ("X-Forwarded-For: 10.0.0.1", "X-Forwarded-For: 10.0.0.1"),
+    ("Cookie: session=1", "Cookie: session=1"),
+    ("TE: trailers", None),
+    ("Keep-Alive: timeout=5", None),
+    ("Proxy-Authorization: Basic eA==", None),
+    ("Proxy-Connection: keep-alive", None),
+    ("Upgrade: h2c", None),
+    ("HTTP2-Settings: AAM", None),
+    ("Trailer: x", None),
+    ("X-Ullage-Project: secret", None),
+    ("X-Ullage-Anything: secret", None),
+]
+
+
+@pytest.mark.parametrize(("sent", "arrives"), REQUEST_HEADERS)
+async def test_which_request_headers_are_forwarded(sent, arrives):
+    """End-to-end headers arrive as they were spelled; hop-by-hop ones and our own do not."""
+    async with house() as at:
+        assert (await at.chat(CHAT, sent)).line.startswith("HTTP/1.1 200")
+        heard = at.stage.heard[0]
+        if arrives is None:
+            assert heard.all(sent.partition(":")[0]) == []
+        else:
+            assert arrives in [f"{key}: {value}" for key, value in heard.headers]
+
+
+async def test_nothing_is_added_and_repeated_headers_keep_their_order():
+    """The upstream sees the client's headers, Host and Content-Length rewritten, and not one more."""
+    async with house() as at:
+        await at.ask("POST", "/v1/embeddings", b"{}", "B: 1", "a: 2", "b: 3", "Connection: c, close", "C: 4")
+        heard = at.stage.heard[0]
+        assert heard.headers == [
+            ("Host", f"127.0.0.1:{at.stage.port}"), ("B", "1"), ("a", "2"), ("B", "3"), ("Content-Length", "2"),
+        ]  # fmt: skip
+
+
+async def test_a_client_cannot_use_connection_to_strip_its_credential():
+    """Credentials named by ``Connection`` are forwarded all the same."""
+    async with house() as at:
+        await at.chat(CHAT, "Authorization: Bearer k", "Connection: authorization")
+        assert at.stage.heard[0].all("authorization") == ["Bearer k"]
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("x-ullage-mode", "loud"),
+        ("x-ullage-window", "0"),
+        ("x-ullage-window", "1e3"),
+        ("x-ullage-window", "9" * 5000),
+        ("x-ullage-task-size", "xxl"),
+        ("x-ullage-compact", "later"),
+        ("x-ullage-project", "p" * 300),
+    ],
+)
+async def test_a_bad_option_is_named(header, value):
+    """A wrong x-ullage value is a 400 that names the header, and nothing is sent upstream."""
+    async with house() as at:
+        got = await at.chat(CHAT, f"{header}: {value}")
+        assert got.line == "HTTP/1.1 400 Bad Request"
+        assert header.encode() in got.body
+        assert got.all("x-ullage-outcome") == ["refused;invalid_request"]
+        assert at.stage.heard == []
+        assert [(report.outcome, report.status) for report in at.reports] == [("refused", 400)]
+
+
+async def test_good_options_reach_the_engine():
+    """What the caller asks for in headers is what the engine is told."""
+    async with house() as at:
+        await at.chat(
+            CHAT, "X-Ullage-Mode: observe", "X-Ullage-Window: 4096", "X-Ullage-Compact: now",
+            "X-Ullage-Task-Size: tiny", "X-Ullage-Conversation: c1", "X-Ullage-Project: p1",
+        )  # fmt: skip
+        wishes = at.engine.seen[0].options
+        assert (wishes.mode, wishes.window, wishes.compact_now) == ("observe", 4096, True)
+        assert (wishes.task_size, wishes.conversation, wishes.project) == ("tiny", "c1", "p1")
+
+
+def test_flags_that_change_a_window_are_told_apart():
+    """Of the beta flags those of the context count, in any order and however often they are sent."""
+    told = {
+        value: window_variant(RequestHeaders(seen={"anthropic-beta": value}))
+        for value in ("", "tools-2024", "context-1m-2025, tools-2024", "x,context-b ,context-a,context-b")
+    }
+    assert list(told.values()) == ["", "", "context-1m-2025", "context-a,context-b"]
+    assert window_variant(RequestHeaders()) == ""
+
+
+async def test_the_variant_reaches_the_engine():
+    """What the headers ask for comes with the request."""
+    async with house() as at:
+        await at.chat(CHAT, "Anthropic-Beta: tools-1", "anthropic-beta: context-1m")
+        assert at.engine.seen[0].variant == "context-1m"
+
+
+def test_what_tells_who_the_client_is_stays():
+    """Credentials, cookies and organisations are left out in any spelling, everything else stays in order."""
+    kept = [("Accept", "a"), ("anthropic-beta", "b"), ("X-Trace", "t")]
+    secret = [("Authorization", "x"), ("X-API-Key", "x"), ("api-key", "x"), ("Cookie", "x"), ("OpenAI-Project", "x")]
+    assert without_secrets([*secret[:2], *kept, *secret[2:]]) == kept
+
+
+@pytest.mark.parametrize(("value", "share"), [("now", None), ("0.2", 0.2), (".25", 0.25), ("0.9999", 0.9999)])
+def test_a_compaction_may_name_its_share(value: str, share: float | None):
+    """``now`` or a share of the room asks for a compaction."""
+    wishes = options({"compact": value})
+    assert (wishes.compact_now, wishes.compact_to) == (True, share)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "later", "0", "0.0", "1", "1.5", "-0.2", "20%", "nan", "0.2 ", "1e-2", "0.00001"]
+)
+def test_what_is_no_share_is_refused(value: str):
+    """Anything else is an error that names the header."""
+    with pytest.raises(InvalidRequest, match="x-ullage-compact"):
+        options({"compact": value})
+
+
+SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
+
+SHARED_ROUTES = [
+    ("POST", "/v1/chat/completions", 200),
+    ("POST", "/v1/completions", 200),
+    ("POST", "/v1/embeddings", 200),
+    ("POST", "/v1/messages", 200),
+    ("POST", "/messages", 200),
+    ("POST", "/v1/responses", 200),
+    ("POST", "/v1/responses/compact", 200),
+    ("POST", "/v1/responses/resp_1/cancel", 403),
+    ("POST", "/v1/audio/transcriptions", 200),
+    ("POST", "/v1/images/generations", 200),
+    ("GET", "/v1/models", 200),
+    ("GET", "/v1/models/a%2Fb", 200),
+    ("GET", "/v1/responses/resp_1", 403),
+    ("GET", "/v1/files", 403),
+    ("POST", "/v1/files", 403),
+    ("POST", "/v1/batches", 403),
+    ("GET", "/v1/chat/completions", 403),
+    ("DELETE", "/v1/models/x", 403),
+    ("GET", "/v1/models/../files", 403),
+    ("GET", "/v1/models/%2e%2e/files", 403),
+    ("GET", "/v1/models/%252e%252e/files", 403),
+    ("GET", "/v1/models/..%2ffiles", 403),
+    ("GET", "/v1/models/..%5cfiles", 403),
+    ("POST", "/v1/audio/../files", 403),
+    ("GET", "/v1/models/gpt-4o:ft@x", 200),
+    ("GET", "/v1/models/", 200),
+    ("GET", "/v1/models/..;/files", 403),
+    ("GET", "/v1/models/..;a=b/files", 403),
+    ("GET", "/v1/models/..%3b/files", 403),
+    ("GET", "/v1/models/..%253b/files", 403),
+    ("GET", "/v1/models/%2e%2e;/files", 403),
+    ("GET", "/v1/models/.%2e/files", 403),
+    ("GET", "/v1/models/..\\files", 403),
+    ("GET", "/v1/models/..%255cfiles", 403),
+    ("GET", "/v1/models/%25252e%25252e/files", 403),
+    ("GET", "/v1/models/%2525252e%2525252e/files", 403),
+    ("GET", "/v1/models/..%00/files", 403),
+    ("GET", "/v1/models/..%09/files", 403),
+    ("GET", "/v1/models/..%0d%0a/files", 403),
+    ("GET", "/v1/models/%c0%ae%c0%ae/files", 403),
+    ("GET", "/v1/models/%ef%bc%8e%ef%bc%8e/files", 403),
+    ("GET", "/v1/models/%u002e%u002e/files", 403),
+    ("GET", "/v1/models/x%23/../../files", 403),
+    ("GET", "/v1/models/%3f/files", 403),
+    ("GET", "/v1/models//files", 403),
+    ("GET", "/v1//models", 403),
+    ("GET", "//models", 403),
+    ("GET", "//v1/files", 403),
+    ("GET", "/v1;a/files", 403),
+    ("GET", "/models/..;/files", 403),
+    ("GET", "/openai/deployments/d/models/..;/files", 403),
+    ("GET", "/openai/deployments/..;/models", 403),
+    ("GET", "/v1/realtime/..;/files", 403),
+    ("POST", "/v1/images/..;/files", 403),
+    ("POST", "/v1/embeddings;/../files", 403),
+    ("POST", "/openai/deployments/d/audio/..%2f..%2ffiles", 403),
+    ("POST", "/v1/response%73", 403),
+    ("POST", "/v1/responses;", 403),
+    ("POST", "/v1/responses/", 403),
+    ("POST", "/v1//responses", 403),
+    ("GET", "/anything", 403),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), SHARED_ROUTES)
+async def test_behind_shared_keys_only_stateless_routes_are_relayed(method, path, status):
+    """Callers that share the upstream's key cannot reach what others keep under it, however the path is written."""
+    async with house(SHARED, api_key="uk") as at:
+        got = await at.ask(method, path, b"{}" if method == "POST" else b"", "X-Api-Key: pk-1")
+        assert got.line.split()[1] == str(status)
+        assert len(at.stage.heard) == (status == 200)
+
+
+async def test_every_route_is_relayed_on_request_or_without_a_shared_key():
+    """``relay: all`` opens the others, and so does an upstream that has no key of ours."""
+    async with house(ServerConfig("up", access_keys=("pk-1",), relay="all"), api_key="uk") as at:
+        assert (await at.ask("GET", "/v1/files", b"", "X-Api-Key: pk-1")).line.endswith("200 OK")
+    async with house(SHARED) as at:
+        assert (await at.ask("GET", "/v1/files", b"", "X-Api-Key: pk-1")).line.endswith("200 OK")
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "api"),
+    [
+        ("/v1/messages", "messages", "messages"),
+        ("/messages/count_tokens", "messages/count_tokens", "messages"),
+        ("/openai/v1/responses/r_1", "responses/r_1", "responses"),
+        ("/v1/chat/completions", "chat/completions", "chat"),
+        ("/anthropic/v1/messages", "messages", "messages"),
+        ("/openai/deployments/d-1/responses", "responses", "responses"),
+        ("/v1x/models", "v1x/models", "chat"),
+        ("/", "", "chat"),
+    ],
+)
+def test_a_path_below_its_root_and_its_error_shape(path, name, api):
+    """The API's root is taken off where it stands, and the rest says in which shape errors are worded."""
+    assert (api_path(path), wire(path)) == (name, api)
+
+
+def test_only_our_own_paths_are_local():
+    """Health, metrics, the root and /ullage/ are answered here; what merely begins alike is not."""
+    for path in ("/", "/metrics", "/health/live", "/health/x", "/healthz", "/readyz", "/ullage/", "/ullage/api/status"):
+        assert is_local(path)
+    for path in ("/v1/metrics", "/metrics/x", "/healthy", "/ullage", "/v1/health/live", "//metrics"):
+        assert not is_local(path)
+    assert not any(map(is_local, MANAGED))
+
+
+@pytest.mark.parametrize("path", ["/v1/models/../files", "/v1/models/%2e%2e/files", "/v1/models/%252e%252e/files",
+                                  "/v1/models/..\\files", "/v1/embeddings/./x"])  # fmt: skip
+def test_a_path_that_climbs_is_not_stateless(path):
+    """Whatever an upstream decodes before it resolves dots, no other route can be reached through a stateless one."""
+    assert not is_stateless("GET", path)
+    assert not is_stateless("POST", path)
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/v1/chat/completions", ("chat", "")),
+        ("/messages", ("messages", "")),
+        ("/anthropic/v1/messages/count_tokens", ("messages", "")),
+        ("/openai/v1/responses", ("responses", "")),
+        ("/openai/deployments/my-gpt.4/chat/completions", ("chat", "my-gpt.4")),
+        ("/openai/deployments/my-gpt/embeddings", None),
+        ("/openai/deployments/../chat/completions", None),
+        ("/openai/deployments/./responses", None),
+        ("/openai/deployments/a%2f..%2fb/responses", None),
+        ("/openai/deployments/a/b/responses", None),
+        ("/v1/responses/resp_1", None),
+        ("/v1/responses/compact", ("responses", "")),
+        ("/v1/messages/batches", None),
+        ("/v2/messages", None),
+    ],
+)
+def test_what_is_managed(path, found):
+    """A path is managed for an API, and may name the model; a deployment is a plain name."""
+    assert managed(path) == found
+    assert (path in COUNTING) == path.endswith("/count_tokens")
+    assert (path in COMPACTING) == path.endswith("/compact")
+
+
+@pytest.mark.parametrize(
+    ("raw", "path"),
+    [
+        ("/v1/x?a=b://c", "/v1/x?a=b://c"),
+        ("//host/x", "//host/x"),
+        ("http://host/v1/x?y", "/v1/x?y"),
+        ("http://host", "/"),
+        ("*", "*"),
+        ("host:443", "host:443"),
+    ],
+)
+def test_a_request_lines_target_is_its_path(raw, path):
+    """Path and query stay byte for byte; of an absolute URL only scheme and host are taken off."""
+    assert request_target(raw) == path

@@ -1,0 +1,371 @@
+"""Fitters of real parts for tests, and what must hold for every plan they make."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import Phase
+
+from proxy.core.budget.catalogue import Route
+from proxy.core.budget.figures import Marks, Shares
+from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
+from proxy.core.compression.dedup import Dedup
+from proxy.core.compression.event import Demand, EnabledStages, Rules
+from proxy.core.compression.mild import Mild
+from proxy.core.compression.prune import Prune
+from proxy.core.compression.record import CompactionRecord, load
+from proxy.core.compression.truncate import MIDDLE
+from proxy.core.conversation.toolmap import ToolMap
+from proxy.core.decisions import CompactionTarget, Policy
+from proxy.core.overflow.classify import Classifier
+from proxy.core.report import Report
+from proxy.core.request import Options, Request
+from proxy.engine.context_management import Managing
+from proxy.engine.fitting import Fitter
+from proxy.engine.learned_routes import LearnedRoutes
+from proxy.engine.own_compaction import Compacting, Serving
+from proxy.engine.plans import Plan
+from proxy.engine.ports import Records, Summaries
+from proxy.engine.reading import Reader
+from proxy.settings import Settings, overflow_rules, tool_map
+from proxy.settings.tooltable import Tools
+from proxy.tokenizers import Tokenizers
+from tests.stub.tokens import IMAGE_HIGH, request_tokens
+from tests.support.tool_pair_checks import pair_violations
+
+Message = dict[str, Any]
+
+TENANT = b"t" * 32
+WINDOW = 4096
+POLICY = Policy(Rules(Marks(), Shares(), EnabledStages()))
+SPARING = replace(POLICY.rules, mild=Mild(Dedup(), Prune(protect_tokens=5_000, min_saving=5_000)))
+SYSTEMS = ("system", "developer")
+OURS = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
+"""The members of a body that a plan may change."""
+IDENTITIES = ("role", "type", "id", "tool_call_id", "tool_use_id", "call_id", "name", "image_url", "thinking")
+IDENTITIES += ("signature", "encrypted_content")
+"""Members of a message that no clip may change."""
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
+"""For properties of whole conversations: shrinking one takes minutes, what was drawn is shown as it is."""
+_DECODER = json.JSONDecoder()
+SHORT = 60
+"""Characters of a text that is always small enough to stay whole."""
+
+
+@functools.cache
+def tokenizers() -> Tokenizers:
+    """The real tokenizers, loaded once."""
+    return Tokenizers()
+
+
+@functools.cache
+def classifier() -> Classifier:
+    """The classifier with the packaged rules."""
+    return Classifier(overflow_rules(Settings()))
+
+
+def count(text: str) -> int:
+    """Tokens of *text* in o200k_base."""
+    return tokenizers().count("o200k_base", text)
+
+
+@functools.cache
+def tools() -> ToolMap:
+    """The packaged table of tools."""
+    return tool_map(Tools())
+
+
+class Book:
+    """A recorder over a dictionary: the smallest honest one."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[bytes, bytes, str, bytes], bytes] = {}
+        self.lessons: dict[tuple[bytes, str], bytes] = {}
+        self.wishes: set[tuple[bytes, bytes]] = set()
+
+    def prefix_key(self, tenant: bytes) -> bytes:
+        return hashlib.sha256(b"key of " + tenant).digest()
+
+    def item_key(self) -> bytes:
+        return hashlib.sha256(b"key of items").digest()
+
+    async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
+        keys = [(tenant, root, route, chain) for chain in chains]
+        return next(((i, self.values[key]) for i, key in enumerate(keys) if key in self.values), None)
+
+    async def save(
+        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, replace: bool = False
+    ) -> bytes:
+        key = (tenant, root, route, chain)
+        if replace:
+            self.values[key] = record
+        return self.values.setdefault(key, record)
+
+    def reachable(self) -> bool:
+        return True
+
+    async def pop_request(self, tenant: bytes, root: bytes) -> bool:
+        wished = (tenant, root) in self.wishes
+        self.wishes.discard((tenant, root))
+        return wished
+
+    async def read_route(self, tenant: bytes, route: str) -> bytes | None:
+        return self.lessons.get((tenant, route))
+
+    def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
+        self.lessons[tenant, route] = value
+
+    def records(self) -> list[CompactionRecord]:
+        """Every record in the book, oldest place first."""
+        found = [record for value in self.values.values() if (record := load(value, 10**6))]
+        return sorted(found, key=lambda record: record.compaction.place)
+
+
+class Desk:
+    """One replica: a fitter with memories of its own over a recorder that it may share."""
+
+    def __init__(
+        self,
+        recorder: Records | None = None,
+        policy: Policy = POLICY,
+        serving: Mapping[str, Serving] | None = None,
+        owned: Sequence[str] = (),
+        summaries: Summaries | None = None,
+    ) -> None:
+        self.book = recorder or Book()
+        self.records: MutableMapping[tuple[str, bytes], CompactionRecord] = {}
+        policy = replace(policy, tools=tools())
+        reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
+        self.lessons = LearnedRoutes(self.book, {}, {}, time.monotonic)
+        self.compacting = Compacting(reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {})
+        self.managing = Managing(reader, owned)
+        self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons, summaries)
+
+    async def plan(
+        self,
+        body: bytes,
+        window: int,
+        demand: Demand = Demand(),  # noqa: B008 - frozen
+        *,
+        tenant: bytes = TENANT,
+        options: Options = Options(),  # noqa: B008 - frozen
+        factor: float = 1.0,
+        max_input: int | None = None,
+        model: str = "house-model",
+        api: str = "chat",
+    ) -> Plan:
+        """The plan for *body* in a *window* of so many tokens."""
+        request = Request(api, body, tenant, "r", options)
+        route = Route("stub", model, window, None, "o200k_base", "configured", max_input=max_input)
+        located = self.fitter.locate(request)
+        target = CompactionTarget(
+            demand.limit,
+            force=demand.force,
+            dry_run=demand.peek,
+            wait_for_summary=demand.wait,
+            lower_output=self.fitter.lower,
+        )
+        measured = await self.fitter.measure(request, located, route, window, factor, "configured", target)
+        return await self.fitter.decide(measured, Report("r", api))
+
+    async def view(self, messages: Sequence[Message], window: int, **members: Any) -> list[bytes]:
+        """The messages that go upstream for *messages*, as their bytes."""
+        plan = await self.plan(body_of(messages, **members), window)
+        assert plan.error is None, plan.error
+        return slices(plan.body)
+
+
+def body_of(messages: Sequence[Message], **members: Any) -> bytes:
+    """A request's bytes as a client's JSON library writes them."""
+    return json.dumps({"model": "gpt-4o-mini", "messages": messages, **members}, separators=(",", ":")).encode()
+
+
+def slices(body: bytes) -> list[bytes]:
+    """The bytes of each message of *body*."""
+    text = _raw_members(body)["messages"].decode()
+    found, at = [], _skip(text, 1)
+    while text[at] != "]":
+        _, end = _DECODER.raw_decode(text, at)
+        found.append(text[at:end].encode())
+        at = _skip(text, end)
+    return found
+
+
+def _raw_members(body: bytes) -> dict[str, bytes]:
+    """The members of a JSON object that is known to be valid, as their bytes."""
+    text = body.decode()
+    found, at = {}, _skip(text, _skip(text, 0) + 1)
+    while text[at] != "}":
+        key, end = _DECODER.raw_decode(text, at)
+        start = _skip(text, end)
+        _, end = _DECODER.raw_decode(text, start)
+        found[key] = text[start:end].encode()
+        at = _skip(text, end)
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    """Past white space and separators."""
+    while text[at] in " \t\r\n,:":
+        at += 1
+    return at
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """All text a message's content shows."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    return content if isinstance(content, str) else ""
+
+
+def plan_problems(body: bytes, plan: Plan, window: int) -> list[str]:
+    """One sentence for each promise that *plan* breaks against the client's *body*; none if it refuses."""
+    if plan.error is not None:
+        return [] if plan.error.code == "context_length_exceeded" else [f"refused with {plan.error.code}"]
+    sent = json.loads(plan.body)
+    problems = size_problems(json.loads(body), sent, window)
+    if plan.report.outcome == "verbatim":
+        return problems + ([] if plan.body == body else ["called verbatim and was changed"])
+    return problems + outline_problems(body, plan.body) + message_problems(body, plan.body)
+
+
+def size_problems(raw: Mapping[str, Any], sent: Mapping[str, Any], window: int) -> list[str]:
+    """What is wrong with the size of *sent*, counted by the strict upstream's own counter."""
+    asked = sent.get("max_completion_tokens") or sent.get("max_tokens")
+    wanted = raw.get("max_completion_tokens") or raw.get("max_tokens")
+    problems = [f"the output figure rose from {wanted} to {asked}"] if (asked or 0) > (wanted or 0) else []
+    held = asked or window // 32
+    # An image whose size cannot be read is a guess on both sides: where only guesses are too much, the provider judges.
+    tokens = request_tokens(sent) - IMAGE_HIGH * sum(map(_unreadable_images, sent["messages"]))
+    return problems + ([f"{tokens} + {held} > {window}"] if tokens + held > window else [])
+
+
+def _unreadable_images(message: Mapping[str, Any]) -> int:
+    content = message.get("content")
+    parts = [part for part in content if part.get("type") == "image_url"] if isinstance(content, list) else []
+    return sum(part["image_url"].get("detail") != "low" for part in parts)
+
+
+def outline_problems(body: bytes, sent: bytes) -> list[str]:
+    """Members beside those a plan may change that are not the client's own bytes in the client's order."""
+    was, now = _raw_members(body), _raw_members(sent)
+    problems = [] if list(was) == list(now) else [f"members {list(was)} became {list(now)}"]
+    return problems + [f"{key} was changed" for key in was if key not in OURS and was[key] != now.get(key)]
+
+
+def message_problems(body: bytes, sent: bytes) -> list[str]:
+    """What is wrong with the messages of *sent* as a view of *body*'s."""
+    raw, view = slices(body), slices(sent)
+    was, now = [list(map(json.loads, pieces)) for pieces in (raw, view)]
+    new = Counter(map(_unplaced, pair_violations(now))) - Counter(map(_unplaced, pair_violations(was)))
+    problems = [f"new violation: {sentence}" for sentence in new]
+    reasons = [_misfit(raw, was, view, now, cut) for cut in range(len(raw) + 1)]
+    if all(reasons):
+        problems.append("not a view at any cut: " + next((r for r in reasons if r and r != "length"), "length"))
+    shown = _encodable("\n".join(map(text_of, now)))
+    users = [
+        _encodable(text_of(message))
+        for message in was
+        if message["role"] not in (*SYSTEMS, "assistant", "tool", "function")
+    ]
+    for label, text in (("first task", users[0]), ("newest user text", users[-1])) if users else ():
+        if text not in shown and not (len(text) > SHORT and text[:4] in shown):
+            problems.append(f"the {label} is neither there nor clipped")
+    if sum(m["role"] in SYSTEMS for m in now) != sum(m["role"] in SYSTEMS for m in was):
+        problems.append("another number of system messages")
+    return problems
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _unplaced(sentence: str) -> str:
+    return re.sub(r"^messages\[\d+\]: ", "", sentence)
+
+
+def _misfit(raw: list[bytes], was: list[Message], view: list[bytes], now: list[Message], cut: int) -> str:
+    """Why *view* is not *raw* with everything before *cut* folded; empty when it is."""
+    head = [raw[i] for i in range(cut) if was[i]["role"] in SYSTEMS]
+    carried = cut < len(raw) and was[cut]["role"] not in (*SYSTEMS, "assistant", "tool", "function")
+    start = cut + carried if cut else 0
+    frame = len(head) + 1 if cut else 0
+    if frame + len(raw) - start != len(view):
+        return "length"
+    if view[: len(head)] != head:
+        return "a folded system message was changed"
+    for i in range(start, len(raw)):
+        at = frame + i - start
+        if view[at] != raw[i] and not is_clip(was[i], now[at]) and not is_replaced(was[i], now[at]):
+            return f"messages[{at}] is neither the client's nor a clip of it"
+    if not cut:
+        return ""
+    users = [i for i in range(cut) if was[i]["role"] not in (*SYSTEMS, "assistant", "tool", "function")]
+    own = cut if carried else users[0] if users else None
+    return _carrier_misfit(raw[own] if own is not None else b"", view[len(head)])
+
+
+def _carrier_misfit(own: bytes, carrier: bytes) -> str:
+    if not own:
+        return "" if set(json.loads(carrier)) == {"role", "content"} else "an invented carrier with odd members"
+    was, now = _raw_members(own), _raw_members(carrier)
+    if {k: v for k, v in was.items() if k != "content"} != {k: v for k, v in now.items() if k != "content"}:
+        before, after = json.loads(own), json.loads(carrier)
+        if {**before, "content": 0} != {**after, "content": 0} or not text_of(after):
+            return "the carrier's other members were changed"
+    run = was.get("content", b'""')[1:-1].strip()
+    said, shown = text_of(json.loads(own)), text_of(json.loads(carrier))
+    if run in now["content"] or (len(said) > SHORT and said[:4] in shown):
+        return ""
+    return "the carrier's own content is not one unchanged run"
+
+
+def is_clip(was: Any, now: Any) -> bool:
+    """Whether *now* is *was* with some texts shortened."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        if was.keys() != now.keys() or any(was[key] != now[key] for key in IDENTITIES if key in was):
+            return False
+        return all(is_clip(was[key], now[key]) for key in was)
+    if isinstance(was, list) and isinstance(now, list):
+        return len(was) == len(now) and all(map(is_clip, was, now))
+    if isinstance(was, str) and isinstance(now, str) and was != now:
+        return _is_clipped_text(was, now) or _is_clipped_json(was, now)
+    return bool(was == now)
+
+
+def is_replaced(was: Any, now: Any) -> bool:
+    """Whether *now* is the tool result *was* with a line, or head and end of it, in its place."""
+    if was.get("role") not in ("tool", "function") or was.keys() | {"content"} != now.keys():
+        return False
+    if any(was[key] != now[key] for key in was if key != "content"):
+        return False
+    said, shown = text_of(was), text_of(now)
+    if shown.startswith(("[Old ", "[Left out: ")):
+        return True
+    head, marker, tail = shown.partition(MIDDLE)
+    return bool(marker) and said.startswith(head.removesuffix("\n")) and said.endswith(tail.removeprefix("\n"))
+
+
+def _is_clipped_text(was: str, now: str) -> bool:
+    pieces = [now.partition(marker) for marker in (MARKER, SHORT_MARKER) if marker in now]
+    return (
+        now == LEAST
+        or was.startswith(now)
+        or any(was.startswith(head) and was.endswith(tail) for head, _, tail in pieces)
+    )
+
+
+def _is_clipped_json(was: str, now: str) -> bool:
+    try:
+        return is_clip(json.loads(was), json.loads(now))
+    except ValueError:
+        return False

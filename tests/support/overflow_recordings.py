@@ -1,0 +1,54 @@
+"""Error answers as providers really gave them, kept beside the repository."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(os.environ.get("ULLAGE_SHARED") or Path(__file__).parents[3] / "shared")
+FILE = FOLDER / "overflow_errors.jsonl"
+
+KINDS = {
+    "input_too_long": "input",
+    "input_plus_output_too_long": "input_plus_output",
+    "payload_too_large": "payload",
+    "output_cap_too_large": "output_cap",
+    "rate_limit": "rate_limit",
+}
+"""The recordings' names of kinds, and ours."""
+
+BROKEN_OFF = {"llama_cpp-005", "llama_cpp-007", "openrouter-008", "anthropic-014", "zai-001", "anthropic-013"}
+"""Answers that end in an overflow after something of them was given: too late to send anything smaller."""
+
+BEYOND = {"llama_cpp_python-001"}
+"""Its prompt alone is beyond the limit, which everywhere else is called input."""
+
+Row = dict[str, Any]
+
+
+def rows() -> list[Row]:
+    """Every recorded answer; skips the test where the recordings are not at hand."""
+    if not FILE.is_file():
+        pytest.skip(f"no recorded error answers in {FOLDER} (ULLAGE_SHARED names another folder)")
+    return read()
+
+
+def read() -> list[Row]:
+    """Every recorded answer."""
+    return [json.loads(line) for line in FILE.read_text("utf-8").splitlines() if line]
+
+
+def headers(row: Row) -> tuple[tuple[str, str], ...]:
+    """The headers a row names."""
+    return tuple(row.get("headers", {}).items())
+
+
+def wire(row: Row) -> bytes:
+    """A row's body as it goes over the wire."""
+    body: bytes = row["body"].encode()
+    return gzip.compress(body) if "gzip" in row.get("headers", {}).get("content-encoding", "") else body

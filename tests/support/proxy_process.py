@@ -1,0 +1,184 @@
+"""Starts the proxy as its users do: a real ``ullage serve`` process on a free loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import yaml
+from openai import AsyncOpenAI
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_WITHIN = 30.0
+ENDED_WITHIN = 20.0
+
+
+def free_port() -> int:
+    """A TCP port that nothing listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Return as soon as *condition* holds; raises ``TimeoutError`` when it does not within *seconds*."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - the thing watched lives in another process or server
+            await asyncio.sleep(0.01)
+
+
+@dataclass
+class Proxy:
+    """A running proxy: an async context manager around one ``ullage serve`` process group.
+
+    ``under`` is a command that runs another, the rest of its arguments.
+    Without ``config`` everything is said on the command line. With it the file holds what is given, completed by a
+    private data directory, so that no test meets another's store.
+    """
+
+    upstream: str
+    window: int | None = None
+    config: Mapping[str, Any] | None = None
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
+    home: Path | None = None
+    process: subprocess.Popen[bytes] | None = None
+    under: Sequence[str] = ()
+
+    async def __aenter__(self) -> Self:
+        # A short path: the embedded store's socket lives below it, and socket paths end at 108 bytes.
+        self._own_home = self.home is None
+        self.home = self.home or Path(tempfile.mkdtemp(prefix="ulg-"))
+        self.port = self.port or free_port()
+        try:
+            await self.start()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.end)
+        if self._own_home and self.home is not None:
+            shutil.rmtree(self.home, ignore_errors=True)
+
+    async def start(self) -> None:
+        """Start the process and return once it says that it is ready; raises ``RuntimeError`` with the log's end."""
+        environment = {**os.environ, "HOME": str(self.home), "XDG_DATA_HOME": f"{self.home}/share"}
+        environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **self.environment}
+        await asyncio.to_thread(self._spawn, environment)
+        await self._ready()
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> int | None:
+        """Send *how* to the process, wait for it, and return its exit code; what is left of its group is killed."""
+        if self.process is None:
+            return None
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, how)
+        try:
+            code: int | None = self.process.wait(ENDED_WITHIN)
+        except subprocess.TimeoutExpired:
+            code = None
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(ENDED_WITHIN)
+        self.process = None
+        return code
+
+    @property
+    def pid(self) -> int:
+        """The process id of ``ullage serve``."""
+        if self.process is None:
+            raise RuntimeError("the proxy is not running")
+        return self.process.pid
+
+    @property
+    def root(self) -> str:
+        """The proxy's address without a path."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The base URL for a client."""
+        return f"{self.root}/v1"
+
+    @property
+    def log(self) -> Path:
+        """Everything the process wrote to its standard streams."""
+        if self.home is None:
+            raise RuntimeError("the proxy has not been started")
+        return self.home / "ullage.log"
+
+    def _command(self) -> list[str]:
+        command = [sys.executable, "-m", "proxy.cli", "serve", "--host", "127.0.0.1", "--port", str(self.port)]
+        if self.config is not None:
+            config = {**self.config}
+            config["store"] = {"path": f"{self.home}/data", **config.get("store", {})}
+            config.setdefault("upstreams", [{"name": "stub", "base_url": self.upstream}])
+            file = Path(f"{self.home}/ullage.yaml")
+            file.write_text(yaml.safe_dump(config, sort_keys=False))
+            command += ["--config", str(file)]
+        else:
+            command += ["--upstream", self.upstream]
+        if self.window is not None:
+            command += ["--window", str(self.window)]
+        return [*command, *self.arguments]
+
+    def _spawn(self, environment: Mapping[str, str]) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self.under, *self._command()],
+                cwd=self.home,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    async def _ready(self) -> None:
+        until = time.monotonic() + READY_WITHIN
+        async with httpx.AsyncClient(base_url=self.root, trust_env=False) as client:
+            while time.monotonic() < until:
+                if self.process is None or self.process.poll() is not None:
+                    break
+                with suppress(httpx.TransportError):
+                    if (await client.get("/health/ready", timeout=2.0)).status_code == 200:
+                        return
+                await asyncio.sleep(0.05)
+        log = self.log.read_text(errors="replace")[-3000:]
+        raise RuntimeError(f"the proxy was not ready within {READY_WITHIN:.0f} s; its log ends:\n{log}")
+
+
+@dataclass
+class Client:
+    """The real OpenAI client, with the bytes of every request body it sent in ``bodies``."""
+
+    base_url: str
+    api_key: str = "sk-test-0123456789abcdef"
+    timeout: float = 60.0
+    bodies: list[bytes] = field(default_factory=list)
+
+    async def __aenter__(self) -> AsyncOpenAI:
+        async def note(request: httpx.Request) -> None:
+            self.bodies.append(await request.aread())
+
+        web = httpx.AsyncClient(event_hooks={"request": [note]}, trust_env=False, timeout=self.timeout)
+        self._client = AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=web, max_retries=0)
+        return self._client
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()

@@ -1,0 +1,160 @@
+"""A whole proxy in this process, with recall on, in front of a strict upstream; and a model that uses the tool."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.building import open_engine
+from proxy.core.recall.tool import NAME
+from proxy.core.report import Report
+from proxy.faults import Faults
+from proxy.noting import open_archive, open_chronicle, open_conversations
+from proxy.routing import open_catalogue, open_upstream
+from proxy.server import ListedUpstream, Models, Server, ServerConfig
+from proxy.settings import Settings
+from proxy.store import open_store
+from proxy.tasks import Tasks
+from tests.stub import Answer, Call, Seen, Stub
+from tests.support.answer_parser import Heard, heard
+from tests.support.api_formats import body_of
+from tests.support.engine_fixtures import tokenizers
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
+
+WINDOW = 8192
+FACT = "The vault's code word is kingfisher-4711."
+APIS = ("chat", "messages", "responses")
+PATHS = {"chat": "/chat/completions", "messages": "/messages", "responses": "/responses"}
+KEYS = {"authorization": "Bearer sk-test-0123456789abcdef", "anthropic-version": "2023-06-01"}
+LOOK = Call(NAME, json.dumps({"query": "vault code word"}))
+READ = Call("read_file", json.dumps({"path": "src/next.py"}))
+
+WORDING = {"chat": "openai", "messages": "anthropic", "responses": "openai"}
+
+both = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+every = pytest.mark.parametrize("api", APIS)
+
+Message = dict[str, Any]
+
+
+def history(rounds: int = 30, size: int = 300) -> list[Message]:
+    """An agent's session, larger than the window, whose second result says what nothing else does."""
+    messages = agent_session(rounds, size)
+    at = [index for index, message in enumerate(messages) if message["role"] == "tool"][1]
+    lines = messages[at]["content"].splitlines()
+    messages[at] = {**messages[at], "content": "\n".join([*lines[:4], FACT.lower().replace("-", " "), *lines[4:]])}
+    return messages
+
+
+SAID = FACT.lower().replace("-", " ")
+"""The fact as it stands in the history."""
+
+
+def asked(api: str, messages: Sequence[Message] | None = None, **members: Any) -> dict[str, Any]:
+    """A request of *api* that is compacted, with the agent's tools."""
+    extra = {"store": False} if api == "responses" else {}
+    tools = json.loads(json.dumps(AGENT_TOOLS))  # for the caller to change
+    return body_of(api, history() if messages is None else messages, tools, **extra, **members)
+
+
+def recalling(*answers: Answer) -> Callable[[Seen], Answer]:
+    """A model that gives *answers* in turn, the last one for ever; it only calls tools that are declared."""
+    left = list(answers)
+
+    def script(seen: Seen) -> Answer:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        assert {call.name for call in answer.calls} <= {*seen.tools, *[c.name for c in answer.calls if c.id == "wild"]}
+        return answer
+
+    return script
+
+
+@dataclass
+class Front:
+    """A running proxy; ``reports`` are those of its requests, in order, ``faults`` what cost none of them anything.
+
+    ``failures`` are those of background tasks; at the end there must be none.
+    """
+
+    url: str
+    client: httpx.AsyncClient
+    reports: list[Report] = field(default_factory=list)
+    faults: list[tuple[str, str, Exception]] = field(default_factory=list)
+    failures: list[BaseException] = field(default_factory=list)
+
+    async def ask(self, api: str, body: Mapping[str, Any], **headers: str) -> httpx.Response:
+        """The answer to *body*, whole."""
+        return await self.client.post(PATHS[api], json=body, headers=headers)
+
+
+@contextlib.asynccontextmanager
+async def front(
+    stub: Stub, folder: Path, *, enabled: bool = True, usage: bool = False, **more: Mapping[str, Any] | Sequence[Any]
+) -> AsyncIterator[Front]:
+    """A proxy in front of *stub*; with *usage* it asks for that of streams by itself. *more* are settings."""
+    settings = Settings.model_validate(
+        {
+            "upstreams": [{"name": "stub", "base_url": stub.url, "probe": False}],
+            "models": [{"name": "*", "context_window": WINDOW}],
+            "summaries": {"mode": "off"},
+            "compression": {"recall": {"enabled": enabled}},
+            **more,
+        }
+    )
+    failures: list[BaseException] = []
+    tasks = Tasks(lambda name, error: failures.append(error))
+    store = await open_store("memory", directory=folder, key=None, spawn=tasks.spawn, warn=lambda event, facts: None)
+    upstream = open_upstream(settings)
+    faults: list[tuple[str, str, Exception]] = []
+    noticed = Faults(lambda where, name, fault: faults.append((where, name, fault)))
+    archive = open_archive(settings, store, tasks, lambda outcome, count: None)
+    chronicle = open_chronicle(store, archive)
+    engine = open_engine(settings, open_catalogue(settings), tokenizers(), store, chronicle=chronicle, faults=noticed)
+    reports: list[Report] = []
+    server = Server(
+        ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ())),
+        engine,
+        upstream,
+        route=engine.upstream_of,
+        observe=lambda report, seconds: reports.append(report),
+        metrics=None,
+        status=dict,
+        models=Models(upstream, [ListedUpstream("stub")], "stub", [], lambda model: {}),
+        conversations=open_conversations(settings, store),
+        faults=noticed,
+    )
+    port = await server.start("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{port}/v1"
+    try:
+        async with httpx.AsyncClient(base_url=url, headers=KEYS, trust_env=False, timeout=30) as client:
+            yield Front(url, client, reports, faults, failures)
+    finally:
+        await server.close()
+        await upstream.close()
+        await tasks.finish(5)
+        await store.close()
+    assert failures == []
+
+
+House = Callable[..., Awaitable[tuple[Stub, Front]]]
+"""Starts an upstream whose model gives the answers, and a proxy in front of it."""
+
+
+def request(api: str, stream: bool, **members: Any) -> dict[str, Any]:
+    more: dict[str, Any] = {"stream": True} if stream else {}
+    more |= {"stream_options": {"include_usage": True}} if stream and api == "chat" else {}
+    return asked(api, **more, **members)
+
+
+def said(api: str, answer: httpx.Response, stream: bool) -> Heard:
+    """The answer as the client has it: a valid one in which nothing tells of the tool."""
+    assert answer.status_code == 200, answer.text
+    assert NAME not in answer.text
+    return heard(api, answer.content, stream=stream)

@@ -1,0 +1,178 @@
+"""An engine with real parts around it, and upstreams that answer as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from proxy.core.budget.catalogue import Catalogue, Route, Rule
+from proxy.core.decisions import Policy
+from proxy.core.request import Mode, Options, Request
+from proxy.engine.engine import Counting, Engine
+from proxy.engine.ports import Reply, Send
+from proxy.engine.replies import Answer
+from proxy.faults import Faults, Where
+from tests.stub import Rules, judge
+from tests.stub.rules import Wording, overflow_error
+from tests.support import api_formats
+from tests.support.engine_fixtures import POLICY, TENANT, Book, Desk, body_of, classifier
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
+
+WINDOW = 8192
+ROUTE = Route("stub", "gpt-4o-mini", WINDOW, None, "o200k_base", "configured")
+WORDINGS: tuple[Wording, ...] = ("openai", "anthropic", "vllm", "llamacpp")
+JSON = (("Content-Type", "application/json"), ("x-request-id", "up-1"), ("retry-after", "7"))
+SSE = (("content-type", "text/event-stream"),)
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+WORD = b'data: {"choices":[{"index":0,"delta":{"content":"Hello"},"finish_reason":null}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+class Given:
+    """An upstream's answer of which everything is given: status, headers, and the chunks in which the body comes."""
+
+    close_delimited = False
+
+    def __init__(self, status: int, chunks: Sequence[bytes | float], headers: Sequence[tuple[str, str]] = JSON) -> None:
+        self.status = status
+        self.headers = headers
+        self.closed = False
+        self.taken = 0
+        self._chunks = list(chunks)
+
+    def header(self, name: str) -> str:
+        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+
+    async def next_chunk(self) -> bytes:
+        while self._chunks and isinstance(self._chunks[0], float):
+            await asyncio.sleep(self._chunks[0])
+            self._chunks.pop(0)
+        self.taken += 1
+        chunk = self._chunks.pop(0) if self._chunks else b""
+        assert isinstance(chunk, bytes)
+        return chunk
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Upstream:
+    """Keeps what it was sent and answers by *script*: a reply for each body."""
+
+    def __init__(self, script: Callable[[bytes], Given]) -> None:
+        self.bodies: list[bytes] = []
+        self.names: list[str] = []
+        self.replies: list[Given] = []
+        self._script = script
+
+    async def send(self, upstream: str, body: bytes, **named: Any) -> Reply:
+        self.names.append(upstream)
+        self.bodies.append(body)
+        self.replies.append(self._script(body))
+        return self.replies[-1]
+
+
+def strict(stream: bool = False, **rules: Any) -> Upstream:
+    """An upstream that judges as the strict stub does."""
+    asked = Rules(**rules)
+
+    def script(body: bytes) -> Given:
+        verdict = judge(json.loads(body), asked)
+        if verdict.kind == "ok":
+            return Given(200, [ROLE, WORD, DONE], SSE) if stream else Given(200, [b'{"ok":true}'])
+        assert verdict.kind == "overflow", verdict.message
+        status, error = overflow_error(verdict, asked)
+        return (
+            Given(200, [b"data: " + error + b"\n\n", DONE], SSE) if asked.overflow_in_stream else Given(status, [error])
+        )
+
+    return Upstream(script)
+
+
+def always(*replies: Given) -> Upstream:
+    """An upstream that gives *replies* in turn, the last one for ever."""
+    left = list(replies)
+
+    def script(_: bytes) -> Given:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return Upstream(script)
+
+
+class Room:
+    """An engine with real parts around it."""
+
+    def __init__(
+        self,
+        window: int | None = WINDOW,
+        mode: Mode = "on",
+        counting: Counting = "auto",
+        rules: Sequence[Rule] = (),
+        owned: Sequence[str] = (),
+        policy: Policy = POLICY,
+    ) -> None:
+        self.book = Book()
+        self.desk = Desk(self.book, policy, owned=owned)
+        self.time = 0.0
+        self.faults: list[tuple[Where, type[Exception]]] = []
+        catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
+        counted = {"stub": counting}
+        desk = self.desk
+        self.engine = Engine(
+            catalogue,
+            desk.fitter,
+            mode,
+            desk.lessons,
+            self.clock,
+            classifier(),
+            counted,
+            compacting=desk.compacting,
+            managing=desk.managing,
+            faults=Faults(self._failed),
+        )
+
+    def _failed(self, where: Where, request_id: str, fault: Exception) -> None:
+        assert request_id == "r1"
+        self.faults.append((where, type(fault)))
+
+    def clock(self) -> float:
+        self.time += 0.25
+        return self.time
+
+    async def ask(self, body: bytes, send: Send, api: str = "chat", **options: Any) -> Answer:
+        return await self.engine.exchange(Request(api, body, TENANT, "r1", Options(**options)), send)
+
+    async def count(self, body: bytes, send: Send) -> Answer:
+        return await self.engine.count(Request("messages", body, TENANT, "r1"), send)
+
+
+async def whole(answer: Answer) -> bytes:
+    """Every byte of the answer, as the client gets them."""
+    assert answer.reply is not None
+    found = [answer.head]
+    while chunk := await answer.reply.next_chunk():
+        found.append(chunk)
+    return b"".join(found)
+
+
+def session(tokens: int, **members: Any) -> bytes:
+    """An agent's request of about so many tokens."""
+    return body_of(agent_session(tokens // 370, 300), **members)
+
+
+def asked(api: str, rounds: int, **members: Any) -> bytes:
+    """An agent's request of another API."""
+    return json.dumps(api_formats.body_of(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
+
+
+STORED = {"previous_response_id": "resp_1"}
+TOO_LONG = (
+    b'{"error":{"message":"Your input exceeds the context window of this model.","code":"context_length_exceeded"}}'
+)
+
+
+def strict_responses() -> Upstream:
+    """An upstream that takes everything."""
+    return always(Given(200, [b"{}"]))

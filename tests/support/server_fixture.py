@@ -1,0 +1,266 @@
+"""A running server in front of a scripted upstream, both on real sockets of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proxy.core.errors import UllageError
+from proxy.core.overflow.stream import Ending
+from proxy.core.report import Report, Usage
+from proxy.engine import ports
+from proxy.notes.conversations import Conversations
+from proxy.server import ListedUpstream, Models, Server, ServerConfig
+from proxy.store.archive_table import ArchiveTable
+from proxy.store.conversation_table import ConversationTable
+from proxy.store.encryption import Sealer
+from proxy.store.memory import Memory
+from proxy.store.state import ThrottledWarnings
+from proxy.store.tables import TableAccess
+from proxy.tasks import Tasks
+from proxy.upstream import DirectUpstream, Target, Timeouts
+
+HOSTS = frozenset({"x", "proxy.test"})
+"""The names by which tests call the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedThrough:
+    report: Report
+    reply: ports.Reply | None
+    head: bytes = b""
+    error: UllageError | None = None
+    learn: Callable[[Usage], bool] = lambda usage: False
+    ending: Ending | None = None
+    told: Callable[[Report], Report] | None = None
+
+
+class PassThrough:
+    """An engine that sends what it gets to one upstream and remembers what it was asked."""
+
+    def __init__(self, upstream: str) -> None:
+        self.upstream = upstream
+        self.seen: list[ports.Request] = []
+
+    async def exchange(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+        self.seen.append(request)
+        reply = await send(self.upstream, request.body)
+        return PassedThrough(Report(request.request_id, request.api, upstream=self.upstream), reply)
+
+    async def count(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+        return await self.exchange(request, send)
+
+    async def compact(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+        return await self.exchange(request, send)
+
+    async def untouched(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+        return await self.exchange(request, send)
+
+
+@dataclass
+class Heard:
+    """One request as it reached the upstream, byte for byte."""
+
+    line: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def all(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key.lower() == name.lower()]
+
+
+Script = Callable[[Heard, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def read_request(reader: asyncio.StreamReader) -> Heard | None:
+    """The next request of a connection, or ``None`` at its end."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    line, *rest = head[:-4].split("\r\n")
+    headers = [(key, value.strip()) for key, _, value in (text.partition(":") for text in rest)]
+    heard = Heard(line, headers, b"")
+    if heard.all("transfer-encoding"):
+        while size := int(await reader.readline(), 16):
+            heard.body += await reader.readexactly(size)
+            await reader.readexactly(2)
+        await reader.readexactly(2)
+    elif heard.all("content-length"):
+        heard.body = await reader.readexactly(int(heard.all("content-length")[0]))
+    return heard
+
+
+def answer(body: bytes = b"{}", *headers: str, status: str = "200 OK") -> bytes:
+    """A whole raw answer."""
+    lines = [f"HTTP/1.1 {status}", *(headers or ("Content-Type: application/json",)), f"Content-Length: {len(body)}"]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@dataclass
+class Stage:
+    """The scripted upstream: it answers with ``reply``, or as ``script`` says."""
+
+    reply: bytes = field(default_factory=answer)
+    script: Script | None = None
+    heard: list[Heard] = field(default_factory=list)
+    connections: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    port: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while (heard := await read_request(reader)) is not None:
+                self.heard.append(heard)
+                if self.script is not None:
+                    await self.script(heard, reader, writer)
+                else:
+                    writer.write(self.reply)
+                    await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            self.ended.set()
+            writer.close()
+
+
+@dataclass
+class House:
+    server: Server
+    stage: Stage
+    engine: PassThrough
+    upstream: DirectUpstream
+    port: int
+    reports: list[Report]
+    models: Models
+    register: ConversationTable
+    conversations: Conversations
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        return reader, writer
+
+    async def raw(self, request: bytes) -> Heard:
+        """The answer to raw bytes; the connection is closed afterwards."""
+        reader, writer = await self.connect()
+        writer.write(request)
+        heard = await read_request(reader)
+        writer.close()
+        assert heard is not None
+        return heard
+
+    async def ask(self, method: str, path: str, body: bytes = b"", *headers: str) -> Heard:
+        """The answer to one request; ``line`` is its status line."""
+        named = any(header.lower().startswith("host:") for header in headers)
+        lines = [f"{method} {path} HTTP/1.1", *([] if named else ["Host: proxy.test"]), *headers]
+        if body:
+            lines.append(f"Content-Length: {len(body)}")
+        return await self.raw("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+
+    async def chat(self, body: bytes = b'{"model":"m","messages":[]}', *headers: str) -> Heard:
+        return await self.ask("POST", "/v1/chat/completions", body, "Content-Type: application/json", *headers)
+
+
+@contextlib.asynccontextmanager
+async def listening(stage: Stage) -> AsyncIterator[int]:
+    """The stage's port while it listens."""
+    tasks: set[asyncio.Task[Any]] = set()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        writers.append(writer)
+        # A cancelled handler is logged as an error by the streams of Python 3.11.
+        with contextlib.suppress(asyncio.CancelledError):
+            await stage.serve(reader, writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**24)
+    stage.port = server.sockets[0].getsockname()[1]
+    try:
+        yield stage.port
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def house(
+    config: ServerConfig | None = None,
+    *,
+    base: str = "/v1",
+    api_key: str | None = None,
+    timeouts: Timeouts | None = None,
+    host: str = "127.0.0.1",
+    **target: Any,
+) -> AsyncIterator[House]:
+    """A server whose only upstream, ``up``, is a fresh stage."""
+    stage = Stage()
+    config = config or ServerConfig(default_upstream="up")
+    config = replace(config, hosts=config.hosts | HOSTS)
+    if api_key is not None:
+        config = replace(config, keyed_upstreams=frozenset({"up"}))
+    async with listening(stage) as port:
+        place = Target("up", f"http://127.0.0.1:{port}{base}", api_key, timeouts=timeouts or Timeouts(), **target)
+        upstream = DirectUpstream([place])
+        engine = PassThrough("up")
+        reports: list[Report] = []
+        models = Models(upstream, [ListedUpstream("up")], "up", [], lambda model: {"context_length": 4096})
+        register = a_register()
+        originals = ArchiveTable(register._access)
+        conversations = Conversations(register, originals, time.time, compacts=True, summaries="background")
+        server = Server(
+            config,
+            engine,
+            upstream,
+            route=lambda model: "up",
+            observe=lambda report, seconds: reports.append(report),
+            metrics=lambda: (b"ullage_up 1\n", "text/plain; version=0.0.4"),
+            status=lambda: {"version": "test"},
+            models=models,
+            conversations=conversations,
+        )
+        at = await server.start(host, 0)
+        try:
+            built = House(server, stage, engine, upstream, at, reports, models, register, conversations)
+            yield built
+        finally:
+            for writer in built.writers:
+                writer.transport.abort()
+            await server.close()
+            await upstream.close()
+
+
+def a_register() -> ConversationTable:
+    """A register over a store of this process."""
+    tasks, memory = Tasks(lambda name, error: None), Memory()
+    warnings = ThrottledWarnings(lambda event, facts: None)
+    return ConversationTable(TableAccess(memory, Sealer(b"m" * 32), spawn=tasks.spawn, warnings=warnings))
+
+
+def chunk(data: bytes) -> bytes:
+    """*data* as one chunk of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def eventually(check: Callable[[], object], seconds: float = 2.0) -> bool:
+    """Whether *check* turned true within *seconds*."""
+    end = asyncio.get_running_loop().time() + seconds
+    while not check():
+        if asyncio.get_running_loop().time() > end:
+            return False
+        await asyncio.sleep(0.01)
+    return True

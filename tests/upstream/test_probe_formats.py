@@ -1,0 +1,85 @@
+"""Figures in decoded answers: what counts, and what is no figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.budget.windows import Window
+from proxy.upstream import probe_formats
+from proxy.upstream.probe_formats import EVERY, LEAST, MOST, Unreadable, decode, find
+
+WORDS = st.sampled_from(
+    [
+        *("data", "models", "id", "owned_by", "m", "llamacpp", "parent", "meta", "n_ctx", "max_model_len"),
+        *("context_length", "top_provider", "model_info", "parameters", "default_generation_settings"),
+        *("max_total_tokens", "max_input_tokens", "max_total_num_tokens", "loaded_context_length"),
+    ]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300)
+@given(VALUES)
+def test_no_answer_is_an_error(answer: Any) -> None:
+    """Whatever JSON a server answers, each reader gives sane windows or none, and raises nothing."""
+    rows = probe_formats.rows(answer)
+    told = probe_formats.listed(rows)
+    shown = probe_formats.ollama_model(answer)
+    found = [
+        told,
+        probe_formats.sglang(answer, told),
+        probe_formats.llamacpp(answer),
+        probe_formats.lmstudio(answer) or {},
+        probe_formats.ollama_running(answer) or {},
+        probe_formats.tgi(answer),
+        {"shown": shown} if shown else {},
+    ]
+    assert probe_formats.kind(rows) in {"", *probe_formats.OWNERS.values()}
+    for each in found:
+        for window in each.values():
+            assert LEAST <= window.context_window <= MOST
+            assert window.max_input_tokens is None or window.max_input_tokens < window.context_window
+            assert window.how
+
+
+def test_decode() -> None:
+    """JSON becomes a value; anything else, however deep, is ``Unreadable``."""
+    assert decode(b'{"a":[1]}') == {"a": [1]}
+    for body in (b"", b"<html>", b"{", b"[" * 200_000, b'"\xff"'):
+        with pytest.raises(Unreadable):
+            decode(body)
+
+
+def test_find() -> None:
+    """A model is found by its name, by its name with Ollama's default tag, or as any model of a server that has one."""
+    one, two, every = Window(1000), Window(2000), Window(3000)
+    assert find({"a": one, "b:latest": two}, "a") is one
+    assert find({"a": one, "b:latest": two}, "b") is two
+    assert find({"a": one}, "b") is None
+    assert find({"a": one, EVERY: every}, "b") is every
+
+
+@pytest.mark.parametrize(
+    ("parameters", "size"),
+    [
+        ("num_ctx 4096", 4096),
+        ('stop "num_ctx 5"\nnum_ctx                        4096', 4096),
+        ("num_ctx 4096\nnum_ctx 8192", 8192),
+        ("num_ctx -1", None),
+        ("num_ctx 99999999999999999999", None),
+        ("num_ctx", None),
+        ("", None),
+    ],
+)
+def test_parameters_of_ollama(parameters: str, size: int | None) -> None:
+    """The last ``num_ctx`` of a model's parameters is its window; without a sane one nothing is known."""
+    told = probe_formats.ollama_model({"parameters": parameters})
+    assert (told and told.context_window) == size
