@@ -106,7 +106,7 @@ async def _grown(path: Path, window: int, tokens: int, store: Store, tasks: Task
         store.archive, Terms(604_800.0, 262_144, 2**26), {}, tasks.spawn, lambda outcome, number: None, time.monotonic
     )
     chronicle = Chronicle(store.conversations, {}, lambda: 1_800_000_000.0, archive)
-    desk = Desk(store, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
+    desk = Desk(store.records, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
     for messages in places(path):
         body = body_of(messages)
         plan = await desk.plan(body, window)

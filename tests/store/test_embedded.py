@@ -34,7 +34,7 @@ async def main():
     store = await open_store(
         "embedded", directory=Path(sys.argv[1]), key=None, spawn=tasks.spawn, warn=lambda event, facts: None
     )
-    held = await store.save(b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, sys.argv[2].encode())
+    held = await store.records.save(b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, sys.argv[2].encode())
     print(store.state().owner, held.decode(), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await store.close()

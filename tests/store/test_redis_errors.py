@@ -176,7 +176,7 @@ async def test_every_operation_has_a_trial_that_touches_no_record(
     place = key_names.event(ROOT, ROUTE, A)
     await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     for _ in range(2):
-        await trial(store._backend, Refused(operation, "", place))
+        await trial(store._access.backend, Refused(operation, "", place))
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
     tried = key_names.trial(place, operation)
     assert valkey.say(f"PTTL {tried}").strip() in (":-2", ":60000") or 0 < int(valkey.say(f"PTTL {tried}")[1:]) <= 60000

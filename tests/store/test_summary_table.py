@@ -221,10 +221,10 @@ async def test_a_record_sealed_by_a_later_version_is_a_miss(valkey: Valkey, open
     store = await opener(valkey.url, key=b"k" * 32)
     name = key_names.event(ROOT, "r", A)
     assert await store.records.save(TENANT, ROOT, "r", A, b"old") == b"old"
-    sealed = (await store._backend.read([name]))[0]
+    sealed = (await store._access.backend.read([name]))[0]
     assert sealed is not None
-    await store._backend.remove(name)
-    await store._backend.claim(name, b"\x03" + sealed[1:], 60)
+    await store._access.backend.remove(name)
+    await store._access.backend.claim(name, b"\x03" + sealed[1:], 60)
     assert await store.records.newest(TENANT, ROOT, "r", [A]) is None
     assert await store.records.save(TENANT, ROOT, "r", A, b"ours") == b"ours"
     assert await store.records.newest(TENANT, ROOT, "r", [A]) == (0, b"ours")
