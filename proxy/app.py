@@ -23,7 +23,7 @@ from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
 from proxy.faults import Faults
-from proxy.notes.archive import Archive
+from proxy.features.history.archive import Archive
 from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.offload import SWITCH_SECONDS
 from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream

@@ -21,17 +21,17 @@ from proxy.core.compression.prune import WEIGHTS, Prune
 from proxy.core.compression.truncate import Truncate
 from proxy.core.decisions import Policy
 from proxy.core.overflow.classify import Classifier
-from proxy.engine.context_management import Managing
 from proxy.engine.engine import Engine
 from proxy.engine.fitting import Fitter
 from proxy.engine.learned_routes import LearnedRoutes, Notice, unnoticed
-from proxy.engine.own_compaction import Compacting, Serving
 from proxy.engine.reading import Reader
-from proxy.engine.recall_session import Limits as RecallLimits
-from proxy.engine.recall_session import Recalling
-from proxy.engine.summary_answer import ClientCompaction
 from proxy.faults import Faults
-from proxy.notes.chronicle import Chronicle
+from proxy.features.client_compaction.compact_endpoint import CompactEndpoint, UpstreamCompaction
+from proxy.features.client_compaction.summary_answer import SummaryAnswer
+from proxy.features.context_management.feature import ContextManagement
+from proxy.features.history.recorder import HistoryRecorder
+from proxy.features.recall.session import Limits as RecallLimits
+from proxy.features.recall.session import Recalling
 from proxy.routing import open_headers, open_names
 from proxy.server import Limits, ListedUpstream, Models, ServerConfig
 from proxy.settings import Settings, Stages
@@ -58,7 +58,7 @@ def open_engine(
     store: Store,
     notice: Notice = unnoticed,
     jobs: Jobs | None = None,
-    chronicle: Chronicle | None = None,
+    chronicle: HistoryRecorder | None = None,
     faults: Faults | None = None,
 ) -> Engine:
     """The conductor of *settings*, with memories of its own.
@@ -89,10 +89,10 @@ def open_engine(
         reader, store.records, policy, memories.records(), LRUCache(ASKED), memories.Locked(TOOL_ARRAYS), lessons, jobs
     )
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    serving = {each.name: Serving(each.compaction, each.compacts) for each in settings.upstreams}
+    serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
-    compacting = Compacting(reader, store.records, shares, time.time, serving)
-    own = ClientCompaction(fitter.events, reader, shares, time.time)
+    compacting = CompactEndpoint(reader, store.records, shares, time.time, serving)
+    own = SummaryAnswer(fitter.events, reader, shares, time.time)
     return Engine(
         catalogue,
         fitter,
@@ -102,7 +102,7 @@ def open_engine(
         classifier,
         counting,
         compacting=compacting,
-        managing=Managing(reader, owned),
+        managing=ContextManagement(reader, owned),
         own=own if wanted.client_compaction == "answer" else None,
         recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
         answered=chronicle.answered if chronicle else None,

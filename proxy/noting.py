@@ -8,9 +8,9 @@ from typing import Final
 
 from cachetools import TTLCache
 
-from proxy.notes.archive import Archive, Outcome, Terms
-from proxy.notes.chronicle import LEAST, Chronicle
-from proxy.notes.conversations import Conversations
+from proxy.features.history.archive import Archive, ArchiveLimits, Outcome
+from proxy.features.history.history import History
+from proxy.features.history.recorder import LEAST_SECONDS, HistoryRecorder
 from proxy.settings import Settings
 from proxy.store import Store
 from proxy.tasks import Tasks
@@ -31,18 +31,18 @@ def open_archive(
     wanted = settings.archive
     if not wanted.enabled:
         return None
-    terms = Terms(wanted.days * DAY, wanted.max_item, wanted.queue)
+    terms = ArchiveLimits(wanted.days * DAY, wanted.max_item, wanted.queue)
     # Known for an hour: what the store lost meanwhile is written again, and what it has lives on.
     return Archive(store.archive, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
 
 
-def open_chronicle(store: Store, archive: Archive | None) -> Chronicle:
+def open_chronicle(store: Store, archive: Archive | None) -> HistoryRecorder:
     """What notes what becomes of conversations."""
-    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST)
-    return Chronicle(store.conversations, recent, time.time, archive)
+    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST_SECONDS)
+    return HistoryRecorder(store.conversations, recent, time.time, archive)
 
 
-def open_conversations(settings: Settings, store: Store) -> Conversations:
+def open_conversations(settings: Settings, store: Store) -> History:
     """What tells callers of their conversations."""
     compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
-    return Conversations(store.conversations, store.archive, time.time, compacts=compacts, summaries=summaries)
+    return History(store.conversations, store.archive, time.time, compacts=compacts, summaries=summaries)

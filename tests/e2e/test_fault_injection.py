@@ -82,8 +82,8 @@ CARRIES = (
     "proxy/engine/engine.py Engine.compact",
     "proxy/engine/replies.py DrainedReply.",
     "proxy/engine/replies.py LocalReply.",
-    "proxy/engine/recall_answer.py Streamed.",
-    "proxy/engine/recall_answer.py Settled.",
+    "proxy/features/recall/answer.py MergedReply.",
+    "proxy/features/recall/answer.py RewrittenReply.",
 )
 
 

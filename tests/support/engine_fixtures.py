@@ -28,13 +28,13 @@ from proxy.core.decisions import CompactionTarget, Policy
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.core.request import Options, Request
-from proxy.engine.context_management import Managing
 from proxy.engine.fitting import Fitter
 from proxy.engine.learned_routes import LearnedRoutes
-from proxy.engine.own_compaction import Compacting, Serving
 from proxy.engine.plans import Plan
 from proxy.engine.ports import Records, Summaries
 from proxy.engine.reading import Reader
+from proxy.features.client_compaction.compact_endpoint import CompactEndpoint, UpstreamCompaction
+from proxy.features.context_management.feature import ContextManagement
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tooltable import Tools
 from proxy.tokenizers import Tokenizers
@@ -136,7 +136,7 @@ class Desk:
         self,
         recorder: Records | None = None,
         policy: Policy = POLICY,
-        serving: Mapping[str, Serving] | None = None,
+        serving: Mapping[str, UpstreamCompaction] | None = None,
         owned: Sequence[str] = (),
         summaries: Summaries | None = None,
     ) -> None:
@@ -145,8 +145,10 @@ class Desk:
         policy = replace(policy, tools=tools())
         reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
         self.lessons = LearnedRoutes(self.book, {}, {}, time.monotonic)
-        self.compacting = Compacting(reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {})
-        self.managing = Managing(reader, owned)
+        self.compacting = CompactEndpoint(
+            reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {}
+        )
+        self.managing = ContextManagement(reader, owned)
         self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons, summaries)
 
     async def plan(

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from proxy.building import open_engine
-from proxy.core.recall.tool import NAME
 from proxy.core.report import Report
 from proxy.faults import Faults
+from proxy.features.recall.tool import NAME
 from proxy.noting import open_archive, open_chronicle, open_conversations
 from proxy.routing import open_catalogue, open_upstream
 from proxy.server import ListedUpstream, Models, Server, ServerConfig

@@ -13,7 +13,7 @@ from proxy.core.errors import UllageError
 from proxy.core.overflow.stream import Ending
 from proxy.core.report import Report, Usage
 from proxy.engine import ports
-from proxy.notes.conversations import Conversations
+from proxy.features.history.history import History
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable
@@ -139,7 +139,7 @@ class House:
     reports: list[Report]
     models: Models
     register: ConversationTable
-    conversations: Conversations
+    conversations: History
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -221,7 +221,7 @@ async def house(
         models = Models(upstream, [ListedUpstream("up")], "up", [], lambda model: {"context_length": 4096})
         register = a_register()
         originals = ArchiveTable(register._access)
-        conversations = Conversations(register, originals, time.time, compacts=True, summaries="background")
+        conversations = History(register, originals, time.time, compacts=True, summaries="background")
         server = Server(
             config,
             engine,
