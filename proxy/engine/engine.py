@@ -10,14 +10,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
+from proxy.core.attempts import is_news
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.conversation.compaction import OTHER, TRIGGER
 from proxy.core.conversation.identity import name_of
 from proxy.core.errors import UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.policy import is_news
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import SERVED, Report, Usage
 from proxy.core.request import Mode, Request
 from proxy.engine.bodies import renamed
@@ -30,13 +30,13 @@ from proxy.engine.ports import Clock, Reply, Send
 from proxy.engine.reading import Located
 from proxy.engine.recovery import Course, Recovery
 from proxy.engine.replies import Answer, DrainedReply, LocalReply, OverflowDetector, learn_nothing
-from proxy.faults import Faults
 from proxy.features.client_compaction.compact_endpoint import ASSUMED_WINDOW, CompactEndpoint, Kind, ends_with_trigger
 from proxy.features.client_compaction.summary_answer import SummaryAnswer
 from proxy.features.context_management.feature import ContextManagement
 from proxy.features.recall.answer import continue_answer
 from proxy.features.recall.session import Extend, Recalling, Resent
 from proxy.offload import offload
+from proxy.tasks import Faults
 
 RETRIES = 2
 """How often an overflow is answered with something smaller; then the provider's first error goes to the client."""
@@ -260,7 +260,7 @@ class Engine:
                     await self._recovery.learn(capped, refused, claim)
                 # Beside the answer, not before it: whatever goes wrong there is reported, and costs no request.
                 asyncio.get_running_loop().call_soon(self._note, request, plan, reply.status)
-                ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
+                ending = LateOverflowDetector(self._classifier, reply.headers) if reply.status == 200 else None
                 late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
                 learn = self._learner(reply, plan.sent, ending, late)
                 answer = Answer(report, reply, head, learn=learn, ending=ending)
@@ -407,7 +407,9 @@ class Engine:
         send.drop()
         return Answer(report, LocalReply(b'{"input_tokens":%d}' % tokens))
 
-    def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None, late: Sent) -> Callable[[Usage], bool]:
+    def _learner(
+        self, reply: Reply, sent: Sent | None, ending: LateOverflowDetector | None, late: Sent
+    ) -> Callable[[Usage], bool]:
         if reply.status != 200:
             return learn_nothing
 

@@ -9,14 +9,14 @@ from typing import assert_never
 from cachetools import LRUCache
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.compression.record import CompactionRecord
-from proxy.core.compression.truncate import Truncate
+from proxy.core.compaction.record import CompactionRecord
+from proxy.core.compaction.schedule import CompactionTarget, LowerOutput
+from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.conversation.compaction import client_of
 from proxy.core.conversation.scan import scan
 from proxy.core.decisions import (
     DIALECTS,
     START,
-    CompactionTarget,
     CountedView,
     FinalDecision,
     Forward,
@@ -32,7 +32,6 @@ from proxy.core.decisions import (
     TooLossy,
 )
 from proxy.core.errors import InvalidRequest
-from proxy.core.overflow.policy import Lower
 from proxy.core.planner import decide
 from proxy.core.report import Report
 from proxy.core.request import Request
@@ -88,7 +87,7 @@ class Fitter:
             return request
         return await offload(len(request.body), self._capped, request, limits)
 
-    def _capped(self, request: Request, limits: Truncate) -> Request:
+    def _capped(self, request: Request, limits: TruncateLimits) -> Request:
         dialect = DIALECTS[request.api]
         try:
             where = scan(request.body, dialect.LIST, self._reader.most)
@@ -177,7 +176,7 @@ class Fitter:
         return self._policy.stored == "truncate"
 
     @property
-    def lower(self) -> Lower:
+    def lower(self) -> LowerOutput:
         """When a request's own output figure may be lowered."""
         return self._policy.lower_output
 

@@ -50,7 +50,7 @@ SETTINGS: Mapping[str, Any] = {
 
 # What carries the bytes and decides who may send them: without it there is no answer, or it must not be given.
 CARRIES = (
-    "proxy/faults.py",
+    "proxy/tasks.py",
     "proxy/server/access.py",
     "proxy/server/admission.py",
     "proxy/server/body.py",

@@ -13,7 +13,7 @@ from proxy.core.request import Mode, Options, Request
 from proxy.engine.engine import Counting, Engine
 from proxy.engine.ports import Reply, Send
 from proxy.engine.replies import Answer
-from proxy.faults import Faults, Where
+from proxy.tasks import Faults, Where
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
 from tests.support import api_formats

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.core.errors import UllageError
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import Report, Usage
 from proxy.engine import ports
 from proxy.features.history.history import History
@@ -22,7 +22,7 @@ from proxy.store.memory import Memory
 from proxy.store.state import ThrottledWarnings
 from proxy.store.tables import TableAccess
 from proxy.tasks import Tasks
-from proxy.upstream import DirectUpstream, Target, Timeouts
+from proxy.upstream import Target, Timeouts, Upstreams
 
 HOSTS = frozenset({"x", "proxy.test"})
 """The names by which tests call the server."""
@@ -35,7 +35,7 @@ class PassedThrough:
     head: bytes = b""
     error: UllageError | None = None
     learn: Callable[[Usage], bool] = lambda usage: False
-    ending: Ending | None = None
+    ending: LateOverflowDetector | None = None
     told: Callable[[Report], Report] | None = None
 
 
@@ -134,7 +134,7 @@ class House:
     server: Server
     stage: Stage
     engine: PassThrough
-    upstream: DirectUpstream
+    upstream: Upstreams
     port: int
     reports: list[Report]
     models: Models
@@ -215,7 +215,7 @@ async def house(
         config = replace(config, keyed_upstreams=frozenset({"up"}))
     async with listening(stage) as port:
         place = Target("up", f"http://127.0.0.1:{port}{base}", api_key, timeouts=timeouts or Timeouts(), **target)
-        upstream = DirectUpstream([place])
+        upstream = Upstreams([place])
         engine = PassThrough("up")
         reports: list[Report] = []
         models = Models(upstream, [ListedUpstream("up")], "up", [], lambda model: {"context_length": 4096})

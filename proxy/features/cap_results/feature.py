@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.core.compression.truncate import HEAD_ONLY, Truncate, is_over, truncate
+from proxy.core.compaction.truncate import HEAD_ONLY, TruncateLimits, is_over, truncate
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.scan import Scan
 from proxy.core.conversation.toolmap import ToolMap
@@ -11,7 +11,7 @@ MOST_STEPS = 64
 """Items that are looked back for the call of a result; a round is rarely longer."""
 
 
-def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limits: Truncate) -> bytes:
+def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limits: TruncateLimits) -> bytes:
     """*body* with its tool results within *limits*; *body* itself where they are.
 
     What a result becomes depends on it and its call only. Reads keep their head, everything else head and end.
@@ -29,7 +29,9 @@ def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limi
     return b"".join([*pieces, body[done:]]) if pieces else body
 
 
-def _capped(body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolMap, limits: Truncate) -> bytes | None:
+def _capped(
+    body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolMap, limits: TruncateLimits
+) -> bytes | None:
     start, end = where.spans[index]
     item = dialect.read_item(body[start:end], len)
     if not item.answers:

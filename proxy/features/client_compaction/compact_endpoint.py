@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from proxy.core.budget.figures import Shares
-from proxy.core.compression.clip import clip
-from proxy.core.compression.fold import Folded, render
-from proxy.core.compression.schedule import NOTE
+from proxy.core.compaction.block import FoldedItems, render_block
+from proxy.core.compaction.schedule import NOTE
+from proxy.core.compaction.truncate import clip
 from proxy.core.conversation import responses
 from proxy.core.conversation.compaction import TRIGGER
 from proxy.core.conversation.scan import decode
@@ -139,8 +139,8 @@ class CompactEndpoint:
         block = min(int(shares.pins * budget) + text, most) + NOTE
         said = "\n".join(entries[i].text for i in kept)
         before = [clip(entries[i].text, int(block * EARLIER_SHARE) // len(ours), count) for i in sorted(ours)]
-        folded = Folded(tuple(entry for i, entry in entries.items() if i not in ours), pins, carried=said)
-        written = render(folded, block, text, count)
+        folded = FoldedItems(tuple(entry for i, entry in entries.items() if i not in ours), pins, carried=said)
+        written = render_block(folded, block, text, count)
         whole = "\n\n".join([*before, written]).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         tokens = sum(parsed.items[i].tokens for i in kept) + count(whole)
         factor = measured.token_ratio

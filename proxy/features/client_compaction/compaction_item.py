@@ -13,7 +13,7 @@ import hmac
 import zlib
 from dataclasses import dataclass
 
-from proxy.core.compression.fold import FOOTER, HEADER
+from proxy.core.compaction.block import FOOTER, HEADER
 from proxy.core.conversation import responses
 from proxy.core.conversation.scan import MOST_ITEMS, decode, scan
 from proxy.core.errors import InvalidRequest

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Final
 
 from proxy.core.budget.figures import Shares
-from proxy.core.compression.clip import clip
-from proxy.core.compression.fold import Folded, render
-from proxy.core.compression.schedule import NOTE
-from proxy.core.compression.view import OriginalItems
+from proxy.core.compaction.block import FoldedItems, render_block
+from proxy.core.compaction.schedule import NOTE
+from proxy.core.compaction.truncate import clip
+from proxy.core.compaction.view import OriginalItems
 from proxy.core.conversation.compaction import without_prompt
 from proxy.core.conversation.outline import Envelope
 from proxy.core.decisions import MeasuredRequest
@@ -103,8 +103,8 @@ class SummaryAnswer:
         said = [entries[i].said or entries[i].text for i in users]
         ends = [clip(each, int(words * WORDS), count) for each in (*said[:1], *said[1:][-1:])]
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
-        folded = Folded(later, tuple(said[1:-1]), *ends)
-        return _encodable(render(folded, words + text + NOTE, text, count, summary.text))
+        folded = FoldedItems(later, tuple(said[1:-1]), *ends)
+        return _encodable(render_block(folded, words + text + NOTE, text, count, summary.text))
 
 
 def _wants_text(outline: Envelope) -> bool:

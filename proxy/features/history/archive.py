@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from proxy.core.compression.event import Compaction
+from proxy.core.compaction.record import Compaction
 from proxy.core.decisions import CountedView
 from proxy.engine.ports import Clock
 from proxy.features.history.pages import ITEM, Entry, dump, reference

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 
-from proxy.core.compression.event import Compaction
-from proxy.core.compression.record import CompactionRecord
+from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.core.conversation.items import Layout
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report

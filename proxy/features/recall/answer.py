@@ -8,16 +8,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from proxy.core.content_encoding import ContentDecoder
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.overflow.coding import Plain
 from proxy.core.report import Usage
 from proxy.engine.fail_open import Sending
 from proxy.engine.ports import Reply
 from proxy.engine.replies import Answer
-from proxy.faults import Faults
 from proxy.features.recall.events import dumped, value_of
 from proxy.features.recall.merger import StreamMerger, TooMuchBuffered
 from proxy.features.recall.session import RecallSession
+from proxy.tasks import Faults
 
 WHOLE: Final = 2**26
 """Bytes of an answer that is no stream, and of what a compressed stream swells to, that are looked at."""
@@ -102,7 +102,7 @@ async def _value(reply: Reply, taken: list[bytes]) -> tuple[dict[str, Any] | Non
     body = b"".join(taken)
     if size > WHOLE:
         return None, body
-    return value_of(Plain(reply.header("content-encoding"), WHOLE).feed(body)), body
+    return value_of(ContentDecoder(reply.header("content-encoding"), WHOLE).feed(body)), body
 
 
 class RewrittenReply:
@@ -213,7 +213,7 @@ class MergedReply:
         self._reply = reply
         self._head = head
         coding = reply.header("content-encoding").strip().lower()
-        self._plain = None if coding in PLAIN else Plain(coding, WHOLE)
+        self._plain = None if coding in PLAIN else ContentDecoder(coding, WHOLE)
 
     def _decoded(self, chunk: bytes) -> bytes:
         if self._plain is None:
@@ -274,7 +274,7 @@ async def _failure(reply: Reply, head: bytes) -> RecallFailed:
     while size <= ERROR_BYTES and (chunk := await reply.next_chunk()):
         taken.append(chunk)
         size += len(chunk)
-    value = value_of(Plain(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(taken))) or {}
+    value = value_of(ContentDecoder(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(taken))) or {}
     error = value.get("error", value)
     told = error.get("message") if isinstance(error, dict) else error
     return RecallFailed(reply.status if reply.status >= 400 else 502, told if isinstance(told, str) else "")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+from proxy.core.apis.sse import EventCutter
 from proxy.core.report import Usage
-from proxy.core.sse import Events
 from proxy.features.recall.events import data_of, value_of
 from proxy.features.recall.tool import NAME
 
@@ -116,7 +116,7 @@ class StreamMerger(ABC):
         self.cut = False
         self.first = True
         self.usage: dict[str, Any] = {}
-        self._events = Events()
+        self._events = EventCutter()
         self._held: list[tuple[bytes, dict[str, Any] | None]] = []
         self._found: list[bytes] = []
         self._new: deque[bytes] = deque()

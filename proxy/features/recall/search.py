@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.core.compression.clip import clip
+from proxy.core.compaction.truncate import clip
 from proxy.features.recall.tool import MOST_RESULTS
 
 Count = Callable[[str], int]

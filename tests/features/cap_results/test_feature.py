@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from proxy.core.compression.truncate import MIDDLE, REST, Truncate
+from proxy.core.compaction.truncate import MIDDLE, REST, TruncateLimits
 from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.scan import scan
 from proxy.features.cap_results.feature import cap_results
 from tests.support.engine_fixtures import body_of, slices, tools
 
-LIMITS = Truncate(100, 5_000)
+LIMITS = TruncateLimits(100, 5_000)
 
 
 def done(conversation: list[dict[str, Any]]) -> list[bytes]:

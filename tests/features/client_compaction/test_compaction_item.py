@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.compression.fold import FOOTER, HEADER
+from proxy.core.compaction.block import FOOTER, HEADER
 from proxy.features.client_compaction.compaction_item import MOST_BYTES, PREFIX, open_items, pack, unpack
 from tests.support.api_formats import text_of
 

@@ -10,8 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.compression.event import Compaction
-from proxy.core.compression.swap import Placeholder
+from proxy.core.compaction.record import Compaction, Placeholder
 from proxy.engine.plans import Plan
 from proxy.features.history.archive import REST, Archive, ArchiveLimits, left_by
 from proxy.features.history.pages import load, read_reference

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from typing import Any
 
-from proxy.core.compression.event import Demand
+from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
 from proxy.features.history.notes import CompactionNote, RequestNote, load
@@ -29,9 +29,9 @@ class Book:
         self.chronicle = HistoryRecorder(self.register, self.recent, lambda: 1_000_000.0)
         self.desk = Desk()
 
-    async def ask(self, rounds: int, demand: Demand = Demand()) -> Plan:  # noqa: B008 - frozen
+    async def ask(self, rounds: int, target: CompactionTarget = CompactionTarget()) -> Plan:  # noqa: B008 - frozen
         body = body_of(agent_session(rounds, 300))
-        plan = await self.desk.plan(body, WINDOW, demand)
+        plan = await self.desk.plan(body, WINDOW, target)
         self.chronicle.answered(Request("chat", body, TENANT, "r"), plan)
         await asyncio.sleep(0.01)
         return plan
@@ -79,7 +79,7 @@ async def test_other_requests_are_noted_once_in_a_while() -> None:
 async def test_an_event_that_had_to_go_further_is_noted_from_the_view_before_it() -> None:
     """A second attempt of the same request does not hide what the first one folded."""
     book = Book()
-    plan = await book.ask(20, Demand(force=True, limit=2500))
+    plan = await book.ask(20, CompactionTarget(force=True, limit=2500))
     (event,) = load(await book.notes(plan), CompactionNote, "e")
     assert event.since == 0 < event.cut
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from proxy.core.compression.event import Compaction
-from proxy.core.compression.record import CompactionRecord
+from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.engine.plans import Plan
 from proxy.features.recall.tool import MENTION, NAME, PART
 from tests.stub import chat, messages, responses
