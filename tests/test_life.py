@@ -16,7 +16,7 @@ from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.compaction import block, digest
 from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
 from proxy.core.decisions import Policy
-from tests.support.engine_fixtures import POLICY, Book, Replica, Message, body_of, slices, tokenizers
+from tests.support.engine_fixtures import POLICY, Book, Message, Replica, body_of, slices, tokenizers
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, tool
 
 WINDOW = 4096

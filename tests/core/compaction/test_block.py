@@ -12,7 +12,7 @@ from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.conversation.chat import read_entry
 from proxy.core.conversation.entry import Entry
 from tests.support.conversation_strategies import conversations
-from tests.support.engine_fixtures import UNSHRUNK, Book, Replica, Message, body_of, count, slices
+from tests.support.engine_fixtures import UNSHRUNK, Book, Message, Replica, body_of, count, slices
 from tests.support.sample_conversations import agent_session, chat_turn, prose
 from tests.support.text_entities import entities, invented
 

@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from proxy.engine.plans import Plan
 
 from proxy.core.budget.figures import Shares
 from proxy.core.request import Request
-from proxy.engine.plans import Plan
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.features.client_compaction.summary_answer import NEARLY, SummaryAnswer
-from tests.support.engine_fixtures import TENANT, Replica, Message, body_of, tokenizers, tools
+from tests.support.engine_fixtures import TENANT, Message, Replica, body_of, tokenizers, tools
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 WINDOW = 8192
