@@ -88,10 +88,13 @@ class ConversationTable:
         names = [_key_name(root_hash, kind, scope, prefix_hash) for kind, scope, prefix_hash in wanted]
         return [value is not None for value in await self._read(lambda: self._backend.read(names))]
 
-    async def request_compaction(self, tenant: bytes, root_hash: bytes, seconds: float) -> None:
-        """Have the conversation's next request compacted, if it comes within *seconds*."""
+    async def request_compaction(self, tenant: bytes, root_hash: bytes, seconds: float, extent: str = "now") -> None:
+        """Have the conversation's next request compacted, if it comes within *seconds*.
+
+        *extent* is ``now``, or the share of its room that it is compacted to.
+        """
         name = key_names.mark(root_hash)
-        sealed = self._access.sealer.seal(tenant, name, b"compact")
+        sealed = self._access.sealer.seal(tenant, name, extent.encode())
         await self._read(lambda: self._backend.claim(name, sealed, seconds))
 
     def _write(self, operation: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -265,17 +265,22 @@ class RecordTable:
         """Store *record* unless the boundary has one, or *replace*; return the one that is valid from now on."""
         return await self._access.write(tenant, key_names.event(root_hash, route, prefix_hash), record, replace=replace)
 
-    async def pop_request(self, tenant: bytes, root_hash: bytes) -> bool:
-        """True if an operator asked to compact this conversation, as ``newest`` saw. Only one caller gets True."""
+    async def pop_request(self, tenant: bytes, root_hash: bytes) -> str:
+        """How far an operator asked to compact this conversation, as ``newest`` saw: ``now`` or a share.
+
+        Return an empty string if nobody asked. Only one caller gets the request.
+        """
         name = key_names.mark(root_hash)
         value = self._requests.pop(name, None)
-        if value is None or self._access.sealer.open(tenant, name, value) is None:
-            return False
+        extent = self._access.sealer.open(tenant, name, value) if value is not None else None
+        if value is None or extent is None:
+            return ""
         try:
-            return await self._access.run(self._backend.release(name, value))
+            released = await self._access.run(self._backend.release(name, value))
         except Unavailable as error:
             self._access.count_failure(error)
-            return False
+            return ""
+        return extent.decode("ascii", "replace") if released else ""
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
         """What was last saved about *route* for *tenant*. Return None if nothing was, or the store does not answer."""
