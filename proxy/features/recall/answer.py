@@ -249,7 +249,7 @@ class MergedReply:
         if self._decoder is None:
             return chunk
         decoded = self._decoder.feed(chunk)
-        if self._decoder.lost:
+        if self._decoder.is_full:
             raise RecallFailed(502, "its stream cannot be decoded to the end.")
         return decoded
 

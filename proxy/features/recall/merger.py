@@ -151,7 +151,7 @@ class StreamMerger(ABC):
         """Return the bytes that the client may have after *chunk*. Raises ``TooMuchBuffered``."""
         self._incoming = deque(self._events.feed(chunk))
         self.unread = b""
-        if self._events.begun > LONGEST_EVENT:
+        if self._events.pending_size > LONGEST_EVENT:
             raise TooMuchBuffered
         while self._incoming:
             self._read(self._incoming[0])
@@ -162,11 +162,11 @@ class StreamMerger(ABC):
     def unsent(self) -> bytes:
         """Return what was fed and not passed on, as it came: to go on without recall in a first generation."""
         buffered = (event for event, _ in self._buffer)
-        return b"".join([*self._ready, *buffered, *self._incoming, self._events.rest(), self.unread])
+        return b"".join([*self._ready, *buffered, *self._incoming, self._events.flush(), self.unread])
 
     def rest(self) -> bytes:
         """Return the bytes behind the last complete event."""
-        return self._events.rest()
+        return self._events.flush()
 
     def release(self) -> bytes:
         """Return the buffer, without calls of the recall tool if there are any. From now on everything passes."""
@@ -177,7 +177,7 @@ class StreamMerger(ABC):
     def next_generation(self) -> None:
         """Go on with another generation; what is buffered of this one is void."""
         self._reset()
-        self._events.rest()
+        self._events.flush()
         self._buffer, self._buffered_bytes = [], 0
         self.ended, self.truncated, self.is_first, self.usage = False, False, False, {}
 
