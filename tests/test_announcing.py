@@ -11,7 +11,7 @@ from proxy.announcing import announce, bracketed, unreachable, warn_of_silent
 from proxy.routing import open_catalogue
 from proxy.settings import load
 from tests.store.conftest import free_port
-from tests.support.settings_files import written
+from tests.support.settings_files import write_settings
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,9 @@ def test_the_line_to_paste_is_a_line_of_its_own(
 ) -> None:
     """The summary ends with an export that clients on this machine can use as it stands."""
     settings = load(
-        written(tmp_path, f"server: {{host: '{host}'}}\nupstreams: [{{name: a, base_url: 'http://h/v1'}}]"), {}, {}
+        write_settings(tmp_path, f"server: {{host: '{host}'}}\nupstreams: [{{name: a, base_url: 'http://h/v1'}}]"),
+        {},
+        {},
     )
     announce(settings, open_catalogue(settings), 8484, "memory")
     assert capsys.readouterr().err.splitlines()[-1] == f"export OPENAI_BASE_URL={url}"
@@ -50,7 +52,9 @@ async def test_upstreams_that_accept_no_connection_are_warned_of(tmp_path: Path)
 - {{name: cloud, provider: bedrock}}
 """
         warned: list[tuple[str, dict[str, object]]] = []
-        await warn_of_silent(load(written(tmp_path, text), {}, {}), lambda event, facts: warned.append((event, facts)))
+        await warn_of_silent(
+            load(write_settings(tmp_path, text), {}, {}), lambda event, facts: warned.append((event, facts))
+        )
     ((event, facts),) = warned
     assert (event, facts["upstream"]) == ("upstream.unreachable", "gone")
     assert "refused" in str(facts["cause"]).lower()

@@ -12,7 +12,7 @@ from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from tests.support.engine_fixtures import TENANT, body_of
+from tests.support.engine_fixtures import TENANT, chat_body
 from tests.support.sample_conversations import agent_session
 
 UPSTREAMS: list[dict[str, Any]] = [
@@ -59,7 +59,7 @@ async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:
         catalogue = Catalogue([Rule("*", "open", 8192)], {}, "open")
         engine = open_engine(settings, catalogue, Tokenizers(), store)
         # Names of their own: else the second would adopt what was decided for the first.
-        request = Request("chat", body_of(agent_session(60, 300)), TENANT, "r", Options(conversation=str(fold)))
+        request = Request("chat", chat_body(agent_session(60, 300)), TENANT, "r", Options(conversation=str(fold)))
         used[fold] = (await engine.planner.fit(request)).report.stages
     await store.close()
     await tasks.finish(1.0)

@@ -14,8 +14,8 @@ from proxy.core.compression.prune import Prune
 from proxy.core.compression.swap import OLD
 from proxy.core.decisions import Policy
 from tests.stub import chat, messages, responses, slices
-from tests.support.api_formats import body_of
-from tests.support.engine_fixtures import POLICY, Desk
+from tests.support.api_formats import request_body
+from tests.support.engine_fixtures import POLICY, Replica
 from tests.support.sample_conversations import prose
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
@@ -38,13 +38,13 @@ def session(rounds: int, words: int = 250) -> list[dict[str, Any]]:
 
 def body(api: str, rounds: int, words: int = 250) -> bytes:
     figure = "max_output_tokens" if api == "responses" else "max_tokens"
-    return json.dumps(body_of(api, session(rounds, words), **{figure: 256})).encode()
+    return json.dumps(request_body(api, session(rounds, words), **{figure: 256})).encode()
 
 
 @pytest.mark.parametrize("api", WIRES)
 async def test_an_order_in_a_file_is_not_pinned_as_the_users(api: str) -> None:
     """The block repeats what the user said word for word, and nothing of what files say as if the user had."""
-    desk = Desk()
+    desk = Replica()
     plan = await desk.plan(body(api, 40), 6_000, api=api)
     assert plan.report.outcome == "compacted"
     (record,) = desk.records.values()
@@ -60,7 +60,7 @@ async def test_an_order_in_a_file_is_not_pinned_as_the_users(api: str) -> None:
 async def test_old_results_written_as_text_give_way_to_lines(api: str) -> None:
     """Where that is enough, old results become a line each behind the words that make them results."""
     rules = replace(POLICY.rules, mild=Mild(Dedup(), Prune(protect_rounds=2, protect_tokens=1_000, min_saving=1_000)))
-    plan = await Desk(policy=Policy(rules)).plan(body(api, 12, 1_000), 16_000, api=api)
+    plan = await Replica(policy=Policy(rules)).plan(body(api, 12, 1_000), 16_000, api=api)
     assert plan.report.stages == ("prune",)
     texts = [raw.decode() for raw in slices(plan.body)]
     old = [text for text in texts if OLD.partition("{")[0] + "read_file" in text]

@@ -14,14 +14,14 @@ from proxy.core.request import Request
 from proxy.engine.bodies import renamed, rerouted, truncating, with_output
 from proxy.engine.plans import Plan
 from proxy.engine.reading import Located
-from tests.support.engine_fixtures import TENANT, Book, Desk
+from tests.support.engine_fixtures import TENANT, DictRecords, Replica
 
 LISTS = {"chat": "messages", "messages": "messages", "responses": "input"}
 
 
 def located(body: bytes, api: str = "chat") -> tuple[Request, Located]:
     request = Request(api, body, TENANT, "r")
-    return request, Desk(Book()).fitter.locate(request)
+    return request, Replica(DictRecords()).fitter.locate(request)
 
 
 def planned(body: bytes, stages: tuple[str, ...] = ()) -> Plan:

@@ -12,8 +12,8 @@ from proxy.core.budget.catalogue import Route
 from proxy.core.compression.clearing import PLACEHOLDER
 from proxy.core.request import Options, Request
 from tests.stub import Rules, messages
-from tests.support.api_formats import body_of
-from tests.support.engine_fixtures import TENANT, Desk
+from tests.support.api_formats import request_body
+from tests.support.engine_fixtures import TENANT, Replica
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 ROUTE = Route("stub", "claude-9", 200_000, None, "o200k_base", "configured")
@@ -22,13 +22,13 @@ COMPACT = {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tok
 
 
 def body(rounds: int, management: Any) -> dict[str, Any]:
-    made = body_of("messages", agent_session(rounds, 300), AGENT_TOOLS, max_tokens=1000)
+    made = request_body("messages", agent_session(rounds, 300), AGENT_TOOLS, max_tokens=1000)
     return made if management is None else {**made, "context_management": management}
 
 
 async def served(raw: bytes, owned: tuple[str, ...] = ("stub",), **options: Any) -> Request:
     request = Request("messages", raw, TENANT, "r", Options(**options))
-    managing = Desk(owned=owned).managing
+    managing = Replica(owned=owned).managing
     return await managing.served(request, ROUTE) if managing.concerns(request) else request
 
 
@@ -85,4 +85,4 @@ async def test_what_does_not_concern_us_is_left_alone() -> None:
     quoted = json.dumps({**body(2, None), "system": "Use context_management."}).encode()
     assert (await served(quoted)).body is quoted
     for api in ("chat", "responses"):
-        assert not Desk(owned=("stub",)).managing.concerns(Request(api, raw, TENANT, "r"))
+        assert not Replica(owned=("stub",)).managing.concerns(Request(api, raw, TENANT, "r"))

@@ -15,7 +15,7 @@ from proxy.core.compression.swap import Placeholder
 from proxy.core.conversation.pages import load, parts_of
 from proxy.engine.plans import Plan
 from proxy.notes.archive import REST, Archive, Terms, left_by
-from tests.support.engine_fixtures import Desk, body_of, slices
+from tests.support.engine_fixtures import Replica, chat_body, message_slices
 from tests.support.sample_conversations import agent_session
 
 WINDOW = 8192
@@ -32,7 +32,7 @@ class Shelf:
         self.open.set()
 
     def name(self, tenant: bytes, content: bytes) -> bytes:
-        return Desk().book.prefix_key(tenant + content)[:16]
+        return Replica().book.prefix_key(tenant + content)[:16]
 
     async def keep(self, tenant: bytes, root: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
         await self.open.wait()
@@ -75,9 +75,9 @@ class House:
 
 async def plans(rounds: int) -> list[tuple[bytes, Plan]]:
     """The bodies and plans of an agent's requests that compacted."""
-    desk, found = Desk(), []
+    desk, found = Replica(), []
     for count in range(1, rounds):
-        body = body_of(agent_session(count, 300))
+        body = chat_body(agent_session(count, 300))
         plan = await desk.plan(body, WINDOW)
         if plan.report.event:
             found.append((body, plan))
@@ -97,11 +97,11 @@ async def test_each_item_that_left_is_kept_once_as_it_was() -> None:
         entries = load(house.shelf.values[parts])
         assert entries
         for entry in entries:
-            assert house.shelf.values[parts[0], entry.name] == b"I" + slices(body)[entry.index]
-            assert entry.size == len(slices(body)[entry.index])
+            assert house.shelf.values[parts[0], entry.name] == b"I" + message_slices(body)[entry.index]
+            assert entry.size == len(message_slices(body)[entry.index])
         listed += [entry.index for entry in entries]
     body, plan = events[-1]
-    gone = {i for i, raw in enumerate(slices(body)) if raw not in slices(plan.body) and i > 1}
+    gone = {i for i, raw in enumerate(message_slices(body)) if raw not in message_slices(plan.body) and i > 1}
     assert gone <= set(listed)
     assert len(listed) == len(set(listed))
     assert house.told == {"kept": house.shelf.calls}

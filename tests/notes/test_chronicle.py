@@ -11,7 +11,7 @@ from proxy.core.conversation.notes import VERSION, EventNote, JobNote, LastNote,
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
 from proxy.notes.chronicle import Chronicle
-from tests.support.engine_fixtures import TENANT, Desk, body_of
+from tests.support.engine_fixtures import TENANT, Replica, chat_body
 from tests.support.sample_conversations import agent_session
 from tests.support.server_fixture import a_register
 
@@ -25,10 +25,10 @@ class Book:
         self.register = a_register()
         self.recent: dict[tuple[str, bytes], bool] = {}
         self.chronicle = Chronicle(self.register, self.recent, lambda: 1_000_000.0)
-        self.desk = Desk()
+        self.desk = Replica()
 
     async def ask(self, rounds: int, demand: Demand = Demand()) -> Plan:  # noqa: B008 - frozen
-        body = body_of(agent_session(rounds, 300))
+        body = chat_body(agent_session(rounds, 300))
         plan = await self.desk.plan(body, WINDOW, demand)
         self.chronicle.answered(Request("chat", body, TENANT, "r"), plan)
         await asyncio.sleep(0.01)

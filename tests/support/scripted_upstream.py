@@ -17,7 +17,7 @@ from proxy.faults import Faults, Where
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
 from tests.support import api_formats
-from tests.support.engine_fixtures import POLICY, TENANT, Book, Desk, body_of, classifier
+from tests.support.engine_fixtures import POLICY, TENANT, DictRecords, Replica, chat_body, classifier
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 WINDOW = 8192
@@ -30,7 +30,7 @@ WORD = b'data: {"choices":[{"index":0,"delta":{"content":"Hello"},"finish_reason
 DONE = b"data: [DONE]\n\n"
 
 
-class Given:
+class ScriptedReply:
     """An upstream's answer of which everything is given: status, headers, and the chunks in which the body comes."""
 
     close_delimited = False
@@ -58,13 +58,13 @@ class Given:
         self.closed = True
 
 
-class Upstream:
+class ScriptedUpstream:
     """Keeps what it was sent and answers by *script*: a reply for each body."""
 
-    def __init__(self, script: Callable[[bytes], Given]) -> None:
+    def __init__(self, script: Callable[[bytes], ScriptedReply]) -> None:
         self.bodies: list[bytes] = []
         self.names: list[str] = []
-        self.replies: list[Given] = []
+        self.replies: list[ScriptedReply] = []
         self._script = script
 
     async def send(self, upstream: str, body: bytes, **named: Any) -> Reply:
@@ -74,34 +74,36 @@ class Upstream:
         return self.replies[-1]
 
 
-def strict(stream: bool = False, **rules: Any) -> Upstream:
+def strict_upstream(stream: bool = False, **rules: Any) -> ScriptedUpstream:
     """An upstream that judges as the strict stub does."""
     asked = Rules(**rules)
 
-    def script(body: bytes) -> Given:
+    def script(body: bytes) -> ScriptedReply:
         verdict = judge(json.loads(body), asked)
         if verdict.kind == "ok":
-            return Given(200, [ROLE, WORD, DONE], SSE) if stream else Given(200, [b'{"ok":true}'])
+            return ScriptedReply(200, [ROLE, WORD, DONE], SSE) if stream else ScriptedReply(200, [b'{"ok":true}'])
         assert verdict.kind == "overflow", verdict.message
         status, error = overflow_error(verdict, asked)
         return (
-            Given(200, [b"data: " + error + b"\n\n", DONE], SSE) if asked.overflow_in_stream else Given(status, [error])
+            ScriptedReply(200, [b"data: " + error + b"\n\n", DONE], SSE)
+            if asked.overflow_in_stream
+            else ScriptedReply(status, [error])
         )
 
-    return Upstream(script)
+    return ScriptedUpstream(script)
 
 
-def always(*replies: Given) -> Upstream:
+def upstream_replying(*replies: ScriptedReply) -> ScriptedUpstream:
     """An upstream that gives *replies* in turn, the last one for ever."""
     left = list(replies)
 
-    def script(_: bytes) -> Given:
+    def script(_: bytes) -> ScriptedReply:
         return left.pop(0) if len(left) > 1 else left[0]
 
-    return Upstream(script)
+    return ScriptedUpstream(script)
 
 
-class Room:
+class EngineFixture:
     """An engine with real parts around it."""
 
     def __init__(
@@ -113,8 +115,8 @@ class Room:
         owned: Sequence[str] = (),
         policy: Policy = POLICY,
     ) -> None:
-        self.book = Book()
-        self.desk = Desk(self.book, policy, owned=owned)
+        self.book = DictRecords()
+        self.desk = Replica(self.book, policy, owned=owned)
         self.time = 0.0
         self.faults: list[tuple[Where, type[Exception]]] = []
         catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
@@ -148,7 +150,7 @@ class Room:
         return await self.engine.count(Request("messages", body, TENANT, "r1"), send)
 
 
-async def whole(answer: Answer) -> bytes:
+async def read_whole(answer: Answer) -> bytes:
     """Every byte of the answer, as the client gets them."""
     assert answer.reply is not None
     found = [answer.head]
@@ -157,14 +159,14 @@ async def whole(answer: Answer) -> bytes:
     return b"".join(found)
 
 
-def session(tokens: int, **members: Any) -> bytes:
+def agent_body(tokens: int, **members: Any) -> bytes:
     """An agent's request of about so many tokens."""
-    return body_of(agent_session(tokens // 370, 300), **members)
+    return chat_body(agent_session(tokens // 370, 300), **members)
 
 
-def asked(api: str, rounds: int, **members: Any) -> bytes:
+def agent_request(api: str, rounds: int, **members: Any) -> bytes:
     """An agent's request of another API."""
-    return json.dumps(api_formats.body_of(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
+    return json.dumps(api_formats.request_body(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
 
 
 STORED = {"previous_response_id": "resp_1"}
@@ -173,6 +175,6 @@ TOO_LONG = (
 )
 
 
-def strict_responses() -> Upstream:
+def accepting_upstream() -> ScriptedUpstream:
     """An upstream that takes everything."""
-    return always(Given(200, [b"{}"]))
+    return upstream_replying(ScriptedReply(200, [b"{}"]))

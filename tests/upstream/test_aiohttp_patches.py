@@ -7,19 +7,19 @@ import pytest
 from proxy.core.errors import UpstreamUnreachable
 from proxy.pipe import Pipe
 from proxy.upstream.aiohttp_patches import BytesBody, FailingProtocol
-from tests.support.server_fixture import answer, eventually
-from tests.support.upstream_fixture import Wire, body_of, read_into
+from tests.support.server_fixture import eventually, raw_answer
+from tests.support.upstream_fixture import ScriptedConnection, read_body, read_into
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
 async def test_bytes_go_and_come_unchanged(size):
     """Bodies of any size, empty ones too, are the same bytes at the other end, and the connection is reused."""
     data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    async with Wire() as wire:
-        wire.stage.reply = answer(data)
+    async with ScriptedConnection() as wire:
+        wire.stage.reply = raw_answer(data)
         for _ in range(2):
             reply = await wire.send(data)
-            assert await body_of(reply) == data
+            assert await read_body(reply) == data
             reply.close()
         assert [heard.body for heard in wire.stage.heard] == [data, data]
         assert wire.stage.connections == 1
@@ -27,12 +27,12 @@ async def test_bytes_go_and_come_unchanged(size):
 
 async def test_a_reply_that_was_not_read_costs_its_connection_and_nothing_else():
     """Closing an unread answer ends its connection; the next request is served on a new one."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         wire.stage.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"
         (await wire.send()).close()
         assert await eventually(wire.stage.ended.is_set)
-        wire.stage.reply = answer(b"ok")
-        assert await body_of(await wire.send()) == b"ok"
+        wire.stage.reply = raw_answer(b"ok")
+        assert await read_body(await wire.send()) == b"ok"
         assert wire.stage.connections == 2
 
 
@@ -40,7 +40,7 @@ async def test_a_reply_that_was_not_read_costs_its_connection_and_nothing_else()
 async def test_a_stream_cut_anywhere_gives_all_its_bytes_and_then_fails(cut):
     """Every byte that came before a break is handed out first."""
     text = b"".join(b"5\r\nab%dcd\r\n" % number for number in range(6))[:cut]
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
 
         async def script(heard, reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + text)

@@ -12,8 +12,8 @@ from proxy.core.errors import Overloaded, RequestTimeout, UpstreamTimeout, Upstr
 from proxy.settings import servers
 from proxy.upstream import DirectUpstream, Target, Timeouts
 from tests.support.file_descriptors import few_descriptors
-from tests.support.server_fixture import Stage, answer, eventually, listening
-from tests.support.upstream_fixture import Wire, body_of, read_into
+from tests.support.server_fixture import ScriptedServer, eventually, listening, raw_answer
+from tests.support.upstream_fixture import ScriptedConnection, read_body, read_into
 
 
 def self_signed(folder):
@@ -32,7 +32,7 @@ def self_signed(folder):
 
 async def test_a_cancelled_read_loses_nothing():
     """Bytes that arrive after a read was cancelled are given to the next one."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         go = asyncio.Event()
 
         async def script(heard, reader, writer):
@@ -46,7 +46,7 @@ async def test_a_cancelled_read_loses_nothing():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reply.next_chunk(), 0.05)
         go.set()
-        assert await body_of(reply) == b"def"
+        assert await read_body(reply) == b"def"
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/v1", "http://no-such-host.invalid/v1"])
@@ -63,7 +63,7 @@ async def test_an_upstream_that_is_not_there_is_named(url):
 
 async def test_a_connection_that_was_refused_is_tried_again():
     """An upstream that comes up a moment later gets the request, once."""
-    stage = Stage()
+    stage = ScriptedServer()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -81,7 +81,7 @@ async def test_a_connection_that_was_refused_is_tried_again():
 
 async def test_tls_that_cannot_be_verified_is_refused(tmp_path):
     """A server without a trusted certificate gets no request."""
-    stage = Stage()
+    stage = ScriptedServer()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(self_signed(tmp_path))
     server = await asyncio.start_server(stage.serve, "127.0.0.1", 0, ssl=context)
@@ -96,9 +96,9 @@ async def test_tls_that_cannot_be_verified_is_refused(tmp_path):
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 async def test_a_request_that_may_have_arrived_is_not_repeated(method):
     """When the connection breaks after the request was sent, it is not sent again."""
-    async with Wire() as wire:
-        wire.stage.reply = answer(b"first")
-        await body_of(await wire.send())
+    async with ScriptedConnection() as wire:
+        wire.stage.reply = raw_answer(b"first")
+        await read_body(await wire.send())
 
         async def script(heard, reader, writer):
             writer.close()
@@ -111,7 +111,7 @@ async def test_a_request_that_may_have_arrived_is_not_repeated(method):
 
 async def test_an_answer_that_is_not_http():
     """Rubbish instead of an answer is the upstream's failure, not a crash."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         wire.stage.reply = b"SSH-2.0-x\r\n\r\n"
         with pytest.raises(UpstreamUnreachable, match="not valid HTTP"):
             await wire.send()
@@ -119,7 +119,7 @@ async def test_an_answer_that_is_not_http():
 
 async def test_silence_before_and_inside_an_answer():
     """The wait for the head and the pause inside a body have their own limits."""
-    async with Wire(Timeouts(first_byte=0.1)) as wire:
+    async with ScriptedConnection(Timeouts(first_byte=0.1)) as wire:
 
         async def script(heard, reader, writer):
             await reader.read()
@@ -127,7 +127,7 @@ async def test_silence_before_and_inside_an_answer():
         wire.stage.script = script
         with pytest.raises(UpstreamTimeout):
             await wire.send()
-    async with Wire(Timeouts(idle=0.1)) as wire:
+    async with ScriptedConnection(Timeouts(idle=0.1)) as wire:
         wire.stage.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"
         reply = await wire.send()
         assert await reply.next_chunk() == b"abc"
@@ -138,14 +138,14 @@ async def test_silence_before_and_inside_an_answer():
 
 async def test_a_slow_head_does_not_use_up_the_body_s_pause():
     """A head that takes longer than the pause allowed inside a body is waited for."""
-    async with Wire(Timeouts(first_byte=5, idle=0.1)) as wire:
+    async with ScriptedConnection(Timeouts(first_byte=5, idle=0.1)) as wire:
 
         async def script(heard, reader, writer):
             await asyncio.sleep(0.3)
-            writer.write(answer(b"late"))
+            writer.write(raw_answer(b"late"))
 
         wire.stage.script = script
-        assert await body_of(await wire.send()) == b"late"
+        assert await read_body(await wire.send()) == b"late"
 
 
 async def test_the_error_of_a_streamed_body_is_what_the_caller_gets():
@@ -155,7 +155,7 @@ async def test_the_error_of_a_streamed_body_is_what_the_caller_gets():
         yield b"half"
         raise RequestTimeout("The request body stopped coming.")
 
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         with pytest.raises(RequestTimeout):
             await wire.send(source(), headers=[("Content-Length", "8")])
         assert wire.stage.heard == []
@@ -163,12 +163,12 @@ async def test_the_error_of_a_streamed_body_is_what_the_caller_gets():
 
 async def test_the_targets_headers_win_and_a_forward_proxy_is_used():
     """Configured headers replace the client's; with a forward proxy the request goes there, whole URL first."""
-    async with Wire(headers={"X-Org": "ours"}) as wire:
-        await body_of(await wire.send(headers=[("x-org", "theirs"), ("X-Other", "1")]))
+    async with ScriptedConnection(headers={"X-Org": "ours"}) as wire:
+        await read_body(await wire.send(headers=[("x-org", "theirs"), ("X-Other", "1")]))
         heard = wire.stage.heard[0]
         assert (heard.all("x-org"), heard.all("x-other")) == (["ours"], ["1"])
         via = DirectUpstream([Target("up", "http://upstream.invalid", proxy=f"http://127.0.0.1:{wire.stage.port}")])
-        await body_of(await via.send("up", "GET", "/v1/models", [], None))
+        await read_body(await via.send("up", "GET", "/v1/models", [], None))
         assert wire.stage.heard[1].line == "GET http://upstream.invalid/v1/models HTTP/1.1"
         await via.close()
 
@@ -180,7 +180,7 @@ def test_a_target_never_shows_its_key():
 
 async def test_nothing_is_sent_once_it_is_closed():
     """A call that comes after the end is told so like any that cannot be made."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         await wire.upstream.close()
         with pytest.raises(UpstreamUnreachable, match="shut down"):
             await wire.send()
@@ -189,7 +189,7 @@ async def test_nothing_is_sent_once_it_is_closed():
 
 async def test_an_answer_that_never_ends_is_a_timeout():
     """Comments keep a connection alive, but not for ever: the whole answer has a time, too."""
-    async with Wire(Timeouts(idle=5, total=0.3)) as wire:
+    async with ScriptedConnection(Timeouts(idle=5, total=0.3)) as wire:
 
         async def script(heard, reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
@@ -209,7 +209,7 @@ async def test_an_answer_that_never_ends_is_a_timeout():
 
 async def test_protocols_are_switched_only_if_asked_for():
     """A 101 to a plain request is no answer; to a request for a WebSocket it is one."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         wire.stage.reply = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nsmuggled"
         with pytest.raises(UpstreamUnreachable, match="switched protocols"):
             await wire.send()
@@ -221,16 +221,16 @@ async def test_protocols_are_switched_only_if_asked_for():
 
 async def test_headers_of_another_ullage_are_left_out():
     """What an upstream says under our own name does not pass: beside ours nobody could tell which is true."""
-    async with Wire() as wire:
-        wire.stage.reply = answer(b"{}", "X-Ullage-Outcome: compacted", "x-ullage-pressure: 9", "X-Other: 1")
+    async with ScriptedConnection() as wire:
+        wire.stage.reply = raw_answer(b"{}", "X-Ullage-Outcome: compacted", "x-ullage-pressure: 9", "X-Other: 1")
         reply = await wire.send()
         assert [name.lower() for name, _ in reply.headers] == ["x-other", "content-length"]
-        assert await body_of(reply) == b"{}"
+        assert await read_body(reply) == b"{}"
 
 
 async def test_an_idle_connection_is_kept_as_long_as_its_upstream_says():
     """A connection is used again at once, and no longer after the time set for its own upstream; 0 keeps none."""
-    stage = Stage()
+    stage = ScriptedServer()
     async with listening(stage) as port:
         url = f"http://127.0.0.1:{port}"
         times = {"none": 0.0, "short": 0.3, "long": 60.0}
@@ -238,7 +238,7 @@ async def test_an_idle_connection_is_kept_as_long_as_its_upstream_says():
 
         async def opened(name):
             before = stage.connections
-            await body_of(await upstream.send(name, "POST", "/v1/x", [], b"{}"))
+            await read_body(await upstream.send(name, "POST", "/v1/x", [], b"{}"))
             return stage.connections - before
 
         assert [await opened("none"), await opened("none")] == [1, 1]
@@ -256,8 +256,8 @@ def test_connections_are_given_up_before_servers_close_them():
 
 async def test_a_connection_for_which_no_descriptor_is_left_is_our_own_failure():
     """Without a file descriptor the caller is told to come back, it is counted, and the upstream is not blamed."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         with few_descriptors(0), pytest.raises(Overloaded, match="open files"):
             await asyncio.wait_for(wire.send(), 5)
         assert wire.upstream.without_descriptor == 3
-        assert await body_of(await wire.send()) == b"{}"
+        assert await read_body(await wire.send()) == b"{}"

@@ -3,15 +3,15 @@ import pytest
 from proxy.core.errors import NotFound
 from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged, DirectUpstream, Target, Upstreams
-from tests.support.server_fixture import Stage, listening
-from tests.support.upstream_fixture import body_of
+from tests.support.server_fixture import ScriptedServer, listening
+from tests.support.upstream_fixture import read_body
 
 
 class Both:
     """An upstream that speaks for itself, one that is bridged, and one that is both, all on one stage."""
 
     async def __aenter__(self):
-        self.stage = Stage()
+        self.stage = ScriptedServer()
         self.listening = listening(self.stage)
         base = f"http://127.0.0.1:{await self.listening.__aenter__()}"
         self.tasks = Tasks(lambda name, error: None)
@@ -46,7 +46,7 @@ async def test_what_an_upstream_understands_goes_straight(target, method, path):
     """Bytes arrive as they were sent."""
     async with Both() as both:
         body = b'{ "model" : "m" }' if method == "POST" else None
-        await body_of(await both.upstreams.send(target, method, path, [("x-api-key", "k")], body))
+        await read_body(await both.upstreams.send(target, method, path, [("x-api-key", "k")], body))
         (heard,) = both.stage.heard
         assert (heard.line, heard.body) == (f"{method} {path} HTTP/1.1", body or b"")
 
@@ -76,5 +76,5 @@ async def test_added_headers_win():
     """What is added for a model replaces what the client sent."""
     async with Both() as both:
         sent = [("X-Tier", "mine"), ("x-api-key", "k")]
-        await body_of(await both.upstreams.send("straight", "POST", "/v1/x", sent, b"{}", {"x-tier": "flex"}))
+        await read_body(await both.upstreams.send("straight", "POST", "/v1/x", sent, b"{}", {"x-tier": "flex"}))
         assert both.stage.heard[0].all("x-tier") == ["flex"]

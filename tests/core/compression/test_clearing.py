@@ -14,10 +14,10 @@ from proxy.core.compression.clearing import PLACEHOLDER, Clearing, Wishes, clear
 from proxy.core.conversation import messages
 from proxy.core.conversation.items import Item
 from tests.support.api_formats import to_messages
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 from tests.support.sample_conversations import agent_session
 
-METER = Meter(count, prices("m"))
+METER = Meter(count_tokens, prices("m"))
 RESULT = 300
 
 

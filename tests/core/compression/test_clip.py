@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER, clip
 from tests.support.conversation_strategies import texts
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 from tests.support.sample_conversations import log, prose
 
-SMALL = 3 * count(MARKER)
+SMALL = 3 * count_tokens(MARKER)
 PATHOLOGICAL = {
     "letters": "a" * 1_000_000,
     "spaces": " " * 1_000_000,
@@ -26,10 +26,10 @@ PATHOLOGICAL = {
 def test_the_result_fits_and_both_ends_stay(text: str, times: int, tokens: int) -> None:
     """Whatever the text, the result takes at most the tokens asked for, is made of the text's ends, and not empty."""
     text = text * times
-    result = clip(text, tokens, count)
-    assert count(result) <= max(tokens, count(LEAST))
+    result = clip(text, tokens, count_tokens)
+    assert count_tokens(result) <= max(tokens, count_tokens(LEAST))
     assert result.encode("utf-8")
-    if count(text) <= max(tokens, count(LEAST)):
+    if count_tokens(text) <= max(tokens, count_tokens(LEAST)):
         assert result == text
     else:
         pieces = [result.split(marker, 1) for marker in (MARKER, SHORT_MARKER) if marker in result]
@@ -41,9 +41,9 @@ def test_the_result_fits_and_both_ends_stay(text: str, times: int, tokens: int) 
 def test_the_cut_is_said_once_and_stands_between_whole_lines(tokens: int) -> None:
     """A log is cut at line ends, and one marker says so."""
     text = log(1, 5000)
-    result = clip(text, tokens, count)
+    result = clip(text, tokens, count_tokens)
     head, tail = result.split(MARKER)
-    assert count(result) > tokens * 0.6
+    assert count_tokens(result) > tokens * 0.6
     if tokens >= 400:
         assert set(head.split("\n")) | set(tail.split("\n")) <= set(text.split("\n"))
     assert text.startswith(head)
@@ -54,7 +54,7 @@ def test_the_cut_is_said_once_and_stands_between_whole_lines(tokens: int) -> Non
 def test_what_keeps_little_still_keeps_both_ends() -> None:
     """Where the marker's words would be most of the text, a short one stands between head and tail."""
     text = prose(1, 500)
-    result = clip(text, 12, count)
+    result = clip(text, 12, count_tokens)
     head, tail = result.split(SHORT_MARKER)
     assert head
     assert tail
@@ -69,10 +69,10 @@ def test_a_megabyte_takes_a_bounded_number_of_looks(kind: str) -> None:
     def watched(piece: str) -> int:
         seen[0] += 1
         seen[1] += len(piece)
-        return count(piece)
+        return count_tokens(piece)
 
     result = clip(text, 1000, watched)
-    assert count(result) <= 1000
+    assert count_tokens(result) <= 1000
     assert result.count(MARKER) == 1
     assert seen[0] <= 100
     assert seen[1] <= 6 * len(text)

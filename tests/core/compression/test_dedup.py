@@ -11,7 +11,7 @@ from proxy.core.compression.dedup import Dedup, superseded
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import Pair, facts_of, pairs_of
 from proxy.core.conversation.items import Item
-from tests.support.engine_fixtures import tools
+from tests.support.engine_fixtures import tool_map_of_package
 
 Step = tuple[str, dict[str, Any], str]
 
@@ -19,7 +19,7 @@ Step = tuple[str, dict[str, Any], str]
 def pairs(*steps: Step) -> list[Pair]:
     items: list[Item] = []
     for number, (name, arguments, result) in enumerate(steps):
-        call = facts_of(Entry("assistant", "", ((name, json.dumps(arguments)),)), tools().call)
+        call = facts_of(Entry("assistant", "", ((name, json.dumps(arguments)),)), tool_map_of_package().call)
         items.append(Item("assistant", 10, 0, b"", (str(number),), facts=call))
         items.append(
             Item(
@@ -29,7 +29,7 @@ def pairs(*steps: Step) -> list[Pair]:
                 b"",
                 (),
                 (str(number),),
-                facts=facts_of(Entry("tool", "", results=((result, False),)), tools().call),
+                facts=facts_of(Entry("tool", "", results=((result, False),)), tool_map_of_package().call),
             )
         )
     return pairs_of(items, 0, len(items))

@@ -15,14 +15,16 @@ from proxy.core.conversation import chat
 from proxy.core.conversation.items import Item, lay_out, unread_from
 from proxy.engine.reading import read_one
 from tests.support.conversation_strategies import Message, agent_sessions
-from tests.support.engine_fixtures import body_of, count, slices, tools
+from tests.support.engine_fixtures import chat_body, count_tokens, message_slices, tool_map_of_package
 from tests.support.sample_conversations import coding_session
 
 RULES = Mild(Dedup(), Prune(protect_rounds=1, protect_tokens=0, min_saving=0))
 
 
 def stretch_of(messages: list[Message]) -> Stretch:
-    items: list[Item] = [read_one(chat, raw, count, tools()) for raw in slices(body_of(messages))]
+    items: list[Item] = [
+        read_one(chat, raw, count_tokens, tool_map_of_package()) for raw in message_slices(chat_body(messages))
+    ]
     return Stretch(items, lay_out(items), 0, len(items))
 
 

@@ -8,7 +8,7 @@ from proxy.core.compression.prune import WEIGHTS, Prune, border, oldest, ranked
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import facts_of, pairs_of
 from proxy.core.conversation.items import Item, lay_out
-from tests.support.engine_fixtures import tools
+from tests.support.engine_fixtures import tool_map_of_package
 
 
 def agent(*names: str, says: dict[int, str] | None = None, tokens: int = 500) -> list[Item]:
@@ -16,8 +16,10 @@ def agent(*names: str, says: dict[int, str] | None = None, tokens: int = 500) ->
     items = [Item("user", 10, 0, b"")]
     for number, name in enumerate(names):
         entry = Entry("assistant", (says or {}).get(number, ""), ((name, json.dumps({"path": f"src/f{number}.py"})),))
-        items.append(Item("assistant", 10, 0, b"", (str(number),), facts=facts_of(entry, tools().call)))
-        result = facts_of(Entry("tool", "", results=((f"the result of step {number} is long", False),)), tools().call)
+        items.append(Item("assistant", 10, 0, b"", (str(number),), facts=facts_of(entry, tool_map_of_package().call)))
+        result = facts_of(
+            Entry("tool", "", results=((f"the result of step {number} is long", False),)), tool_map_of_package().call
+        )
         items.append(Item("tool", tokens, 0, b"", (), (str(number),), facts=result))
     return items
 

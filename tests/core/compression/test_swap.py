@@ -8,7 +8,7 @@ import pytest
 
 from proxy.core.compression.swap import FRAME, LINE, Why, charge, words
 from proxy.core.conversation.items import Item
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 
 
 @pytest.mark.parametrize("why", ["repeated", "reread", "included", "again", "old"])
@@ -16,7 +16,7 @@ from tests.support.engine_fixtures import count
 def test_a_line_is_short_and_invents_nothing(why: Why, ok: bool) -> None:
     """It carries no long number and no path of its own, names the target, and fits what it is charged at."""
     text = words(why, "Read", "TARGET", ok=ok, line="LINE")
-    assert count(text) <= LINE
+    assert count_tokens(text) <= LINE
     assert not re.search(r"\d{3}|[/\\]", text)
     assert ("TARGET" in text) is (why != "repeated")
     assert ("LINE" in text) is (why == "old" and not ok)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.compression.tools import LEVELS, shrink
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 from tests.support.sample_conversations import prose, tool
 
 TOOL: dict[str, Any] = {
@@ -57,7 +57,7 @@ def frame(value: Any, inside: bool = False) -> Any:
 @pytest.mark.parametrize("tokens", [0, 60, 150, 300, 400, 10_000])
 def test_whatever_a_call_needs_stays(tokens: int) -> None:
     """Names, types, required, enums and properties that are called like prose survive at every level."""
-    [cut] = json.loads(shrink(json.dumps([TOOL]).encode(), tokens, count))
+    [cut] = json.loads(shrink(json.dumps([TOOL]).encode(), tokens, count_tokens))
     was, now = TOOL["function"], cut["function"]
     assert (now["name"], now["strict"], cut["type"], cut["x_vendor"]) == (
         "look_up",
@@ -73,10 +73,10 @@ def test_whatever_a_call_needs_stays(tokens: int) -> None:
 def test_it_stops_at_the_first_level_that_fits() -> None:
     """More room keeps more prose, and enough room keeps whole words of every description."""
     raw = json.dumps([TOOL]).encode()
-    sizes = [count(shrink(raw, tokens, count).decode()) for tokens in (0, 150, 250, 10_000)]
+    sizes = [count_tokens(shrink(raw, tokens, count_tokens).decode()) for tokens in (0, 150, 250, 10_000)]
     assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[-1] < count(raw.decode())
-    longest = json.loads(shrink(raw, 10_000, count))[0]["function"]["description"]
+    assert sizes[0] < sizes[-1] < count_tokens(raw.decode())
+    longest = json.loads(shrink(raw, 10_000, count_tokens))[0]["function"]["description"]
     assert 0 < len(longest) <= LEVELS[0][0] + 10
     assert set(longest.removesuffix(" [...]").split()) <= set(TOOL["function"]["description"].split())
 
@@ -87,8 +87,8 @@ def test_the_same_array_gives_the_same_bytes(seeds: list[int], tokens: int, inde
     """The result parses, has every tool in order, and is the same on every call, however the client wrote it."""
     tools = [tool(f"look_{seed}", prose(seed, 60), key=prose(seed + 1, 30)) for seed in seeds]
     raw = json.dumps(tools, indent=2 if indent else None).encode()
-    cut = shrink(raw, tokens, count)
-    assert cut == shrink(json.dumps(tools).encode(), tokens, count)
+    cut = shrink(raw, tokens, count_tokens)
+    assert cut == shrink(json.dumps(tools).encode(), tokens, count_tokens)
     assert [one["function"]["name"] for one in json.loads(cut)] == [f"look_{seed}" for seed in seeds]
 
 
@@ -102,5 +102,5 @@ def test_the_same_array_gives_the_same_bytes(seeds: list[int], tokens: int, inde
 )
 def test_odd_tools_pass(raw: str) -> None:
     """Tools of no known shape, and half a surrogate pair in a description, come out as valid UTF-8 JSON."""
-    cut = json.loads(shrink(raw.encode(), 0, count).decode("utf-8"))
+    cut = json.loads(shrink(raw.encode(), 0, count_tokens).decode("utf-8"))
     assert len(cut) == len(json.loads(raw))

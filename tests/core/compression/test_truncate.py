@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.compression.truncate import MIDDLE, REST, Truncate, is_over, line_count, truncate, truncate_to
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 
 LINES = "".join(f"line {n}\n" for n in range(1, 3001))
 
@@ -74,7 +74,7 @@ def test_whatever_the_text_the_limits_hold(text: str, lines: int, size: int, tai
 @given(st.integers(40, 400), st.sampled_from([LINES, "word " * 4000, "漢字" * 4000]))
 def test_tokens_are_a_limit_too(tokens: int, text: str) -> None:
     """The result takes at most so many tokens."""
-    assert count(truncate_to(text, Truncate(), tokens, count, tail=True)) <= tokens
+    assert count_tokens(truncate_to(text, Truncate(), tokens, count_tokens, tail=True)) <= tokens
 
 
 def test_markers_say_nothing_that_could_be_quoted_as_a_fact() -> None:

@@ -10,11 +10,11 @@ import pytest
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.facts import facts_of, failure_line, mentioned, pairs_of
 from proxy.core.conversation.items import Facts, Item, Result
-from tests.support.engine_fixtures import tools
+from tests.support.engine_fixtures import tool_map_of_package
 
 
 def result_of(text: str, *, failed: bool = False) -> Result:
-    facts = facts_of(Entry("tool", "", results=((text, failed),)), tools().call)
+    facts = facts_of(Entry("tool", "", results=((text, failed),)), tool_map_of_package().call)
     assert facts is not None
     return facts.results[0]
 
@@ -65,21 +65,21 @@ def test_lines_and_completeness() -> None:
 def test_what_the_model_wrote_is_kept_as_digests() -> None:
     """File names, quoted openings and conclusions in the model's words are recognised later, without the words."""
     entry = Entry("assistant", "Based on src/app/main.py: it prints `Traceback (most recent call last)` twice.")
-    facts = facts_of(entry, tools().call)
+    facts = facts_of(entry, tool_map_of_package().call)
     assert facts is not None
     assert facts.decides
     seen = set(mentioned(facts.mentions))
     assert zlib.crc32(b"main.py") in seen
     assert result_of("Traceback (most recent call last):\n ...").opening in seen
-    assert facts_of(Entry("assistant", "Well then"), tools().call) is None
-    assert facts_of(Entry("user", "see main.py"), tools().call) is None
+    assert facts_of(Entry("assistant", "Well then"), tool_map_of_package().call) is None
+    assert facts_of(Entry("user", "see main.py"), tool_map_of_package().call) is None
 
 
 def test_results_meet_the_newest_call_of_their_id() -> None:
     """An id that is used again belongs to its latest call; a result without a call has no pair."""
 
     def call(name: str) -> Facts:
-        return Facts(calls=(tools().call(name, "{}"),))
+        return Facts(calls=(tool_map_of_package().call(name, "{}"),))
 
     answer = Facts(results=(result_of("x"),))
     items = [
@@ -106,5 +106,5 @@ def test_the_line_that_tells_of_a_failure() -> None:
 def test_a_long_word_costs_little(text: str) -> None:
     """What a model wrote without a space is read in time that grows with its length, not with its square."""
     began = time.process_time()
-    facts_of(Entry("assistant", text), tools().call)
+    facts_of(Entry("assistant", text), tool_map_of_package().call)
     assert time.process_time() - began < 5  # by the square: half a minute and more

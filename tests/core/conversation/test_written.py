@@ -15,7 +15,7 @@ from proxy.core.conversation.facts import pairs_of
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.written import as_result, resaid, settled
 from proxy.engine.reading import read_one
-from tests.support.engine_fixtures import count, tools
+from tests.support.engine_fixtures import count_tokens, tool_map_of_package
 
 TASK = {"role": "user", "content": "Fix a.py."}
 ASKS = "I look.\n<read_file>\n<path>a.py</path>\n</read_file>"
@@ -25,7 +25,7 @@ DIALECTS: list[Dialect] = [chat, messages, responses]
 
 
 def read(*talk: dict[str, Any], dialect: Dialect = chat) -> list[Item]:
-    items = [read_one(dialect, json.dumps(message).encode(), count, tools()) for message in talk]
+    items = [read_one(dialect, json.dumps(message).encode(), count_tokens, tool_map_of_package()) for message in talk]
     return list(settled(items, 0))
 
 
@@ -101,7 +101,7 @@ def test_parts_behind_a_result_are_the_users(dialect: Dialect) -> None:
     message = {"role": "user", "content": [{"type": kind, "text": text} for text in texts]}
     item = read(TASK, spoken(ASKS), message, dialect=dialect)[2]
     assert item.role == "tool"
-    assert item.said == count("Be quick.")
+    assert item.said == count_tokens("Be quick.")
     raw = json.dumps(message).encode()
     assert item.facts is not None
     assert item.facts.written is not None
@@ -126,7 +126,7 @@ def test_parts_behind_a_result_are_the_users(dialect: Dialect) -> None:
 )
 def test_a_result_that_gives_way_keeps_its_frame(content: str, made: str) -> None:
     """The model still sees that this is a result, and where it ends."""
-    written = tools().forms.result(content)
+    written = tool_map_of_package().forms.result(content)
     assert written is not None
     raw = json.dumps({"role": "user", "content": content, "x": 1}).encode()
     assert json.loads(resaid(raw, "[gone]", written, None)) == {"role": "user", "content": made, "x": 1}
@@ -135,7 +135,7 @@ def test_a_result_that_gives_way_keeps_its_frame(content: str, made: str) -> Non
 def test_items_are_settled_the_same_in_every_later_request() -> None:
     """A prefix that was settled before is gone on from, wherever it ended."""
     talk = [TASK, spoken(ASKS), given_back(GIVES), given_back(GIVES), given_back("And now?"), given_back(GIVES)]
-    items = [read_one(chat, json.dumps(message).encode(), count, tools()) for message in talk]
+    items = [read_one(chat, json.dumps(message).encode(), count_tokens, tool_map_of_package()) for message in talk]
     whole = settled(items, 0)
     assert [item.role for item in whole] == ["user", "assistant", "tool", "tool", "user", "user"]
     for end in range(len(items)):

@@ -14,7 +14,7 @@ from proxy.core.overflow.evidence import NOTHING_KNOWN, UNCORROBORATED, Prior, j
 from proxy.core.overflow.kinds import Overflow
 from tests.support.engine_fixtures import classifier
 from tests.support.overflow_recordings import BEYOND, BROKEN_OFF, KINDS, headers, rows, wire
-from tests.support.overflow_reports import Met, met
+from tests.support.overflow_reports import ReportedError, reported_errors
 
 CLEAR = "This model's maximum context length is 4097 tokens. However, your messages resulted in 5000 tokens."
 
@@ -54,8 +54,8 @@ def test_no_recorded_look_alike_is_taken_for_one() -> None:
     assert {name: kind for name, kind in named.items() if (one := found[name]) is None or one.kind != kind} == {}
 
 
-@pytest.mark.parametrize("one", met(), ids=lambda one: one.origin)
-def test_errors_that_people_met(one: Met) -> None:
+@pytest.mark.parametrize("one", reported_errors(), ids=lambda one: one.origin)
+def test_errors_that_people_met(one: ReportedError) -> None:
     """What people posted is read as what it is, and a limit is exact or not stated."""
     found = classifier().answer(one.status, one.headers, one.body.encode())
     assert (found.kind if found else None) in one.kinds

@@ -9,14 +9,14 @@ import pytest
 from proxy.core.overflow.evidence import ALIKE, LIKELY, TINY, Prior, agrees, contradicts, is_about_the_output, judged
 from proxy.core.overflow.kinds import Overflow
 from tests.support.engine_fixtures import classifier
-from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, Claim, claims
+from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, OverflowClaim, claims
 
 SENTENCE = Overflow("input", rule="a sentence")
 FIGURES = Overflow("input", 8_192, 9_000, rule="figures")
 CODE = Overflow("input", decisive=True, rule="a code")
 
 
-def read(claim: Claim, circumstance: str) -> Overflow | None:
+def read(claim: OverflowClaim, circumstance: str) -> Overflow | None:
     """What is believed of *claim*, if something smaller would be sent for it."""
     found = classifier().answer(claim.status, (), claim.body.encode(), claim.prior(circumstance))
     return found if found is not None and found.too_long else None
