@@ -15,22 +15,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy import memories
+from proxy import caches
 from proxy import settings as configuration
-from proxy.announcing import announce, bracketed, warn_of_silent
-from proxy.building import models_of, open_engine, server_config
 from proxy.core.budget.windows import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
-from proxy.faults import Faults
-from proxy.notes.archive import Archive
-from proxy.noting import open_archive, open_chronicle, open_conversations
+from proxy.features.history.archive import Archive
 from proxy.offload import SWITCH_SECONDS
-from proxy.routing import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.server import Server
 from proxy.server.connection import limit_of_files
 from proxy.settings import Settings
-from proxy.signals import Ending
+from proxy.startup import announce, bracketed, warn_of_silent
 from proxy.store import (
     INSTEAD,
     Embedded,
@@ -45,13 +40,15 @@ from proxy.store import (
     store_status,
 )
 from proxy.summaries import Jobs
-from proxy.tasks import Tasks
+from proxy.tasks import Faults, Tasks
 from proxy.telemetry import multiprocess
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Probes, Upstreams
-from proxy.workers import Supervisor, Worker, new_event_loop, reserve
+from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
+from proxy.wiring import models_of, open_archive, open_chronicle, open_conversations, open_engine, server_config
+from proxy.workers import Ending, Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
@@ -86,7 +83,7 @@ class Start:
 async def serve(start: Start, worker: Worker) -> int:
     """One process's life: build, listen, work, drain, close; the exit code."""
     settings = start.settings
-    memories.keep_large_blocks()
+    caches.keep_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
     logs, tasks = _begin(settings)
     ending = Ending()
@@ -99,7 +96,7 @@ async def serve(start: Start, worker: Worker) -> int:
         return _cannot_start(error)
     housekeeping = tasks.spawn(house.keep(), "housekeeping")
     lag = LagWatch(house.telemetry.loop_lag, logs.loop_lagged)
-    memories.collect_rarely()
+    caches.collect_rarely()
     lag.start()
     await ending.asked.wait()
     await ending.unless_at_once(house.drain(settings.server.drain))
@@ -143,7 +140,7 @@ class House:
         """A process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
         store = await _open_store(start, logs, tasks)
         bridge = open_bridge(start.settings, tasks)
-        upstream = Upstreams(open_upstream(start.settings), bridge)
+        upstream = open_upstream(start.settings, bridge)
         try:
             return await cls._serving(start.settings, worker, logs, tasks, store, upstream)
         except BaseException:  # whatever it is, the private server must not outlive it

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compression.event import Demand
+from proxy.core.compaction.schedule import CompactionTarget
 from proxy.engine.plans import Plan
 from tests.stub import Rules, messages, responses, slices
 from tests.support import conversation_strategies
@@ -84,7 +84,7 @@ def _frame(value: Any) -> Any:
 async def test_a_plan_is_valid_and_fits_or_refuses(api: str, data: st.DataObject, window: int, force: bool) -> None:
     """What a strict provider accepts it also accepts as a view that fits by its count, or it is refused for length."""
     body = data.draw(asked(api))
-    plan = await Replica().plan(body, window, Demand(force=force), api=api)
+    plan = await Replica().plan(body, window, CompactionTarget(force=force), api=api)
     assert problems(api, body, plan, window) == []
 
 
@@ -264,7 +264,7 @@ async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: i
 async def test_asking_what_would_be_sent_records_nothing(api: str) -> None:
     """A peek tells the view of the next request and makes it no fact."""
     desk, body = Replica(), session(api)
-    peeked = await desk.plan(body, WINDOW, Demand(peek=True), api=api)
+    peeked = await desk.plan(body, WINDOW, CompactionTarget(dry_run=True), api=api)
     assert desk.book.records() == []  # type: ignore[attr-defined]
     assert not desk.records
     assert (await desk.plan(body, WINDOW, api=api)).body == peeked.body
@@ -289,7 +289,7 @@ async def test_a_conversation_the_provider_shortens_is_left_to_it(
     body, desk = session(api, **members), Replica()
     plan = await desk.plan(body, WINDOW, api=api)
     assert (plan.body == body) == left
-    forced = await desk.plan(body, WINDOW, Demand(force=True), api=api)
+    forced = await desk.plan(body, WINDOW, CompactionTarget(force=True), api=api)
     assert len(forced.body) < len(body)
     assert (await desk.plan(body, WINDOW, api=api)).body == forced.body
 

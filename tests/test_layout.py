@@ -29,7 +29,6 @@ TOP_LEVEL = {
 
 # Modules without a test file of their own, and why.
 EXEMPT = {
-    "proxy/core/compression/event.py": "plain values, no behaviour",
     "proxy/core/conversation/dialect.py": "a protocol, no behaviour",
     "proxy/core/conversation/entry.py": "a plain value, no behaviour",
     "proxy/core/request.py": "plain values, no behaviour",

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.figures import Buffers, Marks, Shares
-from proxy.core.compression import digest, fold
-from proxy.core.compression.event import Demand, EnabledStages, Rules
+from proxy.core.compaction import block, digest
+from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
 from proxy.core.decisions import Policy
 from tests.support.engine_fixtures import POLICY, DictRecords, Message, Replica, chat_body, message_slices, tokenizers
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, tool
@@ -23,8 +23,8 @@ WINDOW = 4096
 BEFORE = agent_session(20, 300)
 AFTER = [*BEFORE, *agent_round(99, 20)]
 ONE_MORE = tool("look_up", "Look a word up.", word="The word.")
-OTHER_WORDS = Policy(Rules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), EnabledStages()))
-OTHER_MARKS = Policy(Rules(Marks(high=0.95, soft=0.7, low=0.5), Shares(), EnabledStages()))
+OTHER_WORDS = Policy(CompactionRules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), EnabledStages()))
+OTHER_MARKS = Policy(CompactionRules(Marks(high=0.95, soft=0.7, low=0.5), Shares(), EnabledStages()))
 BUFFERED = replace(POLICY, buffers=Buffers(reserve=500, warning=600, auto_compact=200, blocking=100))
 
 
@@ -120,7 +120,7 @@ async def test_code_that_writes_other_blocks_repeats_the_recorded_one(monkeypatc
     """After an update that words blocks in another way, conversations keep the block they were sent with."""
     book = DictRecords()
     before = message_slices((await Replica(book).plan(body(BEFORE, Life()), WINDOW)).body)
-    monkeypatch.setattr(fold, "HEADER", "[Another beginning.]")
+    monkeypatch.setattr(block, "HEADER", "[Another beginning.]")
     monkeypatch.setattr(digest, "NUMBER_SHARE", 0.5)
     after = message_slices((await Replica(book).plan(body(AFTER, Life()), WINDOW)).body)
     assert after[: len(before)] == before
@@ -145,13 +145,13 @@ async def test_another_model_has_a_past_of_its_own() -> None:
 async def test_compacting_now_is_recorded_and_idempotent(rounds: int) -> None:
     """Asked for twice, also of another process, one compaction happens; the conversation goes on from it."""
     book, messages = DictRecords(), agent_session(rounds, 300)
-    now = Demand(force=True)
+    now = CompactionTarget(force=True)
     first = await Replica(book).plan(chat_body(messages), WINDOW, now)
     assert first.report.event
     assert len(book.records()) == 1
     desk = Replica(book)
-    for demand in (now, Demand(), now):
-        again = await desk.plan(chat_body(messages), WINDOW, demand)
+    for target in (now, CompactionTarget(), now):
+        again = await desk.plan(chat_body(messages), WINDOW, target)
         assert again.body == first.body
         assert not again.report.event
     grown = await desk.plan(chat_body([*messages, *agent_round(99, 20)]), WINDOW)

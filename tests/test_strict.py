@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compression.event import Demand
+from proxy.core.compaction.schedule import CompactionTarget
 from tests.stub import Rules, chat, messages, responses
 from tests.support import conversation_strategies
 from tests.support.api_formats import kind_of, request_body
@@ -64,7 +64,7 @@ async def test_every_view_alternates(
     desk = Replica()
     for end in ends[-12:]:
         body = json.dumps(request_body(api, found[:end])).encode()
-        plan = await desk.plan(body, window, Demand(force=force and end % 5 == 0), api=api)
+        plan = await desk.plan(body, window, CompactionTarget(force=force and end % 5 == 0), api=api)
         if plan.error is None:
             assert problems(api, plan.body, window) == [], plan.report.stages
 

@@ -13,11 +13,10 @@ from typing import Final, Literal
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import NO_BUFFERS, Buffers, TokenBudget, economy_cap, reserve, scaled
 from proxy.core.budget.regions import Members, Totals
-from proxy.core.compression.event import Compaction, Rules
-from proxy.core.compression.record import CompactionRecord
-from proxy.core.compression.schedule import Schedule
-from proxy.core.compression.truncate import Truncate
-from proxy.core.compression.view import OriginalItems
+from proxy.core.compaction.record import Compaction, CompactionRecord
+from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, LowerOutput, Schedule
+from proxy.core.compaction.truncate import TruncateLimits
+from proxy.core.compaction.view import OriginalItems
 from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.dialect import Dialect
 from proxy.core.conversation.items import Item, Layout
@@ -25,7 +24,6 @@ from proxy.core.conversation.outline import Envelope
 from proxy.core.conversation.scan import Scan
 from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
 from proxy.core.errors import ContextTooLong
-from proxy.core.overflow.policy import Lower, MaxLoss
 from proxy.core.request import Request
 
 DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
@@ -40,12 +38,12 @@ class Policy:
     first sent. ``recall`` offers a tool that shows what left a view. ``tools`` says what clients' tools do.
     """
 
-    rules: Rules
-    lower_output: Lower = "last"
+    rules: CompactionRules
+    lower_output: LowerOutput = "last"
     stored: Literal["truncate", "error"] = "truncate"
     economy: bool = False
     buffers: Buffers = NO_BUFFERS
-    always: Truncate | None = None
+    always: TruncateLimits | None = None
     recall: bool = False
     tools: ToolMap = NO_TOOLS
 
@@ -152,34 +150,6 @@ class UsageAnchor:
         if self.boundary != boundary or self.counted > tokens:
             return None
         return self.reported + int((tokens - self.counted) * token_ratio)
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionTarget:
-    """What a view must reach.
-
-    ``limit`` is the most it may take, None for the budget. ``reserve`` replaces the budget's default reserve.
-    ``force`` compacts although the request fits; ``dry_run`` stores nothing; ``replaces``: the record at this boundary
-    may be replaced. ``tries`` is how often verification may still tighten the limit. ``wait_for_summary``: the caller
-    asked for a compaction, to ``share`` of the room, or to half of the low mark if that is None.
-    """
-
-    limit: int | None = None
-    reserve: int | None = None
-    force: bool = False
-    max_loss: MaxLoss = "any"
-    lower_output: Lower = "last"
-    dry_run: bool = False
-    wait_for_summary: bool = False
-    share: float | None = None
-    replaces: bool = False
-    tries: int = 2
-    keep_addition: bool = True
-
-    @property
-    def is_plain(self) -> bool:
-        """True if nothing is asked but that the view fits its budget."""
-        return not self.force and self.limit is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,17 +41,16 @@ from dataclasses import replace
 from typing import assert_never
 
 from proxy.core.budget.figures import TokenBudget, input_room, scaled, summary_room
-from proxy.core.compression.event import Compaction, Demand
-from proxy.core.compression.prune import oldest
-from proxy.core.compression.record import VERSION, CompactionRecord
-from proxy.core.compression.view import RenderOptions, View, assemble, write
+from proxy.core.compaction.prune import oldest_results
+from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord
+from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
+from proxy.core.compaction.view import AssembledItems, RenderOptions, assemble, write_texts
 from proxy.core.conversation.facts import pairs_of
 from proxy.core.conversation.items import Layout
 from proxy.core.conversation.outline import TOOLS, splice
 from proxy.core.decisions import (
     NO_EDITS,
     START,
-    CompactionTarget,
     CountedView,
     Decision,
     Edits,
@@ -68,7 +67,6 @@ from proxy.core.decisions import (
     Written,
 )
 from proxy.core.errors import OUTPUT, ContextTooLong
-from proxy.core.overflow.policy import MaxLoss
 
 LOSSY = frozenset({"drop", "clip"})
 """Stages that lose what the model is looking at."""
@@ -271,9 +269,8 @@ def choose_compaction(
     *last* itself if nothing new is due, None if nothing ever was.
     """
     budget = measured.budget_for(target)
-    demand = Demand(target.force, target.limit, target.dry_run, target.wait_for_summary, target.share)
     schedule = measured.schedule(policy, layout, budget)
-    compaction = schedule.run(last, demand)
+    compaction = schedule.run(last, target)
     if measured.requested_output is None or target.lower_output == "never":
         return compaction, None
     fits = schedule.fits(compaction, budget.budget)
@@ -282,7 +279,7 @@ def choose_compaction(
         return compaction, None
     for reserve in _smaller_reserves(measured, budget):
         relaxed = measured.schedule(policy, layout, replace(budget, reserve=reserve))
-        kinder = relaxed.run(last, demand)
+        kinder = relaxed.run(last, target)
         if relaxed.fits(kinder, budget.budget) and not is_lossy(kinder, last):
             return kinder, None  # nothing has to be lowered for it
         if not relaxed.fits(kinder, budget.beside(reserve)) or (fits and is_lossy(kinder, last)):
@@ -389,11 +386,11 @@ def _without_addition(budget: TokenBudget, tokens: int) -> TokenBudget:
     return replace(budget, fixed=budget.fixed - tokens) if tokens else budget
 
 
-def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecord | None, note: str) -> View:
+def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecord | None, note: str) -> AssembledItems:
     """The items of the view, with *note* at the end of the block."""
     if record is None:
         scan, roles = measured.parsed.scan, measured.counts.roles
-        return View(measured.parsed.body[scan.start : scan.end], roles.system + roles.history, roles)
+        return AssembledItems(measured.parsed.body[scan.start : scan.end], roles.system + roles.history, roles)
     return assemble(measured.original(layout), record.compaction, record.block_with(note), record.edits, measured.count)
 
 
@@ -452,11 +449,11 @@ def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> 
     pen = RenderOptions(measured.count, policy.tools)
     over = _excess(view, reserve)
     for _ in range(PRUNE_ATTEMPTS):
-        placeholders = oldest(pairs, items, over)
+        placeholders = oldest_results(pairs, items, over)
         if placeholders is None:
             return None
         compaction = Compaction(count, 0, 0, swaps=placeholders, stages=("prune",))
-        block, edits = write(measured.original(layout), compaction, pen)
+        block, edits = write_texts(measured.original(layout), compaction, pen)
         budget = view.budget
         record = CompactionRecord(VERSION, compaction, block, edits, budget.window, budget.reserve, budget.fixed)
         smaller = _with_reserve(view, layout, record, reserve)

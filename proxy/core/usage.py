@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from proxy.core.overflow.coding import Plain
+from proxy.core.content_encoding import ContentDecoder
 from proxy.core.report import NO_USAGE, Usage
 
 # Inside a JSON string the quotes are escaped, so these bytes are always a key (or a string of exactly that word).
@@ -100,7 +100,7 @@ class UsageTap:
         self._input: int | None = None
         self._output: int | None = None
         self._cached: int | None = None
-        self._plain = Plain(encoding, _INFLATED) if encoding not in ("", "identity") else None
+        self._plain = ContentDecoder(encoding, _INFLATED) if encoding not in ("", "identity") else None
 
     @property
     def usage(self) -> Usage:

@@ -10,33 +10,33 @@ from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
+from proxy.core.attempts import is_news
 from proxy.core.budget.catalogue import Catalogue
 from proxy.core.conversation.compaction import OTHER, TRIGGER
 from proxy.core.conversation.identity import name_of
 from proxy.core.errors import UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.policy import is_news
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import SERVED, Report, Usage
 from proxy.core.request import Mode, Request
 from proxy.engine.bodies import renamed
-from proxy.engine.context_management import Managing
 from proxy.engine.fail_open import FailOpen, Sending
 from proxy.engine.fitting import Fitter
 from proxy.engine.learned_routes import LearnedRoutes, Sent
-from proxy.engine.own_compaction import ASSUMED, Compacting, Kind, ends_with_trigger
 from proxy.engine.planning import Planner, as_fallback
 from proxy.engine.plans import Plan
 from proxy.engine.ports import Clock, Reply, Send
 from proxy.engine.reading import Located
-from proxy.engine.recall_answer import recalled
-from proxy.engine.recall_session import Asked, Grow, Recalling
 from proxy.engine.recovery import Course, Recovery
 from proxy.engine.replies import Answer, DrainedReply, LocalReply, OverflowDetector, learn_nothing
-from proxy.engine.summary_answer import ClientCompaction
-from proxy.faults import Faults
+from proxy.features.client_compaction.compact_endpoint import ASSUMED_WINDOW, CompactEndpoint, Kind, ends_with_trigger
+from proxy.features.client_compaction.summary_answer import SummaryAnswer
+from proxy.features.context_management.feature import ContextManagement
+from proxy.features.recall.answer import continue_answer
+from proxy.features.recall.session import Extend, Recalling, Resent
 from proxy.offload import offload
+from proxy.tasks import Faults
 
 RETRIES = 2
 """How often an overflow is answered with something smaller; then the provider's first error goes to the client."""
@@ -73,9 +73,9 @@ class Engine:
         classifier: Classifier,
         counting: Mapping[str, Counting] = MappingProxyType({}),
         *,
-        compacting: Compacting,
-        managing: Managing,
-        own: ClientCompaction | None = None,
+        compacting: CompactEndpoint,
+        managing: ContextManagement,
+        own: SummaryAnswer | None = None,
         recalling: Recalling | None = None,
         answered: Callable[[Request, Plan], None] | None = None,
         faults: Faults | None = None,
@@ -178,7 +178,7 @@ class Engine:
     async def _opened(self, request: Request) -> tuple[Request, tuple[int, ...]]:
         """*request* without compaction items of ours, and the indexes where they stood."""
         size = len(request.body) if request.api == "responses" else 0
-        return await offload(size, self._compacting.opened, request)
+        return await offload(size, self._compacting.open_items, request)
 
     async def _managed(self, request: Request) -> Request:
         """*request* after the context edits it asks of a server that cannot do them.
@@ -223,11 +223,11 @@ class Engine:
         report = Report(request.request_id, request.api, model, route.upstream, outline.stream, "compacted", SERVED)
         wishes = request.options
         report = report.but(window=window, epoch=request.epoch, project=wishes.project, task_size=wishes.task_size)
-        measured = await self._fitter.measure(request, located, route, window or ASSUMED, factor, "")
+        measured = await self._fitter.measure(request, located, route, window or ASSUMED_WINDOW, factor, "")
         made = await self._compacting.make(measured, kind, ours)
         body, content = self._compacting.body(made, kind, model, stream=outline.stream)
         report = report.but(
-            window=window or ASSUMED,
+            window=window or ASSUMED_WINDOW,
             client_compaction=measured.client_compaction,
             tokens_before=made.taken,
             overhead_seconds=self._clock() - started,
@@ -260,14 +260,14 @@ class Engine:
                     await self._recovery.learn(capped, refused, claim)
                 # Beside the answer, not before it: whatever goes wrong there is reported, and costs no request.
                 asyncio.get_running_loop().call_soon(self._note, request, plan, reply.status)
-                ending = Ending(self._classifier, reply.headers) if reply.status == 200 else None
+                ending = LateOverflowDetector(self._classifier, reply.headers) if reply.status == 200 else None
                 late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
                 learn = self._learner(reply, plan.sent, ending, late)
                 answer = Answer(report, reply, head, learn=learn, ending=ending)
                 if plan.view is None or not plan.view.edits.addition or self._recalling is None:
                     return answer
                 again = partial(self._again, request, send)
-                return await recalled(self._recalling.turn(request, plan, again), answer, send, self._faults)
+                return await continue_answer(self._recalling.turn(request, plan, again), answer, send, self._faults)
             if reply is not None and first is None:
                 first = Answer(report, DrainedReply(reply), head)
             assert first is not None
@@ -286,18 +286,18 @@ class Engine:
         if answered is not None:
             self._faults.attempt("after", request.request_id, lambda: answered(asked, plan), None)
 
-    async def _again(self, request: Request, send: Sending, plan: Plan, grow: Grow) -> Asked:
+    async def _again(self, request: Request, send: Sending, plan: Plan, grow: Extend) -> Resent:
         """*plan* sent once more as *grow* has it; after an overflow a smaller one, while that is smaller at all."""
         course = Course(plan)
         course.left = []  # the same model goes on: another one did not begin this answer
-        first: Asked | None = None
+        first: Resent | None = None
         sent = await grow(plan)
         while True:
             reply, head, overflow = await self._send(request, sent, send, course)
             if reply is not None and overflow is None:
-                return Asked(plan, reply, head, course.sent - 1, course.overflows)
+                return Resent(plan, reply, head, course.sent - 1, course.overflows)
             if reply is not None and first is None:
-                first = Asked(plan, DrainedReply(reply), head)
+                first = Resent(plan, DrainedReply(reply), head)
             assert first is not None
             smaller = await self._following(request, sent, overflow, course)
             grown = await grow(smaller) if smaller else None
@@ -407,7 +407,9 @@ class Engine:
         send.drop()
         return Answer(report, LocalReply(b'{"input_tokens":%d}' % tokens))
 
-    def _learner(self, reply: Reply, sent: Sent | None, ending: Ending | None, late: Sent) -> Callable[[Usage], bool]:
+    def _learner(
+        self, reply: Reply, sent: Sent | None, ending: LateOverflowDetector | None, late: Sent
+    ) -> Callable[[Usage], bool]:
         if reply.status != 200:
             return learn_nothing
 

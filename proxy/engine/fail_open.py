@@ -26,7 +26,7 @@ from proxy.engine.bodies import renamed
 from proxy.engine.fitting import Fitter
 from proxy.engine.ports import Reply, Send
 from proxy.engine.replies import Answer, DrainedReply
-from proxy.faults import Faults
+from proxy.tasks import Faults
 
 
 class _Named(msgspec.Struct):

@@ -9,15 +9,14 @@ from typing import assert_never
 from cachetools import LRUCache
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.compression.fresh import capped
-from proxy.core.compression.record import CompactionRecord
-from proxy.core.compression.truncate import Truncate
+from proxy.core.compaction.record import CompactionRecord
+from proxy.core.compaction.schedule import CompactionTarget, LowerOutput
+from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.conversation.compaction import client_of
 from proxy.core.conversation.scan import scan
 from proxy.core.decisions import (
     DIALECTS,
     START,
-    CompactionTarget,
     CountedView,
     FinalDecision,
     Forward,
@@ -33,11 +32,9 @@ from proxy.core.decisions import (
     TooLossy,
 )
 from proxy.core.errors import InvalidRequest
-from proxy.core.overflow.policy import Lower
 from proxy.core.planner import decide
 from proxy.core.report import Report
 from proxy.core.request import Request
-from proxy.engine import recall_offer
 from proxy.engine.learned_routes import LearnedRoutes, Sent
 from proxy.engine.plans import Plan
 from proxy.engine.ports import Records, Summaries
@@ -45,6 +42,8 @@ from proxy.engine.reading import Located, Reader, Reading
 from proxy.engine.records import CompactionRecords
 from proxy.engine.tool_room import ToolRoom
 from proxy.engine.view_report import report_of
+from proxy.features.cap_results.feature import cap_results
+from proxy.features.recall import tool
 from proxy.offload import load_of, offload
 
 LOWS = 1_024
@@ -88,11 +87,11 @@ class Fitter:
             return request
         return await offload(len(request.body), self._capped, request, limits)
 
-    def _capped(self, request: Request, limits: Truncate) -> Request:
+    def _capped(self, request: Request, limits: TruncateLimits) -> Request:
         dialect = DIALECTS[request.api]
         try:
             where = scan(request.body, dialect.LIST, self._reader.most)
-            body = capped(request.body, where, dialect, self._reader.tools, limits)
+            body = cap_results(request.body, where, dialect, self._reader.tools, limits)
         except InvalidRequest:
             return request  # what cannot be read may still be relayed
         return request if body is request.body else replace(request, body=body)
@@ -142,7 +141,7 @@ class Fitter:
         client_compaction = request.compacting or _compacting(reading)
         added = 0
         if policy.recall and not client_compaction:
-            added = recall_offer.tokens(self._reader, request.api, envelope, route, window)
+            added = tool.tool_tokens(self._reader, request.api, envelope, route, window)
         budget = policy.budget(route, window, requested, counts.fixed + added, token_ratio)
         tools_json, budget = self._room.shrunk(request.tenant, route, envelope, counts, budget)
         hashes = reading.links(self._recorder.prefix_key(request.tenant), request.options.conversation)
@@ -159,7 +158,7 @@ class Fitter:
             requested_output=requested,
             client_compaction=client_compaction,
             tools_json=tools_json,
-            addition=recall_offer.addition(request.api, envelope, tools_json, added),
+            addition=tool.addition(request.api, envelope, tools_json, added),
             anchor=self._lessons.anchor(route, hashes),
             target=target or CompactionTarget(lower_output=policy.lower_output),
             count=self._reader.recount(route.encoding, request.tenant, route.model),
@@ -177,7 +176,7 @@ class Fitter:
         return self._policy.stored == "truncate"
 
     @property
-    def lower(self) -> Lower:
+    def lower(self) -> LowerOutput:
         """When a request's own output figure may be lowered."""
         return self._policy.lower_output
 

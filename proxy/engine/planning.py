@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from proxy.core.attempts import first_max_loss
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Route
 from proxy.core.budget.figures import input_room, reserve
+from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.conversation.identity import name_of
 from proxy.core.conversation.outline import Envelope
-from proxy.core.decisions import CompactionTarget
-from proxy.core.overflow.policy import MaxLoss, first_max_loss
 from proxy.core.report import Report
 from proxy.core.request import Mode, Request
 from proxy.engine.bodies import rerouted

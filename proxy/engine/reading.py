@@ -29,6 +29,9 @@ RECOUNTED = 1_024
 SHORT, MOST_SHORT = 32, 40_000
 """Characters of a text, such as a tool's name, that one pass counts once, and how many of these it remembers."""
 
+REPEATED = 256
+"""Bytes of an item that is looked for among the short ones of the same body before its digest is computed."""
+
 PREFIX_FROM = 8_192
 """Bytes from which a body is worth remembering as a whole: below, scanning it again costs as little."""
 
@@ -257,15 +260,21 @@ class Reader:
     def _read_items(
         self, dialect: Dialect, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
-        keys = [_key(scope, body[start:end]) for start, end in spans]
-        # Taken out at once: the memory is bounded, and may lose any of them before the last one is read.
-        items = {key: item for key in keys if (item := self._items.get(key)) is not None}
-        unseen = {key: span for key, span in zip(keys, spans, strict=True) if key not in items}
-        if unseen:
-            fresh = {key: read_one(dialect, body[start:end], count, self.tools) for key, (start, end) in unseen.items()}
-            self._items.update(fresh)
-            items |= fresh
-        return tuple([items[key] for key in keys])
+        found: list[Item] = []
+        repeated: dict[bytes, Item] = {}
+        for start, end in spans:
+            raw = body[start:end]
+            short = len(raw) <= REPEATED
+            item = repeated.get(raw) if short else None
+            if item is None:
+                key = _key(scope, raw)
+                item = self._items.get(key)
+                if item is None:
+                    item = self._items[key] = read_one(dialect, raw, count, self.tools)
+                if short:
+                    repeated[raw] = item
+            found.append(item)
+        return tuple(found)
 
     def _sizes_of(self, scope: Any, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
         """Tokens of the members around the items."""

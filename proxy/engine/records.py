@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from cachetools import LRUCache
 
-from proxy.core.compression.event import Compaction, Demand
-from proxy.core.compression.record import VERSION, CompactionRecord, dump, load
-from proxy.core.compression.view import OriginalItems, RenderOptions, same_block, write
+from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord, dump, load
+from proxy.core.compaction.schedule import CompactionTarget
+from proxy.core.compaction.view import OriginalItems, RenderOptions, same_block, write_texts
 from proxy.core.conversation.items import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, Written
 from proxy.core.planner import provider_compacts
@@ -118,7 +118,7 @@ class CompactionRecords:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
         count = self._reader.count(measured.route.encoding, measured.route.model)
         pen = RenderOptions(count, self._policy.tools)
-        block, edits = await offload(_load(measured), write, original, compaction, pen, before, summary.text)
+        block, edits = await offload(_load(measured), write_texts, original, compaction, pen, before, summary.text)
         record = CompactionRecord(
             VERSION,
             compaction,
@@ -216,7 +216,7 @@ class CompactionRecords:
         name = measured.route.name, since
         if weight < self._spared.get(name, 0) or not summaries.is_due(request, measured.route, since):
             return
-        wanted = schedule.run(last, Demand(force=True))
+        wanted = schedule.run(last, CompactionTarget(force=True))
         if wanted is None or not wanted.text or wanted.cut <= (last.cut if last else 0):
             # What does without a fold needs no summary; nor will it with the next few messages.
             self._spared[name] = weight + budget.baseline // ASKED_AGAIN

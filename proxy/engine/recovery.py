@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from proxy.core.attempts import lowering, retries_smaller
 from proxy.core.budget.catalogue import COMPRESS, Route
 from proxy.core.budget.figures import reserve
 from proxy.core.budget.windows import Source
-from proxy.core.decisions import CompactionTarget
+from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.errors import InvalidRequest
-from proxy.core.overflow.evidence import Prior, judged
+from proxy.core.overflow.evidence import Prior, check_claim
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.policy import lowering, retries_smaller
 from proxy.core.report import Usage
 from proxy.core.request import Request
 from proxy.engine.bodies import truncating, with_output
@@ -104,7 +104,7 @@ class Recovery:
         if counted is None and window is not None and not overflow.decisive:
             return None  # it was not even counted, so small was it beside the window
         prior = Prior(counted, sent.output, window, sent.route.source in STATED, sent.plain)
-        found = judged(overflow, prior)
+        found = check_claim(overflow, prior)
         return found if found is not None and found.sure else None
 
     async def learn(self, request: Request, plan: Plan, overflow: Overflow) -> None:

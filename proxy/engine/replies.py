@@ -11,7 +11,7 @@ from proxy.core.errors import UllageError
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.stream import Ending, Opening
+from proxy.core.overflow.stream import EarlyOverflowDetector, LateOverflowDetector
 from proxy.core.report import Report, Usage
 from proxy.core.request import Request
 from proxy.engine.plans import Plan
@@ -52,7 +52,7 @@ class Answer:
     head: bytes = b""
     error: UllageError | None = None
     learn: Callable[[Usage], bool] = learn_nothing
-    ending: Ending | None = None
+    ending: LateOverflowDetector | None = None
     told: Callable[[Report], Report] | None = None
 
 
@@ -138,7 +138,7 @@ class OverflowDetector:
             read: Judged = partial(self._classifier.answer, reply.status, reply.headers, b"".join(taken))
             claim = read(NOTHING_KNOWN)
         elif reply.status == 200:
-            opening = Opening(self._classifier, reply.headers)
+            opening = EarlyOverflowDetector(self._classifier, reply.headers)
             claim = await _watch(reply, taken, opening)
             read = opening.judged
         else:
@@ -152,7 +152,7 @@ class OverflowDetector:
         return claim if self._recovery.concerns(claim) else None
 
 
-async def _watch(reply: Reply, taken: list[bytes], opening: Opening) -> Overflow | None:
+async def _watch(reply: Reply, taken: list[bytes], opening: EarlyOverflowDetector) -> Overflow | None:
     """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow.
 
     However small the request is by our count: a window that is believed too large makes every request look small.

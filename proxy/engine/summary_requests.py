@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 
 from proxy.core.budget.figures import stepped
-from proxy.core.compression.record import CompactionRecord
-from proxy.core.compression.view import OriginalItems, View, assemble
+from proxy.core.compaction.record import CompactionRecord
+from proxy.core.compaction.view import AssembledItems, OriginalItems, assemble
 from proxy.core.conversation.items import Layout, lay_out
 from proxy.core.conversation.outline import splice
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
@@ -19,6 +20,10 @@ MOST_SUMMARY = 8_192
 """Tokens it may have in the largest window: no model writes more of use in one answer."""
 
 
+MOST_CUTS = 2_048
+"""Prefixes of which a summary is looked for, the longest ones: four times as many as the store is asked about."""
+
+
 def summary_request_of(
     measured: MeasuredRequest, layout: Layout, cut: int, record: CompactionRecord | None, share: float
 ) -> SummaryRequest | None:
@@ -29,6 +34,7 @@ def summary_request_of(
     budget, hashes, ratio = measured.budget, measured.prefix_hashes, measured.token_ratio
     original, root = measured.original(layout), measured.root_hash(layout)
     step = stepped(min(MOST_SUMMARY, int(share * ratio * budget.baseline)))
+    cuts = layout.cuts[max(0, bisect_right(layout.cuts, cut) - MOST_CUTS) :]
     cap = int(step / max(1.0, ratio))
     if cap < LEAST_SUMMARY or not cut:
         return None
@@ -37,7 +43,7 @@ def summary_request_of(
         route=measured.route,
         root_hash=root,
         last_compaction=hashes[record.compaction.place - 1] if record else root,
-        prefixes=tuple(Prefix(at, hashes[at - 1], layout.sums[at]) for at in layout.cuts if 0 < at <= cut),
+        prefixes=tuple(Prefix(at, hashes[at - 1], layout.sums[at]) for at in cuts if 0 < at <= cut),
         folded=record.compaction.cut if record else 0,
         cap=cap,
         quantised_cap=step,
@@ -65,7 +71,7 @@ def _warm(
     raw = OriginalItems(whole.body, spans, items, lay_out(items), whole.dialect)
     addition = measured.addition if record is not None else NO_ADDITION
     if record is None:
-        view = View(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
+        view = AssembledItems(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
     else:
         edits = {i: value for i, value in record.edits.items() if i < length}
         view = assemble(raw, record.compaction, record.block_with(addition.note), edits, measured.count)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import TokenBudget
-from proxy.core.compression.tools import shrink
+from proxy.core.compaction.truncate import shrink_tools
 from proxy.core.conversation.outline import TOOLS, Envelope
 from proxy.core.decisions import Policy, TokenCounts
 from proxy.engine.reading import Reader
@@ -43,7 +43,7 @@ class ToolRoom:
         known = self._tools.get(name_of)
         if known is None:
             count = self._reader.count_tools(route.encoding, route.model)
-            smaller = shrink(text.encode(), target, count).decode()
+            smaller = shrink_tools(text.encode(), target, count).decode()
             known = self._tools[name_of] = (smaller, count(smaller))
         smaller, tokens = known
         if tokens >= size:

@@ -15,8 +15,8 @@ import msgspec
 from aiohttp import web
 from cachetools import LRUCache
 
-from proxy.core.conversation.pages import page_of
 from proxy.core.errors import InvalidRequest, NotFound, Overloaded, TooManyRequests, UllageError, error_body
+from proxy.features.history.pages import read_page
 from proxy.server.access import Access
 from proxy.server.admission import Drain
 from proxy.server.body import BodyBytes, BodyReader
@@ -167,7 +167,7 @@ class ConversationRoutes:
             raise NotFound("Conversations are read with GET.")
         if kind == "archive":
             asked = query(request.raw_path)
-            page = page_of(asked.get("offset"), asked.get("limit"))
+            page = read_page(asked.get("offset"), asked.get("limit"))
             return 200, _found(await self._conversations.original(tenant, name, page), _GONE)
         if not name:
             return 200, await self._conversations.list(tenant)

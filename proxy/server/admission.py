@@ -12,7 +12,6 @@ from aiohttp import web
 
 from proxy.core.errors import Overloaded
 from proxy.core.report import Report
-from proxy.faults import Faults
 from proxy.server import response
 from proxy.server.access import Access
 from proxy.server.body import BodyBytes
@@ -21,6 +20,7 @@ from proxy.server.connection import Handler
 from proxy.server.contracts import Observe
 from proxy.server.request import is_local, managed, request_target, wire
 from proxy.server.response import ResponseWriter
+from proxy.tasks import Faults
 
 
 class Admission:

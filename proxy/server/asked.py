@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from proxy.core.sse import Events
+from proxy.core.apis.sse import EventCutter
 
 _MEMBER: Final = b'"stream_options"'
 _ASKED: Final = b'"include_usage":true'
@@ -65,7 +65,7 @@ class UsageHider:
     __slots__ = ("_events", "_open")
 
     def __init__(self) -> None:
-        self._events = Events()
+        self._events = EventCutter()
         self._open = False  # in the middle of an event that is too long to be the one looked for
 
     def feed(self, chunk: bytes) -> bytes:

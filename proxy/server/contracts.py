@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
-from proxy.core.conversation.pages import Page
 from proxy.core.errors import UllageError
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import Report, Usage
 from proxy.core.request import Request
 from proxy.engine import ports
+from proxy.features.history.pages import Page
 
 
 class Answer(Protocol):
@@ -37,7 +37,7 @@ class Answer(Protocol):
         """Takes the usage of an answer that came to its end; says whether the provider silently cut the prompt."""
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> LateOverflowDetector | None:
         """Watches what of the answer passes, where something is to be learned from it."""
 
     @property

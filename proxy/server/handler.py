@@ -15,11 +15,10 @@ from urllib.parse import parse_qs
 from aiohttp import web
 
 from proxy.core.errors import InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, response_headers
 from proxy.core.request import Request
 from proxy.engine import ports
-from proxy.faults import Faults, Where
 from proxy.server import response, websocket
 from proxy.server.access import Access
 from proxy.server.admin import OwnRoutes
@@ -47,6 +46,7 @@ from proxy.server.request import (
     without_secrets,
 )
 from proxy.server.response import BodyRelay, ClientLeft, ResponseWriter
+from proxy.tasks import Faults, Where
 
 _LOG: Final = logging.getLogger(__name__)
 # What a client that did not wait is logged as, after a web server's custom.
@@ -338,7 +338,9 @@ class Handler:
         else:
             await self._pass(call, reply, b"")
 
-    async def _pass(self, call: Call, reply: ports.Reply, first: bytes, ending: Ending | None = None) -> None:
+    async def _pass(
+        self, call: Call, reply: ports.Reply, first: bytes, ending: LateOverflowDetector | None = None
+    ) -> None:
         out = call.out
         streamed = reply.header("content-type").startswith("text/event-stream")
         if streamed and not call.report.stream:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.core.overflow.stream import Ending
+from proxy.core.apis.sse import StreamEnd
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import NO_USAGE, Usage
-from proxy.core.sse import StreamEnd
 from proxy.core.usage import UsageTap
 from proxy.server.asked import UsageHider
 
@@ -23,7 +23,7 @@ class ReplyObserver:
         self,
         encoding: str,
         hider: UsageHider | None,
-        ending: Ending | None,
+        ending: LateOverflowDetector | None,
         report: Callable[[Exception], None],
     ) -> None:
         """*encoding* is the answer's content-encoding."""

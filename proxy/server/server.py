@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 from collections.abc import Mapping
 
-from proxy.faults import Faults
 from proxy.server.access import Access
 from proxy.server.admin import ConversationRoutes, OwnRoutes
 from proxy.server.admission import Admission, Drain
@@ -15,6 +14,7 @@ from proxy.server.connection import Listener
 from proxy.server.contracts import Conversations, Engine, Metrics, Observe, Route, Status, Upstream
 from proxy.server.handler import Handler
 from proxy.server.models import Models
+from proxy.tasks import Faults
 
 
 class Server:

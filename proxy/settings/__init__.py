@@ -1,14 +1,22 @@
 """Configuration: read from YAML, environment and flags, here and nowhere else; errors name file, line, key, remedy."""
 
-from proxy.settings.compressing import Compression, Stages
-from proxy.settings.data import ModelFacts, Prices, model_table, overflow_rules, packaged, prices, rulebook, version
+from proxy.settings.compression import Compression, Stages
 from proxy.settings.load import Overrides, load
-from proxy.settings.model import Settings, Telemetry, is_loopback, refuse_open
+from proxy.settings.packaged_data import (
+    ModelFacts,
+    Prices,
+    model_table,
+    overflow_rules,
+    packaged,
+    prices,
+    rulebook,
+    version,
+)
 from proxy.settings.problems import Problem, SettingsError
-from proxy.settings.servers import Model, OverflowRule, Timeouts, Upstream
-from proxy.settings.serving import Limits, Server, Store
-from proxy.settings.summary import summary
+from proxy.settings.server import Limits, Server, Store
+from proxy.settings.settings import Settings, Telemetry, is_loopback, refuse_open
 from proxy.settings.tools import tool_map
+from proxy.settings.upstreams import Model, OverflowRule, Timeouts, Upstream
 
 __all__ = [
     "Compression",
@@ -35,7 +43,6 @@ __all__ = [
     "prices",
     "refuse_open",
     "rulebook",
-    "summary",
     "tool_map",
     "version",
 ]

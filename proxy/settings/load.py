@@ -12,10 +12,10 @@ from typing import Any
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from proxy.settings.model import Settings, bad_references
 from proxy.settings.problems import Path, Problem, SettingsError, key_name
-from proxy.settings.source import LISTS, Origin, Source, lay_over, parse_inline, read_yaml, walk
+from proxy.settings.settings import Settings, bad_references
 from proxy.settings.tools import with_file
+from proxy.settings.yaml_source import LISTS, Origin, Source, lay_over, parse_inline, read_yaml, walk
 
 PREFIX = "ULLAGE_"
 SECRETS = ("api_key", "key", "other_keys", "admin_key", "access_keys", "allow")

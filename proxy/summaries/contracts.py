@@ -5,9 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from proxy.core.conversation.notes import JobNote
+import msgspec
+
 from proxy.core.report import SummaryReport
 from proxy.engine import ports
+
+NOTE_VERSION = 1
+
+SummaryState = Literal["pending", "ready", "failed", "skipped"]
+
+
+class SummaryNote(msgspec.Struct, frozen=True, array_like=True):
+    """A summary of the first ``cut`` items, wanted since the event at ``since``: what has become of it.
+
+    ``policy`` and ``chain`` name the text; ``until`` is when a failed one may be tried again (Unix time).
+    """
+
+    version: int
+    made: int
+    route: str
+    policy: bytes
+    since: bytes
+    chain: bytes
+    cut: int
+    state: SummaryState
+    by: str
+    upstream: str
+    reason: str = ""
+    taken: int = 0
+    left: int = 0
+    until: int = 0
 
 
 class Upstream(Protocol):
@@ -81,9 +108,9 @@ class Breaker(Protocol):
 
 
 Observe = Callable[[SummaryReport], None]
-Tell = Callable[[bytes, bytes, JobNote], None]
+Tell = Callable[[bytes, bytes, SummaryNote], None]
 """Takes a tenant, the root of a conversation and a note on one of its summaries."""
 
 
-def untold(tenant: bytes, root: bytes, note: JobNote) -> None:
+def untold(tenant: bytes, root: bytes, note: SummaryNote) -> None:
     """Nobody wants to know."""

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.core.budget.catalogue import Route
-from proxy.core.conversation.notes import JobState
 from proxy.core.report import SummaryOutcome, SummaryReport
 from proxy.core.request import Request
 from proxy.engine.ports import Clock, Summary, SummaryRequest
 from proxy.summaries.calling import Summariser
-from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf, Tell, untold
+from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf, SummaryState, Tell, untold
 from proxy.summaries.kept import dump, load, note_on
 from proxy.summaries.spend import Ledger
 from proxy.summaries.terms import Terms
@@ -381,7 +380,7 @@ class Jobs:
         return min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures, 10))
 
     def _note(
-        self, passage: SummaryRequest, summariser: Summariser, state: JobState, reason: str = "", *, left: int = 0
+        self, passage: SummaryRequest, summariser: Summariser, state: SummaryState, reason: str = "", *, left: int = 0
     ) -> None:
         """Tell what has become of the summary of *passage*, for people."""
         now, patience = int(time.time()), int(self._patience(passage))

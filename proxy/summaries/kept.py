@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.core.conversation.notes import VERSION as NOTE_VERSION
-from proxy.core.conversation.notes import JobNote, JobState
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.summaries.calling import Summariser
+from proxy.summaries.contracts import NOTE_VERSION, SummaryNote, SummaryState
 
 VERSION = 1
 
@@ -41,16 +40,16 @@ def note_on(
     passage: SummaryRequest,
     summariser: Summariser,
     policy: bytes,
-    state: JobState,
+    state: SummaryState,
     now: int,
     *,
     reason: str = "",
     left: int = 0,
     patience: int = 0,
-) -> JobNote:
+) -> SummaryNote:
     """What has become of the summary of *passage*; a failed one is tried again after *patience* seconds."""
     wanted = passage.prefix
-    return JobNote(
+    return SummaryNote(
         version=NOTE_VERSION,
         made=now,
         route=passage.route.name,

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from proxy.core.compression.verify import Source, verify
 from proxy.core.conversation.entry import Entry
 from proxy.core.request import Origin
 from proxy.engine.ports import Counter, Summary, SummaryRequest
@@ -15,6 +14,7 @@ from proxy.summaries.calling import CallFailed, Summariser, call
 from proxy.summaries.contracts import Upstream
 from proxy.summaries.prompting import Prompts
 from proxy.summaries.transcript import segments
+from proxy.summaries.verify import Source, verify
 from proxy.summaries.wires import WIRES, allowance, dump, warm_body
 
 FRAME = 700

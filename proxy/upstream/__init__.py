@@ -1,16 +1,15 @@
 """HTTP out: aiohttp, bytes in, bytes out."""
 
-from proxy.upstream.direct import DirectReply, DirectUpstream, Target, Timeouts
+from proxy.upstream.direct import DirectReply, Upstreams
 from proxy.upstream.litellm import Bridge, Bridged
 from proxy.upstream.probe_formats import find
 from proxy.upstream.probes import OnTold, Probes, may_answer
-from proxy.upstream.upstreams import Upstreams
+from proxy.upstream.targets import Target, Timeouts
 
 __all__ = [
     "Bridge",
     "Bridged",
     "DirectReply",
-    "DirectUpstream",
     "OnTold",
     "Probes",
     "Target",

@@ -1,211 +1,75 @@
-"""HTTP out: bytes in, bytes out, on pooled sessions that share nothing between callers but sockets."""
+"""HTTP out: bytes in, bytes out, on pooled sessions that share nothing between callers but sockets.
+
+``Upstreams`` sends; below it stands what it needs of aiohttp's client, with every place where that client would add,
+copy or linger and this proxy must not.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import aiohttp
+from aiohttp import payload
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.core.errors import Overloaded, UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.errors import NotFound, Overloaded, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX
 from proxy.pipe import Pipe
-from proxy.upstream.aiohttp_patches import AbortingResponse, BytesBody, Connector, VerbatimRequest
-from proxy.upstream.paths import Base
+from proxy.upstream.litellm import Bridge, BridgedReply
+from proxy.upstream.targets import NOTHING, BaseUrl, Target, Timeouts
 
 _HOP_BY_HOP: Final = frozenset(name.encode() for name in HOP_BY_HOP)
 _OWN_PREFIX: Final = OWN_PREFIX.encode()
 
-# A connection that was never established carried nothing: trying again cannot bill anybody twice.
 _CONNECT_PAUSES: Final = (0.05, 0.2)
+"""Seconds before each further attempt to connect: a connection that was never made carried nothing to bill twice."""
 
 _NO_MORE: Final = 0.0
 """Stands behind the pauses: after the last attempt there is none."""
 
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
-SWITCHING: Final = 101
+_MOST_URLS: Final = 64
+"""URLs kept ready per upstream."""
 
-NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+SWITCHING: Final = 101
+"""The status of an upgraded connection (https://www.rfc-editor.org/rfc/rfc9110#section-15.2.2)."""
 
 Body = bytes | AsyncIterator[bytes] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds to connect, to the answer's head once the request is sent, between two bytes of its body, and for all.
+class Upstreams:
+    """Sends requests to named upstreams. Build it inside a running loop; ``close`` it at the end.
 
-    ``keep_alive`` is how long an idle connection is kept for another request.
+    Upstreams behind *bridge* answer chat completions only. Of a name in both, those go over the bridge.
     """
 
-    connect: float = 5.0
-    first_byte: float = 600.0
-    idle: float = 300.0
-    total: float = 3600.0
-    keep_alive: float = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One upstream. ``api_key`` replaces the client's credentials; without one the client's own go through.
-
-    ``headers`` are added to every request and win over the client's; ``proxy`` is the URL of a forward proxy.
-    """
-
-    name: str
-    base_url: str
-    api_key: str | None = field(default=None, repr=False)
-    api_key_header: str = "authorization"
-    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
-    proxy: str | None = None
-    timeouts: Timeouts = field(default_factory=Timeouts)
-
-
-class DirectReply:
-    """An answer whose head has arrived: ``ports.Reply`` over an aiohttp response."""
-
-    __slots__ = ("_end", "_loop", "_response", "_timeouts", "_upstream", "close_delimited", "headers", "status")
-
-    def __init__(self, response: AbortingResponse, upstream: str, timeouts: Timeouts) -> None:
-        self._response = response
-        self._upstream = upstream
-        self._timeouts = timeouts
-        self._loop = asyncio.get_running_loop()
-        self._end = self._loop.time() + timeouts.total
-        self.status = response.status
-        self.headers: Sequence[tuple[str, str]] = end_to_end(response)
-        self.close_delimited = is_close_delimited(response)
-        connection = response.connection
-        if connection is not None and connection.protocol is not None and response.status != SWITCHING:
-            # aiohttp has one read timeout for head and body; models think long before the head, not inside the body.
-            connection.protocol.read_timeout = timeouts.idle
-            connection.protocol.start_timeout()
-
-    def header(self, name: str) -> str:
-        """The first header called *name* (any case), or an empty string."""
-        return self._response.headers.get(name, "")
-
-    async def next_chunk(self) -> bytes:
-        """The next bytes as they arrived; empty at the end.
-
-        Raises ``UpstreamUnreachable`` when the connection breaks, ``UpstreamTimeout`` when it goes silent; every byte
-        that came before is handed out first. An answer that has not ended in its total time is a timeout, too.
-        """
-        # No timer: where nothing comes the other timeout ends it, so an endless answer is seen by what it sends.
-        if self._loop.time() > self._end:
-            raise UpstreamTimeout(self._upstream, self._timeouts.total, endless=True)
-        content = self._response.content
-        if content.exception() is not None and (rest := arrived(content)):
-            return rest
-        try:
-            return await content.readany()
-        except aiohttp.SocketTimeoutError as error:
-            raise UpstreamTimeout(self._upstream, self._timeouts.idle) from error
-        except (aiohttp.ClientError, OSError) as error:
-            if rest := arrived(content):
-                return rest
-            raise UpstreamUnreachable(self._upstream, "the connection broke before the answer was complete") from error
-
-    def close(self) -> None:
-        """Abort what is still under way; harmless when the body was read to its end."""
-        self._response.abort_unfinished()
-
-    def tunnel(self) -> Tunnel:
-        """The upgraded connection; only where ``status`` is 101, and once."""
-        return Tunnel(self._response)
-
-
-class Tunnel:
-    """A connection that left HTTP: raw bytes both ways. Neither side's silence ends it."""
-
-    def __init__(self, response: AbortingResponse) -> None:
-        connection = response.connection
-        if connection is None or connection.protocol is None:
-            raise UpstreamUnreachable(response.url.host or "", "the connection was lost as it was upgraded")
-        self._response = response
-        self._protocol = connection.protocol
-        self._protocol.read_timeout = None
-        self._pipe = Pipe(self._protocol)
-        self._protocol.set_parser(self._pipe, self._pipe)
-
-    async def next_chunk(self) -> bytes:
-        """The next bytes from the upstream; empty at the end."""
-        return await self._pipe.next()
-
-    async def write(self, data: bytes) -> None:
-        """Send *data*; waits while the upstream reads slower. Raises ``ConnectionError`` when it is gone."""
-        transport = self._protocol.transport
-        if transport is None or transport.is_closing():
-            raise ConnectionResetError("the upstream has closed the connection")
-        transport.write(data)
-        await self._protocol._drain_helper()
-
-    def close(self) -> None:
-        """End the connection."""
-        self._response.close()
-
-
-def arrived(content: aiohttp.StreamReader) -> bytes:
-    """What a failed stream still holds. The public readers raise the failure before handing these bytes out."""
-    parts = list(content._buffer)
-    if parts and content._buffer_offset:
-        parts[0] = parts[0][content._buffer_offset :]
-    content._buffer.clear()
-    content._buffer_offset = 0
-    return b"".join(parts)
-
-
-def is_close_delimited(response: aiohttp.ClientResponse) -> bool:
-    """True if only the end of the connection says where the body ends (RFC 9112, section 6.3)."""
-    if response.method == "HEAD" or response.status in (SWITCHING, 204, 304):
-        return False
-    coding = response.headers.get("Transfer-Encoding", "").lower()
-    return "chunked" not in coding and "Content-Length" not in response.headers
-
-
-def end_to_end(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
-    """The response's headers in order and spelling, without those meant for this connection only.
-
-    Those of a proxy of this kind behind this one are left out, too: beside ours nobody could tell whose is whose.
-    """
-    named = named_by_connection(response.headers.getall("Connection", ()))
-    # The raw ones: the parser gives well-known names its own spelling.
-    found = []
-    for name, value in response.raw_headers:
-        lower = name.lower()
-        if lower in _HOP_BY_HOP or lower in named or lower.startswith(_OWN_PREFIX):
-            continue
-        found.append((name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape")))
-    return found
-
-
-def named_by_connection(values: Sequence[str]) -> frozenset[bytes]:
-    """Lower-case names of the headers that ``Connection`` makes hop-by-hop."""
-    if not values:
-        return frozenset()
-    return frozenset(token.strip().lower().encode() for value in values for token in value.split(","))
-
-
-class DirectUpstream:
-    """Sends requests to named targets. Build it inside a running loop; ``close`` it at the end."""
-
-    def __init__(self, targets: Sequence[Target]) -> None:
-        # aiohttp knows one time for all idle connections of a pool: a pool for each that is configured.
+    def __init__(self, targets: Sequence[Target], bridge: Bridge | None = None) -> None:
+        # aiohttp has one keep-alive time per pool: a pool for each time that is configured.
         self._sessions = {seconds: _session(seconds) for seconds in {one.timeouts.keep_alive for one in targets}}
+        self._targets = {one.name: _ReadyTarget(one, self._sessions[one.timeouts.keep_alive]) for one in targets}
+        self._bridge = bridge
+        self._bridged = dict.fromkeys(bridge.names, bridge) if bridge is not None else {}
+        self.names = tuple(dict.fromkeys((*self._targets, *self._bridged)))
         self.without_descriptor = 0
-        self._places = {target.name: _Place(target, self._sessions[target.timeouts.keep_alive]) for target in targets}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The targets' names, in the order they were given."""
-        return tuple(self._places)
+    def speaks(self, name: str) -> bool:
+        """True if the upstream can be asked for more than bridged chat completions."""
+        return name in self._targets
+
+    async def warm(self) -> None:
+        """Load what bridged upstreams need, seconds of work, so that the first request does not wait for it."""
+        if self._bridge is not None and self._bridged:
+            await self._bridge.warm()
 
     async def send(
         self,
@@ -215,108 +79,98 @@ class DirectUpstream:
         headers: Sequence[tuple[str, str]],
         body: Body,
         added: Mapping[str, str] = NOTHING,
-    ) -> DirectReply:
-        """The upstream's answer as soon as its head is here.
+        *,
+        may_switch: bool = False,
+    ) -> DirectReply | BridgedReply:
+        """Return the upstream's answer as soon as its head is here.
 
-        *path_qs* is the client's path and query as they came; *headers* are end-to-end ones, *added* win over them and
-        over the target's. A streamed *body* goes
-        chunked unless *headers* hold a ``content-length``. Redirects are answers like any other. Raises
+        *path_qs* is the client's path and query as they came. *headers* are end-to-end ones; *added* win over them and
+        over the target's. A streamed *body* goes chunked unless *headers* hold a ``content-length``. Redirects are
+        answers like any other; an answer that leaves HTTP is an error unless it *may_switch*. Raises
         ``UpstreamUnreachable`` or ``UpstreamTimeout``, or the ``UllageError`` that ended a streamed body.
         """
-        reply = await self._sent(target, method, path_qs, headers, body, added)
-        if reply.status == SWITCHING:
-            reply.close()
-            raise UpstreamUnreachable(target, "it switched protocols, which was not asked for")
-        return reply
-
-    async def _sent(
-        self,
-        target: str,
-        method: str,
-        path_qs: str,
-        headers: Sequence[tuple[str, str]],
-        body: Body,
-        added: Mapping[str, str] = NOTHING,
-    ) -> DirectReply:
-        place = self._places[target]
-        url = URL(place.base.join(path_qs), encoded=True)
-        sent = place.outgoing(headers)
+        bridge = self._bridged.get(target)
+        if bridge is not None and isinstance(body, bytes) and _is_chat_call(method, path_qs):
+            return await bridge.send(target, headers, body, added)
+        to = self._targets.get(target)
+        if to is None:
+            raise _not_bridged(target, method, path_qs)
+        url = to.urls.get(path_qs) or to.url(path_qs)
+        sent = to.headers(headers)
         sent.update(added)
         data: Body | BytesBody | None = body or None
         if isinstance(data, bytes):
             data = BytesBody(data)
+        if to.session.closed:
+            raise _shutting_down(target)
         for pause in (*_CONNECT_PAUSES, _NO_MORE):
-            if place.session.closed:
-                raise UpstreamUnreachable(target, "the proxy is being shut down")
             try:
-                response = await place.session.request(
+                response = await to.session.request(
                     method,
                     url,
                     headers=sent,
                     data=data,
                     allow_redirects=False,
-                    proxy=place.proxy,
-                    timeout=place.client_timeout,
+                    proxy=to.proxy,
+                    timeout=to.client_timeout,
                 )
-                return DirectReply(cast("AbortingResponse", response), target, place.timeouts)
+                return DirectReply(cast("AbortingResponse", response), target, to.timeouts, may_switch=may_switch)
             except aiohttp.ClientConnectorError as error:
-                failure = self._connect_failure(target, error, last=pause == _NO_MORE)
-                if failure is not None:
-                    raise failure from error
-                await asyncio.sleep(pause)
+                await self._wait_to_reconnect(to, error, pause)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise _translate(target, place.timeouts, error) from error
+                raise _translate(target, to.timeouts, error) from error
         raise AssertionError("the last attempt either returns or raises")
 
-    def _connect_failure(
-        self, target: str, error: aiohttp.ClientConnectorError, *, last: bool
-    ) -> Overloaded | UpstreamUnreachable | None:
-        """Return the error to raise; None if connecting may be tried again, which is not so after the *last* time."""
+    async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
+        """Return the answer to a request for a WebSocket: with status 101 it has a ``tunnel``. Raises as ``send``."""
+        wanted = [*headers, ("Connection", "Upgrade"), ("Upgrade", "websocket")]
+        # Only a POST goes over the bridge, so the reply is a direct one.
+        return cast("DirectReply", await self.send(target, "GET", path_qs, wanted, None, may_switch=True))
+
+    async def _wait_to_reconnect(self, to: _ReadyTarget, error: aiohttp.ClientConnectorError, pause: float) -> None:
+        """Wait for *pause* seconds before connecting again. Raise what *error* means if that is of no use."""
+        last = pause == _NO_MORE
         exhausted = error.errno in _NO_DESCRIPTOR
         self.without_descriptor += exhausted
         if last and exhausted:
-            return Overloaded("The proxy may open no more connections (its limit of open files).")
+            raise Overloaded("The proxy may open no more connections (its limit of open files).") from error
         if last or not _refused(error):
-            return UpstreamUnreachable(target, _connect_cause(error))
-        return None
-
-    async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
-        """The upstream's answer to a request for a WebSocket: with status 101 it has a ``tunnel``."""
-        asked = [*headers, ("Connection", "Upgrade"), ("Upgrade", "websocket")]
-        return await self._sent(target, "GET", path_qs, asked, None)
+            raise UpstreamUnreachable(to.name, _connect_cause(error)) from error
+        await asyncio.sleep(pause)
+        if to.session.closed:
+            raise _shutting_down(to.name)
 
     async def close(self) -> None:
-        """Close the pools; requests under way break."""
+        """Close all connections; requests under way break."""
+        if self._bridge is not None:
+            await self._bridge.close()
         for session in self._sessions.values():
             await session.close()
 
 
-def _session(keep_alive: float) -> aiohttp.ClientSession:
-    """A pool that keeps idle connections for *keep_alive* seconds; 0: keeps none."""
-    kept: dict[str, Any] = {"keepalive_timeout": keep_alive} if keep_alive else {"force_close": True}
-    # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
-    # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
-    return aiohttp.ClientSession(
-        connector=Connector(limit=0, ttl_dns_cache=30, **kept),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        request_class=VerbatimRequest,
-        response_class=AbortingResponse,
-        auto_decompress=False,
-        trust_env=False,
-        read_bufsize=2**17,
-        max_line_size=2**15,
-        max_field_size=2**15,
-    )
+def _shutting_down(target: str) -> UpstreamUnreachable:
+    return UpstreamUnreachable(target, "the proxy is being shut down")
 
 
-class _Place:
-    """A target, made ready to be sent to."""
+def _is_chat_call(method: str, path_qs: str) -> bool:
+    return method == "POST" and path_qs.partition("?")[0].endswith("/chat/completions")
 
-    __slots__ = ("_fixed", "_replaced", "base", "client_timeout", "proxy", "session", "timeouts")
+
+def _not_bridged(target: str, method: str, path_qs: str) -> NotFound:
+    call = f"{method} {path_qs.partition('?')[0]}"
+    return NotFound(f"The upstream {target!r} answers POST /v1/chat/completions only, not {call}.")
+
+
+class _ReadyTarget:
+    """A target with all that does not change from request to request. ``urls`` holds those made lately, by path."""
+
+    __slots__ = ("_base", "_fixed", "_replaced", "client_timeout", "name", "proxy", "session", "timeouts", "urls")
 
     def __init__(self, target: Target, session: aiohttp.ClientSession) -> None:
+        self.name = target.name
         self.session = session
-        self.base = Base(target.base_url)
+        self.urls: dict[str, URL] = {}
+        self._base = BaseUrl(target.base_url)
         self.proxy = target.proxy
         self.timeouts = target.timeouts
         self.client_timeout = aiohttp.ClientTimeout(
@@ -329,8 +183,16 @@ class _Place:
             self._fixed[target.api_key_header] = f"Bearer {target.api_key}" if bearer else target.api_key
             self._replaced |= CREDENTIALS | {target.api_key_header.lower()}
 
-    def outgoing(self, headers: Sequence[tuple[str, str]]) -> CIMultiDict[str]:
-        """The headers to send: the client's, with the target's own key and headers in the place of theirs."""
+    def url(self, path_qs: str) -> URL:
+        """Return where *path_qs* is on this upstream, and keep it for the next request if it has no query."""
+        url = URL(self._base.join(path_qs), encoded=True)
+        # A query may hold a key, which is not kept beyond its request.
+        if len(self.urls) < _MOST_URLS and "?" not in path_qs:
+            self.urls[path_qs] = url
+        return url
+
+    def headers(self, headers: Sequence[tuple[str, str]]) -> CIMultiDict[str]:
+        """Return the headers to send: the client's, with the target's own key and headers in the place of theirs."""
         names = [name.lower() for name, _ in headers]
         replaced = self._replaced
         if len(set(names)) < len(names):
@@ -371,3 +233,232 @@ def _connect_cause(error: aiohttp.ClientConnectorError) -> str:
     if isinstance(error.os_error, ssl.SSLError) or isinstance(error, aiohttp.ClientSSLError):
         return "the TLS connection could not be made"
     return f"connecting to {error.host}:{error.port} failed ({error.os_error.strerror or 'refused'})"
+
+
+class DirectReply:
+    """An answer whose head has arrived: ``ports.Reply`` over an aiohttp response.
+
+    ``headers`` are the end-to-end ones in order and spelling. ``close_delimited``: only the end of the connection says
+    where the body ends (https://www.rfc-editor.org/rfc/rfc9112#section-6.3).
+    """
+
+    __slots__ = ("_end", "_loop", "_response", "_timeouts", "_upstream", "close_delimited", "headers", "status")
+
+    def __init__(
+        self, response: AbortingResponse, upstream: str, timeouts: Timeouts, *, may_switch: bool = False
+    ) -> None:
+        """Raise ``UpstreamUnreachable`` if the upstream left HTTP and was not asked to: *may_switch* says it was."""
+        self._response = response
+        self._upstream = upstream
+        self._timeouts = timeouts
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + timeouts.total
+        self.status = response.status
+        if response.status == SWITCHING and not may_switch:
+            self.close()
+            raise UpstreamUnreachable(upstream, "it switched protocols, which was not asked for")
+        self.headers, is_framed = _end_to_end(response)
+        has_body = response.method != "HEAD" and response.status not in (SWITCHING, 204, 304)
+        self.close_delimited = has_body and not is_framed
+        connection = response.connection
+        if connection is not None and connection.protocol is not None and response.status != SWITCHING:
+            # aiohttp has one read timeout for head and body; models think long before the head, not inside the body.
+            connection.protocol.read_timeout = timeouts.idle
+            connection.protocol.start_timeout()
+
+    def header(self, name: str) -> str:
+        """Return the first header called *name* (any case), or an empty string."""
+        return self._response.headers.get(name, "")
+
+    async def next_chunk(self) -> bytes:
+        """The next bytes as they arrived; empty at the end.
+
+        Raises ``UpstreamUnreachable`` when the connection breaks, ``UpstreamTimeout`` when it goes silent; every byte
+        that came before is handed out first. An answer that has not ended in its total time is a timeout, too.
+        """
+        # No timer: where nothing comes the other timeout ends it, so an endless answer is seen by what it sends.
+        if self._loop.time() > self._end:
+            raise UpstreamTimeout(self._upstream, self._timeouts.total, endless=True)
+        content = self._response.content
+        if content.exception() is not None and (rest := arrived(content)):
+            return rest
+        try:
+            return await content.readany()
+        except aiohttp.SocketTimeoutError as error:
+            raise UpstreamTimeout(self._upstream, self._timeouts.idle) from error
+        except (aiohttp.ClientError, OSError) as error:
+            if rest := arrived(content):
+                return rest
+            raise UpstreamUnreachable(self._upstream, "the connection broke before the answer was complete") from error
+
+    def close(self) -> None:
+        """Abort what is still under way; harmless when the body was read to its end."""
+        # A response lets go of its connection once its body is complete.
+        if self._response.connection is not None:
+            _reset(self._response.connection)
+        self._response.close()
+
+    def tunnel(self) -> Tunnel:
+        """The upgraded connection; only where ``status`` is 101, and once."""
+        return Tunnel(self._response)
+
+
+class Tunnel:
+    """A connection that left HTTP: raw bytes both ways. Neither side's silence ends it."""
+
+    def __init__(self, response: AbortingResponse) -> None:
+        connection = response.connection
+        if connection is None or connection.protocol is None:
+            raise UpstreamUnreachable(response.url.host or "", "the connection was lost as it was upgraded")
+        self._response = response
+        self._protocol = connection.protocol
+        self._protocol.read_timeout = None
+        self._pipe = Pipe(self._protocol)
+        self._protocol.set_parser(self._pipe, self._pipe)
+
+    async def next_chunk(self) -> bytes:
+        """The next bytes from the upstream; empty at the end."""
+        return await self._pipe.next()
+
+    async def write(self, data: bytes) -> None:
+        """Send *data*; waits while the upstream reads slower. Raises ``ConnectionError`` when it is gone."""
+        transport = self._protocol.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the upstream has closed the connection")
+        transport.write(data)
+        await self._protocol._drain_helper()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._response.close()
+
+
+def _end_to_end(response: aiohttp.ClientResponse) -> tuple[list[tuple[str, str]], bool]:
+    """Return the headers that are not meant for this connection only, and whether one says where the body ends.
+
+    Those of a proxy of this kind behind this one are left out, too: beside ours nobody could tell whose is whose.
+    """
+    named: frozenset[bytes] = frozenset()
+    if "Connection" in response.headers:
+        values = ",".join(response.headers.getall("Connection"))
+        named = frozenset(token.strip().lower().encode() for token in values.split(","))
+    found = []
+    is_framed = False
+    # The raw ones: the parser gives well-known names its own spelling.
+    for name, value in response.raw_headers:
+        lower = name.lower()
+        if lower == b"content-length" or (lower == b"transfer-encoding" and b"chunked" in value.lower()):
+            is_framed = True
+        if lower in _HOP_BY_HOP or lower in named or lower.startswith(_OWN_PREFIX):
+            continue
+        found.append((name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape")))
+    return found, is_framed
+
+
+def arrived(content: aiohttp.StreamReader) -> bytes:
+    """What a failed stream still holds. The public readers raise the failure before handing these bytes out."""
+    parts = list(content._buffer)
+    if parts and content._buffer_offset:
+        parts[0] = parts[0][content._buffer_offset :]
+    content._buffer.clear()
+    content._buffer_offset = 0
+    return b"".join(parts)
+
+
+def _session(keep_alive: float) -> aiohttp.ClientSession:
+    """A pool that keeps idle connections for *keep_alive* seconds; 0: keeps none."""
+    kept: dict[str, Any] = {"keepalive_timeout": keep_alive} if keep_alive else {"force_close": True}
+    # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
+    # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
+    return aiohttp.ClientSession(
+        connector=Connector(limit=0, ttl_dns_cache=30, **kept),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        request_class=VerbatimRequest,
+        response_class=AbortingResponse,
+        auto_decompress=False,
+        trust_env=False,
+        read_bufsize=2**17,
+        max_line_size=2**15,
+        max_field_size=2**15,
+    )
+
+
+# Only names a body object may not bring along; there is nothing else aiohttp would fill in.
+_SKIPPED: CIMultiDict[None] = CIMultiDict({"Content-Type": None})
+
+
+class VerbatimRequest(aiohttp.ClientRequest):
+    """A request to which no ``Accept``, ``Accept-Encoding``, ``User-Agent`` or ``Content-Type`` is added."""
+
+    def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:  # noqa: ARG002
+        """Add nothing; what the client left out stays out."""
+        self._skip_auto_headers = _SKIPPED
+
+    def update_headers(self, headers: Any) -> None:
+        """``Host``, then the given headers in their order; one copy at C speed."""
+        self.headers: CIMultiDict[str] = CIMultiDict((("Host", self.url.host_port_subcomponent or ""),))
+        self.headers.extend(headers)
+
+
+class AbortingResponse(aiohttp.ClientResponse):
+    """A response that resets its connection when given up, instead of flushing what nobody waits for."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """The response once its head is here; the connection is reset if the wait is cancelled or fails."""
+        try:
+            return await super().start(connection)
+        except BaseException:
+            _reset(connection)
+            raise
+
+
+class FailingProtocol(ResponseHandler):
+    """A connection whose failure reaches the body's reader too: broken framing would leave that one waiting."""
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Fail the body that is being read if the connection was reset."""
+        body = self._payload
+        if exc is not None and isinstance(body, aiohttp.StreamReader) and not body.is_eof():
+            # aiohttp takes every end of a close-delimited body for a clean one; the exception must be there before.
+            body.set_exception(aiohttp.ClientPayloadError("the connection was reset"))
+        super().connection_lost(exc)
+
+    def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
+        """Fail the connection and the body that is being read from it."""
+        body = self._payload
+        super().set_exception(exc, exc_cause or exc)
+        if isinstance(body, aiohttp.StreamReader) and not body.is_eof() and body.exception() is None:
+            silent = isinstance(exc, aiohttp.SocketTimeoutError)
+            body.set_exception(exc if silent else aiohttp.ClientPayloadError("the body's framing is broken"))
+
+
+class Connector(aiohttp.TCPConnector):
+    """A pool of such connections."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = cast("functools.partial[ResponseHandler]", functools.partial(FailingProtocol, loop=self._loop))
+
+
+class BytesBody(payload.Payload):
+    """A body held in memory, of any size, sent in one write."""
+
+    _autoclose = True
+
+    def __init__(self, value: bytes) -> None:
+        super().__init__(value)
+        self._size = len(value)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The body as text."""
+        return bytes(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write the body."""
+        await writer.write(self._value)
+
+
+def _reset(connection: Connection) -> None:
+    transport = connection.transport
+    if transport is not None:
+        transport.abort()

@@ -21,7 +21,7 @@ from proxy.core.budget.figures import reserve
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import CREDENTIAL_ORDER
 from proxy.upstream import litellm_shapes as shapes
-from proxy.upstream.direct import NOTHING, Timeouts
+from proxy.upstream.targets import NOTHING, Timeouts
 
 OFFLINE: Final = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from proxy.upstream.direct import Timeouts
+from proxy.upstream.targets import Timeouts
 
 LARGEST_ERROR = 2**20
 """Bytes of a refusal that are read."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import read_rules, without
-from proxy.core.overflow.stream import Ending, Opening
+from proxy.core.overflow.stream import EarlyOverflowDetector, LateOverflowDetector
 from proxy.settings import rulebook
 from tests.support import overflow_recordings
 from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, claims
@@ -80,7 +80,7 @@ def judged(classifier: Classifier, row: overflow_recordings.Row) -> Overflow | N
     headers, body = overflow_recordings.headers(row), overflow_recordings.wire(row)
     if row["status"] != 200:
         return classifier.answer(row["status"], headers, body)
-    opening, ending = Opening(classifier, headers), Ending(classifier, headers)
+    opening, ending = EarlyOverflowDetector(classifier, headers), LateOverflowDetector(classifier, headers)
     opening.feed(body)
     opening.finish()
     ending.feed(body)

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from proxy.core.request import Request
 from proxy.engine.ports import Summary, SummaryRequest
-from proxy.notes.archive import Archive, Terms
-from proxy.notes.chronicle import Chronicle
+from proxy.features.history.archive import Archive, ArchiveLimits
+from proxy.features.history.recorder import HistoryRecorder
 from proxy.store import Store, open_store
 from proxy.summaries.kept import dump
 from proxy.tasks import Tasks
@@ -103,9 +103,14 @@ async def measured(path: Path, window: int, tokens: int) -> Taken:
 async def _grown(path: Path, window: int, tokens: int, store: Store, tasks: Tasks, server: Valkey) -> Taken:
     taken = Taken(path.stem, window)
     archive = Archive(
-        store.originals, Terms(604_800.0, 262_144, 2**26), {}, tasks.spawn, lambda outcome, number: None, time.monotonic
+        store.originals,
+        ArchiveLimits(604_800.0, 262_144, 2**26),
+        {},
+        tasks.spawn,
+        lambda outcome, number: None,
+        time.monotonic,
     )
-    chronicle = Chronicle(store.register, {}, lambda: 1_800_000_000.0, archive)
+    chronicle = HistoryRecorder(store.register, {}, lambda: 1_800_000_000.0, archive)
     desk = Replica(store, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
     for messages in places(path):
         body = chat_body(messages)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from proxy import building, cli, memories, noting, routing
+from proxy import caches, cli, upstream_wiring, wiring
 from proxy.engine import records as events
 from proxy.server import admin
 from proxy.store import records, sealed
@@ -18,10 +18,9 @@ SHARE = 64
 
 
 BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
-    (memories, ("ITEM_BYTES", "PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
-    (building, ("SIZES", "ASKED", "LEARNED")),
-    (routing, ("TENANTS", "STRETCHES")),
-    (noting, ("ARCHIVED", "NOTED")),
+    (caches, ("ITEM_BYTES", "PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
+    (wiring, ("SIZES", "ASKED", "LEARNED", "ARCHIVED", "NOTED")),
+    (upstream_wiring, ("TENANTS", "STRETCHES")),
     (records, ("_RENEWED", "_MARKS")),
     (sealed, ("_TENANTS",)),
     (events, ("SPARED",)),

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from proxy.core.compression.schedule import NOTE
+from proxy.core.compaction.schedule import NOTE
 from tests.support.engine_fixtures import Replica, message_slices
 from tests.support.recorded_conversations import RecordedConversation, read_all
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.core.decisions import CompactionTarget, UsageAnchor
+from proxy.core.compaction.schedule import CompactionTarget
+from proxy.core.decisions import UsageAnchor
 from tests.core.test_planner import measured
 from tests.support.sample_conversations import agent_session
 

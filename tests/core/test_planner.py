@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.budget.catalogue import Route
+from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.decisions import (
-    CompactionTarget,
     Forward,
     LookedUp,
     MeasuredRequest,

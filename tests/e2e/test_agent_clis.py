@@ -24,8 +24,8 @@ from typing import Any
 
 import pytest
 
-from proxy.commands.clients import Facts, clients
-from proxy.commands.connect import connect
+from proxy.cli.clients import Facts, clients
+from proxy.cli.connect import connect
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_clients import crossings
 from tests.stub import Answer, Call, Seen, Stub

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.core.compression.event import Demand
+from proxy.core.compaction.schedule import CompactionTarget
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Rules, chat, messages, responses, slices
 from tests.support.api_formats import request_body
@@ -87,7 +87,7 @@ async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None
     assert (plan.report.outcome, plan.report.client_compaction) == ("verbatim", OWNERS[api])
     assert not plan.report.event
     assert len(desk.records) == 1, "a client's own compaction makes no event of ours"
-    forced = await desk.plan(raw(body), WINDOW, Demand(force=True), **route)
+    forced = await desk.plan(raw(body), WINDOW, CompactionTarget(force=True), **route)
     assert forced.report.outcome == "compacted"
     for more, stages in ((1, {"prune"}), (12, {"prune"}), (80, {"fold"})):
         body = compacting(api, rounds + more)

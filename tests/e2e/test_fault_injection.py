@@ -50,7 +50,7 @@ SETTINGS: Mapping[str, Any] = {
 
 # What carries the bytes and decides who may send them: without it there is no answer, or it must not be given.
 CARRIES = (
-    "proxy/faults.py",
+    "proxy/tasks.py",
     "proxy/server/access.py",
     "proxy/server/admission.py",
     "proxy/server/body.py",
@@ -82,8 +82,8 @@ CARRIES = (
     "proxy/engine/engine.py Engine.compact",
     "proxy/engine/replies.py DrainedReply.",
     "proxy/engine/replies.py LocalReply.",
-    "proxy/engine/recall_answer.py Streamed.",
-    "proxy/engine/recall_answer.py Settled.",
+    "proxy/features/recall/answer.py MergedReply.",
+    "proxy/features/recall/answer.py RewrittenReply.",
 )
 
 

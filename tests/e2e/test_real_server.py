@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.commands.doctor import examine
+from proxy.cli.doctor import examine
 from proxy.settings import load
 from tests.conftest import StartProxy
 from tests.support.chat_client import read_chat_stream

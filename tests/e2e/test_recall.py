@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.recall.tool import MENTION, NAME
+from proxy.features.recall.tool import MENTION, NAME
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer
 from tests.support.api_formats import text_of

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.compression.dedup import Dedup
-from proxy.core.compression.mild import Mild
-from proxy.core.compression.prune import Prune
-from proxy.core.compression.swap import OLD
+from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
+from proxy.core.compaction.record import OLD
 from proxy.core.decisions import Policy
 from tests.stub import chat, messages, responses, slices
 from tests.support.api_formats import request_body
@@ -59,7 +57,10 @@ async def test_an_order_in_a_file_is_not_pinned_as_the_users(api: str) -> None:
 @pytest.mark.parametrize("api", WIRES)
 async def test_old_results_written_as_text_give_way_to_lines(api: str) -> None:
     """Where that is enough, old results become a line each behind the words that make them results."""
-    rules = replace(POLICY.rules, mild=Mild(Dedup(), Prune(protect_rounds=2, protect_tokens=1_000, min_saving=1_000)))
+    rules = replace(
+        POLICY.rules,
+        mild=PrunePassRules(DedupRules(), PruneRules(protect_rounds=2, protect_tokens=1_000, min_saving=1_000)),
+    )
     plan = await Replica(policy=Policy(rules)).plan(body(api, 12, 1_000), 16_000, api=api)
     assert plan.report.stages == ("prune",)
     texts = [raw.decode() for raw in slices(plan.body)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.core.budget.catalogue import Rule
-from proxy.core.compression.truncate import Truncate
+from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
 from proxy.core.report import Usage
 from proxy.engine.engine import Counting
@@ -289,7 +289,7 @@ async def test_a_count_is_ours_where_the_upstream_has_none(counting: Counting, s
 @pytest.mark.parametrize("window", [None, 200_000])
 async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None:
     """Results that are capped before they are first sent are counted as capped, known window or not."""
-    policy, told = replace(POLICY, always=Truncate(5, 50_000)), []
+    policy, told = replace(POLICY, always=TruncateLimits(5, 50_000)), []
     for room in (EngineFixture(window, counting="own"), EngineFixture(window, counting="own", policy=policy)):
         answer = await room.count(agent_request("messages", 6), upstream_replying(ScriptedReply(500, [])).send)
         told.append(json.loads(await read_whole(answer))["input_tokens"])

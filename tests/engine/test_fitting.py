@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from proxy.core.budget.figures import SCALED_BELOW, Buffers
 from proxy.core.budget.shares import Allocation
-from proxy.core.compression.event import Demand, EnabledStages
-from proxy.core.compression.truncate import Truncate
+from proxy.core.compaction.schedule import CompactionTarget, EnabledStages
+from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.conversation.items import lay_out
 from proxy.core.decisions import Policy
 from proxy.core.request import Request
@@ -59,7 +59,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  
 @given(request_bytes(with_orphans=True, max_size=24), windows, st.booleans())
 async def test_a_plan_fits_or_refuses(body: bytes, window: int, force: bool) -> None:
     """Whatever comes, a plan is a faithful view that fits by an independent count, or a refusal for length."""
-    plan = await Replica().plan(body, window, Demand(force=force))
+    plan = await Replica().plan(body, window, CompactionTarget(force=force))
     assert plan_problems(body, plan, window) == []
 
 
@@ -174,7 +174,7 @@ async def test_a_clock_in_the_system_text_moves_no_cut() -> None:
 async def test_compacting_now_is_an_event_that_lasts() -> None:
     """A forced compaction is a record like any other: the next request goes on from it."""
     messages, desk = agent_session(8, 300), Replica()
-    plan = await desk.plan(chat_body(messages), 5000, Demand(force=True))
+    plan = await desk.plan(chat_body(messages), 5000, CompactionTarget(force=True))
     assert plan.report.event
     view = message_slices(plan.body)
     assert len(view) < len(messages)
@@ -252,7 +252,7 @@ async def test_only_guesses_in_the_view_excuse_it() -> None:
     messages = [{"role": "user", "content": "Begin."}, *seen, *seen, *newest]
     body = chat_body(messages, max_tokens=100)
     for window in range(256, 800, 32):
-        plan = await Replica().plan(body, window, Demand(force=True))
+        plan = await Replica().plan(body, window, CompactionTarget(force=True))
         assert plan_problems(body, plan, window) == []
 
 
@@ -336,7 +336,7 @@ async def test_an_agents_view_only_grows_between_events(messages: list[Message],
 
 async def test_results_are_capped_before_they_are_first_sent() -> None:
     """With a cap for all, an oversize result is the same cut bytes in every request; others keep theirs."""
-    desk = Replica(policy=replace(POLICY, always=Truncate(50, 50_000)))
+    desk = Replica(policy=replace(POLICY, always=TruncateLimits(50, 50_000)))
     messages = coding_session(2, 100)
     first = await desk.fitter.capped(Request("chat", chat_body(messages), TENANT, "r"))
     later = await desk.fitter.capped(Request("chat", chat_body([*messages, *coding_session(3, 100)[-2:]]), TENANT, "r"))

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
-from proxy.core.compression.event import Demand, EnabledStages, Rules
-from proxy.core.compression.mild import Mild
+from proxy.core.compaction.prune import PrunePassRules
+from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
 from proxy.core.decisions import Policy
 from proxy.core.request import Options, Request
 from proxy.engine.ports import Summary, SummaryRequest
@@ -68,7 +68,7 @@ async def test_a_cold_start_equals_having_watched(session: str, members: dict[st
 
 async def test_another_text_policy_adopts_the_record_that_was_sent() -> None:
     """A replica with other shares repeats the recorded block byte for byte instead of writing its own."""
-    other = Policy(Rules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), EnabledStages()))
+    other = Policy(CompactionRules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), EnabledStages()))
     book, messages = DictRecords(), agent_session(20, 300)
     sent = await Replica(book).view(messages, WINDOW)
     assert await Replica(book, other).view(messages, WINDOW) == sent
@@ -220,9 +220,9 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
 async def test_no_summary_is_paid_for_where_nothing_would_hold_it() -> None:
     """What is dropped bare has no room for a summary: none is asked for, even by a request that waits for one."""
     told, rules = Told(), POLICY.rules
-    bare = replace(POLICY, rules=replace(rules, mild=Mild(None, None), rungs=EnabledStages(fold=False)))
+    bare = replace(POLICY, rules=replace(rules, mild=PrunePassRules(None, None), rungs=EnabledStages(fold=False)))
     plan = await Replica(policy=bare, summaries=told).plan(
-        chat_body(agent_session(40, 300)), WINDOW, Demand(force=True, wait=True)
+        chat_body(agent_session(40, 300)), WINDOW, CompactionTarget(force=True, wait_for_summary=True)
     )
     assert "drop" in plan.report.stages
     assert told.asked == []

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.budget.figures import stepped
-from proxy.core.recall.tool import NAME
 from proxy.engine.summary_requests import MOST_SUMMARY, summary_request_of
+from proxy.features.recall.tool import NAME
 from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import POLICY, Replica
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session

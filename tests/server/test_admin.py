@@ -7,12 +7,13 @@ import json
 
 import pytest
 
-from proxy.core.conversation.notes import VERSION, LastNote, dump, name_of
 from proxy.core.errors import TooManyRequests
 from proxy.core.report import Report
+from proxy.features.history.notes import RequestNote, dump, name_of
 from proxy.server import Server, ServerConfig
 from proxy.server.access import client_tenant
 from proxy.server.admin import BODY, BURST, Pace
+from proxy.summaries.contracts import NOTE_VERSION as VERSION
 from tests.support.server_fixture import HOSTS, RawMessage, RunningServer, running_server
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
@@ -103,7 +104,7 @@ WISH = json.dumps({"conversation": NAME}).encode()
 
 async def known(at: RunningServer) -> None:
     """One conversation of one tenant."""
-    last = LastNote(VERSION, 0, "up,m", "chat", 9, 8192, 7000, 900, 900, "verbatim", (), 0, b"", 0, 0)
+    last = RequestNote(VERSION, 0, "up,m", "chat", 9, 8192, 7000, 900, 900, "verbatim", (), 0, b"", 0, 0)
     at.register.seen(TENANT, NAME, ROOT, 1.0, lasting=False)
     at.register.note(TENANT, ROOT, name_of(last), dump(last), lasting=False)
     await asyncio.sleep(0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import NO_USAGE, Usage
 from proxy.core.usage import UsageTap
 from proxy.server.asked import UsageHider
@@ -32,7 +32,7 @@ def chunks(points: list[int]) -> list[bytes]:
 def test_it_notes_what_passes_and_keeps_what_was_not_asked_for(points: list[int]) -> None:
     """However the stream is cut, the client gets all but the usage, which is noted, as is a late overflow."""
     faults: list[Exception] = []
-    ending = Ending(classifier())
+    ending = LateOverflowDetector(classifier())
     observer = ReplyObserver("", UsageHider(), ending, faults.append)
     passed = b"".join([*map(observer.feed, chunks(points)), observer.rest()])
     assert passed == STREAM.replace(USAGE, b"")
@@ -41,12 +41,12 @@ def test_it_notes_what_passes_and_keeps_what_was_not_asked_for(points: list[int]
     assert faults == []
 
 
-@pytest.mark.parametrize("part", [UsageTap, UsageHider, Ending])
+@pytest.mark.parametrize("part", [UsageTap, UsageHider, LateOverflowDetector])
 @given(points=st.lists(st.integers(0, 1000), max_size=10), good=st.integers(0, 10))
 def test_a_part_that_fails_is_dropped_and_reported_once(part: type, points: list[int], good: int) -> None:
     """Wherever one part fails, every byte goes on in order, and there is one report."""
     faults: list[Exception] = []
-    observer = ReplyObserver("", UsageHider(), Ending(classifier()), faults.append)
+    observer = ReplyObserver("", UsageHider(), LateOverflowDetector(classifier()), faults.append)
     passed: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
         for at, chunk in enumerate([*chunks(points), b""]):

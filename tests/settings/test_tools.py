@@ -1,9 +1,12 @@
 """The table of tools: packaged, a file of one's own, a section."""
 
+from __future__ import annotations
+
 import pytest
+from pydantic import ValidationError
 
 from proxy.settings import SettingsError, load, tool_map
-from proxy.settings.tooltable import Tools
+from proxy.settings.tools import Tools, ToolTable
 from tests.support.settings_files import write_settings
 
 
@@ -40,3 +43,17 @@ def test_a_missing_file_says_so(tmp_path):
     """A file that is not there is an error of the configuration."""
     with pytest.raises(SettingsError, match="cannot be read"):
         load(write_settings(tmp_path, "tools: {file: none.yaml}\n"), {}, {})
+
+
+def test_a_rule_may_have_rules_by_argument():
+    """Cases are rules themselves; names may be written as one text."""
+    table = ToolTable.model_validate({"map": {"pick": {"by": "do", "cases": {"show": {"kind": "file_read"}}}}})
+    assert table.map["pick"].cases["show"].kind == "file_read"
+    assert ToolTable.model_validate({"protected": "a, b"}).protected == ("a", "b")
+
+
+@pytest.mark.parametrize("rule", [{"kind": "reading"}, {"base": 2}, {"limit": -1}, {"unit": "words"}, {"colour": 1}])
+def test_what_a_rule_cannot_say(rule):
+    """Unknown kinds, units, keys and impossible figures are refused."""
+    with pytest.raises(ValidationError):
+        ToolTable.model_validate({"map": {"a": rule}})

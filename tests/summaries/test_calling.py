@@ -8,7 +8,7 @@ import pytest
 
 from proxy.core.request import Origin
 from proxy.summaries.calling import CallFailed, Summariser, call, credentials, is_subscription, outgoing, path_of
-from proxy.upstream import DirectUpstream, Target
+from proxy.upstream import Target, Upstreams
 from tests.conftest import StartStub
 from tests.stub.summariser import Behaviour
 
@@ -80,7 +80,7 @@ def test_a_path_that_names_the_model_names_the_summariser(path: str, sent: str) 
 async def test_a_call_goes_the_way_its_request_went(stub: StartStub) -> None:
     """The request's own path and query are used, with the model's headers, and text and tokens come back."""
     server = await stub()
-    upstream = DirectUpstream([Target("stub", server.url)])
+    upstream = Upstreams([Target("stub", server.url)])
     added = {"X-Team": "a", "OpenAI-Organization": "configured"}
     written = await call(upstream, replace(OWN, added=added), ORIGIN, AGENT, BODY, 5.0)
     await upstream.close()
@@ -100,7 +100,7 @@ async def test_what_goes_wrong_has_a_name(stub: StartStub, behaviour: Behaviour,
     """Errors, limits, tool calls and silence are told apart."""
     server = await stub()
     server.summariser = behaviour
-    upstream = DirectUpstream([Target("stub", server.url)])
+    upstream = Upstreams([Target("stub", server.url)])
     with pytest.raises(CallFailed) as failed:
         await call(upstream, OWN, ORIGIN, AGENT, BODY, 0.2 if behaviour == "hanging" else 5.0)
     await upstream.close()
@@ -110,7 +110,7 @@ async def test_what_goes_wrong_has_a_name(stub: StartStub, behaviour: Behaviour,
 
 async def test_an_upstream_that_is_not_there_is_unreachable() -> None:
     """A refused connection is a failure like any other."""
-    upstream = DirectUpstream([Target("stub", "http://127.0.0.1:9/v1")])
+    upstream = Upstreams([Target("stub", "http://127.0.0.1:9/v1")])
     with pytest.raises(CallFailed, match="unreachable"):
         await call(upstream, OWN, ORIGIN, AGENT, BODY, 10.0)
     await upstream.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.core.compression.verify import SECTIONS
 from proxy.summaries.prompting import load
+from proxy.summaries.verify import SECTIONS
 
 
 def test_prompts_ask_for_what_is_verified() -> None:

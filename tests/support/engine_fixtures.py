@@ -16,27 +16,24 @@ from hypothesis import Phase
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Marks, Shares
-from proxy.core.compression.clip import LEAST, MARKER, SHORT_MARKER
-from proxy.core.compression.dedup import Dedup
-from proxy.core.compression.event import Demand, EnabledStages, Rules
-from proxy.core.compression.mild import Mild
-from proxy.core.compression.prune import Prune
-from proxy.core.compression.record import CompactionRecord, load
-from proxy.core.compression.truncate import MIDDLE
+from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
+from proxy.core.compaction.record import CompactionRecord, load
+from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
+from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER
 from proxy.core.conversation.toolmap import ToolMap
-from proxy.core.decisions import CompactionTarget, Policy
+from proxy.core.decisions import Policy
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.core.request import Options, Request
-from proxy.engine.context_management import Managing
 from proxy.engine.fitting import Fitter
 from proxy.engine.learned_routes import LearnedRoutes
-from proxy.engine.own_compaction import Compacting, Serving
 from proxy.engine.plans import Plan
 from proxy.engine.ports import Records, Summaries
 from proxy.engine.reading import Reader
+from proxy.features.client_compaction.compact_endpoint import CompactEndpoint, UpstreamCompaction
+from proxy.features.context_management.feature import ContextManagement
 from proxy.settings import Settings, overflow_rules, tool_map
-from proxy.settings.tooltable import Tools
+from proxy.settings.tools import Tools
 from proxy.tokenizers import Tokenizers
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
 from tests.support.tool_pair_checks import pair_violations
@@ -45,8 +42,10 @@ Message = dict[str, Any]
 
 TENANT = b"t" * 32
 WINDOW = 4096
-POLICY = Policy(Rules(Marks(), Shares(), EnabledStages()))
-SPARING_RULES = replace(POLICY.rules, mild=Mild(Dedup(), Prune(protect_tokens=5_000, min_saving=5_000)))
+POLICY = Policy(CompactionRules(Marks(), Shares(), EnabledStages()))
+SPARING_RULES = replace(
+    POLICY.rules, mild=PrunePassRules(DedupRules(), PruneRules(protect_tokens=5_000, min_saving=5_000))
+)
 SYSTEMS = ("system", "developer")
 CHANGEABLE = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
 """The members of a body that a plan may change."""
@@ -136,7 +135,7 @@ class Replica:
         self,
         recorder: Records | None = None,
         policy: Policy = POLICY,
-        serving: Mapping[str, Serving] | None = None,
+        serving: Mapping[str, UpstreamCompaction] | None = None,
         owned: Sequence[str] = (),
         summaries: Summaries | None = None,
     ) -> None:
@@ -145,15 +144,17 @@ class Replica:
         policy = replace(policy, tools=tool_map_of_package())
         reader = Reader(tokenizers(), {}, {}, {}, {}, tool_map_of_package())
         self.lessons = LearnedRoutes(self.book, {}, {}, time.monotonic)
-        self.compacting = Compacting(reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {})
-        self.managing = Managing(reader, owned)
+        self.compacting = CompactEndpoint(
+            reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {}
+        )
+        self.managing = ContextManagement(reader, owned)
         self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons, summaries)
 
     async def plan(
         self,
         body: bytes,
         window: int,
-        demand: Demand = Demand(),  # noqa: B008 - frozen
+        target: CompactionTarget = CompactionTarget(),  # noqa: B008 - frozen
         *,
         tenant: bytes = TENANT,
         options: Options = Options(),  # noqa: B008 - frozen
@@ -166,13 +167,7 @@ class Replica:
         request = Request(api, body, tenant, "r", options)
         route = Route("stub", model, window, None, "o200k_base", "configured", max_input=max_input)
         located = self.fitter.locate(request)
-        target = CompactionTarget(
-            demand.limit,
-            force=demand.force,
-            dry_run=demand.peek,
-            wait_for_summary=demand.wait,
-            lower_output=self.fitter.lower,
-        )
+        target = replace(target, lower_output=self.fitter.lower)
         measured = await self.fitter.measure(request, located, route, window, factor, "configured", target)
         return await self.fitter.decide(measured, Report("r", api))
 
@@ -358,7 +353,7 @@ def is_replaced(was: Any, now: Any) -> bool:
 def _is_clipped_text(was: str, now: str) -> bool:
     pieces = [now.partition(marker) for marker in (MARKER, SHORT_MARKER) if marker in now]
     return (
-        now == LEAST
+        now == OMITTED
         or was.startswith(now)
         or any(was.startswith(head) and was.endswith(tail) for head, _, tail in pieces)
     )

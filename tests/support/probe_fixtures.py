@@ -10,7 +10,7 @@ from aiohttp import web
 
 from proxy.core.budget.windows import Window
 from proxy.tasks import Tasks
-from proxy.upstream import DirectUpstream, Probes, Target
+from proxy.upstream import Probes, Target, Upstreams
 from tests.support.proxy_process import until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -91,7 +91,7 @@ class ProbedServer:
         self.tasks = Tasks(lambda _, error: self.failures.append(error))
         self.heard: list[dict[str, Window]] = []
         url = f"{site.url}{suffix}"
-        self.upstream = DirectUpstream([Target("up", url, KEY, headers={"x-team": "t"})])
+        self.upstream = Upstreams([Target("up", url, KEY, headers={"x-team": "t"})])
         self.probes = Probes(
             {"up": url},
             self.upstream.send,

@@ -12,16 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.building import open_engine
-from proxy.core.recall.tool import NAME
 from proxy.core.report import Report
-from proxy.faults import Faults
-from proxy.noting import open_archive, open_chronicle, open_conversations
-from proxy.routing import open_catalogue, open_upstream
+from proxy.features.recall.tool import NAME
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.settings import Settings
 from proxy.store import open_store
-from proxy.tasks import Tasks
+from proxy.tasks import Faults, Tasks
+from proxy.upstream_wiring import open_catalogue, open_upstream
+from proxy.wiring import open_archive, open_chronicle, open_conversations, open_engine
 from tests.stub import Answer, Call, Seen, Stub
 from tests.support.answer_parser import ParsedAnswer, parse_answer
 from tests.support.api_formats import request_body

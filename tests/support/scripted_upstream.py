@@ -13,7 +13,7 @@ from proxy.core.request import Mode, Options, Request
 from proxy.engine.engine import Counting, Engine
 from proxy.engine.ports import Reply, Send
 from proxy.engine.replies import Answer
-from proxy.faults import Faults, Where
+from proxy.tasks import Faults, Where
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
 from tests.support import api_formats
@@ -76,17 +76,17 @@ class ScriptedUpstream:
 
 def strict_upstream(stream: bool = False, **rules: Any) -> ScriptedUpstream:
     """An upstream that judges as the strict stub does."""
-    asked = Rules(**rules)
+    agent_request = Rules(**rules)
 
     def script(body: bytes) -> ScriptedReply:
-        verdict = judge(json.loads(body), asked)
+        verdict = judge(json.loads(body), agent_request)
         if verdict.kind == "ok":
             return ScriptedReply(200, [ROLE, WORD, DONE], SSE) if stream else ScriptedReply(200, [b'{"ok":true}'])
         assert verdict.kind == "overflow", verdict.message
-        status, error = overflow_error(verdict, asked)
+        status, error = overflow_error(verdict, agent_request)
         return (
             ScriptedReply(200, [b"data: " + error + b"\n\n", DONE], SSE)
-            if asked.overflow_in_stream
+            if agent_request.overflow_in_stream
             else ScriptedReply(status, [error])
         )
 

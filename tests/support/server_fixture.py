@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.core.errors import UllageError
-from proxy.core.overflow.stream import Ending
+from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import Report, Usage
+from proxy.core.request import Request
 from proxy.engine import ports
-from proxy.notes.conversations import Conversations
+from proxy.features.history.history import History
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.store.memory import Memory
 from proxy.store.notices import Notices
@@ -22,7 +23,7 @@ from proxy.store.records import Records
 from proxy.store.register import Register
 from proxy.store.sealed import Sealer
 from proxy.tasks import Tasks
-from proxy.upstream import DirectUpstream, Target, Timeouts
+from proxy.upstream import Target, Timeouts, Upstreams
 
 HOSTS = frozenset({"x", "proxy.test"})
 """The names by which tests call the server."""
@@ -35,7 +36,7 @@ class PassedThrough:
     head: bytes = b""
     error: UllageError | None = None
     learn: Callable[[Usage], bool] = lambda usage: False
-    ending: Ending | None = None
+    ending: LateOverflowDetector | None = None
     told: Callable[[Report], Report] | None = None
 
 
@@ -44,20 +45,20 @@ class PassThrough:
 
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream
-        self.seen: list[ports.Request] = []
+        self.seen: list[Request] = []
 
-    async def exchange(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+    async def exchange(self, request: Request, send: ports.Send) -> PassedThrough:
         self.seen.append(request)
         reply = await send(self.upstream, request.body)
         return PassedThrough(Report(request.request_id, request.api, upstream=self.upstream), reply)
 
-    async def count(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+    async def count(self, request: Request, send: ports.Send) -> PassedThrough:
         return await self.exchange(request, send)
 
-    async def compact(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+    async def compact(self, request: Request, send: ports.Send) -> PassedThrough:
         return await self.exchange(request, send)
 
-    async def untouched(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+    async def untouched(self, request: Request, send: ports.Send) -> PassedThrough:
         return await self.exchange(request, send)
 
 
@@ -134,12 +135,12 @@ class RunningServer:
     server: Server
     stage: ScriptedServer
     engine: PassThrough
-    upstream: DirectUpstream
+    upstream: Upstreams
     port: int
     reports: list[Report]
     models: Models
     register: Register
-    conversations: Conversations
+    conversations: History
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -215,13 +216,13 @@ async def running_server(
         config = replace(config, keyed_upstreams=frozenset({"up"}))
     async with listening(stage) as port:
         place = Target("up", f"http://127.0.0.1:{port}{base}", api_key, timeouts=timeouts or Timeouts(), **target)
-        upstream = DirectUpstream([place])
+        upstream = Upstreams([place])
         engine = PassThrough("up")
         reports: list[Report] = []
         models = Models(upstream, [ListedUpstream("up")], "up", [], lambda model: {"context_length": 4096})
         register = a_register()
         originals = Originals(register._backend, register._records)
-        conversations = Conversations(register, originals, time.time, compacts=True, summaries="background")
+        conversations = History(register, originals, time.time, compacts=True, summaries="background")
         server = Server(
             config,
             engine,

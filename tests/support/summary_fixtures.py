@@ -17,7 +17,7 @@ from proxy.store import Breaker, Patience
 from proxy.summaries import Jobs, Ledger, Memory, Terms, Writer, load_prompts
 from proxy.summaries.contracts import Shelf
 from proxy.tasks import Tasks
-from proxy.upstream import DirectUpstream, Target
+from proxy.upstream import Target, Upstreams
 from tests.stub import Stub
 from tests.support.engine_fixtures import count_tokens, tokenizers
 from tests.support.sample_conversations import log
@@ -61,7 +61,7 @@ class SummaryReplica:
         self.reports: list[SummaryReport] = []
         self.failed: list[tuple[str, BaseException]] = []
         self.tasks = Tasks(lambda name, error: self.failed.append((name, error)))
-        self.upstream = DirectUpstream([Target("stub", stub.url)])
+        self.upstream = Upstreams([Target("stub", stub.url)])
         seconds = terms.pop("seconds", terms.get("timeout", 5.0))
         self.writer = Writer(
             self.upstream, tokenizers(), load_prompts(), "ullage/1 (summary)", seconds, aligned=aligned

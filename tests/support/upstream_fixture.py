@@ -1,6 +1,6 @@
 """An upstream of this process and the client that talks to it."""
 
-from proxy.upstream import DirectUpstream, Target, Timeouts
+from proxy.upstream import Target, Timeouts, Upstreams
 from tests.support.server_fixture import ScriptedServer, listening
 
 
@@ -14,7 +14,7 @@ class ScriptedConnection:
     async def __aenter__(self):
         self.listening = listening(self.stage)
         port = await self.listening.__aenter__()
-        self.upstream = DirectUpstream([Target("up", f"http://127.0.0.1:{port}", **self.target)])
+        self.upstream = Upstreams([Target("up", f"http://127.0.0.1:{port}", **self.target)])
         return self
 
     async def __aexit__(self, *failure):

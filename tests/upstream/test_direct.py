@@ -8,9 +8,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from proxy.core.errors import Overloaded, RequestTimeout, UpstreamTimeout, UpstreamUnreachable
-from proxy.settings import servers
-from proxy.upstream import DirectUpstream, Target, Timeouts
+from proxy.core.errors import NotFound, Overloaded, RequestTimeout, UpstreamTimeout, UpstreamUnreachable
+from proxy.pipe import Pipe
+from proxy.settings import upstreams
+from proxy.tasks import Tasks
+from proxy.upstream import Bridge, Bridged, Target, Timeouts, Upstreams
+from proxy.upstream.direct import BytesBody, FailingProtocol
 from tests.support.file_descriptors import few_descriptors
 from tests.support.server_fixture import ScriptedServer, eventually, listening, raw_answer
 from tests.support.upstream_fixture import ScriptedConnection, read_body, read_into
@@ -54,7 +57,7 @@ async def test_an_upstream_that_is_not_there_is_named(url):
     """A closed port or an unknown host is ``UpstreamUnreachable`` that says which upstream and why."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        upstream = DirectUpstream([Target("gone", url.format(port=taken.getsockname()[1]))])
+        upstream = Upstreams([Target("gone", url.format(port=taken.getsockname()[1]))])
         with pytest.raises(UpstreamUnreachable, match="'gone'") as caught:
             await upstream.send("gone", "POST", "/v1/x", [], b"{}")
         assert ("resolve" in caught.value.cause) == ("invalid" in url)
@@ -67,7 +70,7 @@ async def test_a_connection_that_was_refused_is_tried_again():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    upstream = DirectUpstream([Target("up", f"http://127.0.0.1:{port}")])
+    upstream = Upstreams([Target("up", f"http://127.0.0.1:{port}")])
     sending = asyncio.ensure_future(upstream.send("up", "POST", "/v1/x", [], b"{}"))
     await asyncio.sleep(0.02)
     server = await asyncio.start_server(stage.serve, "127.0.0.1", port)
@@ -85,7 +88,7 @@ async def test_tls_that_cannot_be_verified_is_refused(tmp_path):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(self_signed(tmp_path))
     server = await asyncio.start_server(stage.serve, "127.0.0.1", 0, ssl=context)
-    upstream = DirectUpstream([Target("up", f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")])
+    upstream = Upstreams([Target("up", f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")])
     with pytest.raises(UpstreamUnreachable, match="TLS"):
         await upstream.send("up", "POST", "/v1/x", [("Authorization", "Bearer k")], b"{}")
     assert stage.heard == []
@@ -167,7 +170,7 @@ async def test_the_targets_headers_win_and_a_forward_proxy_is_used():
         await read_body(await wire.send(headers=[("x-org", "theirs"), ("X-Other", "1")]))
         heard = wire.stage.heard[0]
         assert (heard.all("x-org"), heard.all("x-other")) == (["ours"], ["1"])
-        via = DirectUpstream([Target("up", "http://upstream.invalid", proxy=f"http://127.0.0.1:{wire.stage.port}")])
+        via = Upstreams([Target("up", "http://upstream.invalid", proxy=f"http://127.0.0.1:{wire.stage.port}")])
         await read_body(await via.send("up", "GET", "/v1/models", [], None))
         assert wire.stage.heard[1].line == "GET http://upstream.invalid/v1/models HTTP/1.1"
         await via.close()
@@ -234,7 +237,7 @@ async def test_an_idle_connection_is_kept_as_long_as_its_upstream_says():
     async with listening(stage) as port:
         url = f"http://127.0.0.1:{port}"
         times = {"none": 0.0, "short": 0.3, "long": 60.0}
-        upstream = DirectUpstream([Target(name, url, timeouts=Timeouts(keep_alive=s)) for name, s in times.items()])
+        upstream = Upstreams([Target(name, url, timeouts=Timeouts(keep_alive=s)) for name, s in times.items()])
 
         async def opened(name):
             before = stage.connections
@@ -250,7 +253,7 @@ async def test_an_idle_connection_is_kept_as_long_as_its_upstream_says():
 
 def test_connections_are_given_up_before_servers_close_them():
     """uvicorn and Node.js close after 5 s: a request sent at that moment would fail."""
-    configured = servers.Upstream.model_validate({"name": "a", "base_url": "http://h"}).timeouts
+    configured = upstreams.Upstream.model_validate({"name": "a", "base_url": "http://h"}).timeouts
     assert configured.keep_alive == Timeouts().keep_alive == 4
 
 
@@ -261,3 +264,141 @@ async def test_a_connection_for_which_no_descriptor_is_left_is_our_own_failure()
             await asyncio.wait_for(wire.send(), 5)
         assert wire.upstream.without_descriptor == 3
         assert await read_body(await wire.send()) == b"{}"
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
+async def test_bytes_go_and_come_unchanged(size):
+    """Bodies of any size, empty ones too, are the same bytes at the other end, and the connection is reused."""
+    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    async with ScriptedConnection() as wire:
+        wire.stage.reply = raw_answer(data)
+        for _ in range(2):
+            reply = await wire.send(data)
+            assert await read_body(reply) == data
+            reply.close()
+        assert [heard.body for heard in wire.stage.heard] == [data, data]
+        assert wire.stage.connections == 1
+
+
+async def test_a_reply_that_was_not_read_costs_its_connection_and_nothing_else():
+    """Closing an unread answer ends its connection; the next request is served on a new one."""
+    async with ScriptedConnection() as wire:
+        wire.stage.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"
+        (await wire.send()).close()
+        assert await eventually(wire.stage.ended.is_set)
+        wire.stage.reply = raw_answer(b"ok")
+        assert await read_body(await wire.send()) == b"ok"
+        assert wire.stage.connections == 2
+
+
+@pytest.mark.parametrize("cut", range(0, 60, 3))
+async def test_a_stream_cut_anywhere_gives_all_its_bytes_and_then_fails(cut):
+    """Every byte that came before a break is handed out first."""
+    text = b"".join(b"5\r\nab%dcd\r\n" % number for number in range(6))[:cut]
+    async with ScriptedConnection() as wire:
+
+        async def script(heard, reader, writer):
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + text)
+            await writer.drain()
+            writer.close()
+
+        wire.stage.script = script
+        reply = await wire.send()
+        got: list[bytes] = []
+        with pytest.raises(UpstreamUnreachable):
+            await read_into(got, reply)
+        plain = b"".join(b"ab%dcd" % number for number in range(6))
+        whole, rest = divmod(cut, 10)
+        assert b"".join(got) == plain[: whole * 5 + min(5, max(0, rest - 3))]
+        reply.close()
+
+
+def test_a_body_of_bytes_knows_its_size_and_text():
+    """A body held in memory says how long it is and what it is, whatever its size."""
+    body = BytesBody("é".encode() * 3)
+    assert (body.size, body.decode()) == (6, "ééé")
+
+
+async def test_a_tunnel_whose_connection_fails_is_at_its_end():
+    """A failure of an upgraded connection is its end like any other: what came is read, then nothing."""
+    protocol = FailingProtocol(asyncio.get_running_loop())
+    pipe = Pipe(protocol)
+    protocol.set_parser(pipe, pipe)
+    protocol.data_received(b"last words")
+    protocol.set_exception(ConnectionResetError())
+    protocol.connection_lost(ConnectionResetError())
+    assert await pipe.next() == b"last words"
+    assert await pipe.next() == b""
+
+
+class Both:
+    """An upstream that speaks for itself, one that is bridged, and one that is both, all on one stage."""
+
+    async def __aenter__(self):
+        self.stage = ScriptedServer()
+        self.listening = listening(self.stage)
+        base = f"http://127.0.0.1:{await self.listening.__aenter__()}"
+        self.tasks = Tasks(lambda name, error: None)
+        targets = [Target("straight", f"{base}/v1"), Target("both", f"{base}/v1")]
+        bridged = [Bridged("bridged", "gemini", base), Bridged("both", "anthropic", base)]
+        self.upstreams = Upstreams(targets, Bridge(bridged, self.tasks.spawn))
+        return self
+
+    async def __aexit__(self, *failure):
+        await self.upstreams.close()
+        await self.tasks.finish(1.0)
+        await self.listening.__aexit__(*failure)
+
+
+async def test_each_upstream_is_named_once():
+    """All names, those of the direct ones first; only those can be asked for more than chat completions."""
+    async with Both() as both:
+        assert both.upstreams.names == ("straight", "both", "bridged")
+        assert [both.upstreams.speaks(name) for name in both.upstreams.names] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "path"),
+    [
+        ("straight", "POST", "/v1/chat/completions"),
+        ("straight", "GET", "/v1/models"),
+        ("both", "POST", "/v1/messages?beta=true"),
+        ("both", "GET", "/v1/models"),
+    ],
+)
+async def test_what_an_upstream_understands_goes_straight(target, method, path):
+    """Bytes arrive as they were sent."""
+    async with Both() as both:
+        body = b'{ "model" : "m" }' if method == "POST" else None
+        await read_body(await both.upstreams.send(target, method, path, [("x-api-key", "k")], body))
+        (heard,) = both.stage.heard
+        assert (heard.line, heard.body) == (f"{method} {path} HTTP/1.1", body or b"")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/embeddings"), ("POST", "/v1/messages"), ("GET", "/v1/chat/completions")]
+)
+async def test_what_a_provider_has_not_is_not_found(method, path):
+    """A bridged upstream answers chat completions; anything else says so and is not sent."""
+    async with Both() as both:
+        with pytest.raises(NotFound, match="'bridged'"):
+            await both.upstreams.send("bridged", method, path, [("x-api-key", "k")], b"{}")
+        with pytest.raises(NotFound, match="'bridged'"):
+            await both.upstreams.upgrade("bridged", "/v1/realtime", [])
+        assert both.stage.heard == []
+
+
+async def test_nothing_is_loaded_that_nobody_needs():
+    """Without bridged upstreams warming up does nothing."""
+    upstreams = Upstreams([], bridge := Bridge([], lambda work, name: None))
+    await upstreams.warm()
+    assert bridge._loading is None
+    await upstreams.close()
+
+
+async def test_added_headers_win():
+    """What is added for a model replaces what the client sent."""
+    async with Both() as both:
+        sent = [("X-Tier", "mine"), ("x-api-key", "k")]
+        await read_body(await both.upstreams.send("straight", "POST", "/v1/x", sent, b"{}", {"x-tier": "flex"}))
+        assert both.stage.heard[0].all("x-tier") == ["flex"]

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 from aiohttp import web
 
-from proxy.upstream import DirectUpstream, Probes, Target, may_answer
+from proxy.upstream import Probes, Target, Upstreams, may_answer
 from proxy.upstream.probes import FIRST_RETRY, FRESH_SECONDS, LOADING_RETRY, MOST_WANTED
 from tests.support.probe_fixtures import (
     GROQ,
@@ -143,7 +143,7 @@ async def test_names_of_clients_fill_no_memory() -> None:
 async def test_a_server_that_is_not_there() -> None:
     """Nobody listening is a failure in words, and nothing more."""
     async with probed_server({}) as about:
-        gone = DirectUpstream([Target("up", "http://127.0.0.1:1/v1")])
+        gone = Upstreams([Target("up", "http://127.0.0.1:1/v1")])
         probes = Probes({"up": "http://127.0.0.1:1/v1"}, gone.send, about.tasks.spawn, about.clock, "ullage/test")
         await probes.survey("up", ["m"])
         assert probes.told("up", "m") is None

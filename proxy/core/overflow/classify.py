@@ -8,16 +8,89 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from proxy.core.overflow.coding import plain
-from proxy.core.overflow.echoes import Echoes
-from proxy.core.overflow.envelope import Parts, is_error, opened, taken_apart
-from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior, agrees, judged
-from proxy.core.overflow.figures import Figures, assemble, read_figures
+from proxy.core.content_encoding import decode_content
+from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, parse_body
+from proxy.core.overflow.evidence import NOTHING_KNOWN, EchoFilter, Prior, agrees, check_claim
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.rules import Meaning, Phrase, Rules, code_name
-from proxy.core.overflow.words import Row
+from proxy.core.overflow.rules import Meaning, OverflowRules, Pattern, Phrase, Row, code_name
 from proxy.core.report import Usage
 from proxy.core.usage import usage_of
+
+SMALLEST_WINDOW = 64
+"""A limit below this is a count of something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatedFigures:
+    """What a text states, in the provider's tokens; ``None`` where it states nothing.
+
+    ``cap`` is the most output; ``whole`` means that ``prompt`` is all that was requested, whatever that is made of.
+    """
+
+    limit: int | None = None
+    prompt: int | None = None
+    output: int | None = None
+    requested: int | None = None
+    cap: int | None = None
+    whole: bool = False
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether the figures by themselves say that something does not fit."""
+        claim = self.requested or 0 if self.prompt is None else self.prompt + (self.output or 0)
+        return self.limit is not None and claim >= self.limit
+
+    def undivided(self) -> StatedFigures:
+        """The same, where what was requested as a whole is not known to be the prompt alone."""
+        return replace(self, prompt=None) if self.whole and self.output is None else self
+
+
+def read_figures(row: Row, patterns: Iterable[Pattern]) -> StatedFigures:
+    """Return the figures of *row* in their roles. Each figure has the role of the first pattern that names it."""
+    named: set[int] = set()
+    stated: dict[str, list[int]] = {}
+    for roles in _role_places(row, patterns) if row.figures else ():
+        if not named.isdisjoint(roles):
+            continue
+        named.update(roles)
+        for place, role in roles.items():
+            stated.setdefault(role, []).append(row.figures[place])
+    return assign_roles(stated)
+
+
+def _role_places(row: Row, patterns: Iterable[Pattern]) -> Iterator[dict[int, str]]:
+    """Yield for each match of *patterns* in *row* the places of its figures, each with its role."""
+    for pattern in patterns:
+        at = 0
+        while found := pattern.regex.search(row.notions, at):
+            at = found.start() + 1
+            yield {found.start(role): role for role in found.groupdict()}
+
+
+def assign_roles(stated: Mapping[str, list[int]]) -> StatedFigures:
+    """Figures out of all that was said in each role, most certain first."""
+    output = next(iter(stated.get("output", ())), None)
+    requested = next(iter(stated.get("requested", ())), None)
+    limits = [limit for limit in stated.get("limit", ()) if limit >= SMALLEST_WINDOW]
+    prompt = _prompt(stated.get("prompt", []), output, requested)
+    if prompt is None and len(set(limits)) > 1:
+        limits, prompt = [min(limits)], max(limits)
+    claim = (prompt or 0) + (output or 0)
+    limit = next((limit for limit in limits if limit <= claim), next(iter(limits), None))
+    if limit is not None and prompt is not None and claim < limit / 2:
+        limit = prompt = None  # whatever these figures are, they do not say that something is too long
+    cap = next(iter(stated.get("cap", ())), None)
+    whole = requested is not None and "prompt" not in stated and prompt == requested
+    return StatedFigures(limit, prompt, output, requested, cap, whole)
+
+
+def _prompt(parts: list[int], output: int | None, requested: int | None) -> int | None:
+    """The input's tokens: stated, or the sum of its parts where that is what the whole says."""
+    whole = None if requested is None else requested - (output or 0)
+    if whole is not None and whole >= 0 and (not parts or sum(parts) == whole):
+        return whole
+    return parts[0] if parts else None
+
 
 LONGEST = 262_144
 """Bytes of an answer that are looked at."""
@@ -50,7 +123,7 @@ class _Reading:
     """
 
     means: Meaning
-    figures: Figures
+    figures: StatedFigures
     strong: bool = False
     rule: str = ""
     names_input: bool = False
@@ -60,7 +133,7 @@ class _Reading:
 class Classifier:
     """Reads error answers by rules that are data."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: OverflowRules) -> None:
         self._rules = rules
         self._crossing = [rule for rule in rules.rules if rule.pattern.crosses]
         self._within = [rule for rule in rules.rules if not rule.pattern.crosses]
@@ -73,17 +146,17 @@ class Classifier:
         *prior* is what is known of the request. Without it every claim is believed.
         """
         named = {name.lower(): value for name, value in headers}
-        value = opened(plain(body, named.get("content-encoding", ""), LONGEST))
+        value = parse_body(decode_content(body, named.get("content-encoding", ""), LONGEST))
         if 200 <= status < 300 and not is_error(value):
             return self.stop(value)
-        parts = taken_apart(value)
+        parts = error_parts(value)
         parts.codes += [named[name].split(":")[0] for name in ERROR_HEADERS if name in named]
         return self._judged(status, parts, prior)
 
     def event(self, value: Any, prior: Prior = NOTHING_KNOWN) -> Overflow | None:
         """What a decoded event of a stream, or an error object, reports of a request of which *prior* is known."""
         if is_error(value):
-            return self._judged(400, taken_apart(value), prior)
+            return self._judged(400, error_parts(value), prior)
         return self.stop(value)
 
     def stop(self, value: Any) -> Overflow | None:
@@ -94,28 +167,28 @@ class Classifier:
         usage = _usage(value)
         return Overflow("stop", None, usage.input_tokens, usage.output_tokens, decisive=True, rule=str(reason))
 
-    def _judged(self, status: int, parts: Parts, prior: Prior) -> Overflow | None:
+    def _judged(self, status: int, parts: ErrorParts, prior: Prior) -> Overflow | None:
         named = self._named(parts.texts)
         claim = self._verdict(status, replace(parts, codes=[*parts.codes, *named]))
         if claim is None or not claim.too_long or agrees(claim, prior):
-            return judged(claim, prior)
+            return check_claim(claim, prior)
         if prior.body:
-            parts.texts = Echoes(prior.body).without(parts.texts)
+            parts.texts = EchoFilter(prior.body).without(parts.texts)
             named = [code for code in named if code.encode() not in prior.body]
             claim = self._verdict(status, replace(parts, codes=[*parts.codes, *named]))
-        return judged(claim, prior)
+        return check_claim(claim, prior)
 
     def _named(self, texts: Iterable[str]) -> list[str]:
         """Return the listed codes of an overflow that stand in *texts*, where a gateway without a member puts them."""
         words = (word for text in texts for word in _CODE.findall(text))
         return [word for word in words if self._rules.codes.get(code_name(word)) in _TOO_LONG]
 
-    def _verdict(self, status: int, parts: Parts) -> Overflow | None:
+    def _verdict(self, status: int, parts: ErrorParts) -> Overflow | None:
         readings = [reading for text in parts.texts if (reading := self._text(text))]
         code, named = self._code(parts.codes)
         chosen = _chosen(readings)
         if chosen is None or (code is not None and chosen.means == "other" and not chosen.rule):
-            figures = chosen.figures if chosen else Figures()
+            figures = chosen.figures if chosen else StatedFigures()
             chosen = _Reading(code, figures, rule=named) if code else _by_status(status, readings, parts)
         elif code is not None:
             chosen = _with_code(chosen, code)
@@ -123,7 +196,7 @@ class Classifier:
             return None
         return self._believed(status, chosen, parts, decisive=code in _TOO_LONG)
 
-    def _believed(self, status: int, chosen: _Reading, parts: Parts, *, decisive: bool) -> Overflow | None:
+    def _believed(self, status: int, chosen: _Reading, parts: ErrorParts, *, decisive: bool) -> Overflow | None:
         """Return what *chosen* reports if an answer of this *status* can report it; *decisive*: a code says so."""
         if not chosen.strong and _is_elsewhere(chosen, parts.place):
             return None
@@ -146,7 +219,7 @@ class Classifier:
 
     def _read(self, row: Row, sentences: Sequence[str]) -> _Reading | None:
         calm = _silenced(row)
-        figures = Figures() if _UNCOUNTED.search(row.notions) else read_figures(calm, self._rules.figures)
+        figures = StatedFigures() if _UNCOUNTED.search(row.notions) else read_figures(calm, self._rules.figures)
         found_rules = self._matching(row, sentences)
         spoken_of = _OF_THE_WINDOW if "R" in row.notions else _OF_TOKENS
         if figures.are_too_many and spoken_of.search(calm.notions):
@@ -165,7 +238,7 @@ class Classifier:
         for sentence in sentences:
             if "R" not in sentence:
                 matched += islice((rule for rule in self._within if rule.matches(sentence)), 1)
-        return [_Reading(rule.means, Figures(), rule.strong, rule.pattern.source) for rule in matched]
+        return [_Reading(rule.means, StatedFigures(), rule.strong, rule.pattern.source) for rule in matched]
 
     def _code(self, codes: Iterable[str]) -> tuple[Meaning | None, str]:
         """Return what machine-readable names mean, and the name that decides."""
@@ -225,15 +298,15 @@ def _is_elsewhere(chosen: _Reading, place: str) -> bool:
     return chosen.means == "input" and bool(place) and not _CONTENT.search(place)
 
 
-def _by_status(status: int, readings: Sequence[_Reading], parts: Parts) -> _Reading | None:
+def _by_status(status: int, readings: Sequence[_Reading], parts: ErrorParts) -> _Reading | None:
     """What was read; of an answer without a word what its status says."""
     if readings:
         return readings[0]
     silent = not parts.texts and not parts.codes
-    return _Reading("payload", Figures(), rule="status 413") if status == 413 and silent else None
+    return _Reading("payload", StatedFigures(), rule="status 413") if status == 413 and silent else None
 
 
-def _by_figures(figures: Figures, said: Sequence[_Reading], row: Row) -> _Reading:
+def _by_figures(figures: StatedFigures, said: Sequence[_Reading], row: Row) -> _Reading:
     """What figures mean that say by themselves that something does not fit."""
     if "X" in row.notions:
         figures = figures.undivided()
@@ -244,7 +317,7 @@ def _by_figures(figures: Figures, said: Sequence[_Reading], row: Row) -> _Readin
 
 def _phrased(phrase: Phrase, found: re.Match[str]) -> _Reading:
     stated = {role: [int(re.sub(r"\D", "", value))] for role, value in found.groupdict().items() if value}
-    return _Reading(phrase.means, assemble(stated), strong=phrase.means in _TOO_LONG, rule=phrase.source)
+    return _Reading(phrase.means, assign_roles(stated), strong=phrase.means in _TOO_LONG, rule=phrase.source)
 
 
 def _silenced(row: Row) -> Row:
@@ -265,20 +338,20 @@ def _is_beside(sentence: str) -> bool:
     return "B" in sentence and not _WINDOWED.search(sentence)
 
 
-def _with_members(chosen: _Reading, known: Mapping[str, str], parts: Parts) -> Figures:
+def _with_members(chosen: _Reading, known: Mapping[str, str], parts: ErrorParts) -> StatedFigures:
     """The text's figures; where it states none, those that members of the error object state."""
     members: dict[str, list[int]] = {}
     for name, figure in parts.members:
         if name in known and figure > 0:
             members.setdefault(known[name], []).append(figure)
-    told = assemble(members)
+    told = assign_roles(members)
     figures = chosen.figures
     if figures.limit is None and figures.prompt is None:
         return replace(figures, limit=told.limit, prompt=told.prompt)
     return figures
 
 
-def _stated(chosen: _Reading, figures: Figures, *, decisive: bool) -> Overflow:
+def _stated(chosen: _Reading, figures: StatedFigures, *, decisive: bool) -> Overflow:
     means = chosen.means
     assert means != "other"
     if means == "payload":

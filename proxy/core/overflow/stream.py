@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, Literal
 
+from proxy.core.apis.sse import EventCutter
+from proxy.core.content_encoding import ContentDecoder
 from proxy.core.overflow.classify import Classifier
-from proxy.core.overflow.coding import Plain
-from proxy.core.overflow.envelope import is_error
+from proxy.core.overflow.error_body import is_error
 from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.sse import Events
 
 Verdict = Literal["undecided", "content", "overflow"]
 Headers = Iterable[tuple[str, str]]
@@ -39,7 +39,7 @@ _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 """What may stand before an answer, a byte order mark included."""
 
 
-class Opening:
+class EarlyOverflowDetector:
     """Watches the beginning of an answer with status 200 until it is clear what it is, streamed or not.
 
     Feed it bytes as they arrive, in any chunking. Once it says ``content`` it stays so.
@@ -52,10 +52,10 @@ class Opening:
         self._classifier = classifier
         self._prior = prior
         self._events = _header(headers, "content-type").startswith("text/event-stream")
-        self._plain = Plain(_header(headers, "content-encoding"), 2 * LONGEST)
+        self._plain = ContentDecoder(_header(headers, "content-encoding"), 2 * LONGEST)
         self._buffer = bytearray()
         self._streamed: bool | None = None
-        self._cutter = Events()
+        self._cutter = EventCutter()
         self._looked = 0
         self._claim: Callable[[Prior], Overflow | None] | None = None
 
@@ -148,7 +148,7 @@ class Opening:
         self.verdict = "overflow" if self.overflow else "content"
 
 
-class Ending:
+class LateOverflowDetector:
     """Watches what passes behind the first content: errors in the midst of a stream, and why generation stopped.
 
     ``overflow`` holds what was found. Nothing it finds can be retried: the client has part of the answer.
@@ -158,7 +158,7 @@ class Ending:
         self.overflow: Overflow | None = None
         self._classifier = classifier
         encoding = _header(headers, "content-encoding")
-        self._plain = Plain(encoding, _WATCHED) if encoding else None
+        self._plain = ContentDecoder(encoding, _WATCHED) if encoding else None
         self._event = bytearray()
         self._suspect = False
         self._tail = b""
@@ -193,7 +193,7 @@ class Ending:
             self._suspect = False
 
     def _errors(self, held: bytes) -> None:
-        for event in Events().feed(held):
+        for event in EventCutter().feed(held):
             _, value = _event(event)
             if value is not None and is_error(value) and (found := self._classifier.event(value)):
                 self.overflow = found

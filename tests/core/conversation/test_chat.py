@@ -10,7 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.budget.media import UNKNOWN_IMAGE
-from proxy.core.compression.clip import clip
+from proxy.core.compaction.truncate import clip
 from proxy.core.conversation.chain import digest
 from proxy.core.conversation.chat import (
     PER_CALL,

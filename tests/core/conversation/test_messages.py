@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compression.clip import clip
+from proxy.core.compaction.truncate import clip
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.messages import (
     clipped,

@@ -1,15 +1,97 @@
-"""Which claims of overflow are believed, given what is known of the request."""
+"""Which claims are believed."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from proxy.core.overflow.evidence import ALIKE, LIKELY, TINY, Prior, agrees, contradicts, is_about_the_output, judged
+from proxy.core.overflow.evidence import (
+    ALIKE,
+    LIKELY,
+    TINY,
+    EchoFilter,
+    Prior,
+    agrees,
+    check_claim,
+    contradicts,
+    is_about_the_output,
+)
 from proxy.core.overflow.kinds import Overflow
 from tests.support.engine_fixtures import classifier
 from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, OverflowClaim, claims
+
+SAID = "Why is it that the prompt is too long for the context window?\nIt says: maximum context length is 4096 tokens."
+BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": SAID}]}).encode()
+
+
+def body(*messages: str) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": message} for message in messages]}).encode()
+
+
+@pytest.mark.parametrize("quote", [SAID, repr(SAID), json.dumps(SAID), json.dumps(json.dumps(SAID)), SAID.upper()])
+def test_a_quotation_is_left_out(quote: str) -> None:
+    """However a conversation is quoted, what the error says of itself is left and the rest is not."""
+    (left,) = EchoFilter(BODY).without([f"unknown role 'x' in message {quote} at position 3"])
+    assert "unknown role" in left
+    assert "position 3" in left
+    assert "context" not in left.lower()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Grüße: die Eingabe überschreitet das Kontextfenster völlig", "请求超出了模型的最大上下文长度"],
+)
+@pytest.mark.parametrize("escaped", [True, False])
+def test_any_language_and_its_escapes(text: str, escaped: bool) -> None:
+    """Characters written as escapes are the same words."""
+    (left,) = EchoFilter(json.dumps({"content": text}, ensure_ascii=escaped).encode()).without(
+        [f"invalid value: {text}"]
+    )
+    assert left.strip(" |") == "invalid value:"
+
+
+def test_a_quotation_that_is_cut_in_the_middle() -> None:
+    """Whoever quotes may leave out the middle."""
+    (left,) = EchoFilter(BODY).without([f"bad input_value='{SAID[:50]}...{SAID[-40:]}'"])
+    assert "too long" not in left
+    assert "context" not in left
+
+
+def test_what_is_said_by_the_error_alone_stays() -> None:
+    """Short runs of words, and sentences with other figures, are the error's own."""
+    texts = ["the prompt is too long", "This model's maximum context length is 8192 tokens, you sent 9000"]
+    assert EchoFilter(BODY).without(texts) == texts
+
+
+def test_a_sentence_from_end_to_end() -> None:
+    """An error that is nothing but a sentence of the conversation is the provider's own; beside others it is not."""
+    known = "Your input exceeds the context window of this model. Please adjust your input and try again."
+    echoes = EchoFilter(body("what does this mean?", known))
+    assert echoes.without([known]) == [known]
+    assert echoes.without(["Extra members are not permitted", known])[1].strip(" |.") == ""
+
+
+def test_many_words_cost_little() -> None:
+    """A long error is looked at in its beginning, however long the request is."""
+    words = " ".join(f"word{number}" for number in range(60_000))
+    (left,) = EchoFilter(body(words)).without([f"says: {words}"])
+    assert left.startswith("says: ")
+    assert len(left) < 40
+
+
+def test_codes_in_a_quotation() -> None:
+    """A code that stands in the request decides nothing by standing in the error's text."""
+    text = "gateway: context_length_exceeded: no"
+    error = json.dumps({"error": {"message": text}}).encode()
+    prior = Prior(1_000, window=100_000, stated=True)
+    found = classifier().answer(400, (), error, prior)
+    assert found is not None
+    assert found.decisive
+    quoting = Prior(1_000, window=100_000, stated=True, body=body("what is context_length_exceeded?"))
+    assert classifier().answer(400, (), error, quoting) is None
+
 
 SENTENCE = Overflow("input", rule="a sentence")
 FIGURES = Overflow("input", 8_192, 9_000, rule="figures")
@@ -63,13 +145,13 @@ def test_overflows_of_a_tiny_request(half: str) -> None:
 def test_a_sentence_is_held_against_the_pressure() -> None:
     """A sentence alone is not believed of a request that is tiny for a stated window; of a small one it is unsure."""
     tiny, small, likely = (int(share * 100_000) for share in (TINY / 2, TINY, LIKELY))
-    assert judged(SENTENCE, Prior(tiny, window=100_000, stated=True)) is None
-    assert judged(SENTENCE, Prior(tiny, window=100_000)) == replace(SENTENCE, sure=False)
-    assert judged(SENTENCE, Prior(small, window=100_000, stated=True)) == replace(SENTENCE, sure=False)
-    assert judged(SENTENCE, Prior(likely, window=100_000, stated=True)) is SENTENCE
-    assert judged(SENTENCE, Prior(tiny)) is SENTENCE
-    assert judged(SENTENCE, Prior(window=100_000, stated=True)) is SENTENCE
-    assert judged(CODE, Prior(tiny, window=100_000, stated=True)) is CODE
+    assert check_claim(SENTENCE, Prior(tiny, window=100_000, stated=True)) is None
+    assert check_claim(SENTENCE, Prior(tiny, window=100_000)) == replace(SENTENCE, sure=False)
+    assert check_claim(SENTENCE, Prior(small, window=100_000, stated=True)) == replace(SENTENCE, sure=False)
+    assert check_claim(SENTENCE, Prior(likely, window=100_000, stated=True)) is SENTENCE
+    assert check_claim(SENTENCE, Prior(tiny)) is SENTENCE
+    assert check_claim(SENTENCE, Prior(window=100_000, stated=True)) is SENTENCE
+    assert check_claim(CODE, Prior(tiny, window=100_000, stated=True)) is CODE
 
 
 def test_figures_are_held_against_our_count() -> None:
@@ -77,8 +159,8 @@ def test_figures_are_held_against_our_count() -> None:
     least = int(9_000 * (1 - ALIKE))
     for counted, expected in ((9_000, True), (least, True), (least - 1, False), (20_000, False)):
         assert agrees(FIGURES, Prior(counted)) is expected
-    assert judged(FIGURES, Prior(9_000, window=1_000_000, stated=True)) is FIGURES
-    assert judged(FIGURES, Prior(1_000, window=100_000)) is None
+    assert check_claim(FIGURES, Prior(9_000, window=1_000_000, stated=True)) is FIGURES
+    assert check_claim(FIGURES, Prior(1_000, window=100_000)) is None
     assert contradicts(FIGURES, Prior(4_000))
     assert not contradicts(FIGURES, Prior(6_000))
     far = Overflow("input", 1_000, 90_000)
@@ -110,7 +192,7 @@ def test_the_output_figure_is_not_the_conversation() -> None:
     claim = Overflow("input", 16_384, 32_000, decisive=True)
     prior = Prior(2_000, 32_000, window=100_000)
     assert is_about_the_output(claim, prior)
-    assert judged(claim, prior) == Overflow("output_cap", 16_384, None, 32_000)
+    assert check_claim(claim, prior) == Overflow("output_cap", 16_384, None, 32_000)
     assert not is_about_the_output(claim, Prior(15_000, 32_000))
     assert not is_about_the_output(claim, Prior(2_000))
     assert not is_about_the_output(Overflow("input", None, 32_000), prior)
@@ -119,7 +201,7 @@ def test_the_output_figure_is_not_the_conversation() -> None:
 def test_media_need_agreement() -> None:
     """A complaint that names an image or a file is believed near the window only, and never teaches by itself."""
     media = replace(SENTENCE, names_media=True)
-    assert judged(media, Prior(10_000)) is None
-    assert judged(media, Prior(10_000, window=100_000)) is None
-    assert judged(media, Prior(80_000, window=100_000)) is None
-    assert judged(media, Prior(90_000, window=100_000)) == replace(media, sure=False)
+    assert check_claim(media, Prior(10_000)) is None
+    assert check_claim(media, Prior(10_000, window=100_000)) is None
+    assert check_claim(media, Prior(80_000, window=100_000)) is None
+    assert check_claim(media, Prior(90_000, window=100_000)) == replace(media, sure=False)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.core.overflow.evidence import Prior
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.stream import Ending, Opening, Verdict
+from proxy.core.overflow.stream import EarlyOverflowDetector, LateOverflowDetector, Verdict
 from tests.support.engine_fixtures import classifier
 from tests.support.linear_time import is_linear
 from tests.support.overflow_recordings import BROKEN_OFF, headers, rows
@@ -52,7 +52,7 @@ STREAM = (("content-type", "text/event-stream"),)
 
 
 def judged(*chunks: bytes, named: tuple[tuple[str, str], ...] = STREAM) -> tuple[Verdict, object]:
-    opening = Opening(classifier(), named)
+    opening = EarlyOverflowDetector(classifier(), named)
     for chunk in chunks:
         opening.feed(chunk)
     verdict = opening.finish()
@@ -66,7 +66,7 @@ def cut(raw: bytes, points: list[int]) -> list[bytes]:
 
 
 def watched(*chunks: bytes, named: tuple[tuple[str, str], ...] = ()) -> Overflow | None:
-    ending = Ending(classifier(), named)
+    ending = LateOverflowDetector(classifier(), named)
     for chunk in chunks:
         ending.feed(chunk)
     return ending.overflow
@@ -76,7 +76,7 @@ def watched(*chunks: bytes, named: tuple[tuple[str, str], ...] = ()) -> Overflow
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_one_event(name: str, end: str) -> None:
     """An event is preamble, content or an overflow whatever line ends the server writes."""
-    opening = Opening(classifier())
+    opening = EarlyOverflowDetector(classifier())
     expected = "undecided" if name in PREAMBLE else "overflow" if name in LENGTH else "content"
     assert opening.feed(wire(EVENTS[name], end)) == expected
     assert opening.finish() == expected
@@ -148,7 +148,7 @@ def test_any_stream_in_any_chunks(parts: list[bytes], points: list[int]) -> None
 @given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=6))
 def test_the_first_event_that_says_something_decides(names: list[str]) -> None:
     """Preamble is passed over; the first other event is the verdict, and what follows changes nothing."""
-    opening = Opening(classifier())
+    opening = EarlyOverflowDetector(classifier())
     telling = next((name for name in names if name not in PREAMBLE), None)
     for name in names:
         before = opening.verdict
@@ -215,16 +215,16 @@ def test_an_answer_that_is_no_stream(name: str) -> None:
     for chunks in ([raw], [b"\r\n " + raw], [raw[i : i + 1] for i in range(len(raw))]):
         assert judged(*chunks)[0] == expected
     if name in ("answer", "message"):
-        opening = Opening(classifier())
+        opening = EarlyOverflowDetector(classifier())
         assert opening.feed(raw[:-2]) == "content"
 
 
 def test_an_answer_of_unknown_shape_is_held_no_longer_than_needed() -> None:
     """An object without a telling member is let go once it is large."""
-    opening = Opening(classifier())
+    opening = EarlyOverflowDetector(classifier())
     assert opening.feed(b'{"pad": "') == "undecided"
     assert opening.feed(b"x" * 300_000) == "content"
-    assert Opening(classifier()).feed(b"plain text that is nothing of ours") == "content"
+    assert EarlyOverflowDetector(classifier()).feed(b"plain text that is nothing of ours") == "content"
 
 
 @given(st.lists(st.integers(0, 400), max_size=12))
@@ -233,7 +233,7 @@ def test_an_object_is_judged_alike_however_it_is_cut(points: list[int]) -> None:
     whole = json.dumps({"id": "r", "object": "response", "output": [{"text": "maximum context length is 9 tokens"}]})
     unclear = json.dumps({"id": "r", "error": None, "output": []})
     for body, before, after in ((whole, "content", "content"), (unclear, "undecided", "content")):
-        opening = Opening(classifier())
+        opening = EarlyOverflowDetector(classifier())
         for chunk in cut(body.encode(), points):
             opening.feed(chunk)
         assert (opening.verdict, opening.finish()) == (before, after)
@@ -261,7 +261,7 @@ def test_our_count_corroborates_streams_too() -> None:
     """A claim in a stream about a request that we count far below its limit is not believed."""
     event = wire({"error": {"message": "prompt is too long: 210000 tokens > 200000 maximum"}})
     for counted, expected in ((1_000, "content"), (190_000, "overflow")):
-        assert Opening(classifier(), (), Prior(counted, window=200_000)).feed(event) == expected
+        assert EarlyOverflowDetector(classifier(), (), Prior(counted, window=200_000)).feed(event) == expected
 
 
 LATE = {
@@ -295,7 +295,7 @@ def test_nothing_that_is_said_is_taken_for_a_late_error(names: list[str], points
 
 def test_a_long_event_is_not_held() -> None:
     """An event without an end keeps no more than a bounded part in memory, and harms nothing behind it."""
-    ending = Ending(classifier())
+    ending = LateOverflowDetector(classifier())
     for _ in range(200):
         ending.feed(b"x" * 4_096)
     assert len(ending._event) <= 65_536
@@ -323,7 +323,7 @@ def test_an_opening_costs_no_more_per_byte_the_longer_it_is(kind: str) -> None:
     named = STREAM if kind in ("comments", "one event") else (("content-type", "application/json"),)
 
     def work(length: int) -> None:
-        opening = Opening(classifier(), named)
+        opening = EarlyOverflowDetector(classifier(), named)
         for chunk in pieces(piece * (length // len(piece)), size):
             assert opening.feed(chunk) == "undecided"
 
@@ -335,7 +335,7 @@ def test_what_follows_costs_no_more_per_byte_the_longer_it_is(piece: bytes) -> N
     """Events behind the first content are looked at in time that grows with them, however they are cut."""
 
     def work(length: int) -> None:
-        ending = Ending(classifier(), STREAM)
+        ending = LateOverflowDetector(classifier(), STREAM)
         for chunk in pieces(piece * (length // len(piece)), 4):
             ending.feed(chunk)
         assert ending.overflow is None

@@ -1,1 +1,0 @@
-"""What the commands beside ``serve`` do. The command line itself is in ``proxy.cli``."""

@@ -1,0 +1,333 @@
+"""The literal digest of folded rounds: names, paths, figures and errors that later steps are likely to refer to.
+
+What the user or the model *wrote* ranks above what only a tool's output mentioned, and newer above older. Everything
+in a digest occurs in the rounds it stands for; nothing is paraphrased, so nothing can be invented.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from math import log2
+from typing import Any
+
+from proxy.core.conversation.entry import Entry
+
+Count = Callable[[str], int]
+
+NUMBER_SHARE = 0.2
+COMMAND_SHARE = 0.1
+ERROR_SHARE = 0.15
+FILE_SHARE = 0.1
+"""Shares of a digest that numbers, commands, error lines and the newest files may take at most."""
+
+WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 0.5, "system": 0.0}
+CALLED = 1.5
+"""Weights of a mention: in written text by role, and in the arguments of a call."""
+
+OLDEST = 0.6
+"""Worth of a mention at the very beginning, when one at the end is worth one."""
+
+ROUGH, SMOOTH = 3.0, 2.0
+"""What a name takes beside its own size, so that the shortest do not always win: in guessed and in counted tokens."""
+
+LABEL = 6
+"""Tokens of what stands around an error line or a command."""
+
+LONGEST = 160
+"""Characters of a token, an error line or a command; what is longer is data, not a name."""
+
+LONGEST_ARGUMENTS = 262_144
+"""Characters of a call's arguments that are read as JSON; longer ones are plain text."""
+
+MOST_PIECES = 50_000
+"""Distinct pieces of text whose names one digest remembers: some 10 MB."""
+
+_LITERAL = json.JSONDecoder(parse_int=str, parse_float=str)
+_WINDOW = 65_536
+_SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*]+")
+_PLAIN = re.compile(r"[a-z]+")
+"""A word that is no name by any of these patterns: names have capitals, digits or signs inside."""
+
+_URL = re.compile(r"https?://\S{3,}")
+_PATH = re.compile(
+    r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]+)+/?|[\w@.-]+(?:/[\w.@+-]+)+/?|[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,5}"
+)
+_ERROR = re.compile(r"[A-Za-z_.]*(?:Error|Exception|Warning)|E[A-Z]{3,}|[EF]\d{3,4}")
+_NAME = re.compile(
+    r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+|[a-z]+[a-z0-9]*(?:[A-Z][a-z0-9]+)+"
+    r"|[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+|(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
+    r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
+)
+_NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}")
+_INSIDE = re.compile(rf"(?<![\w.])(?:({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})|({_NUMBER.pattern}))(?![\w/])")
+"""What a piece of text that is no name itself may hold: a name behind a sigil, a quote mark or an escape."""
+
+_QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
+_FAILURE = re.compile(
+    r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
+)
+_COMMAND_KEYS = ("command", "cmd", "code", "script")
+_COMMANDS_KEYS = ("commands", "cmds")
+"""Lists of commands, each a text or an object with one; a list under another key is one command with its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Lines of a digest by heading, in the order they are shown."""
+
+    files: tuple[str, ...]
+    names: tuple[str, ...]
+    numbers: tuple[str, ...]
+    errors: tuple[str, ...]
+    commands: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The digest as text lines; headings without entries are left out."""
+        found = []
+        if self.files:
+            found.append("Files used last: " + ", ".join(self.files))
+        if self.names:
+            found.append("Names and places mentioned: " + ", ".join(self.names))
+        if self.numbers:
+            found.append("Figures mentioned: " + ", ".join(self.numbers))
+        found += [f"A tool said: {quoted(line)}" for line in self.errors]
+        found += [f"Command run: {line}" for line in self.commands]
+        return found
+
+
+@dataclass(slots=True)
+class _Name:
+    """Where a name was mentioned: items by weight of the mention, and the newest of them as a share of all."""
+
+    figure: bool
+    mentions: Counter[float]
+    newest: float = 0.0
+
+    def worth(self) -> float:
+        """How likely it is to be needed: each kind of mention counts, the second less than the first."""
+        told = sum(weight * log2(1 + times) for weight, times in self.mentions.items())
+        return told * (OLDEST + (1 - OLDEST) * self.newest)
+
+
+def digest_of(entries: Sequence[Entry], tokens: int, count: Count, known: str = "") -> Digest:
+    """The best digest of *entries* in at most about *tokens*; what *known* text already says is not said twice."""
+    names = _mentions(entries)
+    sized = _Sized(count)
+    errors = sized.fill(_error_lines(entries), int(tokens * ERROR_SHARE))
+    commands = sized.fill(_commands(entries), int(tokens * COMMAND_SHARE))
+    room = tokens - sum(sized(line) + LABEL for line in (*errors, *commands))
+    said = _Said(known)
+    files = sized.fill(filter(said.is_new, _files(entries)), int(room * FILE_SHARE))
+    room -= sum(map(sized, files))
+    # Looking a name up in a long known text is not cheap: only those that are about to be taken are.
+    ranked = _ranked(names, max(0, tokens), sized)
+    numbers = sized.fill((n for n in ranked if names[n].figure and said.is_new(n)), int(room * NUMBER_SHARE))
+    room -= sum(map(sized, numbers))
+    others = sized.fill((n for n in ranked if not names[n].figure and said.is_new(n)), room)
+    return Digest(tuple(files), tuple(others), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
+
+
+def _mentions(entries: Sequence[Entry]) -> dict[str, _Name]:
+    names: dict[str, _Name] = {}
+    known_pieces = _Known()
+    total = max(1, len(entries))
+    for index, entry in enumerate(entries):
+        for text, weight in _texts(entry):
+            for name, figure in dict(_tokens(text, known_pieces, phrases=weight > WRITTEN["tool"])).items():
+                known = names.get(name)
+                if known is None:
+                    known = names[name] = _Name(figure, Counter())
+                known.mentions[weight] += 1
+                known.newest = (index + 1) / total
+    return names
+
+
+def _ranked(names: Mapping[str, _Name], most: int, size: Callable[[str], int]) -> list[str]:
+    """The names by what they are worth for each token they take; sizes are counted for the first *most* only."""
+    rough = nsmallest(most, names, key=lambda name: (-names[name].worth() / (len(name) / 4 + ROUGH), name))
+    return sorted(rough, key=lambda name: (-names[name].worth() / (size(name) + SMOOTH), name))
+
+
+class _Sized:
+    """Counts lines as they stand in a list, each once."""
+
+    def __init__(self, count: Count) -> None:
+        self._count = count
+        self._sizes: dict[str, int] = {}
+
+    def __call__(self, line: str) -> int:
+        size = self._sizes.get(line)
+        if size is None:
+            size = self._sizes[line] = self._count(f"{line}, ")
+        return size
+
+    def fill(self, candidates: Iterable[str], tokens: int) -> list[str]:
+        """The first of *candidates* that together take at most *tokens*; shorter ones may pass over a long one."""
+        taken: list[str] = []
+        misses = 0
+        for candidate in candidates:
+            size = self(candidate)
+            if size <= tokens:
+                taken.append(candidate)
+                tokens -= size
+            else:
+                misses += 1
+            if tokens < 2 or misses > 20:
+                break
+        return taken
+
+
+class _Said:
+    """What need not be said: what a text says already, and what was offered before, also as part of a longer name."""
+
+    def __init__(self, known: str) -> None:
+        self._known = known
+        self._offered = ""
+
+    def is_new(self, name: str) -> bool:
+        """Whether *name* is still to be said; if so it counts as said from now on."""
+        if name in self._offered or name in self._known:
+            return False
+        self._offered += f"{name}\n"
+        return True
+
+
+def _texts(entry: Entry) -> Iterator[tuple[str, float]]:
+    yield entry.text, WRITTEN[entry.role]
+    for name, arguments in entry.calls:
+        yield name, CALLED
+        yield plain_arguments(arguments), CALLED
+
+
+def quoted(text: str) -> str:
+    """*text* as somebody else's words: nothing in it ends the quote."""
+    inside = text.replace("“", "'").replace("”", "'")
+    return f"“{inside}”"
+
+
+class _Known(dict[str, tuple[tuple[str, bool], ...]]):
+    """The names in each piece of text between blanks. A piece that comes again is not looked at again."""
+
+    def __missing__(self, piece: str) -> tuple[tuple[str, bool], ...]:
+        """Look for the names in *piece*."""
+        token = piece.strip(".,:;!?…。，：；！？-")
+        names: tuple[tuple[str, bool], ...] = ()
+        if 2 < len(token) <= LONGEST and not _PLAIN.fullmatch(token):
+            names = tuple(_named(token))
+        if len(self) < MOST_PIECES and len(piece) <= LONGEST:
+            self[piece] = names
+        return names
+
+
+def _tokens(text: str, known: _Known, *, phrases: bool) -> Iterator[tuple[str, bool]]:
+    """Every token of *text* worth naming, and whether it is a figure; *phrases*: also titles of several words."""
+    for start in range(0, len(text), _WINDOW):
+        window = text[start : start + _WINDOW]
+        for piece in _SPLIT.findall(window):
+            if found := known[piece]:
+                yield from found
+        for match in _QUOTED.finditer(window):
+            if phrases or not any(map(str.isspace, match.group(1))):
+                yield match.group(1), False
+
+
+def _named(token: str) -> Iterator[tuple[str, bool]]:
+    """The names in *token*, and whether each is a figure."""
+    if _URL.fullmatch(token) or _PATH.fullmatch(token) or _NAME.fullmatch(token) or _ERROR.fullmatch(token):
+        yield token, False
+    elif _NUMBER.fullmatch(token):
+        yield token, True
+    else:
+        for match in _INSIDE.finditer(token):
+            found = match.group().rstrip(".")
+            if len(found) > 2:
+                yield found, match.lastindex == 2
+
+
+def _files(entries: Sequence[Entry]) -> Iterator[str]:
+    """Distinct paths that calls were given as a whole argument, newest first."""
+    seen: set[str] = set()
+    for entry in reversed(entries):
+        for _, arguments in reversed(entry.calls):
+            for value in plain_arguments(arguments).split("\n"):
+                if 2 < len(value) <= LONGEST and value not in seen and _PATH.fullmatch(value):
+                    seen.add(value)
+                    yield value
+
+
+def _error_lines(entries: Sequence[Entry]) -> Iterator[str]:
+    """Distinct error lines of tool results, newest first."""
+    seen: set[str] = set()
+    for entry in reversed(entries):
+        if entry.role != "tool":
+            continue
+        for raw in entry.text[:_WINDOW].splitlines():
+            line = raw.strip()
+            if len(line) <= LONGEST and line not in seen and _FAILURE.search(line):
+                seen.add(line)
+                yield line
+                break
+
+
+def _commands(entries: Sequence[Entry]) -> Iterator[str]:
+    """Distinct shell commands, newest first."""
+    seen: set[str] = set()
+    for entry in reversed(entries):
+        for _, arguments in entry.calls:
+            command = command_of(arguments)
+            if command and len(command) <= LONGEST and command not in seen:
+                seen.add(command)
+                yield command
+
+
+def _literal(arguments: str) -> Any:
+    """The value of *arguments*, numbers as they are spelled: reading and writing them again would invent figures."""
+    return _LITERAL.decode(arguments)
+
+
+def command_of(arguments: str) -> str:
+    """The shell command or commands in a call's arguments, on one line; empty if there is none."""
+    if len(arguments) > LONGEST_ARGUMENTS:
+        return ""
+    try:
+        values = _literal(arguments)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(values, dict):
+        return ""
+    several = next((values[key] for key in _COMMANDS_KEYS if isinstance(values.get(key), list)), [values])
+    found = [_one_command(each) for each in several if each]
+    return "; ".join(filter(None, found))
+
+
+def _one_command(value: Any) -> str:
+    """The command that *value* is or holds, on one line."""
+    if isinstance(value, dict):
+        value = next((value[key] for key in _COMMAND_KEYS if value.get(key)), "")
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return " ".join(text.split())
+
+
+def plain_arguments(arguments: str) -> str:
+    """The string and number values of a call's JSON arguments, one a line; the text itself where it is no JSON."""
+    if len(arguments) > LONGEST_ARGUMENTS:
+        return arguments
+    try:
+        stack = [_literal(arguments)]
+    except (ValueError, RecursionError):
+        return arguments
+    found: list[str] = []
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            stack.extend(reversed(node.values()))
+        elif isinstance(node, list):
+            stack.extend(reversed(node))
+        elif isinstance(node, str):
+            found.append(node)
+    return "\n".join(found)

@@ -1,0 +1,351 @@
+"""What is too big cut short: tool results, single texts, and the definitions of tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.core.conversation.scan import elements
+
+Count = Callable[[str], int]
+
+MIDDLE = "[... the middle of this output was left out to save room; run a narrower command to see it ...]"
+REST = "[... the rest was left out to save room; ask for a later or narrower part to see it ...]"
+
+HEAD_ONLY = frozenset({"file_read", "grep", "glob", "list", "web_fetch", "web_search", "search_semantic"})
+"""Kinds of tools whose results are read from the top; of all others the end says how it went."""
+
+BYTES_PER_TOKEN = 4
+"""So many bytes of a limit are one token when its weight is charged before its text is known."""
+
+_TRIES = 12
+_EDGES = (b"\n", b" ")
+"""Where a text is cut if such an edge is near: between lines, else between words."""
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateLimits:
+    """The most lines and bytes a tool result keeps, and the share of the room it may take when room is short."""
+
+    lines: int = 2_000
+    size: int = 50_000
+    share: float = 0.10
+
+    def tokens(self, room: int) -> int:
+        """The tokens a result may keep where messages have *room* tokens."""
+        return max(0, min(int(self.share * room), self.most))
+
+    @property
+    def most(self) -> int:
+        """The tokens that so many bytes of plain text are."""
+        return self.size // BYTES_PER_TOKEN
+
+
+def line_count(text: str) -> int:
+    """Lines of *text*; a final line end is no line of its own."""
+    return text.count("\n") + bool(text and not text.endswith("\n"))
+
+
+def is_over(text: str, lines: int, size: int) -> bool:
+    """Whether *text* has more than so many lines or bytes."""
+    return line_count(text) > lines or len(text.encode("utf-8", "surrogatepass")) > size
+
+
+def truncate(text: str, lines: int, size: int, *, tail: bool) -> str:
+    """*text* in at most so many lines and bytes, marker included; unchanged where it fits already.
+
+    With *tail* head and end are kept, else the head. Cuts are between lines, inside one only where it is too long.
+    """
+    if not is_over(text, lines, size):
+        return text
+    marker = MIDDLE if tail else REST
+    body = text.encode("utf-8", "surrogatepass")
+    lines, size = lines - 1, size - len(marker) - 2
+    if lines < 1 or size < 1:
+        return marker
+    kept = (lines - lines // 2, size - size // 2) if tail else (lines, size)
+    head = body[: _head(body, *kept)]
+    end = body[_tail(body, lines // 2, size // 2) :] if tail and lines > 1 else b""
+    pieces = [_text(head).removesuffix("\n"), marker, *([_text(end)] if end else [])]
+    return "\n".join(piece for piece in pieces if piece)
+
+
+def truncate_to(text: str, limits: TruncateLimits, tokens: int, count: Count, *, tail: bool) -> str:
+    """*text* within *limits* and at most about *tokens*."""
+    size = limits.size
+    result = truncate(text, limits.lines, size, tail=tail)
+    for _ in range(_TRIES):
+        taken = count(result)
+        if taken <= tokens:
+            break
+        size = min(size, len(result.encode("utf-8", "surrogatepass"))) * tokens * 31 // (taken * 32)
+        result = truncate(text, limits.lines, size, tail=tail)
+    return result
+
+
+def _head(body: bytes, lines: int, size: int) -> int:
+    """Where the head of *body* ends: after at most so many lines and bytes, between characters."""
+    end = _after_lines(body, lines)
+    if end <= size:
+        return end
+    for edge in _EDGES:
+        if (at := body.rfind(edge, size * 3 // 4, size)) >= 0:
+            return at + 1
+    return _character_start(body, size, -1)
+
+
+def _tail(body: bytes, lines: int, size: int) -> int:
+    """Where the end of *body* starts: before at most so many lines and bytes, between characters."""
+    start = _before_lines(body, lines)
+    if len(body) - start <= size:
+        return start
+    start = len(body) - size
+    for edge in _EDGES:
+        if (at := body.find(edge, start, start + size // 4)) >= 0:
+            return at + 1
+    return _character_start(body, start, 1)
+
+
+def _after_lines(body: bytes, lines: int) -> int:
+    at = 0
+    for _ in range(lines):
+        found = body.find(b"\n", at)
+        if found < 0:
+            return len(body)
+        at = found + 1
+    return at
+
+
+def _before_lines(body: bytes, lines: int) -> int:
+    at = len(body) - body.endswith(b"\n")
+    for _ in range(lines):
+        found = body.rfind(b"\n", 0, at)
+        if found < 0:
+            return 0
+        at = found
+    return at + 1
+
+
+def _character_start(body: bytes, at: int, step: int) -> int:
+    """The nearest start of a character from *at* on in the direction of *step*."""
+    while 0 < at < len(body) and body[at] & 0xC0 == 0x80:
+        at += step
+    return at
+
+
+def _text(body: bytes) -> str:
+    return body.decode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """Items, by index, that are cut after all others: what ``users`` wrote, and results that are ``unread``."""
+
+    users: Collection[int]
+    unread: Collection[int]
+
+
+def fair_level(sizes: Mapping[int, int], floors: Mapping[int, int], room: int) -> int:
+    """The largest common cap for *sizes*, none below its floor, that takes at most *room*; at least zero."""
+    low, high = 0, max(sizes.values(), default=0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(max(floors[i], min(size, middle)) for i, size in sizes.items()) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def clip_levels(
+    sizes: Mapping[int, int], floors: Mapping[int, int], spared: Spared, wanted: int, needed: int, least: int
+) -> dict[int, int]:
+    """What each item of *sizes* may keep so that *wanted* tokens are saved, or at least the *needed* ones.
+
+    Older items give way first. Unread results and users' words are touched only for what is *needed*; users' words
+    stay whole while that leaves the others *least* tokens each.
+    """
+    both = {*spared.users, *spared.unread}
+    total = sum(sizes.values())
+    others = {i: size for i, size in sizes.items() if i not in both}
+    rest = total - sum(others.values())
+    level = fair_level(others, floors, total - wanted - rest)
+    if level >= least:
+        return _capped(sizes, floors, others, level)
+    if not spared.unread:
+        return _capped(sizes, floors, sizes, fair_level(sizes, floors, total - wanted))
+    if sum(floors[i] for i in others) <= total - needed - rest:
+        return _capped(sizes, floors, others, fair_level(others, floors, total - needed - rest))
+    silent = {i: size for i, size in sizes.items() if i not in spared.users}
+    level = fair_level(silent, floors, total - needed - sum(sizes[i] for i in sizes if i in spared.users))
+    if level >= least:
+        return _capped(sizes, floors, silent, level)
+    return _capped(sizes, floors, sizes, fair_level(sizes, floors, total - needed))
+
+
+def _capped(sizes: Mapping[int, int], floors: Mapping[int, int], cut: Collection[int], level: int) -> dict[int, int]:
+    """*sizes* with those of *cut* brought down to *level*, none below its floor."""
+    return {i: max(floors[i], min(size, level)) if i in cut else size for i, size in sizes.items()}
+
+
+MARKER = "\n[... middle left out to save room; ask for a narrower part if needed ...]\n"
+
+SHORT_MARKER = " [...] "
+"""For texts that keep so little that the words of the marker would be most of it."""
+
+OMITTED = "[...]"
+"""What stands for a text, or for the part of one, of which nothing is kept."""
+
+_WIDE = "\u2e80"
+"""From here on scripts are written without spaces: a text may end after any character."""
+
+HEAD_SHARE = 0.6
+"""Share kept from the beginning: questions and headings stand there, results and errors at the end."""
+
+
+def clip(text: str, tokens: int, count: Count) -> str:
+    """*text* with its middle left out so that it takes at most *tokens*; unchanged where it fits already.
+
+    Never empty and never less than ``OMITTED``, whatever *tokens* says: providers refuse messages without text.
+    """
+    if count(text) <= max(tokens, count(OMITTED)):
+        return text
+    marker = MARKER if tokens >= 3 * count(MARKER) else SHORT_MARKER
+    room = tokens - count(marker)
+    while room > 1:
+        head = _beginning(text, int(room * HEAD_SHARE), count)
+        tail = _ending(text, room - count(head), count)
+        result = head.rstrip("\n") + marker + tail.lstrip("\n")
+        if (excess := count(result) - tokens) <= 0:
+            return result
+        room -= excess  # the seams can cost a token that neither side does alone
+    return _beginning(text, max(0, tokens), count) or OMITTED
+
+
+def _beginning(text: str, tokens: int, count: Count) -> str:
+    size = _longest(lambda n: count(text[:n]) <= tokens, tokens, len(text))
+    return text[: _line_end(text, size)]
+
+
+def _ending(text: str, tokens: int, count: Count) -> str:
+    size = _longest(lambda n: n == 0 or count(text[-n:]) <= tokens, tokens, len(text))
+    if size == 0:
+        return ""
+    start = len(text) - size
+    line = text.find("\n", start, start + size // 4 + 1)
+    return text[line + 1 :] if line >= 0 else text[start:]
+
+
+def _line_end(text: str, size: int) -> int:
+    """The last line end in the last quarter of ``text[:size]``, else *size*."""
+    line = text.rfind("\n", size - size // 4, size)
+    return line if line > 0 else size
+
+
+def _longest(fits: Callable[[int], bool], tokens: int, most: int) -> int:
+    """The largest length that *fits*, found by doubling and halving around four characters a token."""
+    low, high = 0, min(most, max(16, tokens * 4))
+    while high < most and fits(high):
+        low, high = high, min(most, high * 2)
+    if fits(high):
+        return high
+    while high - low > 1 + tokens // 8:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def shorten(text: str, characters: int) -> str:
+    """*text* cut at a word boundary to at most so many characters, so that no name is left half."""
+    if len(text) <= characters:
+        return text
+    cut = next((at for at in range(characters, 0, -1) if text[at].isspace() or text[at - 1] >= _WIDE), 0)
+    return f"{text[:cut].rstrip()} {OMITTED}" if cut else OMITTED
+
+
+PROSE = ("description", "title", "$comment")
+EXAMPLES = ("examples", "example", "default")
+
+_NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions", "patternProperties"})
+"""Keywords whose members are schemas under names of the author's own."""
+
+LEVELS = ((400, 200, True), (160, 60, False), (80, 0, False), (0, 0, False))
+"""Each level keeps so many characters of a tool's own description and of nested ones, and examples or not."""
+
+
+def shrink_tools(tools: bytes, tokens: int, count: Count) -> bytes:
+    """The array *tools* (JSON) at the first level that takes at most *tokens*, else at the last one.
+
+    The same array and target give the same bytes on every call, so a provider's prompt cache keeps its prefix.
+    """
+    source = tools.decode()
+    if not source.startswith("["):
+        return tools
+    try:
+        # One by one: a parser or writer of a whole array would not let anything else run meanwhile.
+        parsed = [json.loads(source[start:end]) for start, end in elements(source, 0)[0]]
+    except ValueError:
+        return tools  # an integer with more digits than Python reads: it could not be written as it was
+    result = tools
+    for own, nested, examples in LEVELS:
+        written = (
+            json.dumps(_tool(tool, own, nested, examples), ensure_ascii=False, separators=(",", ":")) for tool in parsed
+        )
+        result = f"[{','.join(written)}]".encode("utf-8", "backslashreplace")
+        if count(result.decode()) <= tokens:
+            break
+    return result
+
+
+def _tool(tool: Any, own: int, nested: int, examples: bool) -> Any:
+    if not isinstance(tool, dict):
+        return tool
+    function = tool.get("function")
+    if isinstance(function, dict):
+        return {**tool, "function": _tool(function, own, nested, examples)}
+    kept: dict[str, Any] = {}
+    for key, value in tool.items():
+        if key == "description" and isinstance(value, str):
+            if own:
+                kept[key] = shorten(value, own)
+        elif key in ("parameters", "input_schema"):
+            kept[key] = _schema(value, nested, examples)
+        else:
+            kept[key] = value
+    return kept
+
+
+def _schema(schema: Any, nested: int, examples: bool) -> Any:
+    """A JSON Schema without its prose; names under ``properties`` are names, whatever they are called."""
+    if isinstance(schema, list):
+        return [_schema(part, nested, examples) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _keyword(key, value, nested, examples)
+        for key, value in schema.items()
+        if not _is_removed(key, value, nested, examples)
+    }
+
+
+def _is_removed(key: str, value: Any, nested: int, examples: bool) -> bool:
+    """Return whether a keyword goes: prose but a description that is only shortened, and unwanted examples."""
+    if key in PROSE and isinstance(value, str):
+        return not nested or key != "description"
+    return key in EXAMPLES and not examples
+
+
+def _keyword(key: str, value: Any, nested: int, examples: bool) -> Any:
+    """Return the value of a keyword that stays."""
+    if key in PROSE and isinstance(value, str):
+        return shorten(value, nested)
+    if key in _NAMED_SCHEMAS and isinstance(value, dict):
+        return {name: _schema(part, nested, examples) for name, part in value.items()}
+    if key in ("enum", "const", "required"):
+        return value
+    return _schema(value, nested, examples)

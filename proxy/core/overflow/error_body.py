@@ -1,0 +1,160 @@
+"""Takes an answer apart: whatever the envelope, the texts, codes and figures that speak of what went wrong."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_TEXTS, MOST_CHARACTERS, DEEPEST = 60, 24_000, 20
+"""What is looked at of an answer: texts, characters of all of them, levels of nesting."""
+
+ECHOES = frozenset(
+    {
+        "choices", "doc_url", "documentation_url", "examples", "id", "input", "messages", "model", "more_info",
+        "prompt", "provider_name", "request", "request_body", "request_id", "requestid", "stack", "stacktrace", "trace",
+        "traceback", "url", "usage", "help", "user_id",
+    }
+)  # fmt: skip
+"""Members that repeat the request, or point elsewhere: they say nothing of what went wrong."""
+
+NAMING = frozenset({"code", "type", "reason", "status", "error_type", "error_code", "errorcode", "__type", "kind"})
+"""Members that hold machine-readable names."""
+
+_EVENT_ERRORS = frozenset({":exception-type", ":error-code"})
+"""Headers of a frame that reports an error in an AWS event stream: https://smithy.io/2.0/aws/amazon-eventstream.html"""
+
+_NAMED_PLACE = re.compile(
+    r"[\"'`]([a-z_]\w{0,60}(?:[.\[][\w.\[\]]{0,120})?)[\"'`]: (?:string|array) too (?:long|large)|#/(\w[\w/]{0,120})"
+)
+_TAG = re.compile(r"<(?:script|style)\b[^<]{0,2000}<|<[^<>]{0,500}>", re.IGNORECASE)
+_IDENTIFIER = re.compile(r"[A-Za-z][\w.:#-]{2,80}\Z|\d{4,6}\Z")
+
+
+@dataclass(slots=True)
+class ErrorParts:
+    """What an answer is made of. ``place`` names the part of the request that it complains of, if it names one."""
+
+    texts: list[str] = field(default_factory=list)
+    codes: list[str] = field(default_factory=list)
+    members: list[tuple[str, int]] = field(default_factory=list)
+    place: str = ""
+    _room: int = MOST_CHARACTERS
+
+    def take(self, text: str) -> None:
+        """Keep *text*, as a code where it is one word, while there is room."""
+        text = text.strip()
+        if _IDENTIFIER.match(text):
+            self.codes += [text] if len(self.codes) < MOST_TEXTS else []
+            return
+        if not text or self._room <= 0 or len(self.texts) >= MOST_TEXTS:
+            return
+        text = text[: self._room]
+        if text not in self.texts:
+            self.texts.append(text)
+            self._room -= len(text)
+        if not self.place:
+            named = _NAMED_PLACE.search(text)
+            self.place = (named[1] or named[2]).replace("/", ".") if named else ""
+
+
+def parse_body(body: bytes) -> Any:
+    """The JSON in *body*, or its text; of HTML the words."""
+    text = body.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    if text[:1] in ("{", "[", '"'):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
+def is_error(value: Any) -> bool:
+    """Whether a decoded answer says by its shape that it is an error, whatever its status."""
+    if isinstance(value, list):
+        return bool(value) and is_error(value[0])
+    if not isinstance(value, dict):
+        return False
+    response = value.get("response")
+    if isinstance(response, dict) and response.get("error"):
+        return True
+    headers = value.get("headers")
+    if isinstance(headers, dict) and not _EVENT_ERRORS.isdisjoint(headers):
+        return True
+    if value.get("error") or value.get("type") == "error" or value.get("object") == "error":
+        return True
+    return bool(value.get("detail") or value.get("errors")) and not (value.get("choices") or value.get("content"))
+
+
+def error_parts(value: Any) -> ErrorParts:
+    """The parts of a decoded answer: strings inside it are opened too, several levels deep."""
+    parts = ErrorParts()
+    _walk(value, "", parts, DEEPEST)
+    return parts
+
+
+def _walk(value: Any, name: str, parts: ErrorParts, depth: int) -> None:
+    if depth <= 0:
+        return
+    if isinstance(value, str):
+        _text(value, parts, depth)
+    elif isinstance(value, dict):
+        _object(value, parts, depth)
+    elif isinstance(value, list):
+        for member in value[:40]:
+            _walk(member, "", parts, depth - 1)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        parts.members.append((name, value))
+        if name in NAMING:
+            parts.codes.append(str(value))
+
+
+def _object(value: dict[Any, Any], parts: ErrorParts, depth: int) -> None:
+    place = value.get("loc") or value.get("param")
+    if isinstance(place, list):
+        place = ".".join(map(str, place)).removeprefix("body.")
+    if isinstance(place, str) and not parts.place:
+        parts.place = place
+    for key, member in list(value.items())[:60]:
+        name = str(key).lower()
+        if name in ECHOES or (name == "loc" and isinstance(member, list)) or name == "param":
+            continue
+        _walk(member, name, parts, depth - 1)
+
+
+def _text(text: str, parts: ErrorParts, depth: int) -> None:
+    text = text[:MOST_CHARACTERS]
+    if "</" in text or text.startswith("<!"):
+        text = html.unescape(_TAG.sub(" ", text))
+    for piece in _pieces(text):
+        if isinstance(piece, str):
+            parts.take(piece)
+        else:
+            _walk(piece, "", parts, depth - 1)
+
+
+def _pieces(text: str) -> Iterator[Any]:
+    """A text's words, and the JSON objects and strings that stand between them."""
+    decoder, tries = json.JSONDecoder(), 0
+    at = start = 0
+    while tries < 8 and (at := _next(text, at)) >= 0:
+        tries += 1
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            at += 1
+            continue
+        if isinstance(value, dict | list) and value and not (isinstance(value, list) and isinstance(value[0], int)):
+            yield text[start:at]
+            yield value
+            start = end
+        at = end
+    yield text[start:]
+
+
+def _next(text: str, at: int) -> int:
+    found = [place for place in (text.find("{", at), text.find("[", at)) if place >= 0]
+    return min(found, default=-1)

@@ -1,0 +1,1 @@
+"""Caps tool results before they are first sent."""

@@ -1,0 +1,1 @@
+"""Answers compactions that clients ask for."""

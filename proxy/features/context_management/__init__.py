@@ -1,0 +1,1 @@
+"""Applies the context edits of the Messages API for upstreams that do not know them."""

@@ -1,0 +1,90 @@
+"""``context_management`` of the Messages API for servers that do not know it: done here, and taken out of the body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+
+from proxy.core.budget.catalogue import Route
+from proxy.core.budget.figures import reserve
+from proxy.core.conversation import messages
+from proxy.core.conversation.outline import Envelope
+from proxy.core.conversation.scan import decode
+from proxy.core.request import Request
+from proxy.engine.reading import Reader, Reading
+from proxy.features.context_management.clearing import ContextEdits, clear_message, cleared_tool_uses, read_edits
+from proxy.offload import offload
+
+MEMBER = "context_management"
+
+
+class ContextManagement:
+    """Does what requests ask of the servers called *owned*, which cannot."""
+
+    def __init__(self, reader: Reader, owned: Collection[str]) -> None:
+        self._reader = reader
+        self._owned = frozenset(owned)
+
+    def markers(self) -> dict[str, tuple[bytes, ...]]:
+        """What a body holds if there may be something to do in it, by API."""
+        return {messages.API: (MEMBER.encode(),)} if self._owned else {}
+
+    def concerns(self, request: Request) -> bool:
+        """Whether *request* may ask for context edits that are served here; a look at its bytes."""
+        return bool(self._owned) and request.api == messages.API and MEMBER.encode() in request.body
+
+    async def served(self, request: Request, route: Route) -> Request:
+        """*request* as it would be after the edits it asks for, and without asking.
+
+        A size from which to compact becomes its window, where that is smaller. Raises ``InvalidRequest`` where it
+        cannot be read.
+        """
+        if route.upstream not in self._owned:
+            return request
+        located = await self._reader.located(messages, request.tenant, request.body)
+        outline = located.outline
+        if MEMBER not in outline.fields:
+            return request
+        wanted = read_edits(json.loads(outline.value(MEMBER)))
+        reading = await self._reader.read(messages, route.encoding, request.tenant, located, route.model)
+        body = await offload(reading.load, _edited, reading, wanted)
+        return replace(request, body=body, options=replace(request.options, window=_window(request, outline, wanted)))
+
+
+def _window(request: Request, outline: Envelope, wanted: ContextEdits) -> int | None:
+    """The window that holds for *request*, in the provider's tokens; ``None`` where nobody made it smaller."""
+    limits = [] if request.options.window is None else [request.options.window]
+    if wanted.compact_from is not None:
+        limits.append(wanted.compact_from + reserve(outline.requested, None, wanted.compact_from))
+    return min(limits, default=None)
+
+
+def _edited(reading: Reading, wanted: ContextEdits) -> bytes:
+    raw = [reading.body[start:end] for start, end in reading.scan.spans]
+    gone: dict[str, bool] = {}
+    if wanted.clearing:
+        values = [value if isinstance(value := decode(each), dict) else {} for each in raw]
+        for clearing in wanted.clearing:
+            gone |= cleared_tool_uses(reading.fixed, reading.items, values, clearing)
+        raw = [clear_message(each, value, gone) for each, value in zip(raw, values, strict=True)] if gone else raw
+    scan, body = reading.scan, reading.body
+    items = b",".join(raw) if gone else body[scan.start : scan.end]
+    return _without(reading.outline, len(body[: scan.start].decode()), items)
+
+
+def _without(outline: Envelope, at: int, items: bytes) -> bytes:
+    """The body of *outline* with *items* at character *at*, and without the member that asked for edits."""
+    text, gone = outline.text, outline.fields[MEMBER]
+    before = [field.end for field in outline.fields.values() if field.end < gone.start]
+    if before:
+        start, end = max(before), gone.end
+    else:
+        start, end = text.index("{") + 1, gone.end
+        rest = text[end:].lstrip()
+        end = len(text) - len(rest) + (1 if rest.startswith(",") else 0)
+    if end <= at:
+        pieces = [text[:start].encode(), text[end:at].encode(), items, text[at:].encode()]
+    else:
+        pieces = [text[:at].encode(), items, text[at:start].encode(), text[end:].encode()]
+    return b"".join(pieces)

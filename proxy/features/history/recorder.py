@@ -1,0 +1,124 @@
+"""Writes down what becomes of conversations, behind their answers: for people, never for decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+
+from proxy.core.compaction.record import Compaction, CompactionRecord
+from proxy.core.conversation.items import Layout
+from proxy.core.decisions import CountedView
+from proxy.core.report import Report
+from proxy.core.request import Request
+from proxy.engine.plans import Plan
+from proxy.features.history.archive import Archive
+from proxy.features.history.notes import CompactionNote, RequestNote, dump, name_of
+from proxy.store.register import Register
+from proxy.summaries.contracts import NOTE_VERSION, SummaryNote
+
+LEAST_SECONDS = 60.0
+"""Seconds between two notes on requests of one conversation, compactions aside."""
+
+
+class HistoryRecorder:
+    """Notes what was answered.
+
+    *recent* remembers for ``LEAST_SECONDS`` which conversations were noted; *now* gives Unix time. *archive* keeps what
+    left the view, if that is configured.
+    """
+
+    def __init__(
+        self,
+        register: Register,
+        recent: MutableMapping[tuple[str, bytes], bool],
+        now: Callable[[], float],
+        archive: Archive | None = None,
+    ) -> None:
+        self._archive = archive
+        self._register = register
+        self._recent = recent
+        self._now = now
+
+    def answered(self, request: Request, plan: Plan) -> None:
+        """Note that *plan* was sent for *request*: a compaction always, other views now and then."""
+        view, report = plan.view, plan.report
+        if view is None or view.layout is None or not view.layout.count or not report.conversation:
+            return
+        if report.observed or report.client_compaction:
+            return
+        root, route, record = view.measured.root_hash(view.layout), view.measured.route.name, view.edits.record
+        fresh = report.event and record is not None
+        key = (route, root)
+        if not fresh and key in self._recent:
+            return
+        self._recent[key] = True
+        now, lasting = self._now(), record is not None
+        self._register.seen(request.tenant, report.conversation, root, now, lasting=lasting)
+        last = _last(report, view, view.layout, int(now))
+        self._register.note(request.tenant, root, name_of(last), dump(last), lasting=lasting)
+        if fresh and record is not None:
+            archive = self._archive.keep(view, root, record.compaction) if self._archive else ""
+            event = _event(report, view, view.layout, record, int(now), archive)
+            self._register.note(request.tenant, root, name_of(event), dump(event), lasting=True)
+
+    def job(self, tenant: bytes, root: bytes, note: SummaryNote) -> None:
+        """Note what has become of a summary; that it was passed over again, only now and then."""
+        key = (note.reason, root + note.since)
+        if note.state == "skipped":
+            if key in self._recent:
+                return
+            self._recent[key] = True
+        self._register.note(tenant, root, name_of(note), dump(note), lasting=True)
+
+
+def _last(report: Report, view: CountedView, layout: Layout, now: int) -> RequestNote:
+    place = view.edits.record.compaction.place if view.edits.record else 0
+    return RequestNote(
+        version=NOTE_VERSION,
+        made=now,
+        route=view.measured.route.name,
+        api=report.api,
+        items=layout.count,
+        window=report.window or 0,
+        budget=report.budget or 0,
+        before=report.tokens_before or 0,
+        after=report.tokens_after or 0,
+        outcome=report.outcome,
+        stages=report.stages,
+        place=place,
+        chain=view.measured.prefix_hashes[place - 1] if place else b"",
+        epoch=report.epoch,
+        spent=report.summary_tokens,
+    )
+
+
+def _event(
+    report: Report, view: CountedView, layout: Layout, record: CompactionRecord, now: int, archive: str
+) -> CompactionNote:
+    measured, event, previous = view.measured, record.compaction, view.edits.previous
+    factor = measured.token_ratio
+    kept = sum(measured.parsed.items[i].tokens for i in event.anchors)
+    return CompactionNote(
+        version=NOTE_VERSION,
+        made=now,
+        route=measured.route.name,
+        chain=measured.prefix_hashes[event.place - 1],
+        place=event.place,
+        since=previous.cut if previous else 0,
+        cut=event.cut,
+        taken=int((layout.sums[event.cut] - kept) * factor) if event.cut else 0,
+        left=report.regions.get("summary", 0),
+        by=record.by,
+        upto=record.upto,
+        stages=event.stages,
+        shortened=len(_shortened(event)),
+        window=int(record.window * factor),
+        reserve=int(record.reserve * factor),
+        fixed=int(record.fixed * factor),
+        archive=archive,
+    )
+
+
+def _shortened(event: Compaction) -> set[int]:
+    """The items that stand in the view of *event* with less than they said."""
+    swapped = {swap.index for swap in event.swaps}
+    return swapped | {index for index, _ in (*event.trims, *event.clips)}

@@ -1,1 +1,0 @@
-"""What is written down of conversations for people, and told to their owners; no decision reads it."""

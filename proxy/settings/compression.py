@@ -1,0 +1,224 @@
+"""The sections of what is done to a conversation: stages, shares, buffers, summaries."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from proxy.settings.field_types import (
+    AccessKey,
+    FilePath,
+    Seconds,
+    Section,
+    Share,
+    Switch,
+    Tokens,
+    Trouble,
+    Words,
+    refuse,
+)
+
+
+class Stage(Section):
+    """One rung of the ladder."""
+
+    enabled: bool = True
+
+
+class DedupStage(Stage):
+    """Results that a later one makes superfluous give way to a line."""
+
+    exact: bool = Field(default=True, description="The same call with the same result.")
+    stale_reads: bool = Field(default=True, description="A file that was read again, all the lines or more.")
+    grep_subsumed: bool = Field(default=True, description="A search in a file that was read whole later.")
+    min_saving: int = Field(default=50, ge=0, description="Tokens that one line must save.")
+
+
+class PruneStage(Stage):
+    """Old results give way to a line."""
+
+    protect_rounds: int = Field(default=6, ge=0, description="Newest rounds that stay; fewer in windows below 200K.")
+    protect_tokens: int = Field(default=40_000, ge=0, description="Newest tokens of results that stay; scaled alike.")
+    min_saving: int = Field(default=20_000, ge=0, description="Tokens it must save in all; scaled alike.")
+    weights: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
+        default={}, description="How easily results of a kind are done without, where not as usual."
+    )
+
+
+class TruncateStage(Stage):
+    """The biggest kept results lose what is beyond a limit."""
+
+    always: bool = Field(default=False, description="Cap every result before it is first sent, whatever the room.")
+    max_lines: int = Field(default=2_000, gt=1, description="With always: lines a result keeps at most.")
+    max_bytes: int = Field(default=50_000, ge=1_000, description="Bytes a result keeps at most once it was read.")
+    share: Annotated[Share, Field(gt=0)] = Field(default=0.10, description="Share of the room it keeps at most.")
+
+
+class Stages(Section):
+    """Which rungs may be used; the order is fixed."""
+
+    dedup: DedupStage = DedupStage()
+    prune: PruneStage = PruneStage()
+    truncate: TruncateStage = TruncateStage()
+    fold: Stage = Stage()
+    drop: Stage = Stage()
+    clip: Stage = Stage()
+    tools: Stage = Stage()
+
+
+class Shares(Section):
+    """Parts of the budget that a fold's block may take at most."""
+
+    pins: Share = Field(default=0.20, description="User instructions, verbatim.")
+    digest: Share = Field(default=0.10, description="Identifiers, paths, errors.")
+    steps: Share = Field(default=0.03, description="One line per folded round.")
+    summary: Share = Field(
+        default=0.05, description="A summary by a model, where there is one; taken out of steps and digest."
+    )
+
+
+class Buffers(Section):
+    """Thresholds in tokens from the window's end, beside the marks; of the two the smaller threshold wins."""
+
+    reserve: Tokens | None = Field(default=None, description="Kept for the answer; 16000 is usual.")
+    warning: Tokens | None = Field(default=None, description="Free at the soft mark; 24000 is usual.")
+    auto_compact: Tokens | None = Field(default=None, description="Free where a compaction starts; 12000 is usual.")
+    blocking: Tokens | None = Field(default=None, description="Free in every view that is sent; 3000 is usual.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        order = "Keep blocking < auto_compact < warning; 3000, 12000 and 24000 are usual."
+        steps = [(name, getattr(self, name)) for name in ("blocking", "auto_compact", "warning")]
+        known = [(name, tokens) for name, tokens in steps if tokens is not None]
+        refuse(
+            [
+                ((name,), f"{tokens} is not above {below} ({least})", order)
+                for (below, least), (name, tokens) in pairwise(known)
+                if tokens <= least
+            ]
+        )
+        return self
+
+
+ECONOMY_LOW_MARK = 0.35
+"""Deeper than for fitting: the cheapest depth for long sessions at today's prices of cached tokens."""
+
+
+class Allocation(Section):
+    """Soft shares of the window; what a part does not use is lent to the others. All zero: no allocation."""
+
+    system: Share = Field(default=0.0, description="System text and response format.")
+    tools: Share = Field(default=0.0, description="Tool definitions; above it they are shrunk before messages go.")
+    memory: Share = Field(default=0.0, description="Memories that an agent injects.")
+    summary: Share = Field(default=0.0, description="What stands for folded rounds; caps it at an event.")
+    recent: Share = Field(default=0.0, description="The newest messages.")
+    older: Share = Field(default=0.0, description="Messages before those; with recent, what an event leaves of them.")
+    reserve: Share = Field(default=0.0, description="The answer; not lent to what an event leaves of messages.")
+
+    @property
+    def given(self) -> bool:
+        """Whether there is an allocation at all."""
+        return any(self.model_dump().values())
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        shares = self.model_dump()
+        total = sum(shares.values())
+        if total > 1 + 1e-9:
+            parts = " + ".join(name for name, share in shares.items() if share)
+            message = f"the shares add up to {total:.2f} of the window"
+            refuse([((), message, f"Keep {parts} at 1 or less together; what is left over is lent.")])
+        return self
+
+
+class Recall(Section):
+    """A tool, offered by Ullage and answered by it, with which a model reads what left its view."""
+
+    enabled: bool = Field(default=False, description="Offer it where a view leaves something out; edits such answers.")
+    results: int = Field(default=3, ge=1, le=10, description="Results of one call, unless it asks for up to 10.")
+    max_tokens: int = Field(default=4_000, ge=100, le=32_000, description="Tokens one call's results take at most.")
+
+
+class Compression(Section):
+    """When a view is made smaller, and how."""
+
+    mode: Annotated[Literal["on", "observe", "off"], Switch] = Field(
+        default="on", description="on; observe: decide and report, change nothing; off: relay."
+    )
+    policy: Literal["fit", "economy"] = Field(
+        default="fit",
+        description="fit: compact only to fit the window; economy: where going on gets dearer than compacting.",
+    )
+    high_mark: Annotated[Share, Field(gt=0)] = Field(default=0.90, description="A compaction starts above this share.")
+    soft_mark: Annotated[Share, Field(gt=0)] = Field(default=0.60, description="Preparing may start above this share.")
+    low_mark: Annotated[Share, Field(gt=0)] = Field(default=0.40, description="A compaction goes down to this share.")
+    lower_output: Literal["last", "first", "never"] = Field(
+        default="last", description="When the request's own output figure may be lowered to make room."
+    )
+    buffers: Buffers = Buffers()
+    stored_history: Literal["truncate", "error"] = Field(
+        default="truncate",
+        description="When a history that only the provider keeps is too long: let it cut that, or pass its error on.",
+    )
+    client_compaction: Literal["relay", "answer"] = Field(
+        default="relay",
+        description="A client's own compaction: asked of its model; answer: from the summary that is ready, if one is.",
+    )
+    stages: Stages = Stages()
+    shares: Shares = Shares()
+    allocation: Allocation = Allocation()
+    recall: Recall = Recall()
+
+    @property
+    def lowest(self) -> float:
+        """The low mark that holds: the configured one, else the policy's own."""
+        own = self.policy == "economy" and "low_mark" not in self.model_fields_set
+        return min(ECONOMY_LOW_MARK, self.low_mark) if own else self.low_mark
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        troubles: list[Trouble] = []
+        order = "Keep low_mark < soft_mark < high_mark; the defaults are 0.40, 0.60 and 0.90."
+        if self.low_mark >= self.high_mark:
+            message = f"{self.low_mark} is not below high_mark {self.high_mark}"
+            troubles.append((("low_mark",), message, order))
+        elif not self.low_mark < self.soft_mark < self.high_mark:
+            message = f"{self.soft_mark} is not between low_mark {self.low_mark} and high_mark {self.high_mark}"
+            troubles.append((("soft_mark",), message, order))
+        total = self.shares.pins + self.shares.digest + self.shares.steps
+        if total > 0.40 + 1e-9:
+            remedy = "Keep pins + digest + steps at 0.40 or less."
+            troubles.append((("shares",), f"the shares add up to {total:.2f} of the budget", remedy))
+        if self.shares.summary > self.shares.digest + self.shares.steps:
+            remedy = "Keep it at digest + steps or less: that is what it is taken out of."
+            troubles.append((("shares", "summary"), f"{self.shares.summary} is more than digest and steps", remedy))
+        refuse(troubles)
+        return self
+
+
+class Summaries(Section):
+    """Summaries written by a model."""
+
+    mode: Annotated[Literal["background", "inline", "off"], Switch] = Field(
+        default="background",
+        description="background: written ahead, used when ready; inline: a compaction waits for it; off: none.",
+    )
+    model: str = Field(
+        default="", description="Model that writes them, served as models says; empty: the request's own model."
+    )
+    allow: Annotated[tuple[AccessKey, ...], Words] = Field(
+        default=(), description="Client keys whose conversations may go to model; empty: everybody's."
+    )
+    allow_file: FilePath | None = Field(default=None, description="File with one such key per line.")
+    aligned: bool = Field(
+        default=False,
+        description="Send the request's own prompt with the instruction behind it, for the provider's prompt cache.",
+    )
+    timeout: Seconds = Field(default=60.0, description="Seconds one call may take, and a compaction waits if inline.")
+    spend: Share = Field(default=0.10, description="Part of the tokens a client sent in the last hour they may cost.")
+    jobs: int = Field(default=4, ge=1, le=64, description="Written at once, by each worker process.")
+    subscription_tokens: bool = Field(
+        default=False, description="Allow them with OAuth and subscription tokens, which providers restrict."
+    )

@@ -1,0 +1,183 @@
+"""Data files that come with the package, and the model table that comes with an installed one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.resources
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import yaml
+
+from proxy.core.overflow.rules import OverflowRules, read_rules
+
+if TYPE_CHECKING:
+    from proxy.settings.settings import Settings
+
+OVERFLOW = "overflow.yaml"
+TABLE = "model_prices_and_context_window_backup.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the table says of one model, in tokens; ``None`` where it says nothing.
+
+    Each token of an input above ``price_tier`` tokens costs more than one of a shorter input.
+    """
+
+    max_input_tokens: int | None
+    max_output_tokens: int | None
+    mode: str
+    provider: str
+    price_tier: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What one token costs, in US dollars; ``tier`` is the input above which the figures of ``above`` hold."""
+
+    input: float
+    cached: float
+    output: float
+    tier: int | None = None
+    above: Prices | None = None
+
+    def of(self, tokens: int, cached: int, output: int = 0) -> float:
+        """What a request of *tokens* input costs, *cached* of which the provider had before, with its answer."""
+        held = self.above if self.above is not None and self.tier is not None and tokens > self.tier else self
+        return (tokens - cached) * held.input + cached * held.cached + output * held.output
+
+
+class _Row(msgspec.Struct):
+    # The first entry of the table explains the columns in prose, so a figure may be a text.
+    max_input_tokens: int | float | str | None = None
+    max_output_tokens: int | float | str | None = None
+    max_tokens: int | float | str | None = None
+    mode: str = ""
+    litellm_provider: str = ""
+    input_cost_per_token_above_100k_tokens: float | None = None
+    input_cost_per_token_above_128k_tokens: float | None = None
+    input_cost_per_token_above_200k_tokens: float | None = None
+    input_cost_per_token_above_256k_tokens: float | None = None
+    input_cost_per_token_above_272k_tokens: float | None = None
+    input_cost_per_token_above_512k_tokens: float | None = None
+
+
+_TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
+_TIERS = tuple(sorted((int(found[1]), name) for name in _Row.__struct_fields__ if (found := _TIER.fullmatch(name))))
+
+
+def packaged(name: str) -> Traversable:
+    """The data file *name* of the configuration folder, from the installed package or the source checkout.
+
+    Raises ``FileNotFoundError`` when neither has it.
+    """
+    installed = importlib.resources.files("proxy").joinpath("_config", name)
+    if installed.is_file():
+        return installed
+    checkout = Path(__file__).resolve().parents[2] / "config" / name
+    if checkout.is_file():
+        return checkout
+    raise FileNotFoundError(f"the package holds no data file {name!r}")
+
+
+def rulebook() -> dict[str, Any]:
+    """What providers say when a request is too long, as packaged. Reads a file: call it once, or in a thread."""
+    data: dict[str, Any] = yaml.load(packaged(OVERFLOW).read_bytes(), Loader=yaml.CSafeLoader)
+    return data
+
+
+def overflow_rules(settings: Settings) -> OverflowRules:
+    """The packaged rules behind the configured ones. Reads a file: call it once, or in a thread."""
+    own = [rule.model_dump(exclude_none=True) for rule in settings.overflow_rules]
+    return read_rules(rulebook(), own)
+
+
+def version() -> str:
+    """The installed version, or ``0+source`` in a checkout that is not installed."""
+    try:
+        return importlib.metadata.version("ullage")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+source"
+
+
+def model_table() -> dict[str, ModelFacts]:
+    """Facts by model name from litellm's table, read as data; empty when litellm is not installed.
+
+    Reads and decodes 3 MB: call it in a thread. Raises ``OSError`` or ``msgspec.MsgspecError`` on a broken file.
+    """
+    file = _table_file()
+    if file is None:
+        return {}
+    rows = msgspec.json.decode(file.read_bytes(), type=dict[str, _Row])
+    return {name: _facts(row) for name, row in rows.items() if name != "sample_spec"}
+
+
+def prices(models: Iterable[str]) -> dict[str, Prices]:
+    """What each of *models* costs that litellm's table has a price for, also without its provider's prefix.
+
+    Reads 3 MB. Raises ``OSError`` or ``msgspec.MsgspecError`` on a broken file.
+    """
+    file = _table_file()
+    if file is None:
+        return {}
+    rows = msgspec.json.decode(file.read_bytes(), type=dict[str, msgspec.Raw])
+    found: dict[str, Prices] = {}
+    for model in models:
+        raw = rows.get(model) or rows.get(model.rpartition("/")[2])
+        price = _prices(msgspec.json.decode(raw, type=dict[str, Any])) if raw is not None else None
+        if price is not None:
+            found[model] = price
+    return found
+
+
+def _prices(row: Mapping[str, Any], suffix: str = "") -> Prices | None:
+    """Return the prices of a row, per token; those with *suffix* are the prices of its tier for longer prompts."""
+    own = _cost(row, "input_cost_per_token" + suffix)
+    if own is None:
+        return None
+    cached = _cost(row, "cache_read_input_token_cost" + suffix)
+    output = _cost(row, "output_cost_per_token" + suffix)
+    tier = None if suffix else _first_tier(row)
+    above = _prices(row, f"_above_{tier}k_tokens") if tier else None
+    return Prices(own, own if cached is None else cached, output or 0.0, tier * 1000 if tier else None, above)
+
+
+def _cost(row: Mapping[str, Any], name: str) -> float | None:
+    cost = row.get(name)
+    return float(cost) if isinstance(cost, int | float) else None
+
+
+def _first_tier(row: Mapping[str, Any]) -> int | None:
+    """Return from how many thousand tokens on a prompt costs more; None if it never does."""
+    matches = map(_TIER.fullmatch, row)
+    return min((int(match[1]) for match in matches if match), default=None)
+
+
+def _table_file() -> Path | None:
+    # find_spec locates a top-level package without running it: importing it takes seconds and 150 MB.
+    spec = importlib.util.find_spec("litellm")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    file = Path(spec.submodule_search_locations[0]) / TABLE
+    return file if file.is_file() else None
+
+
+def _facts(row: _Row) -> ModelFacts:
+    longest, output = _tokens(row.max_input_tokens), _tokens(row.max_output_tokens)
+    if row.max_output_tokens is None:
+        # Without an output figure of its own a row's max_tokens means the window; where the two differ (some round
+        # 262,144 to 262,000, one says 1,049,000 beside 262,144) only the smaller one is safe.
+        longest = min(filter(None, (longest, _tokens(row.max_tokens))), default=None)
+    tier = next((thousands * 1000 for thousands, name in _TIERS if getattr(row, name) is not None), None)
+    return ModelFacts(longest, output, row.mode, row.litellm_provider, tier)
+
+
+def _tokens(value: float | str | None) -> int | None:
+    return int(value) if isinstance(value, int | float) and value > 0 else None

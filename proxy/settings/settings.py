@@ -1,0 +1,170 @@
+"""The configuration as a whole, and the rules between its parts. Values are frozen; secrets never show in a repr."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from proxy.core.attempts import fallback_cycle
+from proxy.settings.compression import Compression, Summaries
+from proxy.settings.field_types import (
+    Section,
+    Trouble,
+    refuse,
+)
+from proxy.settings.problems import Path
+from proxy.settings.server import Archive, Server, Store
+from proxy.settings.tools import Tools
+from proxy.settings.upstreams import Fallback, Model, OverflowRule, Upstream
+
+
+class Log(Section):
+    """What is written to standard output."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severe level.")
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="auto: console if a terminal, else json."
+    )
+
+
+class Telemetry(Section):
+    """What operators see."""
+
+    log: Log = Log()
+    metrics: bool = Field(default=True, description="Serve /metrics.")
+
+
+ANY = Model(name="*")
+
+
+class Settings(Section):
+    """Everything that can be configured."""
+
+    server: Server = Server()
+    store: Store = Field(default_factory=lambda: Store())
+    upstreams: tuple[Upstream, ...] = ()
+    models: tuple[Model, ...] = Field(default=(), description="First match wins; no match is as *.")
+    compression: Compression = Compression()
+    tools: Tools = Tools()
+    summaries: Summaries = Summaries()
+    archive: Archive = Archive()
+    telemetry: Telemetry = Telemetry()
+    overflow_rules: tuple[OverflowRule, ...] = Field(
+        default=(), description="More ways of saying that a request is too long; tried before the packaged ones."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse(
+            [
+                *self._bad_names(),
+                *self._bad_references(),
+                *self._unreachable(),
+                *self._bad_aliases(),
+                *self._bad_fallbacks(),
+            ]
+        )
+        return self
+
+    def default_upstream(self) -> Upstream:
+        """The upstream of paths without a model. Raises ``IndexError`` when none is configured."""
+        return self.upstream(self.server.default_upstream)
+
+    def upstream(self, name: str) -> Upstream:
+        """The upstream called *name*; an empty name means the default one. Raises ``KeyError``, ``IndexError``."""
+        name = name or self.server.default_upstream or self.upstreams[0].name
+        return {upstream.name: upstream for upstream in self.upstreams}[name]
+
+    def model(self, name: str) -> Model:
+        """The first rule that matches *name*; a rule without figures when none does."""
+        return next((rule for rule in self.models if rule.matches(name)), ANY)
+
+    def _bad_names(self) -> Iterator[Trouble]:
+        seen: set[str] = set()
+        for index, upstream in enumerate(self.upstreams):
+            if upstream.name in seen:
+                yield ("upstreams", index, "name"), f"a second upstream {upstream.name!r}", "Give each its own name."
+            seen.add(upstream.name)
+
+    def _bad_references(self) -> Iterator[Trouble]:
+        names = [upstream.name for upstream in self.upstreams]
+        used = {index: rule.upstream for index, rule in enumerate(self.models)}
+        return bad_references(names, self.server.default_upstream, used)
+
+    def _bad_aliases(self) -> Iterator[Trouble]:
+        for index, rule in enumerate(self.models):
+            named = self.model(rule.model).model if rule.model else ""
+            if named not in ("", rule.model):
+                message = f"{rule.model!r} is itself another name, for {named!r}"
+                remedy = f"Write `model: {named}`, or give {rule.model!r} a rule of its own."
+                yield ("models", index, "model"), message, remedy
+
+    def _bad_fallbacks(self) -> Iterator[Trouble]:
+        for index, rule in enumerate(self.models):
+            steps = [step.fallback if isinstance(step, Fallback) else "compress" for step in rule.overflow]
+            where = ("models", index, "overflow")
+            if len(set(steps)) < len(steps):
+                yield where, "a step stands there twice", "Name each once."
+            yield from islice(self._circles(rule, where), 1)
+
+    def _circles(self, rule: Model, where: Path) -> Iterator[Trouble]:
+        for name in rule.fallbacks:
+            circle = self._circle(rule, name)
+            if circle:
+                remedy = f"Give {name!r} a rule of its own above this one, without a fallback that leads back."
+                yield where, f"the fallbacks lead in a circle: {' -> '.join(circle)} -> ...", remedy
+
+    def _circle(self, rule: Model, name: str) -> tuple[str, ...]:
+        """Return the names on the way round if the fallback *name* of *rule* leads in a circle; else nothing."""
+        way = (name, *fallback_cycle(name, lambda model: self.model(model).fallbacks)[1:])
+        leads_back = self.model(name) is rule or len(way) > 1
+        return tuple(dict.fromkeys((rule.name, *way))) if leads_back else ()
+
+    def _unreachable(self) -> Iterator[Trouble]:
+        for index, rule in enumerate(self.models):
+            # A glob is matched as text: whatever a rule's own text matches before it hides it.
+            hider = next((earlier for earlier in self.models[:index] if earlier.matches(rule.name)), None)
+            if hider is not None:
+                message = f"{rule.name!r} is never reached: {hider.name!r} stands before it and matches the same models"
+                yield ("models", index, "name"), message, "The first match wins: move it up, or take it out."
+
+
+def bad_references(names: Sequence[str], default: str, used: Mapping[int, str]) -> Iterator[Trouble]:
+    """Yield each reference to an upstream that *names* does not have; *used* has those of the models by index."""
+    remedy = f"Use one of: {', '.join(names)}." if names else "Add it under upstreams."
+    if default and default not in names:
+        yield ("server", "default_upstream"), f"there is no upstream {default!r}", remedy
+    for index, name in used.items():
+        if name and name not in names:
+            yield ("models", index, "upstream"), f"there is no upstream {name!r}", remedy
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on *host*."""
+    name = host.strip("[]").partition("%")[0]
+    if name.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def refuse_open(settings: Settings) -> str | None:
+    """Why serving would hand the upstream keys to strangers, and what to do; ``None`` when it would not."""
+    server = settings.server
+    if server.open or server.access_keys or is_loopback(server.host):
+        return None
+    keyed = [upstream.name for upstream in settings.upstreams if upstream.carries_key]
+    if not keyed:
+        return None
+    return (
+        f"{server.host} can be reached by other machines, and anybody there could use the key of {', '.join(keyed)}. "
+        "Set server.access_keys, listen on 127.0.0.1, or set server.open: true to insist."
+    )

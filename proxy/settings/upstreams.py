@@ -1,0 +1,231 @@
+"""The sections of what answers: upstreams, models, and the words of their overflows."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
+from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
+from proxy.settings.field_types import (
+    BaseUrl,
+    FilePath,
+    HeaderValue,
+    OptionalSecret,
+    Seconds,
+    Section,
+    Tokens,
+    Trouble,
+    UnknownWindow,
+    refuse,
+)
+
+_TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_SET_BY_ULLAGE = HOP_BY_HOP | WRITTEN_ANEW
+_KEY_HEADERS = CREDENTIALS | {"cookie"}
+
+# Providers that are paid by the proxy's own surroundings (a role, a service account), never by a client's key.
+_AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
+_COMPACTING_HOSTS = ("api.openai.com", "chatgpt.com", ".openai.azure.com")
+_KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
+
+Encoding = Literal["o200k_base", "cl100k_base"]
+
+
+class Timeouts(Section):
+    """Seconds to wait for an upstream, and to keep connections to it."""
+
+    connect: Seconds = Field(default=10.0, description="For a connection, TLS included.")
+    first_byte: Seconds = Field(default=600.0, description="From the request's last byte to the answer's first.")
+    idle: Seconds = Field(default=300.0, description="Between two pieces of an answer.")
+    total: Seconds = Field(default=3600.0, description="For an answer, from its first byte to its last.")
+    # Servers close idle connections themselves, uvicorn and Node.js after 5 s; a request that meets that moment fails.
+    keep_alive: float = Field(
+        default=4.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="That an idle connection is kept for the next request; less than the server keeps it.",
+    )
+
+
+def _bad_headers(headers: Iterable[str]) -> Iterator[Trouble]:
+    for name in headers:
+        if not _TOKEN.match(name):
+            yield ("headers", name), "is no header name", "Use letters, digits and dashes."
+        elif name.lower() in _SET_BY_ULLAGE or name.lower().startswith(OWN_PREFIX):
+            yield ("headers", name), "is a header that Ullage sets itself", "Take it out."
+
+
+class Upstream(Section):
+    """One server that answers."""
+
+    name: str = Field(description="How models and logs refer to it.")
+    base_url: BaseUrl = Field(default="", description="http(s) URL, usually ending in /v1; a provider has its own.")
+    provider: str = Field(
+        default="openai",
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="openai: it speaks OpenAI's API. Anything else: LiteLLM's name for what is behind it.",
+    )
+    options: dict[str, str] = Field(default={}, description="LiteLLM's own settings: regions, projects, API versions.")
+    api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
+    api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
+    api_key_header: str = Field(
+        default="", description="Header that carries api_key; empty: by host, else authorization."
+    )
+    headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
+    timeouts: Timeouts = Timeouts()
+    probe: bool = Field(default=True, description="Ask it in the background how large its windows are.")
+    include_usage: bool = Field(
+        default=False,
+        description="Ask for usage in every chat stream, and keep the event that tells it from clients that did not.",
+    )
+
+    count_tokens: Literal["auto", "relay", "own"] = Field(
+        default="auto", description="Who answers /v1/messages/count_tokens: it if it can, it, or our own count."
+    )
+
+    compaction: Literal["auto", "relay", "own"] = Field(
+        default="auto",
+        description="Who answers /v1/responses/compact and compaction_trigger items: it if it can, it, or Ullage.",
+    )
+
+    context_management: Literal["pass", "own"] = Field(
+        default="pass",
+        description="Who does the context edits that /v1/messages asks for: it (pass), or Ullage.",
+    )
+
+    @property
+    def compacts(self) -> bool:
+        """Whether it is known to make compaction items."""
+        host = urlsplit(self.base_url).hostname or ""
+        return host.endswith(_COMPACTING_HOSTS)
+
+    @property
+    def key_header(self) -> str:
+        """The header in which this server looks for its key."""
+        if self.provider == "anthropic":
+            return self.api_key_header or "x-api-key"
+        host = urlsplit(self.base_url).hostname or ""
+        known = next((header for suffix, header in _KEY_HEADERS_BY_HOST if host.endswith(suffix)), "authorization")
+        return self.api_key_header or known
+
+    @property
+    def bridged(self) -> bool:
+        """Whether chat completions reach it through LiteLLM."""
+        return self.provider != "openai"
+
+    @property
+    def ambient(self) -> bool:
+        """Whether the proxy's own surroundings pay for it."""
+        return self.provider in _AMBIENT
+
+    @property
+    def carries_key(self) -> bool:
+        """Whether requests to it are sent with a key that is not the client's own."""
+        return (
+            self.ambient
+            or self.api_key is not None
+            or not _KEY_HEADERS.isdisjoint(name.lower() for name in self.headers)
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        troubles: list[Trouble] = []
+        if not _NAME.match(self.name):
+            remedy = "Use letters, digits, dots, dashes and underscores, beginning with a letter or digit."
+            troubles.append((("name",), f"{self.name!r} cannot be a name", remedy))
+        if not self.base_url and not self.bridged:
+            troubles.append((("base_url",), "is required", "Add `base_url: http://127.0.0.1:8000/v1` or the like."))
+        if self.options and not self.bridged:
+            troubles.append((("options",), "mean nothing without a provider", "Name the provider, or take them out."))
+        if self.api_key_header and not _TOKEN.match(self.api_key_header):
+            troubles.append((("api_key_header",), "is no header name", "Use letters, digits and dashes."))
+        refuse([*troubles, *_bad_headers(self.headers)])
+        return self
+
+
+class Fallback(Section):
+    """Another model that is asked instead."""
+
+    fallback: str = Field(pattern=r"^[!-~]+$", description="Its name, as a client would give it; shown in a header.")
+
+
+class Model(Section):
+    """What is known of the models a name or glob matches; the first match in the list counts."""
+
+    name: str = Field(min_length=1, description="Model name or glob (*, ?, [abc]).")
+    upstream: str = Field(default="", description="Upstream that serves it; empty: the default one.")
+    model: str = Field(default="", description="What the upstream calls it, where this is another name; empty: so.")
+    headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to its requests.")
+    context_window: Tokens | None = Field(
+        default=None, description="Input and output together, tokens; none: find out."
+    )
+    max_input_tokens: Tokens | None = Field(
+        default=None, description="Most tokens of the input, where it is limited beside the window; none: find out."
+    )
+    max_output_tokens: Tokens | None = Field(default=None, description="Most tokens of an answer; none: find out.")
+    tokenizer: Encoding | None = Field(default=None, description="Encoding; none: by family.")
+    unknown_window: UnknownWindow = Field(
+        default="learn",
+        description="If not found: learn it from the first overflow, or assume a number.",
+    )
+    overflow: Annotated[tuple[Literal["compress"] | Fallback, ...], Field(min_length=1)] = Field(
+        default=("compress",), description="What to try, in order, when it does not fit: compress, {fallback: MODEL}."
+    )
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """The fallback models, in order."""
+        return tuple(step.fallback for step in self.overflow if isinstance(step, Fallback))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        remedy = "Name a second upstream that has it, and send these models there."
+        keys = [name for name in self.headers if name.lower() in _KEY_HEADERS]
+        carries = [(("headers", name), "carries a key, which belongs to an upstream", remedy) for name in keys]
+        refuse([*_bad_headers(self.headers), *carries, *self._too_large()])
+        return self
+
+    def _too_large(self) -> Iterator[Trouble]:
+        window = self.context_window
+        for name in ("max_input_tokens", "max_output_tokens"):
+            figure = getattr(self, name)
+            if window is not None and figure is not None and figure > window:
+                remedy = "context_window holds input and output together: raise it, or lower this figure."
+                yield (name,), f"{figure:,} is more than the window (context_window: {window:,})", remedy
+
+    def matches(self, model: str) -> bool:
+        """Whether this rule is about *model* (case counts)."""
+        return self.name == model or fnmatch.fnmatchcase(model, self.name)
+
+
+class OverflowRule(Section):
+    """How an upstream says that a request is too long, where Ullage does not know it yet."""
+
+    means: Literal["input", "input_plus_output", "payload", "output_cap", "rate_limit", "other"] = Field(
+        default="input", description="What was too much; other: the error has nothing to do with length."
+    )
+    phrase: str | None = Field(
+        default=None,
+        description="Words of the error: {limit}, {prompt}, {output}, {requested}, {cap} are figures, * is anything.",
+    )
+    code: str | None = Field(default=None, min_length=1, description="A code, type or reason, however it is written.")
+    source: str = Field(default="configured", min_length=1, description="Who says so.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.phrase is None) == (self.code is None):
+            refuse([((), "needs a phrase or a code, and not both", 'Write, say: phrase: "over {limit} tokens".')])
+        if self.code is not None and not code_name(self.code):
+            refuse([(("code",), f"{self.code!r} holds no letter or digit", "Write it as the error does.")])
+        try:
+            phrase_regex(self.phrase or "x")
+        except BadRule as error:
+            refuse([(("phrase",), str(error), "See config/ullage.yaml for what a phrase may hold.")])
+        return self

@@ -1,0 +1,158 @@
+"""What the operator reads when the proxy starts: the summary, the line to paste, and upstreams that do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from proxy import settings as configuration
+from proxy.core.budget.catalogue import Catalogue
+from proxy.settings import Model, Settings, Upstream, is_loopback
+
+PATIENCE: Final = 3.0
+"""Seconds an upstream has to accept a connection before its operator is warned."""
+
+Warn = Callable[[str, dict[str, object]], None]
+
+
+def announce(settings: Settings, catalogue: Catalogue, port: int, store: str) -> None:
+    """Print the start-up summary on standard error: standard output is for log lines."""
+    facts = {"address": f"http://{bracketed(settings.server.host)}:{port}", "store": store}
+    for rule in settings.models:
+        route = catalogue.resolve(rule.name)
+        if rule.context_window is None and route.source == "table":
+            facts[f"window {rule.name}"] = f"{route.window:,} tokens, by the model table"
+    text = settings_summary(settings, facts)
+    paste = f"export OPENAI_BASE_URL={_reached(settings.server.host, port)}"
+    print(f"ullage {configuration.version()}\n{text}\n{paste}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def bracketed(host: str) -> str:
+    """Return *host* as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+async def warn_of_silent(settings: Settings, warn: Warn) -> None:
+    """Warn of each upstream that accepts no connection. It may start later: nothing else follows from it."""
+    named = [upstream for upstream in settings.upstreams if upstream.base_url]
+    causes = await asyncio.gather(*(unreachable(upstream.base_url) for upstream in named))
+    for upstream, cause in zip(named, causes, strict=True):
+        if cause:
+            advice = f"requests for it are answered 502 until {upstream.base_url} accepts connections"
+            warn("upstream.unreachable", {"upstream": upstream.name, "cause": cause, "advice": advice})
+
+
+async def unreachable(base_url: str) -> str:
+    """Return why no connection to *base_url* can be made; empty if one can. Nothing is sent."""
+    parts = urlsplit(base_url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+    except TimeoutError:
+        return f"no connection within {PATIENCE:g} seconds"
+    except OSError as error:
+        # asyncio words a refused connection itself, with the address twice.
+        return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+    writer.close()
+    return ""
+
+
+def _reached(host: str, port: int) -> str:
+    """Return the base URL for clients on this machine: what listens everywhere is reached on the loopback address."""
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://{bracketed(local)}:{port}/v1"
+
+
+def settings_summary(settings: Settings, facts: Mapping[str, str]) -> str:
+    """A few lines of text: address, upstreams, windows, store, access and marks, without a secret.
+
+    *facts* is what only a running proxy knows and takes the place of what is configured: ``address``, ``store``, and
+    ``window <rule>`` for a rule whose window was found out.
+    """
+    lines = [("listening", _listening(settings, facts))]
+    lines.extend(("upstream", _upstream(upstream, settings)) for upstream in settings.upstreams)
+    lines.extend(("model", _rule(rule, facts)) for rule in settings.models or (Model(name="*"),))
+    lines.append(("store", facts.get("store") or _store(settings)))
+    lines.append(("access", _access(settings)))
+    lines.append(("compression", _compression(settings)))
+    if settings.compression.mode == "on":
+        lines.append(("summaries", _summaries(settings)))
+        if settings.compression.recall.enabled:
+            lines.append(("recall", "on: compacted requests get one more tool, and answers that use it are edited"))
+    if settings.archive.enabled:
+        lines.append(("archive", f"originals of what leaves a view, sealed, for {settings.archive.days:g} days"))
+    return "\n".join(f"  {name:<12} {text}" for name, text in lines)
+
+
+def _listening(settings: Settings, facts: Mapping[str, str]) -> str:
+    server = settings.server
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    address = facts.get("address") or f"http://{host}:{server.port}"
+    processes = f"  ({server.workers} workers)" if server.workers > 1 else ""
+    return f"{address}/v1{processes}"
+
+
+def _upstream(upstream: Upstream, settings: Settings) -> str:
+    key = "its own key" if upstream.api_key else "the client's key"
+    if upstream.ambient:
+        key = "its surroundings' credentials"
+    default = ", default" if upstream == settings.default_upstream() else ""
+    where = f"{upstream.provider} through LiteLLM  {upstream.base_url}" if upstream.bridged else upstream.base_url
+    return f"{upstream.name}  {where.rstrip()}  ({key}{default})"
+
+
+def _compression(settings: Settings) -> str:
+    marks = settings.compression
+    if marks.mode == "off":
+        return "off"
+    return f"{marks.mode}: above {marks.high_mark:.0%} of the room, down to {marks.low_mark:.0%}"
+
+
+def _window(rule: Model) -> str:
+    if rule.context_window is not None:
+        return f"{rule.context_window:,} tokens"
+    assumed = rule.unknown_window
+    last = "learned from the first overflow" if assumed == "learn" else f"{assumed:,} tokens"
+    return f"asked of the server, else by the model table, else {last}"
+
+
+def _rule(rule: Model, facts: Mapping[str, str]) -> str:
+    window = facts.get(f"window {rule.name}") or _window(rule)
+    target = f"  -> {rule.upstream}" if rule.upstream else ""
+    order = "".join(f", {step if isinstance(step, str) else step.fallback}" for step in rule.overflow)[2:]
+    policy = f"  on overflow: {order}" if rule.fallbacks else ""
+    name = f"{rule.name}  = {rule.model}" if rule.model else rule.name
+    return f"{name}  window: {window}{target}{policy}"
+
+
+def _store(settings: Settings) -> str:
+    url = settings.store.url
+    if url == "embedded":
+        return f"embedded  ({settings.store.path})"
+    if "://" not in url:
+        return url
+    # The URL may hold a password, in its user part or its query.
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _summaries(settings: Settings) -> str:
+    wanted = settings.summaries
+    if wanted.mode == "off":
+        return "off, no model is asked"
+    writer = wanted.model or "the request's own model, with its own key"
+    return f"{wanted.mode}, by {writer}; at most {wanted.spend:.0%} of the tokens a client sends in an hour"
+
+
+def _access(settings: Settings) -> str:
+    count = len(settings.server.access_keys)
+    if count:
+        return f"{count} access key{'s' if count > 1 else ''}"
+    if is_loopback(settings.server.host):
+        return "this machine only, no key"
+    return "anybody who reaches the address"

@@ -1,0 +1,121 @@
+"""What is configured of an upstream, and where a client's path belongs on it.
+
+Base URLs come with and without ``/v1``, and so do client paths.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import urlsplit
+
+# First segments of the OpenAI and Anthropic APIs: without a version they still mean the versioned route.
+API: Final = frozenset(
+    {
+        "assistants",
+        "audio",
+        "batches",
+        "chat",
+        "completions",
+        "containers",
+        "conversations",
+        "embeddings",
+        "evals",
+        "files",
+        "fine_tuning",
+        "images",
+        "messages",
+        "models",
+        "moderations",
+        "organization",
+        "realtime",
+        "rerank",
+        "responses",
+        "threads",
+        "uploads",
+        "vector_stores",
+        "videos",
+    }
+)
+
+_VERSION = re.compile(r"v\d+\w*")
+_FLAVOURS = re.compile("/(?:openai|anthropic)(?=/v1/)")
+
+
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds to connect, to the answer's head once the request is sent, between two bytes of its body, and for all.
+
+    ``keep_alive`` is how long an idle connection is kept for another request.
+    """
+
+    connect: float = 5.0
+    first_byte: float = 600.0
+    idle: float = 300.0
+    total: float = 3600.0
+    keep_alive: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One upstream. ``api_key`` replaces the client's credentials; without one the client's own go through.
+
+    ``headers`` are added to every request and win over the client's; ``proxy`` is the URL of a forward proxy.
+    """
+
+    name: str
+    base_url: str
+    api_key: str | None = field(default=None, repr=False)
+    api_key_header: str = "authorization"
+    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING, repr=False)
+    proxy: str | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+class BaseUrl:
+    """A configured base URL, ready to be joined. Raises ``ValueError`` when it is not a plain http(s) URL."""
+
+    __slots__ = ("_origin", "_path", "_root", "_versioned")
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"base_url must be an http:// or https:// URL with a host, not {url!r}")
+        if parts.query or parts.fragment or "@" in parts.netloc:
+            raise ValueError("base_url must not carry credentials, a query or a fragment")
+        self._origin = f"{parts.scheme}://{parts.netloc}"
+        self._path = parts.path.rstrip("/")
+        segments = self._path.split("/")
+        self._versioned = any(_VERSION.fullmatch(segment) for segment in segments)
+        self._root = "/".join(segments[:-1]) if _VERSION.fullmatch(segments[-1]) else self._path
+
+    def join(self, path_qs: str) -> str:
+        """The absolute URL for a client's path and query, which are kept byte for byte beyond the joint."""
+        for own in (self._path, self._root):
+            if own and path_qs.startswith(own) and _ends(path_qs, len(own)):
+                return self._origin + path_qs
+        if self._path and (flavour := _FLAVOURS.match(path_qs)):
+            path_qs = path_qs[flavour.end() :]
+        rest = ""
+        if path_qs.startswith("/v1") and _ends(path_qs, 3):
+            rest = path_qs[3:]
+        elif first_segment(path_qs) in API:
+            rest = path_qs
+        else:
+            return self._origin + self._root + path_qs
+        return self._origin + self._path + ("" if self._versioned else "/v1") + rest
+
+
+def first_segment(path_qs: str) -> str:
+    """The text between the path's first slash and its next ``/`` or ``?``."""
+    return path_qs[1:].partition("?")[0].partition("/")[0]
+
+
+def _ends(path_qs: str, at: int) -> bool:
+    return len(path_qs) == at or path_qs[at] in "/?"

@@ -1,0 +1,323 @@
+"""The command line, run as a user runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from proxy.cli.commands import configured_address, ready
+from tests.support.sample_conversations import agent_session
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("litellm", "aiohttp", "redis", "tiktoken", "pydantic", "yaml", "rich", "structlog", "prometheus_client")
+
+
+def ullage(*arguments, environ=None, code=None, stdin=None):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ULLAGE_")}
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "proxy.cli"]
+    return subprocess.run(
+        [*command, *arguments],
+        cwd=ROOT,
+        env={**clean, "PYTHONPATH": str(ROOT), **(environ or {})},
+        stdin=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_help_imports_nothing_heavy():
+    """`ullage --help` answers without importing the server, the settings or anything of their size."""
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print('IMPORTED', [m for m in {HEAVY!r} if m in sys.modules]))\n"
+        "from proxy.cli import main\nmain()"
+    )
+    ran = ullage("--help", code=code)
+    assert ran.returncode == 0, ran.stderr
+    assert "IMPORTED []" in ran.stdout
+    for command in ("serve", "check", "schema", "models", "fit", "replay", "health"):
+        assert command in ran.stdout
+
+
+def test_version_is_shown():
+    """`ullage --version` names the program and a version."""
+    ran = ullage("--version")
+    assert ran.returncode == 0
+    assert ran.stdout.startswith("ullage 0")
+
+
+def test_check_accepts_the_example():
+    """The shipped example is fine, and what it would serve is summed up."""
+    ran = ullage("check", "config/ullage.yaml")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "config/ullage.yaml: OK" in ran.stdout
+    assert "https://api.openai.com/v1" in ran.stdout
+
+
+def test_check_says_what_is_wrong(tmp_path):
+    """A wrong file gives file, line, key and remedy on standard error, and exit code 1."""
+    file = tmp_path / "wrong.yaml"
+    file.write_text("server:\n  prot: 1\n  host: 0.0.0.0\n")
+    ran = ullage("check", str(file))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert f"{file}:2: server.prot: there is no such key\n    Did you mean 'port'?" in ran.stderr
+    assert "1 problem." in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("server: {port: 1}\n", "no upstream is configured"),
+        ("server: {host: 0.0.0.0}\nupstreams: [{name: a, base_url: 'http://h', api_key: k}]\n", "access_keys"),
+    ],
+)
+def test_check_refuses_what_serve_would_refuse(tmp_path, text, reason):
+    """A file that is valid and yet would not be served does not pass as OK."""
+    file = tmp_path / "ullage.yaml"
+    file.write_text(text)
+    ran = ullage("check", str(file))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert reason in ran.stderr
+
+
+def test_schema_is_json_that_refuses_unknown_keys():
+    """`ullage schema` prints a JSON Schema whose objects are closed."""
+    schema = json.loads(ullage("schema").stdout)
+    assert schema["$schema"].startswith("https://json-schema.org/")
+    assert schema["additionalProperties"] is False
+    assert all(part["additionalProperties"] is False for part in schema["$defs"].values())
+
+
+def test_serve_without_an_upstream_tells_the_one_command():
+    """With no upstream from anywhere, serve names the command to use and ends with code 2."""
+    ran = ullage("serve")
+    assert ran.returncode == 2
+    assert "ullage serve --upstream http://" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_serve_refuses_an_open_address_with_a_key():
+    """serve does not hand an upstream's key to whoever reaches the address."""
+    environ = {"ULLAGE_UPSTREAMS__A__BASE_URL": "http://127.0.0.1:9/v1", "ULLAGE_UPSTREAMS__A__API_KEY": "CANARY"}
+    ran = ullage("serve", "--host", "0.0.0.0", environ=environ)
+    assert ran.returncode == 1
+    assert "server.access_keys" in ran.stderr
+    assert "CANARY" not in ran.stdout + ran.stderr
+
+
+def test_serve_names_the_flag_that_is_wrong():
+    """A bad value on the command line is reported as such."""
+    ran = ullage("serve", "--upstream", "localhost:8000", "--store", "mysql://h")
+    assert ran.returncode == 1
+    assert "the command line: upstreams[0].base_url: is no http(s) URL" in ran.stderr
+    assert "the command line: store.url" in ran.stderr
+
+
+def test_a_wrong_flag_is_a_usage_error():
+    """An unknown option ends with code 2."""
+    assert ullage("serve", "--prot", "1").returncode == 2
+
+
+@pytest.fixture
+def answering():
+    """A function that serves one status on /health/ready and gives the port."""
+    servers = []
+
+    def start(status):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status if self.path == "/health/ready" else 404)
+                self.end_headers()
+
+            def log_message(self, *arguments):
+                return
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        servers.append((server, thread))
+        return server.server_port
+
+    yield start
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_health_asks_the_ready_route(answering):
+    """Exit code 0 when the proxy is ready, 1 when it is not; the port comes from the environment or the URL."""
+    port = answering(200)
+    assert ullage("health", "--url", f"http://127.0.0.1:{port}").returncode == 0
+    environ = {"ULLAGE_SERVER__PORT": str(port), "ULLAGE_SERVER__HOST": "0.0.0.0"}
+    assert ullage("health", environ=environ).stdout == "ready\n"
+    ran = ullage("health", "--url", f"http://127.0.0.1:{answering(503)}/")
+    assert (ran.returncode, ran.stderr) == (1, "not ready (503)\n")
+
+
+def test_health_of_nothing():
+    """A proxy that does not answer is code 1, an address that is none is code 2, neither with a traceback."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        ran = ullage("health", "--url", f"http://127.0.0.1:{unused.getsockname()[1]}")
+    assert ran.returncode == 1
+    assert "does not answer" in ran.stderr
+    bad = ullage("health", "--url", "127.0.0.1:8484")
+    assert bad.returncode == 2
+    assert "Traceback" not in ran.stderr + bad.stderr
+
+
+def test_models_are_listed_without_a_network():
+    """`ullage models` needs no server and no file for a published model; JSON has a member for every column."""
+    ran = ullage("models", "gpt-5", "--json")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    (row,) = json.loads(ran.stdout)
+    assert (row["model"], row["context_window"], row["max_input_tokens"], row["max_output_tokens"]) == (
+        "gpt-5",
+        400_000,
+        272_000,
+        128_000,
+    )
+    assert (row["encoding"], row["factor"], row["window_from"]) == ("o200k_base", 1.0, "table")
+    assert (row["age_seconds"], row["output_from"], row["encoding_from"]) == (None, "table", "family")
+
+
+def test_models_are_shown_as_a_table():
+    """The table has a line for every configured rule, unfolded in a pipe; what is unreachable is said beside it."""
+    ran = ullage("models", "--upstream", "http://127.0.0.1:1/v1")
+    assert ran.returncode == 0
+    header, line = ran.stdout.splitlines()
+    figures = ["model", "upstream", "window", "input", "output", "encoding", "factor"]
+    origins = ["window", "from", "age", "output", "from", "encoding", "from", "factor", "from"]
+    assert header.split() == [*figures, *origins]
+    assert line.split()[:8] == ["*", "upstream", "-", "-", "-", "o200k_base", "1.0", "unknown"]
+    assert line.split()[8:] == ["-", "unknown", "family", "default"]
+    assert "could not be reached" in ran.stderr
+
+
+def test_models_with_nothing_to_list(tmp_path):
+    """With nothing configured and no pattern, and with a pattern nothing matches, the way on is said."""
+    ran = ullage("models")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "--upstream" in ran.stderr
+    ran = ullage("models", "no-such-*")
+    assert ran.returncode == 1
+    assert "no-such-*" in ran.stderr
+    ran = ullage("models", "--config", str(tmp_path / "none.yaml"))
+    assert ran.returncode == 1
+
+
+def past(folder, rounds=12):
+    file = folder / "past.jsonl"
+    file.write_text(json.dumps({"id": "one", "model": "gpt-4o", "messages": agent_session(rounds, 300)}))
+    return file
+
+
+def test_replay_shows_what_would_have_become_of_past_conversations(tmp_path):
+    """`ullage replay` prints a row for each conversation and draws the picture it is asked for."""
+    picture = tmp_path / "p.png"
+    ran = ullage("replay", str(past(tmp_path)), "--window", "4096", "--plot", str(picture))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    heading, row = ran.stdout.splitlines()
+    assert heading.split()[:4] == ["conversation", "model", "window", "requests"]
+    assert row.split()[:2] == ["one", "gpt-4o"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_replay_says_what_is_missing(tmp_path):
+    """A file that is not there, one without conversations and a picture's impossible place are told apart."""
+    ran = ullage("replay", str(tmp_path / "none.jsonl"))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "No such file" in ran.stderr
+    (tmp_path / "empty.jsonl").write_text("{}\n")
+    ran = ullage("replay", str(tmp_path / "empty.jsonl"))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "no conversation found" in ran.stderr
+    ran = ullage("replay", str(past(tmp_path, 2)), "--window", "4096", "--plot", str(tmp_path / "no" / "p.png"))
+    assert ran.returncode == 2
+    assert "cannot be written" in ran.stderr
+
+
+LONG = {
+    "model": "gpt-4o-mini",
+    "messages": [
+        {"role": "user" if at % 2 == 0 else "assistant", "content": f"{at}: " + "some words " * 40} for at in range(41)
+    ],
+}
+
+
+def test_fit_prints_the_view_and_nothing_else(tmp_path):
+    """The view alone is on standard output, as bytes of one JSON document; the same from standard input."""
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(LONG))
+    ran = ullage("fit", str(file), "--window", "2048")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    view = json.loads(ran.stdout)
+    assert view["messages"][-1] == LONG["messages"][-1]
+    assert len(view["messages"]) < len(LONG["messages"])
+    config = tmp_path / "ullage.yaml"
+    config.write_text("models: [{name: '*', context_window: 2048}]\n")
+    with file.open() as given:
+        piped = ullage("fit", "-", "--config", str(config), stdin=given)
+    assert piped.stdout == ran.stdout
+
+
+def test_fit_explains(tmp_path):
+    """With --explain there are tables in place of the view."""
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(LONG))
+    ran = ullage("fit", str(file), "--window", "2048", "--explain")
+    assert ran.returncode == 0, ran.stderr
+    for word in ("2,048  (configured)", "region", "summary", "kind", "stage", "fold"):
+        assert word in ran.stdout
+
+
+def test_fit_refuses_with_a_sentence(tmp_path):
+    """What cannot fit ends with the refusal's own words and exit code 1, what cannot be read with the file's name."""
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({**LONG, "messages": [{"role": "system", "content": "word " * 3000}]}))
+    for explain in ((), ("--explain",)):
+        ran = ullage("fit", str(file), "--window", "2048", *explain)
+        assert ran.returncode == 1
+        assert ran.stderr.startswith(f"{file}: This model's maximum context length is 2048 tokens.")
+        assert bool(ran.stdout) == bool(explain)
+    file.write_text(json.dumps({**LONG, "model": "named-in-the-request"}))
+    unknown = ullage("fit", str(file), "--model", "given-beside-it")
+    assert "given-beside-it" in unknown.stderr
+    assert "named-in-the-request" not in unknown.stderr
+    gone = ullage("fit", str(tmp_path / "gone.json"))
+    assert gone.returncode == 2
+    assert "gone.json: cannot be read: No such file" in gone.stderr
+    file.write_text("nothing")
+    assert ullage("fit", str(file)).stderr.startswith(f"{file}: is no JSON")
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "address"),
+    [
+        (None, None, "http://127.0.0.1:8484"),
+        ("0.0.0.0", "80", "http://127.0.0.1:80"),
+        ("::", None, "http://[::1]:8484"),
+        ("proxy.example.org", "9000", "http://proxy.example.org:9000"),
+    ],
+)
+def test_the_configured_address(host: str | None, port: str | None, address: str) -> None:
+    """What listens on every address is asked on this machine's own."""
+    given = {"ULLAGE_SERVER__HOST": host, "ULLAGE_SERVER__PORT": port}
+    assert configured_address({name: value for name, value in given.items() if value is not None}) == address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8484", "ftp://h", "http://"])
+def test_what_is_no_address(address: str) -> None:
+    """An address without a scheme that can be asked is told apart from a proxy that is silent."""
+    with pytest.raises(ValueError, match="give scheme and host"):
+        ready(address)

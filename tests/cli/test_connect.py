@@ -1,0 +1,172 @@
+"""A client's configuration printed, written and taken back, as its user does it."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from dotenv import dotenv_values
+from typer.testing import CliRunner
+
+from proxy.cli import app
+from proxy.cli.clients import clients
+
+CODEX = '# mine\nmodel = "o3" # the old one\n\n[mcp_servers.x]\ncommand = "y"\n'
+AIDER = "# mine\nauto-commits: false  # never\nmodel: o3\n"
+QWEN = "# mine\nexport OPENAI_MODEL='o3'\nOTHER=\"a b\"\n"
+CLAUDE = '{\n    "env": {\n        "HTTP_PROXY": "http://x"\n    },\n    "model": "opus"\n}\n'
+OWN = {
+    "codex": (".codex/config.toml", CODEX),
+    "aider": (".aider.conf.yml", AIDER),
+    "qwen-code": (".qwen/.env", QWEN),
+    "claude-code": (".claude/settings.json", CLAUDE),
+}
+WITH_FILES = [name for name, client in clients().items() if client.files]
+
+
+def connect(home: Path, *arguments: str, code: int = 0) -> str:
+    """What ``ullage connect`` prints; the exit code must be *code*."""
+    environ: dict[str, str | None] = {"HOME": str(home), "XDG_DATA_HOME": None, "XDG_CONFIG_HOME": None}
+    ran = CliRunner().invoke(app, ["connect", *arguments], env=environ)
+    assert ran.exit_code == code, ran.output
+    return ran.output
+
+
+def test_without_a_client_all_are_listed(tmp_path: Path) -> None:
+    """The list names every client and the API it speaks."""
+    said = connect(tmp_path)
+    assert [line.split()[0] for line in said.splitlines()] == list(clients())
+
+
+def test_printing_changes_nothing(tmp_path: Path) -> None:
+    """Without --write the configuration is printed, ready to paste, and no file is made."""
+    said = connect(tmp_path, "codex", "--model", "gpt-5-mini", "--window", "32768", "--url", "http://10.0.0.1:9000/v1")
+    told = tomllib.loads(said)
+    assert told["model_providers"]["ullage"]["base_url"] == "http://10.0.0.1:9000/v1"
+    assert told["model_context_window"] == 32_768
+    assert not list(tmp_path.rglob("config.toml"))
+
+
+def test_the_window_is_the_known_one_and_roomy_tells_ten_times_that(tmp_path: Path) -> None:
+    """Asked for a model that the table knows, its window is told; --roomy makes it ten times as large."""
+    plain, roomy = (
+        tomllib.loads(connect(tmp_path, "codex", "--model", "gpt-4o", *extra))["model_context_window"]
+        for extra in ((), ("--roomy",))
+    )
+    assert (plain, roomy) == (128_000, 1_280_000)
+
+
+@pytest.mark.parametrize("name", WITH_FILES)
+def test_written_files_hold_what_was_printed_and_undo_leaves_none(tmp_path: Path, name: str) -> None:
+    """Where no file was there, --write makes those that were printed, twice the same, and --undo removes them."""
+    wanted = ("--model", "some-model", "--window", "32768")
+    printed = connect(tmp_path, name, *wanted)
+    connect(tmp_path, name, *wanted, "--write")
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "connected.json"]
+    before = {path: path.read_text() for path in files}
+    assert files
+    assert all(text.strip() in printed for text in before.values())
+    connect(tmp_path, name, *wanted, "--write")
+    assert {path: path.read_text() for path in files} == before
+    connect(tmp_path, name, "--undo")
+    assert not [path for path in files if path.exists()]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_was_there_stays_and_comes_back(tmp_path: Path, name: str) -> None:
+    """A file of the user's own keeps its comments and other values, and is byte for byte the old one after --undo."""
+    where, text = OWN[name]
+    file = tmp_path / where
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o640)
+    connect(tmp_path, name, "--model", "gpt-5-mini", "--write")
+    changed = file.read_text()
+    assert "gpt-5-mini" in changed
+    assert "8484" in changed
+    assert changed.count("mine") == text.count("mine")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    connect(tmp_path, name, "--undo")
+    assert file.read_text() == text
+
+
+def test_formats_are_read_back_by_their_own_readers(tmp_path: Path) -> None:
+    """What was added beside the user's own values is valid for other readers of the format."""
+    for name, (where, text) in OWN.items():
+        (tmp_path / where).parent.mkdir(exist_ok=True)
+        (tmp_path / where).write_text(text)
+        connect(tmp_path, name, "--model", "gpt-5-mini", "--write")
+    assert tomllib.loads((tmp_path / OWN["codex"][0]).read_text())["mcp_servers"] == {"x": {"command": "y"}}
+    assert yaml.safe_load((tmp_path / OWN["aider"][0]).read_text())["auto-commits"] is False
+    assert dotenv_values(tmp_path / OWN["qwen-code"][0])["OTHER"] == "a b"
+    assert json.loads((tmp_path / OWN["claude-code"][0]).read_text())["env"]["HTTP_PROXY"] == "http://x"
+
+
+def test_what_the_user_changed_since_is_left_alone(tmp_path: Path) -> None:
+    """--undo takes back only what still is as it was written, and names the rest."""
+    file = tmp_path / ".codex" / "config.toml"
+    file.parent.mkdir()
+    file.write_text(CODEX)
+    connect(tmp_path, "codex", "--model", "gpt-5-mini", "--write")
+    file.write_text(file.read_text().replace('"gpt-5-mini"', '"o4"'))
+    said = connect(tmp_path, "codex", "--undo")
+    assert "left alone" in said
+    assert tomllib.loads(file.read_text()) == {"model": "o4", "mcp_servers": {"x": {"command": "y"}}}
+    assert "Nothing" in connect(tmp_path, "codex", "--undo")
+
+
+def test_a_file_that_cannot_be_kept_whole_is_not_touched(tmp_path: Path) -> None:
+    """JSON with comments is refused with the reason, and stays as it is."""
+    file = tmp_path / ".claude" / "settings.json"
+    file.parent.mkdir()
+    file.write_text('{\n  // mine\n  "model": "opus"\n}\n')
+    said = connect(tmp_path, "claude-code", "--write", code=1)
+    assert str(file) in said
+    assert "by hand" in said
+    assert "// mine" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nobody"], "No client is called nobody"),
+        (["codex", "--write", "--undo"], "not both"),
+        (["opencode"], "--model NAME"),
+    ],
+)
+def test_a_wrong_use_says_what_is_right(tmp_path: Path, arguments: list[str], said: str) -> None:
+    """An unknown client, contradicting options and a missing model end with code 2 and the remedy."""
+    assert said in connect(tmp_path, *arguments, code=2)
+
+
+def test_the_document_shows_what_is_printed(tmp_path: Path) -> None:
+    """docs/clients.md holds exactly what ``ullage connect`` prints for each client it shows, and names only those."""
+    text = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+    tested = dict.fromkeys(re.findall(r"^\| [^|]+ \| `([a-z-]+)` \|", text, re.MULTILINE))
+    assert len(tested) >= 7
+    assert tested.keys() <= clients().keys()
+    for name in tested:
+        said = connect(tmp_path, name, "--model", "MODEL", "--window", "32768").replace(str(tmp_path), "~").rstrip()
+        assert f"```text\n{said}\n```\n" in text, name
+
+
+def test_what_a_file_must_have_is_only_added_where_it_is_missing(tmp_path: Path) -> None:
+    """Continue's file gets the name and version it needs; one that has them keeps its own, and undo takes back ours."""
+    file = tmp_path / ".continue/config.yaml"
+    connect(tmp_path, "continue", "--write", "--model", "m")
+    told = yaml.safe_load(file.read_text())
+    assert (told["name"], told["version"], told["schema"]) == ("Ullage", "1.0.0", "v1")
+    connect(tmp_path, "continue", "--undo")
+    assert not file.exists()
+    own = "name: mine\nversion: 2.0.0\nmodels: []\n"
+    file.write_text(own)
+    connect(tmp_path, "continue", "--write", "--model", "m")
+    told = yaml.safe_load(file.read_text())
+    assert (told["name"], told["version"], told["schema"]) == ("mine", "2.0.0", "v1")
+    connect(tmp_path, "continue", "--undo")
+    assert file.read_text() == own

@@ -1,0 +1,220 @@
+"""The doctor, against servers of each kind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from proxy.cli.doctor import Diagnosis, examine, is_near, show_findings
+from proxy.core.diagnosis import Finding
+from proxy.settings import Settings, load
+from tests.conftest import StartStub
+from tests.stub import Fault, Stub
+from tests.stub.faults import error
+from tests.stub.tokens import request_tokens
+from tests.support.proxy_process import ROOT, free_port
+
+
+def settings(url: str, **upstream: Any) -> Settings:
+    return load(None, {("upstreams",): [{"name": "stub", "base_url": url, **upstream}]}, {})
+
+
+async def seen_by(stub: Stub, model: str | None = None, window: int | None = None, **options: Any) -> Diagnosis:
+    given: dict[tuple[str, ...], object] = {("upstreams",): [{"name": "stub", "base_url": stub.url}]}
+    if window is not None:
+        given["models", "*", "context_window"] = window
+    return await examine(load(None, given, {}), model, seconds=30, **options)
+
+
+def levels(found: Diagnosis) -> dict[str, str]:
+    """The level of each topic; of several the last one."""
+    return {finding.topic: finding.level for finding in found.findings}
+
+
+async def test_an_honest_server(stub: StartStub) -> None:
+    """Window, usage, streams and overflow are all well, with our count equal to the server's, and four requests."""
+    server = await stub(windows={"house-model": 8_192}, tells=True)
+    found = await seen_by(server)
+    assert found.healthy
+    assert found.model == "house-model"
+    assert set(levels(found).values()) == {"ok"}, found.findings
+    assert list(levels(found)) == ["models", "window", "answers", "usage", "stream", "overflow", "limit"]
+    chats = server.chats()
+    assert [seen.verdict for seen in chats] == ["ok", "ok", "overflow"]
+    assert all(seen.parsed["max_tokens"] == 1 for seen in chats)
+    assert found.sent == sum(request_tokens(seen.parsed) for seen in chats)
+
+
+async def test_a_server_that_truncates(stub: StartStub) -> None:
+    """A silent cut is an error, with what was read and what to do."""
+    server = await stub(windows={"house-model": 8_192}, tells=True, truncates=True)
+    found = await seen_by(server)
+    assert not found.healthy
+    assert levels(found)["overflow"] == "error"
+    text = found.findings[-1]
+    assert "without a word" in text.text
+    assert "context" in text.remedy
+
+
+async def test_a_server_whose_window_nobody_knows(stub: StartStub) -> None:
+    """Longer and longer requests find the limit; the error that states it is compared with nothing."""
+    server = await stub(windows={"house-model": 20_000})
+    found = await seen_by(server)
+    assert levels(found)["window"] == "warning"
+    assert levels(found)["limit"] == "ok"
+    assert "20,000" in found.findings[-1].text
+    assert [seen.verdict for seen in server.chats()] == ["ok", "ok", "ok", "overflow"]
+
+
+async def test_another_tokenizer(stub: StartStub) -> None:
+    """A server that counts half as much again is told as such, and the long request is judged by its own count."""
+    server = await stub(windows={"house-model": 8_192}, tells=True, factor=1.5)
+    found = await seen_by(server)
+    assert levels(found)["usage"] == "info"
+    assert levels(found)["overflow"] == levels(found)["limit"] == "ok"
+    assert found.healthy
+
+
+async def test_a_server_with_less_than_was_configured(stub: StartStub) -> None:
+    """A stated limit under the configured window is a warning that gives the figure to write."""
+    server = await stub(windows={"house-model": 8_192})
+    found = await seen_by(server, window=16_384)
+    limit = found.findings[-1]
+    assert (limit.topic, limit.level, limit.remedy) == ("limit", "warning", "Set context_window: 8192.")
+
+
+async def test_an_error_nobody_recognises(stub: StartStub) -> None:
+    """It is shown, and stands in the way."""
+    server = await stub(windows={"house-model": 8_192}, tells=True)
+    server.fail(Fault())
+    server.fail(Fault(), times=2)
+    server.fail(error(400, "The quantity of glyphs displeases the oracle.", "oracle_displeased"))
+    found = await seen_by(server)
+    assert not found.healthy
+    assert "displeases the oracle" in found.findings[-1].text
+
+
+async def test_a_server_without_usage(stub: StartStub) -> None:
+    """It is told that the count cannot be corrected, whole and streamed."""
+    server = await stub(windows={"house-model": 8_192}, tells=True)
+    bare = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}}]}).encode()
+    server.fail(Fault())
+    server.fail(Fault(status=200, headers=(("content-type", "application/json"),), body=bare), times=2)
+    found = await seen_by(server)
+    assert levels(found)["usage"] == levels(found)["stream"] == "warning"
+    assert found.healthy
+
+
+async def test_nothing_is_billed_unasked(stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a server elsewhere the long request waits for a yes, and its size is told."""
+    server = await stub(windows={"house-model": 8_192}, tells=True)
+    monkeypatch.setattr("proxy.cli.doctor.is_near", lambda url: False)
+    found = await seen_by(server)
+    assert [seen.verdict for seen in server.chats()] == ["ok", "ok"]
+    assert levels(found)["overflow"] == "info"
+    assert "--yes" in found.findings[-1].remedy
+    found = await seen_by(server, oversize=True)
+    assert levels(found)["overflow"] == "ok"
+
+
+async def test_keys_and_models(stub: StartStub) -> None:
+    """A key is sent as the upstream's own; without a needed one, or for an unknown model, the remedy names the flag."""
+    server = await stub(windows={"house-model": 8_192}, tells=True)
+    await examine(settings(server.url), "house-model", key="sk-CANARY", seconds=30)
+    assert {seen.header("authorization") for seen in server.seen} == {"Bearer sk-CANARY"}
+    server.forget()
+    server.fail(error(401, "no key"))
+    found = await examine(settings(server.url), None, seconds=30)
+    assert "--key-env" in found.findings[-1].remedy
+    server.forget()
+    server.fail(Fault())
+    server.fail(error(404, "no such model"))
+    found = await examine(settings(server.url), "no-such", seconds=30)
+    assert levels(found) == {"models": "warning", "window": "warning", "answers": "error"}
+
+
+async def test_nobody_there() -> None:
+    """A server that cannot be reached is one error."""
+    found = await examine(settings(f"http://127.0.0.1:{free_port()}/v1"), None, seconds=10)
+    assert [(f.topic, f.level) for f in found.findings] == [("reachable", "error")]
+
+
+async def test_a_model_that_wants_the_newer_name(stub: StartStub) -> None:
+    """Where max_tokens is refused by name, max_completion_tokens is used from then on."""
+    server = await stub(windows={"house-model": 8_192}, tells=True)
+    server.fail(Fault())
+    server.fail(error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."))
+    found = await seen_by(server)
+    assert found.healthy
+    assert all("max_completion_tokens" in seen.parsed for seen in server.chats("ok"))
+
+
+@pytest.mark.parametrize(
+    ("url", "near"),
+    [
+        ("http://127.0.0.1:1/v1", True),
+        ("http://[::1]:1/v1", True),
+        ("http://localhost/v1", True),
+        ("http://10.0.0.7/v1", True),
+        ("http://vllm:8000/v1", True),
+        ("http://mac.local/v1", True),
+        ("https://api.openai.com/v1", False),
+        ("", False),
+        ("http://8.8.8.8/v1", False),
+    ],
+)
+def test_what_is_near(url: str, near: bool) -> None:
+    """Addresses of this machine and of private networks are near, names of the internet are not."""
+    assert is_near(url) is near
+
+
+@pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")
+async def test_a_provider_that_is_bridged(stub: StartStub) -> None:
+    """What LiteLLM speaks for is examined through it, by the model's own name; no list of models is no obstacle."""
+    server = await stub(windows={"claude-3-haiku": 8_192}, wording="anthropic")
+    given = settings(server.url, provider="anthropic", api_key="sk-x")
+    alias = given.model_validate({**given.model_dump(), "models": [{"name": "fast", "model": "claude-3-haiku"}]})
+    found = await examine(alias, "fast", seconds=30)
+    assert found.model == "claude-3-haiku"
+    assert {seen.path for seen in server.chats()} == {"/v1/messages"}
+    assert levels(found)["answers"] == levels(found)["usage"] == levels(found)["overflow"] == "ok"
+    nobody = load(None, {("upstreams",): [{"name": "stub", "provider": "gemini", "api_key": "sk-x"}]}, {})
+    assert levels(await examine(nobody, None))["models"] == "error"
+
+
+async def test_the_command(stub: StartStub) -> None:
+    """The command prints findings or JSON, and exits 0 for a healthy server and 1 for one that cuts."""
+    server = await stub(windows={"house-model": 8_192}, tells=True)
+
+    def run(*flags: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "proxy.cli", "doctor", "--upstream", server.url, *flags]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    told = await asyncio.to_thread(run)
+    assert told.returncode == 0, told.stderr
+    assert "house-model at http://" in told.stdout
+    assert "8,192 tokens, by server: /v1/models max_model_len" in told.stdout
+    server.rules = type(server.rules)(window=8_192, windows={"house-model": 8_192}, tells=True, truncates=True)
+    told = await asyncio.to_thread(run, "--json")
+    assert told.returncode == 1
+    found = json.loads(told.stdout)
+    assert found["healthy"] is False
+    assert [each["level"] for each in found["findings"]].count("error") == 1
+    told = await asyncio.to_thread(run, "--key-env", "ULLAGE_NO_SUCH_VARIABLE")
+    assert told.returncode == 2
+
+
+def test_findings_are_shown_with_their_remedies(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a server calls itself may hold brackets; a remedy stands under its finding."""
+    findings = (Finding("window", "ok", "8,192 tokens"), Finding("usage", "error", "none [at all]", "Turn it on."))
+    show_findings(Diagnosis("up", "http://127.0.0.1:1/[v1]", "[m]", findings, 1_200))
+    shown = capsys.readouterr().out
+    assert shown.startswith("[m] at http://127.0.0.1:1/[v1]\n")
+    assert "none [at all]" in shown
+    assert shown.index("Turn it on.") > shown.index("none [at all]")
+    assert shown.endswith("1,200 tokens were sent, by our count.\n")

@@ -1,0 +1,66 @@
+"""What is worth its words: constraints before requests, the first round, the newest and conclusions before chatter."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.compaction.sentence_ranking import NEWEST, round_scores, rounds_of, sentence_rank
+from proxy.core.conversation.entry import Entry
+
+CALL = ("read", '{"path": "a"}')
+
+
+def spoken(text: str, *calls: tuple[str, str]) -> Entry:
+    return Entry("assistant", text, calls)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("Never touch vendor.", 2),
+        ("Use tabs, please.", 1),
+        ("The weather is fine.", 0),
+        ("Nicht den Ordner löschen.", 2),
+        ("Bitte den Test dazu.", 1),
+        ("Нельзя менять схему.", 2),
+        ("不要修改数据库结构", 2),
+        ("请帮我看看", 1),
+        ("必ずテストを書く", 2),
+        ("반드시 테스트를 작성해", 2),
+        ("He addressed the mustard.", 0),
+    ],
+)
+def test_sentences_are_weighed_in_the_main_languages(sentence: str, expected: int) -> None:
+    """A constraint weighs two, a request one, talk nothing; words count whole."""
+    assert sentence_rank(sentence) == expected
+
+
+def test_a_conclusion_needs_no_known_word() -> None:
+    """What the model said right before the user spoke again is worth more than the same words amid its work."""
+    rounds = rounds_of([spoken("Hm."), *[spoken("Ndiyo.")] * 9, Entry("user", "?"), *[spoken("Ndiyo.")] * 9])
+    worth = round_scores(rounds)
+    assert worth[9] > worth[10]
+    assert worth[9] > worth[8] + 5
+
+
+def test_silent_calls_are_worth_least() -> None:
+    """A round of calls without a word is worth less than one that says why."""
+    rounds = rounds_of([spoken("Start."), spoken("", *[CALL] * 4), spoken("Why.", *[CALL] * 4), *[spoken("x")] * 9])
+    worth = round_scores(rounds)
+    assert worth[1] < worth[2] < worth[0]
+
+
+def test_first_and_newest_are_worth_most() -> None:
+    """Neither the first round nor one of the newest is worth less than any in the middle without a cue."""
+    worth = round_scores(rounds_of([spoken("Hm.")] * 30))
+    assert min(worth[0], *worth[-NEWEST:]) > max(worth[1:-NEWEST])
+
+
+@given(st.lists(st.builds(Entry, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=30)), max_size=30))
+def test_every_round_has_one_score_in_bounds(entries: list[Entry]) -> None:
+    """Each thing the model said is one round, in order, worth 0 to 100."""
+    rounds = rounds_of(entries)
+    assert [each.spoken for each in rounds] == [entry for entry in entries if entry.role == "assistant"]
+    assert all(0 <= score <= 100 for score in round_scores(rounds))

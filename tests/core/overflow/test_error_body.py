@@ -1,0 +1,101 @@
+"""What is taken out of an answer, whatever its shape."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.core.overflow.error_body import MOST_CHARACTERS, MOST_TEXTS, error_parts, is_error, parse_body
+
+SENTENCE = "prompt is too long"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"error": {"message": SENTENCE}},
+        {"error": SENTENCE},
+        {"detail": SENTENCE},
+        {"detail": [{"msg": SENTENCE}]},
+        {"message": SENTENCE},
+        [{"error": {"message": SENTENCE}}],
+        {"errors": [{"message": SENTENCE}]},
+        {"error": {"metadata": {"raw": json.dumps({"error": {"message": SENTENCE}})}}},
+        {"error": {"message": f"upstream said {json.dumps({'message': SENTENCE})}, sorry"}},
+        {"headers": {":exception-type": {}}, "body": json.dumps({"message": SENTENCE})},
+        {"type": "response.failed", "response": {"error": {"message": SENTENCE}}},
+        f"<html><head><title>{SENTENCE}</title></head></html>",
+        SENTENCE,
+    ],
+)
+def test_envelopes(value: object) -> None:
+    """The sentence comes out of every envelope by itself."""
+    assert SENTENCE in error_parts(value).texts
+
+
+def test_codes_and_members() -> None:
+    """Single words are codes, numbers are members under their names."""
+    parts = error_parts({"error": {"code": "a_code", "type": "b_type", "n_ctx": 7, "status": 413, "ok": True}})
+    assert parts.codes == ["a_code", "b_type", "413"]
+    assert ("n_ctx", 7) in parts.members
+    assert "ok" not in dict(parts.members)
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({"error": {"message": "Invalid 'user': string too long.", "param": None}}, "user"),
+        ({"error": {"message": "no", "param": "messages"}}, "messages"),
+        ({"error": {"message": "no", "param": {"a": 1}}}, ""),
+        ({"detail": [{"loc": ["body", "messages", 0, "content"], "msg": "no"}]}, "messages.0.content"),
+        ({"message": "Malformed input request: #/texts/41: expected maxLength: 2048"}, "texts.41"),
+    ],
+)
+def test_places(value: object, place: str) -> None:
+    """The part of the request that an error complains of is known where it is named."""
+    assert error_parts(value).place == place
+
+
+@pytest.mark.parametrize("name", ["input", "messages", "prompt", "request", "model", "id"])
+def test_echoes(name: str) -> None:
+    """What repeats the request is left out."""
+    assert error_parts({"detail": [{"msg": "no way", name: SENTENCE}]}).texts == ["no way"]
+
+
+def test_bounds() -> None:
+    """However much there is, a bounded part is taken."""
+    parts = error_parts({"error": [f"text number {number} {'x ' * 400}" for number in range(10_000)]})
+    assert len(parts.texts) <= MOST_TEXTS
+    assert sum(map(len, parts.texts)) <= MOST_CHARACTERS
+    nested: object = SENTENCE
+    for _ in range(60):
+        nested = {"error": nested}
+    assert error_parts(nested).texts == []
+
+
+@pytest.mark.parametrize("body", [b"", b"[" * 100_000, b"{", b"\xff\xfe", b'{"a": NaN}'])
+def test_any_bytes_open(body: bytes) -> None:
+    """What is no JSON is text."""
+    error_parts(parse_body(body))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"error": {}}, False),
+        ({"error": None, "choices": []}, False),
+        ({"choices": [{}], "detail": "x"}, False),
+        ({"detail": "x"}, True),
+        ({"type": "error"}, True),
+        ({"object": "error"}, True),
+        ([{"error": "x"}], True),
+        ([], False),
+        ("error", False),
+        ({"response": {"error": None}}, False),
+        ({"response": {"error": {"code": "x"}}}, True),
+    ],
+)
+def test_what_says_by_its_shape_that_it_is_an_error(value: object, expected: bool) -> None:
+    """An answer is no error because it could hold one."""
+    assert is_error(value) is expected

@@ -1,0 +1,53 @@
+"""The order in which things are tried, and what is never tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.attempts import fallback_cycle, first_max_loss, is_news, lowering, retries_smaller
+from proxy.core.budget.catalogue import COMPRESS
+from proxy.core.compaction.schedule import LowerOutput
+from proxy.core.overflow.kinds import Overflow
+
+
+@pytest.mark.parametrize(
+    ("steps", "max_loss"),
+    [((COMPRESS,), "any"), ((COMPRESS, "big"), "no_drop"), (("big", COMPRESS), "none"), (("big",), "none")],
+)
+def test_how_far_the_model_itself_goes_first(steps: tuple[str, ...], max_loss: str) -> None:
+    """Alone it does all it can; before a fallback nothing is lost; behind one nothing is changed."""
+    assert first_max_loss(steps) == max_loss
+
+
+@pytest.mark.parametrize("lower", ["never", "last", "first"])
+def test_what_is_sent_again(lower: LowerOutput) -> None:
+    """Refusals for length are, a rate limit and a stop never, a cap of the output where figures go first."""
+    assert all(retries_smaller(Overflow(kind), lower) for kind in ("input", "input_plus_output", "payload"))
+    assert not any(retries_smaller(Overflow(kind, 100), lower) for kind in ("rate_limit", "stop"))
+    assert retries_smaller(Overflow("output_cap", 4_096), lower) == (lower == "first")
+    assert not retries_smaller(Overflow("output_cap"), lower)
+
+
+def test_input_and_output_together() -> None:
+    """Then the figure gives way first, unless it never may."""
+    both, alone = Overflow("input_plus_output"), Overflow("input")
+    assert [lowering(both, mode) for mode in ("never", "last", "first")] == ["never", "first", "first"]
+    assert [lowering(alone, mode) for mode in ("never", "last", "first")] == ["never", "last", "first"]
+
+
+def test_loops_are_found() -> None:
+    """A way back to any model on it is a loop, however long; a tree is none."""
+    steps = {"a": ("b", "c"), "b": ("c",), "c": (), "x": ("y",), "y": ("z",), "z": ("y",), "me": ("me",)}
+    assert fallback_cycle("a", steps.__getitem__) == ()
+    assert fallback_cycle("x", steps.__getitem__) == ("x", "y", "z", "y")
+    assert fallback_cycle("me", steps.__getitem__) == ("me", "me")
+
+
+@pytest.mark.parametrize(
+    ("status", "own", "rescue"),
+    [(200, True, True), (400, False, False), (413, False, False), (422, False, False)]
+    + [(status, True, False) for status in (401, 403, 429, 500, 503)],
+)
+def test_what_is_news_after_an_overflow(status: int, own: bool, rescue: bool) -> None:
+    """Success is; another no of the model itself is not, nor is any failure of a fallback."""
+    assert (is_news(status, rescue=False), is_news(status, rescue=True)) == (own, rescue)

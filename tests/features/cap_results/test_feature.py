@@ -1,0 +1,95 @@
+"""Results capped before they are first sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.core.compaction.truncate import MIDDLE, REST, TruncateLimits
+from proxy.core.conversation import chat, messages, responses
+from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.scan import scan
+from proxy.features.cap_results.feature import cap_results
+from tests.support.engine_fixtures import chat_body, message_slices, tool_map_of_package
+
+LIMITS = TruncateLimits(100, 5_000)
+
+
+def done(conversation: list[dict[str, Any]]) -> list[bytes]:
+    body = chat_body(conversation)
+    once = cap_results(body, scan(body, "messages"), chat, tool_map_of_package(), LIMITS)
+    assert cap_results(once, scan(once, "messages"), chat, tool_map_of_package(), LIMITS) is once
+    return message_slices(once)
+
+
+def session(name: str, content: Any) -> list[dict[str, Any]]:
+    call = {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
+    return [
+        {"role": "user", "content": "long " * 3000},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": content, "x": 1},
+    ]
+
+
+def test_only_results_that_are_too_big_change() -> None:
+    """Users' words and results within the limits keep their bytes; the same body comes back when nothing is too big."""
+    small = session("Bash", "x\n" * 100)
+    assert done(small) == message_slices(chat_body(small))
+    big = session("Bash", "x\n" * 101)
+    assert done(big)[:2] == message_slices(chat_body(big))[:2]
+    said = json.loads(done(big)[2])
+    assert MIDDLE in said["content"]
+    assert said["x"] == 1
+
+
+def test_reads_keep_their_head_and_parts_stay_parts() -> None:
+    """A file's rest is left out at its end; content that was a list stays one."""
+    said = json.loads(done(session("Read", "line\n" * 500))[2])["content"]
+    assert said.endswith(REST)
+    parts = json.loads(done(session("Read", [{"type": "text", "text": "line\n" * 500}]))[2])["content"]
+    assert parts == [{"type": "text", "text": said}]
+
+
+IMAGES = {
+    "chat": {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo"}},
+    "messages": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo"}},
+    "responses": {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo"},
+}
+
+
+def result_of(api: str, text: str) -> dict[str, Any]:
+    """A tool result of a text and an image."""
+    if api == "responses":
+        return {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [{"type": "input_text", "text": text}, IMAGES[api]],
+        }
+    content = [{"type": "text", "text": text}, IMAGES[api]]
+    if api == "chat":
+        return {"role": "tool", "tool_call_id": "c", "content": content}
+    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": content}]}
+
+
+@pytest.mark.parametrize(("api", "dialect"), [("chat", chat), ("messages", messages), ("responses", responses)])
+def test_an_image_does_not_keep_the_text_beside_it_from_being_capped(api: str, dialect: Dialect) -> None:
+    """The text is cut to the limits, and the image stays behind it as it was."""
+    body = json.dumps({dialect.LIST: [result_of(api, "x\n" * 3000)]}).encode()
+    once = cap_results(body, scan(body, dialect.LIST), dialect, tool_map_of_package(), LIMITS)
+    item = json.loads(once)[dialect.LIST][0]
+    holder = item["content"][0] if api == "messages" else item
+    text, image = holder["output" if api == "responses" else "content"]
+    assert MIDDLE in text["text"]
+    assert text["text"].count("\n") <= LIMITS.lines
+    assert image == IMAGES[api]
+    assert cap_results(once, scan(once, dialect.LIST), dialect, tool_map_of_package(), LIMITS) is once
+
+
+def test_later_messages_change_nothing() -> None:
+    """A result becomes the same bytes in every later request."""
+    begun = session("Bash", "x\n" * 3000)
+    first = done(begun)
+    later = done([*begun, {"role": "assistant", "content": "ok"}, *session("Bash", "y\n" * 300)[1:]])
+    assert later[: len(first)] == first

@@ -1,0 +1,276 @@
+"""One stream out of several generations, over every API and in any chunking."""
+
+from __future__ import annotations
+
+import json
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.features.recall import chat, messages, responses
+from proxy.features.recall import merger as splice_of
+from proxy.features.recall.events import value_of, written
+from proxy.features.recall.merger import MOST_BUFFERED, NOT_RUN, StreamMerger, TooMuchBuffered
+from proxy.features.recall.tool import NAME
+from tests.stub import Answer, Call
+from tests.stub import chat as chat_stub
+from tests.stub import messages as messages_stub
+from tests.stub import responses as responses_stub
+from tests.stub.answers import Frame
+from tests.support.answer_parser import ParsedAnswer, parse_answer
+from tests.support.linear_time import is_linear
+from tests.support.recall_fixtures import APIS, LOOK, READ
+
+OURS: dict[str, ModuleType] = {"chat": chat, "messages": messages, "responses": responses}
+THEIRS: dict[str, ModuleType] = {"chat": chat_stub, "messages": messages_stub, "responses": responses_stub}
+
+CALLS = st.lists(st.sampled_from([LOOK, READ, Call("run", '{"command": "ls -l"}')]), max_size=4).map(tuple)
+ANSWERS = st.builds(
+    Answer,
+    text=st.sampled_from(["", "Let me look.", "It is a kingfisher,\n\nas said before. " * 3]),
+    calls=CALLS,
+    reasoning=st.sampled_from(["", "What was it again?"]),
+    piece=st.sampled_from([3, 24, 400]),
+)
+
+
+def raw(api: str, answer: Answer, number: int = 1) -> bytes:
+    """The stream of one generation."""
+    usage = THEIRS[api].usage(1000 * number, 10 * number, 500)
+    return b"".join(THEIRS[api].streamed(answer, Frame(number, "m", usage), True))
+
+
+def fed(splice: StreamMerger, stream: bytes, size: int) -> bytes:
+    return b"".join(splice.feed(stream[at : at + size]) for at in range(0, len(stream), size))
+
+
+def spliced(api: str, answers: list[Answer], size: int = 64) -> tuple[bytes, StreamMerger, int]:
+    """What a client gets of a model that says *answers*, as long as each calls the tool; how many were asked for."""
+    splice = OURS[api].stream()
+    out, used = b"", 0
+    for number, answer in enumerate(answers, 1):
+        out, used = out + fed(splice, raw(api, answer, number), size), number
+        if not splice.calls() or number == len(answers):
+            break
+        splice.go_on()
+    return out + splice.flush() + splice.rest(), splice, used
+
+
+def ours(answer: Answer) -> bool:
+    return any(call.name == NAME for call in answer.calls)
+
+
+@pytest.mark.parametrize("api", APIS)
+@given(answer=ANSWERS, size=st.integers(1, 300))
+def test_a_generation_without_a_recall_passes_byte_for_byte(api: str, answer: Answer, size: int) -> None:
+    """Whatever else a model says and calls, in any chunking: every byte, in order."""
+    answer = Answer(answer.text, tuple(call for call in answer.calls if call.name != NAME), answer.reasoning)
+    out, splice, _ = spliced(api, [answer], size)
+    assert out == raw(api, answer)
+    assert splice.calls() == []
+
+
+@pytest.mark.parametrize("api", APIS)
+@given(answers=st.lists(ANSWERS, min_size=1, max_size=3), size=st.integers(1, 300))
+def test_any_generations_make_one_valid_answer(api: str, answers: list[Answer], size: int) -> None:
+    """One start, one end, running numbers, no call of the tool, and the last generation's calls and usage."""
+    out, _, used = spliced(api, answers, size)
+    last = answers[used - 1]
+    if api == "responses" and not any(answer.text or answer.calls or answer.reasoning for answer in answers):
+        return
+    if last.reasoning and not last.text and not last.calls:
+        return  # a model that thinks and says nothing: no answer of a valid shape to begin with
+    told = parse_answer(api, out, stream=True)
+    assert [name for name, _ in told.calls] == [call.name for call in last.calls if call.name != NAME]
+    assert THEIRS[api].usage(1000 * used, 10 * used, 500).items() <= told.usage.items()
+    for answer in answers[:used]:
+        assert answer.text in told.text
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_text_passes_at_once_and_calls_wait(api: str) -> None:
+    """What the model says is passed before its generation ends; from its first call on nothing is."""
+    splice = OURS[api].stream()
+    stream = raw(api, Answer("I read on.", (READ, LOOK)))
+    before = fed(splice, stream, 1)
+    assert b"I read on." in before
+    assert b"read_file" not in before
+    assert NAME.encode() not in before
+    assert splice.over
+    assert [json.loads(call.arguments) for call in splice.calls()] == [json.loads(LOOK.arguments)]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_goes_back_to_the_model_is_what_it_said(api: str) -> None:
+    """Its words, thoughts and calls, as they were; each call is answered, those of other tools with why not."""
+    answer = Answer("Let me look.", (READ, LOOK), reasoning="Hm.")
+    splice = OURS[api].stream()
+    fed(splice, raw(api, answer), 50)
+    calls = splice.calls()
+    asked = OURS[api].asked(splice.said, b'{"messages":[{"reasoning_content":"x"}]}')
+    answered = OURS[api].answered(splice.said, ["found it"])
+    text = str(asked)
+    assert "Let me look." in text
+    assert "Hm." in text
+    assert "read_file" in text
+    assert NAME in text
+    assert NOT_RUN in str(answered)
+    assert calls[0].id in str(answered)
+    assert "found it" in str(answered)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_whole_answers_say_what_streams_say(api: str) -> None:
+    """An answer that is no stream has the same texts and calls as its stream."""
+    answers = [Answer("Let me look.", (LOOK,)), Answer("And there.", (LOOK, READ)), Answer("It is so.", (READ,))]
+    wire = OURS[api]
+    values = [value_of(THEIRS[api].whole(a, Frame(n, "m", THEIRS[api].usage(9, 9, 0)))) for n, a in enumerate(answers)]
+    whole = wire.whole(values[-1], [wire.said(value) for value in values[:-1]])
+    streamed = parse_answer(api, spliced(api, answers)[0], stream=True)
+    told = _whole(api, whole)
+    assert told.text == streamed.text
+    assert [name for name, _ in told.calls] == [name for name, _ in streamed.calls] == ["read_file"]
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("calls", [(LOOK,), (LOOK, READ), (READ, LOOK)])
+def test_a_call_in_the_last_generation_is_taken_out(api: str, calls: tuple[Call, ...]) -> None:
+    """What is called where nothing may be asked any more goes; calls of the client's tools stay."""
+    answer = Answer("", calls, reasoning="Hm." if api != "responses" else "")
+    streamed = (
+        parse_answer(api, spliced(api, [answer])[0], stream=True) if api != "responses" or READ in calls else None
+    )
+    wire = OURS[api]
+    value = value_of(THEIRS[api].whole(answer, Frame(1, "m", THEIRS[api].usage(9, 9, 0))))
+    whole = _whole(api, wire.whole(value, []))
+    left = [call.name for call in calls if call.name != NAME]
+    assert [name for name, _ in whole.calls] == left
+    assert streamed is None or [name for name, _ in streamed.calls] == left
+    if api == "messages":
+        assert whole.items[0]["content"], "a message without content cannot be sent back"
+        assert streamed is not None
+        assert streamed.items[0]["content"]
+
+
+def _whole(api: str, value: dict[str, Any]) -> ParsedAnswer:
+    return parse_answer(api, json.dumps(value).encode(), stream=False)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_an_error_in_the_stream_ends_the_holding(api: str) -> None:
+    """What the provider says of a failure reaches the client behind all that came before it."""
+    splice = OURS[api].stream()
+    stream = raw(api, Answer("I read on.", (READ,)))
+    cut = stream[: stream.index(b"src/next")]
+    cut = cut[: cut.rindex(b"\n\n") + 2]
+    error = b'event: error\ndata: {"type":"error","error":{"message":"broken"}}\n\n'
+    assert fed(splice, cut + error, 30) == cut + error
+    assert splice.failed
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+def test_an_error_of_no_type_is_an_error_all_the_same(api: str) -> None:
+    """Behind a generation that was gone on from, an event that only holds an error is named one."""
+    splice = OURS[api].stream()
+    fed(splice, raw(api, Answer("Let me look.", (LOOK,))), 64)
+    splice.go_on()
+    told = splice.feed(b'event: error\ndata: {"error":{"message":"broken"}}\n\n')
+    assert told == b'event: error\ndata: {"error":{"message":"broken"}}\n\n'
+    assert splice.failed
+
+
+def test_what_is_held_is_bounded() -> None:
+    """A call that grows beyond all measure is not kept in memory."""
+    splice = chat.stream()
+    fed(splice, raw("chat", Answer("", (READ,))).split(b'"finish_reason":"tool_calls"')[0].rsplit(b"data:", 1)[0], 99)
+    piece = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"%b"}}]}}]}\n\n'
+    for _ in range(30):
+        assert splice.feed(piece % (b"x" * (MOST_BUFFERED // 32))) == b""
+    with pytest.raises(TooMuchBuffered):
+        splice.feed(piece % (b"x" * (MOST_BUFFERED // 8)))
+
+
+def test_an_event_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never becomes an event is given up, and not only what is held."""
+    monkeypatch.setattr(splice_of, "LONGEST_EVENT", 1_000)
+    splice = chat.stream()
+    splice.feed(b"data: " + b"x" * 900)
+    with pytest.raises(TooMuchBuffered):
+        splice.feed(b"x" * 200)
+
+
+def test_comments_pass_while_calls_wait() -> None:
+    """What keeps a connection alive is never held."""
+    splice = chat.stream()
+    assert NAME.encode() not in fed(splice, raw("chat", Answer("", (LOOK,))).rsplit(b"data:", 3)[0], 30)
+    assert splice.feed(b": ping\n\n") == b": ping\n\n"
+
+
+def _chat_event(delta: dict[str, Any]) -> bytes:
+    return written({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+
+def _chat_answer(size: int) -> bytes:
+    texts = [_chat_event({"content": "x" * 40}) for _ in range(size)]
+    thoughts = [_chat_event({"reasoning_details": [{"text": "x"}]}) for _ in range(size)]
+    calls = [
+        _chat_event({"tool_calls": [{"index": n, "id": f"c{n}", "function": {"name": name, "arguments": "{}"}}]})
+        for n, name in enumerate([NAME, *["run"] * size])
+    ]
+    return b"".join([*texts, *thoughts, *calls])
+
+
+def _messages_answer(size: int) -> bytes:
+    found = [{"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}]
+    for kind, member in (("text_delta", "text"), ("citations_delta", "citation")):
+        delta = {"type": kind, member: "x" * 40}
+        found += [{"type": "content_block_delta", "index": 0, "delta": delta}] * size
+    for n, name in enumerate([NAME, *["run"] * size], 1):
+        block = {"type": "tool_use", "id": f"t{n}", "name": name, "input": {}}
+        found += [{"type": "content_block_start", "index": n, "content_block": block}]
+        delta = {"type": "input_json_delta", "partial_json": "{}"}
+        found += [{"type": "content_block_delta", "index": n, "delta": delta}]
+    return b"".join(written(value, value["type"]) for value in found)
+
+
+def _responses_answer(size: int) -> bytes:
+    found: list[dict[str, Any]] = [
+        {"type": kind, "output_index": n, "item": {"type": "reasoning", "id": f"r{n}", "summary": []}}
+        for n in range(size)
+        for kind in ("response.output_item.added", "response.output_item.done")
+    ]
+    for n, name in enumerate([NAME, *["run"] * size], size):
+        call = {"type": "function_call", "name": name, "call_id": f"c{n}", "arguments": "{}"}
+        found += [{"type": "response.output_item.added", "output_index": n, "item": call}]
+    return b"".join(written(value, value["type"]) for value in found)
+
+
+LONG = {"chat": (_chat_answer, 1000), "messages": (_messages_answer, 1000), "responses": (_responses_answer, 1000)}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_long_answer_costs_no_more_per_byte_than_a_short_one(api: str) -> None:
+    """Pieces, calls and items without number are joined, held and renumbered in time that grows with the answer."""
+    answer, size = LONG[api]
+
+    def work(size: int) -> None:
+        splice, stream = OURS[api].stream(), answer(size)
+        passed = splice.feed(stream) + splice.flush()
+        assert passed.count(b'"run"') == size
+        assert NAME.encode() not in passed
+        assert len(splice.said)
+
+    assert is_linear(work, size)
+
+
+def test_a_response_ends_once() -> None:
+    """Each end of a response holds all its items: however often a server sends one, the client gets one."""
+    splice = responses.stream()
+    item = {"type": "function_call", "name": NAME, "call_id": "c", "arguments": "{}"}
+    end = written({"type": "response.completed", "response": {"output": [item]}}, "response.completed")
+    splice.feed(written({"type": "response.output_item.added", "output_index": 0, "item": item}) + end)
+    passed = splice.flush() + splice.feed(end * 100)
+    assert passed.count(b"event: response.completed") == 1

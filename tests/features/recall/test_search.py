@@ -1,0 +1,172 @@
+"""Finding what left the view, and pages that never exceed their room."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.features.recall.search import (
+    NO_ROOM,
+    NOTHING,
+    SHORTEST,
+    UNREADABLE,
+    WORDS,
+    Piece,
+    Wanted,
+    _pattern,
+    answer,
+    read_arguments,
+)
+from proxy.features.recall.tool import MOST_RESULTS
+from tests.support.engine_fixtures import count_tokens
+from tests.support.sample_conversations import log, prose
+
+PIECES = [
+    Piece(1, "user", "Find the code word of the vault. Never touch vendor.", hidden=False),
+    *(Piece(at, f"result of read_file({at})", log(at, 120)) for at in range(2, 30)),
+    Piece(30, "result of read_file(notes.txt)", log(99, 200) + "\nThe code word is kingfisher.\n" + log(98, 200)),
+    Piece(31, "assistant", "I decoded words of the vaulted encoder."),
+]
+
+
+def ask(tokens: int = 2000, usual: int = 3, pieces: list[Piece] | None = None, **arguments: Any) -> str:
+    return answer(json.dumps(arguments), PIECES if pieces is None else pieces, usual, tokens, count_tokens)
+
+
+def shown(text: str) -> list[int]:
+    """The numbers of the items on a page, in order."""
+    return [int(line[6 : line.index(":")]) for line in text.splitlines() if line.startswith("[item ")]
+
+
+def test_the_best_match_comes_first_and_shows_the_place() -> None:
+    """Rare whole words win over pieces of words, and what was looked for is among what is shown."""
+    page = ask(query="code word kingfisher", tokens=400)
+    assert shown(page)[0] == 30
+    assert "The code word is kingfisher." in page
+    assert 1 not in shown(page), "what the view holds need not be found"
+
+
+def test_a_page_has_three_results_and_says_how_to_go_on() -> None:
+    """Three results unless more are asked for, at most ten, and an offset that leads to the rest without overlap."""
+    page = ask(query="took", tokens=4000)
+    assert len(shown(page)) == 3
+    assert "more with offset 3" in page
+    following = ask(query="took", tokens=4000, offset=3, limit=50)
+    assert len(shown(following)) == MOST_RESULTS
+    assert not set(shown(page)) & set(shown(following))
+    assert len(shown(ask(query="took", tokens=4000, usual=5))) == 5
+    assert shown(ask(query="took", tokens=4000, offset=500)) == []
+
+
+def test_without_a_query_what_left_the_view_is_listed_in_order() -> None:
+    """No query and no item: all that was left out, oldest first."""
+    assert shown(ask(tokens=4000)) == [2, 3, 4]
+    assert shown(ask(tokens=4000, offset=28)) == [30, 31]
+
+
+def test_a_query_of_many_words_costs_no_more_than_one_of_some() -> None:
+    """Every word is a walk over all that was left out, so no more than so many are looked for."""
+    many = [f"zq{at}" for at in range(WORDS)]
+    assert shown(ask(query=" ".join([*many[1:], "kingfisher"]))) == [30]
+    assert ask(query=" ".join([*many, "kingfisher"])) == NOTHING
+
+
+@given(st.text("ab1_-. ", max_size=40), st.text("ab1_-. ", min_size=1, max_size=5))
+def test_a_word_is_found_where_it_begins(text: str, word: str) -> None:
+    """Wherever it stands, but not behind a letter or a figure."""
+    wanted = re.compile(f"(?<![a-z0-9]){re.escape(word)}")
+    assert [hit.span() for hit in _pattern(word).finditer(text)] == [hit.span() for hit in wanted.finditer(text)]
+
+
+def test_an_item_is_read_from_any_place() -> None:
+    """Following the offsets that pages give reads an item whole, in order, without a gap."""
+    text, read, offset = PIECES[29].text, "", 0
+    for _ in range(40):
+        page = ask(item=30, offset=offset, tokens=150)
+        body = page.split("\n", 1)[1]
+        read += body[: body.rindex("\n[")] if "\n[" in body else body
+        if "goes on with" not in page:
+            break
+        offset = int(page.rsplit("offset ", 1)[1].split(" ", 1)[0])
+    assert read == text
+    assert "There is no item 77" in ask(item=77)
+    assert str(len(text)) in ask(item=30, offset=10**6)
+
+
+def test_an_item_in_the_view_can_be_read_too() -> None:
+    """A number names any item of the history."""
+    assert "Never touch vendor" in ask(item=1)
+
+
+@pytest.mark.parametrize("query", ["nothing like this 9x7q", "zzz"])
+def test_no_match_is_said_plainly(query: str) -> None:
+    """A search without results says that what is visible is all there is."""
+    assert ask(query=query) == NOTHING
+    assert ask(pieces=[]) == NOTHING
+
+
+def test_arguments_that_cannot_be_read_are_answered() -> None:
+    """A model that writes no JSON object is told what to write."""
+    for text in ("{", "[]", '"x"', "nonsense"):
+        assert answer(text, PIECES, 3, 500, count_tokens) == UNREADABLE
+
+
+def test_without_room_nothing_is_shown() -> None:
+    """Where nothing fits, that is said, and in no more tokens than there are."""
+    assert answer("{}", PIECES, 3, SHORTEST - 1, count_tokens) == NO_ROOM
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", Wanted()),
+        ('{"query":"  a b "}', Wanted("a b")),
+        ('{"item":"12","offset":-5,"limit":0}', Wanted(item=12, limit=1)),
+        ('{"limit":1e9,"offset":2.0}', Wanted(limit=MOST_RESULTS, offset=2)),
+        ('{"limit":true,"item":null,"query":7}', Wanted()),
+    ],
+)
+def test_arguments_are_brought_inside_their_bounds(text: str, wanted: Wanted) -> None:
+    """Figures as text or fractions are taken, odd ones are bounded or left out."""
+    assert read_arguments(text, 3) == wanted
+
+
+def test_letters_of_any_script_are_found() -> None:
+    """A query in a script without spaces finds the text that holds it."""
+    pieces = [Piece(1, "tool", prose(1, 50)), Piece(2, "tool", "金庫の合言葉はカワセミです。")]
+    assert shown(ask(query="合言葉", pieces=pieces)) == [2]
+
+
+PIECE = st.builds(
+    lambda number, words, times, hidden: Piece(number, "tool", f"{words}\n" * times, hidden),
+    st.integers(1, 99),
+    st.text(max_size=60),
+    st.integers(0, 40),
+    st.booleans(),
+)
+ARGUMENTS = st.one_of(
+    st.text(max_size=20),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "query": st.text(max_size=20),
+            "item": st.integers(-5, 120),
+            "offset": st.integers(-5, 4000),
+            "limit": st.integers(-5, 100),
+        },
+    ).map(json.dumps),
+)
+
+
+@given(st.lists(PIECE, max_size=12), ARGUMENTS, st.integers(6, 900), st.integers(1, 10))
+def test_no_answer_exceeds_its_room_or_its_results(pieces: list[Piece], text: str, tokens: int, usual: int) -> None:
+    """Whatever is asked of whatever history: at most so many tokens, and never more than ten results."""
+    found = answer(text, pieces, usual, tokens, count_tokens)
+    assert count_tokens(found) <= tokens
+    assert found
+    assert found.count("[item ") <= MOST_RESULTS + sum(piece.text.count("[item ") for piece in pieces)

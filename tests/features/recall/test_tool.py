@@ -1,0 +1,96 @@
+"""When the tool is offered, and what a request with it looks like."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.core.conversation.outline import read_outline
+from proxy.features.recall.tool import MENTION, NAME, added, declaration, may_offer
+from tests.support.api_formats import tools_of
+from tests.support.recall_fixtures import APIS
+from tests.support.sample_conversations import AGENT_TOOLS
+
+
+def offered(api: str, **members: Any) -> bool:
+    body = {"model": "m", "tools": tools_of(AGENT_TOOLS, api), **members}
+    body = {key: value for key, value in body.items() if value is not ...}
+    return may_offer(api, read_outline(json.dumps(body), ("max_tokens",)))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_it_is_offered_beside_tools_of_the_client(api: str) -> None:
+    """A client that sends tools and leaves the model free is offered it; one without tools is not."""
+    free: Any = {"type": "auto"} if api == "messages" else "auto"
+    assert offered(api)
+    assert offered(api, tool_choice=free)
+    assert not offered(api, tools=...)
+    assert not offered(api, tools=[])
+    assert not offered(api, tools=None)
+
+
+@pytest.mark.parametrize(
+    ("api", "choice"),
+    [
+        *((api, choice) for api in ("chat", "responses") for choice in ("none", "required", {"type": "function"})),
+        *(("messages", {"type": kind}) for kind in ("any", "none", "tool")),
+    ],
+)
+def test_a_choice_that_is_made_leaves_no_room_for_it(api: str, choice: Any) -> None:
+    """Where the client forbids or demands a call, the tool is not offered."""
+    assert not offered(api, tool_choice=choice)
+
+
+@pytest.mark.parametrize(
+    ("api", "members"),
+    [
+        ("chat", {"response_format": {"type": "json_object"}}),
+        ("chat", {"n": 2}),
+        ("chat", {"audio": {"voice": "alloy"}}),
+        ("responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}),
+        ("responses", {"background": True}),
+        ("responses", {"previous_response_id": "resp_1"}),
+        ("responses", {"conversation": "conv_1"}),
+        ("messages", {"output_config": {"format": {"type": "json_schema"}}}),
+        ("messages", {"container": "c1"}),
+    ],
+)
+def test_an_answer_with_a_form_of_its_own_is_left_alone(api: str, members: dict[str, Any]) -> None:
+    """No tool where two generations cannot be one answer, or where the history is elsewhere."""
+    assert not offered(api, **members)
+
+
+@pytest.mark.parametrize(
+    ("api", "members"),
+    [
+        ("chat", {"response_format": {"type": "text"}, "n": 1}),
+        ("responses", {"text": {"format": {"type": "text"}, "verbosity": "low"}, "background": False}),
+        ("messages", {"output_config": {"effort": "low"}}),
+    ],
+)
+def test_members_that_ask_for_the_usual_do_not_matter(api: str, members: dict[str, Any]) -> None:
+    """What only spells a default keeps nothing back."""
+    assert offered(api, **members)
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("escaped", [False, True])
+def test_it_never_shadows_a_tool_of_the_client(api: str, escaped: bool) -> None:
+    """A client's tool of the same name, however it is spelled, keeps the name for itself."""
+    own = json.loads(json.dumps(AGENT_TOOLS))
+    own[1]["function"]["name"] = NAME
+    text = json.dumps({"model": "m", "tools": tools_of(own, api)})
+    text = text.replace("ullage_", "ullage\\u005f") if escaped else text
+    assert not may_offer(api, read_outline(text, ()))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_the_tools_of_the_client_stay_as_they_are(api: str) -> None:
+    """The declaration stands behind the client's tools, whose bytes do not change."""
+    tools = json.dumps(tools_of(AGENT_TOOLS, api), indent=2)
+    made = added(api, tools)
+    assert made.startswith(tools[:-1].rstrip())
+    assert json.loads(made) == [*json.loads(tools), json.loads(declaration(api))]
+    assert NAME in MENTION

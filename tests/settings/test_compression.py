@@ -1,0 +1,27 @@
+"""Stages, shares and summaries: defaults and what is refused."""
+
+import pytest
+
+from proxy.settings import SettingsError, load
+from proxy.settings.compression import TruncateStage
+from tests.support.settings_files import problems, write_settings
+
+
+def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
+    """An allocation of more than the window names file, line, key, the sum, and what to lower."""
+    file = write_settings(tmp_path, "compression:\n  allocation: {system: 0.5, tools: 0.3, recent: 0.4}\n")
+    with pytest.raises(SettingsError) as refused:
+        load(file, {}, {})
+    (problem,) = refused.value.problems
+    assert (problem.file, problem.line, problem.key) == (str(file), 2, "compression.allocation")
+    assert problem.message == "the shares add up to 1.20 of the window"
+    assert "system + tools + recent" in problem.remedy
+    whole = load(write_settings(tmp_path, "compression:\n  allocation: {recent: 0.7, reserve: 0.3}\n"), {}, {})
+    assert whole.compression.allocation.given
+    assert not load(None, {}, {}).compression.allocation.given
+
+
+def test_a_result_keeps_its_head_and_its_tail(tmp_path):
+    """A limit of one line could not keep both ends of a result."""
+    assert "max_lines" in str(problems(tmp_path, "compression: {stages: {truncate: {max_lines: 1}}}"))
+    assert TruncateStage(max_lines=2).max_lines == 2

@@ -1,0 +1,65 @@
+"""Upstreams, models and the words of overflows: what is refused, and what carries a key."""
+
+import pytest
+
+from proxy.settings import load, refuse_open
+from proxy.settings.upstreams import Model, Upstream
+from tests.support.settings_files import problems, write_settings
+
+
+def test_what_carries_a_key():
+    """An upstream is sent a key of its own through api_key or through a header that holds one."""
+    plain = {"name": "a", "base_url": "http://h"}
+    assert not Upstream.model_validate({**plain, "headers": {"x-team": "red"}}).carries_key
+    assert Upstream.model_validate({**plain, "api_key": "k"}).carries_key
+    assert Upstream.model_validate({**plain, "headers": {"Api-Key": "k"}}).carries_key
+
+
+@pytest.mark.parametrize(
+    ("rule", "complaint"),
+    [
+        ("{means: input}", "a phrase or a code"),
+        ('{phrase: "a b", code: c}', "a phrase or a code"),
+        ('{phrase: "{window} tokens"}', "{window}"),
+        ('{phrase: "*"}', "1 to 300"),
+        ('{code: "--"}', "no letter or digit"),
+        ('{phrase: "a b", means: joy}', "means"),
+    ],
+)
+def test_rules_of_overflows_are_checked(tmp_path, rule, complaint):
+    """A rule that could never match, or would match anything, is refused where it stands."""
+    found = problems(tmp_path, f"overflow_rules: [{rule}]")
+    assert any(complaint in f"{one.key} {one.message}" for one in found)
+
+
+def test_rules_of_overflows(tmp_path):
+    """A phrase or a code with what it means, and who says so."""
+    text = 'overflow_rules: [{phrase: "over {limit}", source: us}, {code: E1, means: other}]'
+    first, second = load(write_settings(tmp_path, text), {}, {}).overflow_rules
+    assert (first.means, first.phrase, first.source) == ("input", "over {limit}", "us")
+    assert (second.means, second.code, second.source) == ("other", "E1", "configured")
+
+
+def test_providers(tmp_path):
+    """A provider needs no address; OpenAI's does; LiteLLM's options mean nothing without one."""
+    assert (
+        not load(write_settings(tmp_path, "upstreams: [{name: a, provider: gemini}]\n"), {}, {}).upstreams[0].base_url
+    )
+    assert "is required" in str(problems(tmp_path, "upstreams: [{name: a}]\n"))
+    assert "without a provider" in str(
+        problems(tmp_path, "upstreams: [{name: a, base_url: http://x, options: {b: c}}]\n")
+    )
+
+
+@pytest.mark.parametrize("provider", ["bedrock", "vertex_ai", "sagemaker"])
+def test_what_the_surroundings_pay_for_is_guarded(tmp_path, provider):
+    """An upstream that is paid by the machine's own role is as good as one with a key of its own."""
+    text = f"server: {{host: 0.0.0.0}}\nupstreams: [{{name: a, provider: {provider}}}]\n"
+    assert "key of a" in refuse_open(load(write_settings(tmp_path, text), {}, {}))
+
+
+def test_a_model_matches_by_name_or_glob():
+    """A rule is about the name it bears, its own brackets included, and about what its glob matches; case counts."""
+    assert Model(name="gpt-5*").matches("gpt-5-mini")
+    assert not Model(name="gpt-5*").matches("GPT-5-mini")
+    assert Model(name="odd[1]").matches("odd[1]")

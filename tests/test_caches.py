@@ -1,0 +1,170 @@
+"""Memories bounded by bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+import tracemalloc
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from proxy.caches import ByBytes, Locked, items, outlines, prefixes
+from proxy.core.conversation.dialect import Dialect
+from proxy.core.conversation.items import Item
+from proxy.core.decisions import DIALECTS
+from proxy.engine.reading import Reader
+from tests.bench.small import BOUNDS, SHARE
+from tests.support.api_formats import request_body
+from tests.support.engine_fixtures import tokenizers
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
+
+TENANT = b"t" * 32
+
+
+def test_the_longest_unused_go_first() -> None:
+    """The sum of what is kept never exceeds the limit, and what was used last stays."""
+    memory: ByBytes[str, bytes] = ByBytes(10, len)
+    memory["a"], memory["b"] = b"1234", b"5678"
+    assert memory["a"] == b"1234"
+    memory["c"] = b"90ab"
+    assert sorted(memory) == ["a", "c"]
+    assert memory.currsize == 8
+
+
+def test_what_is_too_large_is_not_kept() -> None:
+    """A value above the limit is no error and pushes nothing out."""
+    memory: ByBytes[str, bytes] = ByBytes(10, len)
+    memory["a"] = b"1234"
+    memory["a"] = b"x" * 11
+    memory["b"] = b"x" * 11
+    assert dict(memory) == {"a": b"1234"}
+
+
+async def _read(reader: Reader, dialect: Dialect, body: bytes) -> None:
+    reading = await reader.read(dialect, "o200k_base", TENANT, reader.locate(dialect, TENANT, body))
+    reading.layout()
+    reading.links(b"k" * 32, "")
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_a_prefix_takes_what_it_is_thought_to(api: str) -> None:
+    """What a long conversation leaves in memory, its items included, is no more than is reckoned for it."""
+    seen: dict[bytes, Item] = {}
+    known, around = prefixes(), outlines()
+    reader, dialect = Reader(tokenizers(), seen, around, {}, known), DIALECTS[api]
+    warm, body = (json.dumps(request_body(api, agent_session(n, 30), AGENT_TOOLS)).encode() for n in (2, 600))
+    await _read(reader, dialect, warm)
+    for memory in (seen, known, around):
+        memory.clear()
+    gc.collect()
+    tracemalloc.start()
+    await _read(reader, dialect, body)
+    seen.clear()
+    gc.collect()
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(known) == len(around) == 1
+    assert taken < known.currsize + around.currsize < 4 * taken
+
+
+def _many_calls(count: int) -> tuple[str, list[dict[str, object]]]:
+    """Return a body with so many calls in one message, each with its result in a message of its own."""
+    calls = [
+        {
+            "id": f"call_{n}",
+            "type": "function",
+            "function": {"name": "read_file", "arguments": f'{{"path": "a/{n}.py"}}'},
+        }
+        for n in range(count)
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": f"ok {call['id']}"} for call in calls]
+    return "chat", [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}, *results]
+
+
+def _many_results(count: int) -> tuple[str, list[dict[str, object]]]:
+    """Return a body with so many calls in one message, and as many results in another."""
+    calls = [{"type": "tool_use", "id": f"call_{n}", "name": "read_file", "input": {"n": n}} for n in range(count)]
+    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": f"ok {call['id']}"} for call in calls]
+    two = [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+    return "messages", [{"role": "user", "content": "x"}, *two]
+
+
+def _long_name(size: int) -> tuple[str, list[dict[str, object]]]:
+    """Return a body with a call whose id is of so many characters."""
+    call = {"id": "x" * size, "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "ok"}
+    return "chat", [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}, answer]
+
+
+def _usual(count: int) -> tuple[str, list[dict[str, object]]]:
+    """Return the body of a session of so many rounds."""
+    return "chat", agent_session(count, 30)
+
+
+@pytest.mark.parametrize(
+    ("make", "size"), [(_usual, 600), (_many_calls, 3_000), (_many_results, 3_000), (_long_name, 500_000)]
+)
+async def test_items_are_reckoned_by_what_a_client_put_into_them(
+    make: Callable[[int], tuple[str, list[dict[str, object]]]], size: int
+) -> None:
+    """Neither memory that holds items can take more than its bytes, whatever is in one of them.
+
+    By their number, a client had them hold any amount: a message has as many calls as it likes, with ids of any length.
+    """
+    api, messages = make(size)
+    seen, known, around = items(), prefixes(), outlines()
+    reader, dialect = Reader(tokenizers(), seen, around, {}, known), DIALECTS[api]
+    warm, body = (json.dumps({"model": "m", "max_tokens": 5, "messages": each}) for each in (_usual(2)[1], messages))
+    await _read(reader, DIALECTS["chat"], warm.encode())
+    for memory in (seen, known, around):
+        memory.clear()
+    gc.collect()
+    tracemalloc.start()
+    await _read(reader, dialect, body.encode())
+    del body
+    await asyncio.sleep(0)  # lets go of what a thread returned
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    by_items, by_prefixes = seen.currsize, known.currsize + around.currsize
+    for memory in (seen, known, around):
+        memory.clear()
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    taken = before - after
+    assert taken < by_items + by_prefixes
+    assert taken / 2 < by_prefixes < 4 * taken
+    assert taken / 3 < by_items < 4 * taken
+
+
+def test_threads_may_share_a_memory() -> None:
+    """What threads write and read at once neither breaks it nor grows it beyond its limit."""
+    memory: Locked[int, int] = Locked(50)
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for at in range(20_000):
+                key = (at * seed) % 120
+                memory[key] = key
+                assert memory.get((key * 7) % 120) in (None, (key * 7) % 120)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 3, 7, 11)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(memory) == 50
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in BOUNDS for name in names])
+def test_the_soak_shrinks_bounds_that_exist(module: ModuleType, name: str) -> None:
+    """A bound that was renamed would stay as large as it is, and its filling would look like a leak."""
+    assert getattr(module, name) >= SHARE

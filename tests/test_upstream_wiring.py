@@ -1,0 +1,141 @@
+"""From settings to upstreams, probes and the catalogue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.core.budget.windows import Window
+from proxy.settings import Settings
+from proxy.store import open_store
+from proxy.tasks import Tasks
+from proxy.tokenizers import Tokenizers
+from proxy.upstream_wiring import (
+    NOWHERE,
+    Board,
+    open_bridge,
+    open_catalogue,
+    open_probes,
+    open_summaries,
+    open_upstream,
+)
+from tests.support.proxy_process import until
+
+
+def settings(**given: Any) -> Settings:
+    return Settings.model_validate({"upstreams": [{"name": "up", "base_url": "http://127.0.0.1:1/v1"}], **given})
+
+
+@pytest.mark.parametrize(
+    ("model", "figures"),
+    [
+        ("gpt-4o", (128_000, None, 16_384, "table")),
+        ("gpt-5", (400_000, 272_000, 128_000, "table")),
+        ("openai/gpt-5-mini", (400_000, 272_000, 128_000, "table")),
+        ("claude-sonnet-4-5", (200_000, None, 64_000, "table")),
+        ("gemini-2.5-pro", (1_048_576, None, 65_535, "table")),
+        ("nobody-knows", (None, None, None, "unknown")),
+        ("mine", (9_000, 8_000, 700, "configured")),
+        ("guess", (5_000, None, None, "assumed")),
+    ],
+)
+def test_figures_of_models(model: str, figures: tuple[int | None, int | None, int | None, str]) -> None:
+    """Known models have their published figures, kept apart; what the configuration says wins."""
+    rules = [
+        {"name": "mine", "context_window": 9_000, "max_input_tokens": 8_000, "max_output_tokens": 700},
+        {"name": "guess", "unknown_window": 5_000},
+    ]
+    route = open_catalogue(settings(models=rules)).resolve(model)
+    assert (route.window, route.max_input, route.max_output, route.source) == figures
+
+
+def test_a_told_window_reaches_the_catalogue() -> None:
+    """What an upstream tells of itself is asked for by its name and the model's."""
+    told = {("up", "gpt-4o"): Window(32_768)}
+    catalogue = open_catalogue(settings(), lambda upstream, model, ask: told.get((upstream, model)))
+    assert (catalogue.resolve("gpt-4o").window, catalogue.resolve("gpt-4o").source) == (32_768, "server")
+    assert catalogue.resolve("gpt-5").source == "table"
+
+
+def test_without_upstreams_models_still_have_figures() -> None:
+    """Where nothing is configured, models can be looked up all the same."""
+    assert open_catalogue(Settings()).resolve("gpt-4o").upstream == NOWHERE
+
+
+async def test_who_may_be_asked() -> None:
+    """An upstream with ``probe: false`` is not among those that are asked."""
+    given = settings(
+        upstreams=[
+            {"name": "up", "base_url": "http://127.0.0.1:1/v1", "api_key": "k"},
+            {"name": "quiet", "base_url": "http://127.0.0.1:1/v1", "probe": False},
+            {"name": "hosted", "base_url": "https://api.openai.com/v1"},
+        ]
+    )
+    upstream = open_upstream(given)
+    assert upstream.names == ("up", "quiet", "hosted")
+    probes = open_probes(given, upstream, Tasks(lambda name, error: None))
+    assert set(probes.surveys()) == {"up"}
+    await upstream.close()
+
+
+async def test_processes_leave_notes_for_each_other(tmp_path: Path) -> None:
+    """What is left under a name is found through the same store, sealed as everything in it is, and nothing else is."""
+    tasks = Tasks(lambda name, error: None)
+    store = await open_store(
+        "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: None
+    )
+    try:
+        one, other = Board(store), Board(store)
+        assert await other.recall("windows up") is None
+        one.remember("windows up", b"32768")
+        await until(lambda: len(tasks) == 0)
+        assert await other.recall("windows up") == b"32768"
+        assert await other.recall("windows down") is None
+    finally:
+        await store.close()
+
+
+async def test_who_is_bridged() -> None:
+    """A provider other than OpenAI's is bridged; Anthropic, whose other API is spoken here, is reached directly too."""
+    upstreams = [
+        {"name": "openai", "base_url": "https://api.openai.com/v1"},
+        {"name": "claude", "provider": "anthropic", "api_key": "sk-a", "headers": {"x-team": "blue"}},
+        {"name": "own", "provider": "anthropic", "base_url": "http://127.0.0.1:1/v1"},
+        {"name": "aws", "provider": "bedrock", "options": {"aws_region_name": "eu-central-1"}},
+    ]
+    given = settings(upstreams=upstreams)
+    tasks = Tasks(lambda name, error: None)
+    direct, bridge = open_upstream(given), open_bridge(given, tasks)
+    assert (direct.names, bridge.names) == (("openai", "claude", "own"), ("claude", "own", "aws"))
+    claude, own, aws = (bridge._targets[name] for name in bridge.names)
+    assert (claude.base_url, own.base_url, aws.base_url) == ("https://api.anthropic.com", "http://127.0.0.1:1", None)
+    assert (claude.api_key, claude.headers, claude.ambient) == ("sk-a", {"x-team": "blue"}, False)
+    assert (aws.ambient, aws.options) == (True, {"aws_region_name": "eu-central-1"})
+    await direct.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({}, True),
+        ({"summaries": {"mode": "inline"}}, True),
+        ({"summaries": {"mode": "off"}}, False),
+        ({"compression": {"mode": "observe"}}, False),
+        ({"compression": {"mode": "off"}}, False),
+    ],
+)
+async def test_summaries_are_written_only_where_they_may_be_used(
+    tmp_path: Path, given: dict[str, Any], written: bool
+) -> None:
+    """No model is asked where summaries are off or no view is ever made."""
+    tasks = Tasks(lambda name, error: None)
+    store = await open_store("memory", directory=tmp_path, key=None, spawn=tasks.spawn, warn=lambda event, facts: None)
+    wanted = settings(**given)
+    upstream = open_upstream(wanted)
+    jobs = open_summaries(wanted, open_catalogue(wanted), Tokenizers(), store, upstream, tasks, lambda report: None)
+    assert (jobs is not None) is written
+    assert jobs is None or jobs.inline is (wanted.summaries.mode == "inline")
+    await upstream.close()
+    await store.close()

@@ -1,0 +1,90 @@
+"""From settings to what works by them: nothing that was configured is lost on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from proxy.core.budget.catalogue import Catalogue, Rule
+from proxy.core.request import Options, Request
+from proxy.settings import Settings
+from proxy.settings.server import Archive
+from proxy.store import open_store
+from proxy.tasks import Tasks
+from proxy.tokenizers import Tokenizers
+from proxy.wiring import open_archive, open_chronicle, open_conversations, open_engine, server_config
+from tests.store.conftest import Opener, opener, short_path
+from tests.support.engine_fixtures import TENANT, chat_body
+from tests.support.sample_conversations import agent_session
+
+UPSTREAMS: list[dict[str, Any]] = [
+    {"name": "open", "base_url": "http://a"},
+    {"name": "keyed", "base_url": "http://b", "api_key": "k", "include_usage": True},
+]
+
+
+def test_the_server_is_told_what_was_configured() -> None:
+    """Keys, origins, limits, and which upstreams carry a key of the proxy's."""
+    server = {
+        "access_keys": ["one-key-of-many"],
+        "admin_key": "the-admin-key",
+        "origins": ["https://chat.example.org"],
+        "hosts": ["LLM.Internal"],
+        "websockets": "refuse",
+        "default_upstream": "keyed",
+        "limits": {
+            "body": "1MiB",
+            "in_flight": 3,
+            "in_flight_bytes": "2MiB",
+            "headers": "9KiB",
+            "head": "10KiB",
+            "fields": 5,
+        },
+    }
+    told = server_config(Settings.model_validate({"server": server, "upstreams": UPSTREAMS}))
+    assert (told.default_upstream, told.access_keys, told.admin_key) == ("keyed", ("one-key-of-many",), "the-admin-key")
+    assert (told.websockets, told.origins) == (False, frozenset({"https://chat.example.org"}))
+    assert told.hosts == {"127.0.0.1", "llm.internal"}
+    assert (told.limits.body, told.limits.in_flight, told.limits.header) == (2**20, 3, 9 * 1024)
+    assert (told.limits.in_flight_bytes, told.limits.head, told.limits.fields) == (2**21, 10 * 1024, 5)
+    assert told.keyed_upstreams == told.usage_upstreams == frozenset({"keyed"})
+
+
+async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:
+    """The same request with and without a stage: the engine works by its settings."""
+    tasks = Tasks(lambda _, error: None)
+    store = await open_store("memory", directory=tmp_path, key=None, spawn=tasks.spawn, warn=lambda *_: None)
+    used = {}
+    for fold in (True, False):
+        stages = {"fold": {"enabled": fold}, "prune": {"enabled": False}, "dedup": {"enabled": False}}
+        settings = Settings.model_validate({"upstreams": UPSTREAMS, "compression": {"stages": stages}})
+        catalogue = Catalogue([Rule("*", "open", 8192)], {}, "open")
+        engine = open_engine(settings, catalogue, Tokenizers(), store)
+        # Names of their own: else the second would adopt what was decided for the first.
+        request = Request("chat", chat_body(agent_session(60, 300)), TENANT, "r", Options(conversation=str(fold)))
+        used[fold] = (await engine.planner.fit(request)).report.stages
+    await store.close()
+    await tasks.finish(1.0)
+    assert "fold" in used[True]
+    assert "fold" not in used[False]
+    assert "drop" in used[False]
+
+
+__all__ = ["opener", "short_path"]
+
+
+async def test_an_archive_is_there_only_where_it_is_wanted(opener: Opener) -> None:
+    """Off as shipped; with it on, limits are those of the settings."""
+    store = await opener("memory")
+    assert open_archive(Settings(), store, opener.tasks, lambda outcome, count: None) is None
+    wanted = Settings(archive=Archive(enabled=True, days=2, max_item=1000))
+    archive = open_archive(wanted, store, opener.tasks, lambda outcome, count: None)
+    assert archive is not None
+    assert (archive._terms.seconds, archive._terms.most) == (2 * 86_400, 1000)
+    assert open_chronicle(store, archive)._archive is archive
+
+
+async def test_callers_are_told_what_the_store_has(opener: Opener) -> None:
+    """Of an empty store, nothing."""
+    told = open_conversations(Settings(), await opener("memory"))
+    assert await told.list(b"t" * 32) == {"conversations": []}
