@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from proxy.engine.plans import Plan
 
 from proxy.core.compaction.schedule import CompactionTarget
-from proxy.engine.plans import Plan
 from tests.stub import Rules, messages, responses, slices
 from tests.support import conversation_strategies
 from tests.support.api_formats import kind_of, request_body, text_of, to_messages

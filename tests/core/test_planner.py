@@ -231,7 +231,7 @@ def test_a_newest_round_that_cannot_fit_is_refused_at_once() -> None:
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
     messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": calls}, *results]
     request, blocks = measured(messages), 0
-    events, progress = Replica(DictRecords()).fitter.events, looked_up(request)
+    events, progress = Replica(DictRecords()).measurer.events, looked_up(request)
     decision = decide(request, PLANNING, progress)
     while isinstance(decision, NeedBlock):
         blocks += 1

@@ -49,7 +49,7 @@ async def test_an_overflow_is_answered_with_something_smaller(wording: Wording, 
     """A provider whose window is smaller than we thought gets a smaller view; the client sees only the success."""
     upstream = strict_upstream(shape != "whole", window=5000, wording=wording, overflow_in_stream=shape == "in stream")
     body = agent_body(6200, **({} if shape == "whole" else {"stream": True}))
-    answer = await EngineFixture().ask(body, upstream.send)
+    answer = await EngineFixture().ask(body, upstream)
     assert await read_whole(answer) == (b'{"ok":true}' if shape == "whole" else ROLE + WORD + DONE)
     assert answer.reply is not None
     assert answer.reply.status == 200
@@ -75,7 +75,7 @@ async def test_a_provider_that_never_has_enough_gets_two_retries(wording: Wordin
     said = ROLE + b"data: " + error + b"\n\n" + DONE if stream else error
     later = ScriptedReply(200, [b"data: " + error + b"\n\n"], SSE) if stream else ScriptedReply(status, [error])
     upstream = upstream_replying(first, later, ScriptedReply(later.status, list(later._chunks), later.headers))
-    answer = await EngineFixture().ask(agent_body(6200, stream=stream), upstream.send)
+    answer = await EngineFixture().ask(agent_body(6200, stream=stream), upstream)
     sizes = [request_tokens(json.loads(sent)) for sent in upstream.bodies]
     assert 1 < len(sizes) <= 3
     assert sizes == sorted(set(sizes), reverse=True)
@@ -107,7 +107,7 @@ async def test_a_provider_that_never_has_enough_gets_two_retries(wording: Wordin
 async def test_every_other_error_passes_verbatim(status: int, error: bytes) -> None:
     """An error that is no overflow costs one call and arrives as it was, headers included."""
     upstream = upstream_replying(ScriptedReply(status, [error[:4], error[4:]] if error else []))
-    answer = await EngineFixture().ask(agent_body(6200), upstream.send)
+    answer = await EngineFixture().ask(agent_body(6200), upstream)
     assert len(upstream.bodies) == 1
     assert answer.reply is upstream.replies[0]
     assert await read_whole(answer) == error
@@ -120,11 +120,11 @@ async def test_an_unknown_window_is_learned_from_the_first_overflow() -> None:
     room, upstream = EngineFixture(window=None), strict_upstream(window=4000)
     messages = agent_session(18, 300)
     body = chat_body(messages)
-    first = await room.ask(body, upstream.send)
+    first = await room.ask(body, upstream)
     assert upstream.bodies[0] is body
     assert first.report.retries == 1
     grown = chat_body([*messages, *agent_round(99, 100)])
-    second = await room.ask(grown, upstream.send)
+    second = await room.ask(grown, upstream)
     assert second.report.retries == 0
     assert second.report.window == 4000
     assert message_slices(upstream.bodies[-1])[: len(message_slices(upstream.bodies[-2]))] == message_slices(
@@ -136,7 +136,7 @@ async def test_an_overflow_that_states_nothing_is_recovered_from_and_invents_no_
     """Where neither we nor the error know the window, the view shrinks all the same and no window is told."""
     bare = b'{"error":{"message":"too long","code":"context_length_exceeded"}}'
     upstream = upstream_replying(ScriptedReply(400, [bare]), ScriptedReply(200, [b'{"ok":true}']))
-    answer = await EngineFixture(window=None).ask(agent_body(6200), upstream.send)
+    answer = await EngineFixture(window=None).ask(agent_body(6200), upstream)
     assert await read_whole(answer) == b'{"ok":true}'
     assert len(upstream.bodies[1]) < len(upstream.bodies[0])
     assert (answer.report.window, answer.report.budget, answer.report.retries) == (None, None, 1)
@@ -147,12 +147,12 @@ async def test_stated_prompt_tokens_correct_the_count(wording: Wording) -> None:
     """A provider that counts half as much again is believed: the next requests fit at once, by its own count."""
     room, upstream = EngineFixture(), strict_upstream(window=WINDOW, wording=wording, factor=1.5)
     messages = agent_session(18, 300)
-    answer = await room.ask(chat_body(messages), upstream.send)
+    answer = await room.ask(chat_body(messages), upstream)
     assert answer.report.retries == 1
-    assert 1.4 <= room.desk.lessons.now(ROUTE, TENANT).lesson.calibration.factor <= 1.6
+    assert 1.4 <= room.replica.learned.known(ROUTE, TENANT).lesson.calibration.factor <= 1.6
     for at in range(12):
         messages += agent_round(100 + at, 300)
-        again = await room.ask(chat_body(messages), upstream.send)
+        again = await room.ask(chat_body(messages), upstream)
         assert again.report.retries == 0
         assert await read_whole(again) == b'{"ok":true}'
 
@@ -161,7 +161,7 @@ async def test_an_output_figure_that_is_too_large_is_lowered_first() -> None:
     """Where input and output together are too much, the output figure gives way before any message does."""
     upstream = strict_upstream(window=5000, wording="vllm")
     body = chat_body([{"role": "user", "content": prose(1, 3000)}], max_tokens=3500)
-    answer = await EngineFixture().ask(body, upstream.send)
+    answer = await EngineFixture().ask(body, upstream)
     assert answer.report.retries == 1
     first, second = map(json.loads, upstream.bodies)
     assert second["messages"] == first["messages"]
@@ -174,7 +174,7 @@ async def test_a_body_that_is_no_request_is_invalid() -> None:
     upstream = strict_upstream()
     for body in (b"", b"[]", b'{"model":"m"}', b'{"model":"m","model":"n","messages":[]}', b'{"messages":7}'):
         with pytest.raises(InvalidRequest):
-            await EngineFixture().ask(body, upstream.send)
+            await EngineFixture().ask(body, upstream)
     assert upstream.bodies == []
 
 
@@ -187,7 +187,7 @@ async def test_a_connection_that_fails_is_the_callers_to_know() -> None:
 
     upstream = upstream_replying(Broken(400, []))
     with pytest.raises(UpstreamUnreachable):
-        await EngineFixture().ask(agent_body(6200), upstream.send)
+        await EngineFixture().ask(agent_body(6200), upstream)
     assert len(upstream.bodies) == 1
     assert upstream.replies[0].closed
 
@@ -195,7 +195,7 @@ async def test_a_connection_that_fails_is_the_callers_to_know() -> None:
 async def test_only_our_own_time_is_overhead() -> None:
     """The clock runs while a request is fitted and while a smaller one is found, not while the provider answers."""
     room, upstream = EngineFixture(), strict_upstream(window=5000)
-    answer = await room.ask(agent_body(6200), upstream.send)
+    answer = await room.ask(agent_body(6200), upstream)
     assert answer.report.retries == 1
     assert answer.report.overhead_seconds == pytest.approx(0.5)
 
@@ -204,7 +204,7 @@ async def test_every_attempt_is_a_faithful_view() -> None:
     """Retries too keep pairs, systems and bytes."""
     upstream = strict_upstream(window=3000)
     body = agent_body(6200, tools=AGENT_TOOLS)
-    answer = await EngineFixture().ask(body, upstream.send)
+    answer = await EngineFixture().ask(body, upstream)
     assert answer.report.retries >= 1
     for sent in upstream.bodies[1:]:
         assert message_problems(body, sent) == []
@@ -220,7 +220,7 @@ async def test_no_more_than_three_calls() -> None:
     """However small the views become, a provider that says no to everything is asked three times."""
     refusal = b'{"error":{"message":"exceeds the context window","code":"context_length_exceeded"}}'
     upstream = ScriptedUpstream(lambda _: ScriptedReply(400, [refusal]))
-    answer = await EngineFixture(window=32_768).ask(agent_body(25_000), upstream.send)
+    answer = await EngineFixture(window=32_768).ask(agent_body(25_000), upstream)
     assert len(upstream.bodies) == 3
     assert await read_whole(answer) == refusal
     assert (answer.report.retries, answer.report.overflows) == (2, 3)
@@ -230,7 +230,7 @@ async def test_a_count_is_the_upstreams_where_it_has_one() -> None:
     """The view goes up to be counted, and the answer comes back as it is; nothing is recorded."""
     room, upstream = EngineFixture(), upstream_replying(ScriptedReply(200, [b'{"input_tokens":77}']))
     body = agent_request("messages", 40)
-    answer = await room.count(body, upstream.send)
+    answer = await room.count(body, upstream)
     assert await read_whole(answer) == b'{"input_tokens":77}'
     assert answer.report.api == "count_tokens"
     assert len(upstream.bodies[0]) < len(body)
@@ -246,7 +246,7 @@ async def test_a_size_to_compact_from_refuses_and_clips_nothing(system: int, sai
     room, upstream = EngineFixture(20_000, owned=["stub"]), upstream_replying(ScriptedReply(200, [b"{}"]))
     body: dict[str, Any] = {"model": "m", "max_tokens": 500, "system": prose(1, system)}
     body["messages"] = [{"role": "user", "content": prose(2, said)}]
-    answer = await room.ask(json.dumps({**body, "context_management": COMPACT}).encode(), upstream.send, "messages")
+    answer = await room.ask(json.dumps({**body, "context_management": COMPACT}).encode(), upstream, "messages")
     assert answer.report.outcome == "verbatim"
     assert json.loads(upstream.bodies[0]) == body
     assert room.book.records() == []
@@ -276,7 +276,7 @@ async def test_a_count_is_ours_where_the_upstream_has_none(counting: Counting, s
     for room in (EngineFixture(counting=counting), EngineFixture(None, counting=counting)):
         upstream = upstream_replying(ScriptedReply(status, [b"{}"]))
         for rounds in (1, 8, 40):
-            answer = await room.count(agent_request("messages", rounds), upstream.send)
+            answer = await room.count(agent_request("messages", rounds), upstream)
             tokens = json.loads(await read_whole(answer))["input_tokens"]
             assert answer.reply is not None
             assert answer.reply.status == 200
@@ -291,7 +291,7 @@ async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None
     """Results that are capped before they are first sent are counted as capped, known window or not."""
     policy, told = replace(POLICY, always=TruncateLimits(5, 50_000)), []
     for room in (EngineFixture(window, counting="own"), EngineFixture(window, counting="own", policy=policy)):
-        answer = await room.count(agent_request("messages", 6), upstream_replying(ScriptedReply(500, [])).send)
+        answer = await room.count(agent_request("messages", 6), upstream_replying(ScriptedReply(500, [])))
         told.append(json.loads(await read_whole(answer))["input_tokens"])
     assert told[1] < 0.7 * told[0]
 
@@ -300,7 +300,7 @@ async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None
 async def test_every_other_answer_to_a_count_passes(counting: Counting, status: int) -> None:
     """Errors that do not say that there is no such route are the upstream's answer."""
     answer = await EngineFixture(counting=counting).count(
-        agent_request("messages", 2), upstream_replying(ScriptedReply(status, [b"no"])).send
+        agent_request("messages", 2), upstream_replying(ScriptedReply(status, [b"no"]))
     )
     assert answer.reply is not None
     assert (answer.reply.status, await read_whole(answer)) == (status, b"no")
@@ -310,12 +310,12 @@ async def test_a_stored_history_is_left_to_the_provider() -> None:
     """An overflow of what only the provider has is answered with leave to truncate, once, and teaches nothing."""
     room, body = EngineFixture(), json.dumps({"model": "m", "input": "Go on.", **STORED}).encode()
     upstream = upstream_replying(ScriptedReply(400, [TOO_LONG]), ScriptedReply(200, [b"{}"]))
-    answer = await room.ask(body, upstream.send, "responses")
+    answer = await room.ask(body, upstream, "responses")
     assert await read_whole(answer) == b"{}"
     assert answer.report.stages == ("truncation",)
     assert [json.loads(sent).get("truncation") for sent in upstream.bodies] == [None, "auto"]
     assert {**json.loads(upstream.bodies[1]), "truncation": 0} == {**json.loads(body), "truncation": 0}
-    assert room.book.lessons == {}
+    assert room.book.learned == {}
     never = upstream_replying(ScriptedReply(400, [TOO_LONG]), ScriptedReply(400, [TOO_LONG]))
     assert await read_whole(await room.ask(body, never.send, "responses")) == TOO_LONG
     assert len(never.bodies) == 2
@@ -326,7 +326,7 @@ async def test_a_client_that_wants_no_truncation_gets_the_error() -> None:
     for said in ("disabled", "auto", None):
         body = json.dumps({"model": "m", "input": "Go on.", "truncation": said, **STORED}).encode()
         upstream = upstream_replying(ScriptedReply(400, [TOO_LONG]))
-        assert await read_whole(await EngineFixture().ask(body, upstream.send, "responses")) == TOO_LONG
+        assert await read_whole(await EngineFixture().ask(body, upstream, "responses")) == TOO_LONG
         assert upstream.bodies == [body]
 
 
@@ -337,7 +337,7 @@ async def test_what_the_provider_adds_teaches_nothing() -> None:
         room = EngineFixture()
         answer = await room.ask(body, accepting_upstream().send, "responses")
         assert not answer.learn(Usage(40_000, 5, None))
-        assert room.desk.lessons.now(ROUTE, TENANT).lesson.calibration.factor == 1.0
+        assert room.replica.learned.known(ROUTE, TENANT).lesson.calibration.factor == 1.0
 
 
 async def test_what_goes_wrong_beside_an_answer_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,8 +347,8 @@ async def test_what_goes_wrong_beside_an_answer_costs_no_request(monkeypatch: py
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(room.desk.fitter.events, "answered", broken)
-    answer = await room.ask(agent_body(600), upstream_replying(ScriptedReply(200, [b'{"choices": []}'], JSON)).send)
+    monkeypatch.setattr(room.replica.fitter.events, "answered", broken)
+    answer = await room.ask(agent_body(600), upstream_replying(ScriptedReply(200, [b'{"choices": []}'], JSON)))
     assert await read_whole(answer) == b'{"choices": []}'
     await asyncio.sleep(0)
     assert room.faults == [("after", ZeroDivisionError)]

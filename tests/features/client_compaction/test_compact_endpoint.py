@@ -29,7 +29,7 @@ ROUTE = Route("stub", "house-model", WINDOW, None, "o200k_base", "configured")
 async def made(desk: Replica, body: dict[str, Any], kind: Kind = "trigger") -> OwnCompaction:
     """The compaction of *body*."""
     request, ours = desk.compacting.open_items(Request("responses", json.dumps(body).encode(), TENANT, "r"))
-    located = desk.fitter.locate(request)
+    located = desk.measurer.locate(request)
     measured = await desk.fitter.measure(request, located, ROUTE, WINDOW, 1.0, "configured")
     return await desk.compacting.make(measured, kind, ours)
 

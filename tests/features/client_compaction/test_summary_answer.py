@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from proxy.engine.plans import Plan
 
 from proxy.core.budget.figures import Shares
 from proxy.core.request import Request
-from proxy.engine.plans import Plan
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.features.client_compaction.summary_answer import NEARLY, SummaryAnswer

@@ -9,9 +9,9 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from proxy.engine.plans import Plan
 
 from proxy.core.compaction.record import Compaction, Placeholder
-from proxy.engine.plans import Plan
 from proxy.features.history.archive import REST, Archive, ArchiveLimits, left_by
 from proxy.features.history.pages import load, read_reference
 from tests.support.engine_fixtures import Replica, chat_body, message_slices

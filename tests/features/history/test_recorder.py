@@ -6,9 +6,10 @@ import asyncio
 import itertools
 from typing import Any
 
+from proxy.engine.plans import Plan
+
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.request import Request
-from proxy.engine.plans import Plan
 from proxy.features.history.notes import CompactionNote, RequestNote, load
 from proxy.features.history.recorder import HistoryRecorder
 from proxy.summaries.contracts import NOTE_VERSION as VERSION

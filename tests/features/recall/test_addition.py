@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from proxy.engine.plans import Plan
 
 from proxy.core.compaction.record import Compaction, CompactionRecord
-from proxy.engine.plans import Plan
 from proxy.features.recall.tool import MENTION, NAME, PART
 from tests.stub import chat, messages, responses
 from tests.support.api_formats import request_body, tools_of

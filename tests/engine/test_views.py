@@ -385,7 +385,7 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
     assert plan.sent is not None
     assert plan.tokens is not None
     assert not plan.sent.plain, "the factor learns nothing from pictures, so only the conversation's own count tells"
-    desk.lessons.answered(plan.sent, plan.tokens + 1500)
+    desk.learned.answered(plan.sent, plan.tokens + 1500)
     grown = [*messages, *agent_round(50, 20)]
     after = await desk.plan(chat_body(grown), WINDOW)
     assert after.report.event
