@@ -10,7 +10,7 @@ from cachetools import LRUCache
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord, dump, load
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.compaction.view import OriginalItems, RenderOptions, same_block, write_texts
-from proxy.core.conversation.items import Layout
+from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
 from proxy.core.planner import provider_compacts
 from proxy.core.request import Request
@@ -67,7 +67,8 @@ class CompactionRecords:
         if measured.target.dry_run or (record is None and self._is_left_to_provider(measured)):
             return LookedUp(layout, record, first=first)
         requested = await self._recorder.pop_request(measured.request.tenant, measured.root_hash(layout))
-        return LookedUp(layout, record, requested, first)
+        share = float(requested) if requested[:1].isdigit() else None
+        return LookedUp(layout, record, bool(requested), first, share=share)
 
     @staticmethod
     def _is_left_to_provider(measured: MeasuredRequest) -> bool:
