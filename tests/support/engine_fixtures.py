@@ -52,7 +52,7 @@ TENANT = b"t" * 32
 WINDOW = 4096
 POLICY = Policy(CompactionRules(Marks(), Shares(), EnabledStages()))
 SPARING_RULES = replace(
-    POLICY.rules, mild=PrunePassRules(DedupRules(), PruneRules(protect_tokens=5_000, min_saving=5_000))
+    POLICY.rules, prune_pass=PrunePassRules(DedupRules(), PruneRules(protect_tokens=5_000, min_saving=5_000))
 )
 SYSTEMS = ("system", "developer")
 CHANGEABLE = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -133,7 +133,7 @@ class DictRecords:
     def records(self) -> list[CompactionRecord]:
         """Every record in the book, oldest place first."""
         found = [record for value in self.values.values() if (record := load(value, 10**6))]
-        return sorted(found, key=lambda record: record.compaction.place)
+        return sorted(found, key=lambda record: record.compaction.boundary)
 
 
 class Unsent:
