@@ -26,7 +26,7 @@ from rich.progress import track
 from rich.table import Table
 
 from proxy.core.decisions import Policy
-from tests.support.engine_fixtures import POLICY, Replica, count
+from tests.support.engine_fixtures import POLICY, Replica, count_tokens
 from tests.support.recorded_conversations import FOLDER
 
 Message = dict[str, Any]
@@ -81,7 +81,7 @@ def metrics() -> ModuleType:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.ntok = count  # type: ignore[attr-defined]
+    module.ntok = count_tokens  # type: ignore[attr-defined]
     return module
 
 

@@ -21,7 +21,7 @@ from tests.stub import chat as chat_stub
 from tests.stub import messages as messages_stub
 from tests.stub import responses as responses_stub
 from tests.stub.answers import Frame
-from tests.support.answer_parser import Heard, heard
+from tests.support.answer_parser import ParsedAnswer, parse_answer
 from tests.support.linear_time import is_linear
 from tests.support.recall_fixtures import APIS, LOOK, READ
 
@@ -84,7 +84,7 @@ def test_any_generations_make_one_valid_answer(api: str, answers: list[Answer], 
         return
     if last.reasoning and not last.text and not last.calls:
         return  # a model that thinks and says nothing: no answer of a valid shape to begin with
-    told = heard(api, out, stream=True)
+    told = parse_answer(api, out, stream=True)
     assert [name for name, _ in told.calls] == [call.name for call in last.calls if call.name != NAME]
     assert THEIRS[api].usage(1000 * used, 10 * used, 500).items() <= told.usage.items()
     for answer in answers[:used]:
@@ -130,7 +130,7 @@ def test_whole_answers_say_what_streams_say(api: str) -> None:
     recall_api = OURS[api]
     values = [value_of(THEIRS[api].whole(a, Frame(n, "m", THEIRS[api].usage(9, 9, 0)))) for n, a in enumerate(answers)]
     whole = recall_api.merged(values[-1], [recall_api.output_of(value) for value in values[:-1]])
-    streamed = heard(api, spliced(api, answers)[0], stream=True)
+    streamed = parse_answer(api, spliced(api, answers)[0], stream=True)
     told = _whole(api, whole)
     assert told.text == streamed.text
     assert [name for name, _ in told.calls] == [name for name, _ in streamed.calls] == ["read_file"]
@@ -141,7 +141,9 @@ def test_whole_answers_say_what_streams_say(api: str) -> None:
 def test_a_call_in_the_last_generation_is_taken_out(api: str, calls: tuple[Call, ...]) -> None:
     """What is called where nothing may be asked any more goes; calls of the client's tools stay."""
     answer = Answer("", calls, reasoning="Hm." if api != "responses" else "")
-    streamed = heard(api, spliced(api, [answer])[0], stream=True) if api != "responses" or READ in calls else None
+    streamed = (
+        parse_answer(api, spliced(api, [answer])[0], stream=True) if api != "responses" or READ in calls else None
+    )
     recall_api = OURS[api]
     value = value_of(THEIRS[api].whole(answer, Frame(1, "m", THEIRS[api].usage(9, 9, 0))))
     whole = _whole(api, recall_api.merged(value, []))
@@ -154,8 +156,8 @@ def test_a_call_in_the_last_generation_is_taken_out(api: str, calls: tuple[Call,
         assert streamed.items[0]["content"]
 
 
-def _whole(api: str, value: dict[str, Any]) -> Heard:
-    return heard(api, json.dumps(value).encode(), stream=False)
+def _whole(api: str, value: dict[str, Any]) -> ParsedAnswer:
+    return parse_answer(api, json.dumps(value).encode(), stream=False)
 
 
 @pytest.mark.parametrize("api", APIS)
