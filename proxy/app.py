@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import socket
 import sys
 import time
@@ -17,13 +18,12 @@ from typing import TYPE_CHECKING
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.budget.windows import Window
+from proxy.core.models import ServerWindow
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.history.archive import Archive
 from proxy.offload import SWITCH_SECONDS
 from proxy.server import Server
-from proxy.server.connection import limit_of_files
 from proxy.settings import Settings
 from proxy.startup import announce, bracketed, warn_of_silent
 from proxy.store import (
@@ -168,11 +168,11 @@ class House:
         telemetry = Telemetry(configuration.version(), Path(folder) if folder else None)
         tokenizers = Tokenizers()
 
-        def told(name: str, windows: Mapping[str, Window]) -> None:
+        def told(name: str, windows: Mapping[str, ServerWindow]) -> None:
             few = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
             logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
 
-        probes = open_probes(settings, upstream, tasks, told, store)
+        probes = open_probes(settings, upstream, tasks, told, store.records)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
 
         def summarised(report: SummaryReport) -> None:
@@ -260,7 +260,8 @@ class House:
         if fresh:
             self.telemetry.without_descriptor(fresh)
             advice = "raise the limit of open files (ulimit -n, LimitNOFILE), or run more replicas"
-            self._logs.log.warning("server.out_of_descriptors", count=fresh, limit=limit_of_files(), advice=advice)
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            self._logs.log.warning("server.out_of_descriptors", count=fresh, limit=limit, advice=advice)
 
     async def drain(self, seconds: float) -> None:
         """Let running requests end, then the summaries they started, all within *seconds*."""

@@ -13,8 +13,7 @@ from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
-from proxy.core.budget.windows import Facts, Told, published
+from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, published
 from proxy.engine.ports import Records
 from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings
@@ -51,17 +50,17 @@ TENANTS, STRETCHES = 10_000, 50_000
 """Bounds of what a process remembers of summaries beside their texts: clients, stretches of conversations."""
 
 
-def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
+def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Catalogue:
     """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
     table = published(
         {
-            name: Facts(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
+            name: ModelLimits(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
             for name, facts in configuration.model_table().items()
         }
     )
     default = settings.default_upstream().name if settings.upstreams else NOWHERE
     rules = [
-        Rule(
+        ModelRule(
             rule.name,
             rule.upstream,
             rule.context_window,
@@ -230,14 +229,14 @@ def open_summaries(
         LRUCache(TENANTS),
     )
     return Jobs(
-        store.shelf,
+        store.summaries,
         writer,
-        Ledger(store.shelf, wanted.spend, LRUCache(TENANTS), time.monotonic, time.time),
+        Ledger(store.summaries, wanted.spend, LRUCache(TENANTS), time.monotonic, time.time),
         terms,
         memory,
         resolve=catalogue.resolve,
         breaker=lambda: Breaker(time.monotonic, random.random, SUMMARISER),
-        label=lambda tenant: hmac.digest(store.prefix_key(tenant), b"label", "sha256")[:4].hex(),
+        label=lambda tenant: hmac.digest(store.records.prefix_key(tenant), b"label", "sha256")[:4].hex(),
         spawn=tasks.spawn,
         observe=observe,
         clock=time.monotonic,

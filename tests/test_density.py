@@ -17,7 +17,6 @@ LIMIT = PYPROJECT["max-complexity-allowed"]
 MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proxy").rglob("*.py"))
 
 ENGINE = "rewritten with the engine"
-REPORT = "rewritten with the table of report fields"
 HOT = "runs for every item of a request: one more function is one more call of each"
 COMPACTION = "to be unfolded once the way of a compacted request is shorter"
 
@@ -32,30 +31,24 @@ COMPLEX = {
     "proxy/core/compaction/view.py::write_texts": COMPACTION,
     "proxy/core/compaction/view.py::_results": COMPACTION,
     "proxy/core/compaction/view.py::assemble": COMPACTION,
-    "proxy/core/conversation/chain.py::_canonical": HOT,
-    "proxy/core/conversation/facts.py::_pairs": HOT,
-    "proxy/core/conversation/items.py::lay_out": HOT,
-    "proxy/core/conversation/stepwise.py::dismantle": HOT,
-    "proxy/core/conversation/stepwise.py::_write": HOT,
-    "proxy/core/conversation/stepwise.py::_large": HOT,
+    "proxy/core/apis/item_digest.py::_canonical": HOT,
+    "proxy/core/tool_calls.py::_pairs": HOT,
+    "proxy/core/conversation.py::lay_out": HOT,
+    "proxy/core/apis/json_steps.py::dismantle": HOT,
+    "proxy/core/apis/json_steps.py::_write": HOT,
+    "proxy/core/apis/json_steps.py::_large": HOT,
     "proxy/core/planner.py::choose_compaction": ENGINE,
-    "proxy/features/context_management/feature.py::_edited": ENGINE,
-    "proxy/features/client_compaction/compact_endpoint.py::ClientCompaction::_make": ENGINE,
-    "proxy/engine/reading.py::Reader::_read": ENGINE,
-    "proxy/features/recall/answer.py::rewritten_reply": ENGINE,
-    "proxy/features/recall/session.py::RecallSession::_pieces": ENGINE,
-    "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
     "proxy/features/client_compaction/summary_answer.py::SummaryAnswers::_text": ENGINE,
+    "proxy/features/client_compaction/compact_endpoint.py::ClientCompaction::_make": ENGINE,
+    "proxy/features/context_management/feature.py::_edited": ENGINE,
+    "proxy/engine/reading.py::Reader::_read": ENGINE,
+    "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
     "proxy/server/handler.py::Handler::_relay": ENGINE,
-    "proxy/telemetry/logs.py::only_facts": REPORT,
-    "proxy/telemetry/metrics.py::Telemetry::observe": REPORT,
 }
 
 # Lines that still hold a nested ternary, one over several lines or a dense comprehension: how many, and why.
 DENSE = {
     "proxy/core/compaction/view.py": (1, COMPACTION),
-    "proxy/features/recall/session.py": (1, ENGINE),
-    "proxy/telemetry/logs.py": (1, REPORT),
 }
 
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import ItemText
 from proxy.core.errors import UllageError
+from proxy.core.models import Route
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import Report, Usage
 from proxy.core.request import Request
@@ -155,8 +155,11 @@ class Records(Protocol):
         With *replace* the new record wins: a provider's overflow proved the earlier view too large.
         """
 
-    async def pop_request(self, tenant: bytes, root_hash: bytes) -> bool:
-        """True if an operator asked to compact this conversation, as ``newest`` saw. Only one caller gets True."""
+    async def pop_request(self, tenant: bytes, root_hash: bytes) -> str:
+        """How far an operator asked to compact this conversation, as ``newest`` saw: ``now``, or a share such as 0.2.
+
+        Return an empty text if none asked. Only one caller is given the request.
+        """
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
         """What was last saved about *route* for *tenant*. Return None if nothing was, or the store does not answer."""
@@ -211,7 +214,7 @@ class SummaryRequest:
     fixed_digest: bytes
     window: int
     token_ratio: float
-    read_entries: Callable[[int, int], Sequence[Entry]] = field(repr=False)
+    read_entries: Callable[[int, int], Sequence[ItemText]] = field(repr=False)
     cached_prompt: Callable[[int], CachedPrompt | None] = field(repr=False)
     requested: bool = False
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 
-from proxy.core.budget.figures import stepped
+from proxy.core.apis.envelope import splice
 from proxy.core.compaction.record import CompactionRecord
 from proxy.core.compaction.view import AssembledItems, OriginalItems, assemble
-from proxy.core.conversation.items import Layout, lay_out
-from proxy.core.conversation.outline import splice
+from proxy.core.conversation import Layout, lay_out
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
+from proxy.core.tokens.budget import stepped
 from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
 
 LEAST_SUMMARY = 96
@@ -42,7 +42,7 @@ def summary_request_of(
         request=measured.request,
         route=measured.route,
         root_hash=root,
-        last_compaction=hashes[record.compaction.place - 1] if record else root,
+        last_compaction=hashes[record.compaction.boundary - 1] if record else root,
         prefixes=tuple(Prefix(at, hashes[at - 1], layout.sums[at]) for at in cuts if 0 < at <= cut),
         folded=record.compaction.cut if record else 0,
         cap=cap,

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.budget.catalogue import Route
 from proxy.core.decisions import KnownRoute, UncountedView
+from proxy.core.models import Route
 from proxy.core.request import Request
 from proxy.engine.body_edits import renamed, rerouted, with_lower_output, with_truncation
 from proxy.engine.reading import Located
 from proxy.engine.reports import report_of
-from tests.support.engine_fixtures import POLICY, TENANT, Book, Replica
+from tests.support.engine_fixtures import POLICY, TENANT, DictRecords, Replica
 
 LISTS = {"chat": "messages", "messages": "messages", "responses": "input"}
 
 
 def located(body: bytes, api: str = "chat") -> tuple[Request, Located]:
     request = Request(api, body, TENANT, "r")
-    return request, Replica(Book()).measurer.locate(request)
+    return request, Replica(DictRecords()).measurer.locate(request)
 
 
 def sent(request: Request, stages: tuple[str, ...] = ()) -> UncountedView:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from proxy.engine.replies import DrainedReply, LocalReply
-from tests.support.scripted_upstream import JSON, Given
+from tests.support.scripted_upstream import JSON, ScriptedReply
 
 
 async def test_a_drained_reply_is_a_head_without_a_body() -> None:
     """Its status and headers are given back verbatim; its bytes were read before."""
-    drained = DrainedReply(Given(400, [b"never read"]))
+    drained = DrainedReply(ScriptedReply(400, [b"never read"]))
     assert (drained.status, drained.headers, drained.header("Retry-After")) == (400, JSON, "7")
     assert await drained.next_chunk() == b""
 

@@ -6,8 +6,8 @@ import itertools
 
 from proxy.core.request import Request
 from proxy.engine.run import Run
-from tests.support.engine_fixtures import TENANT, WINDOW, Replica, body_of
-from tests.support.scripted_upstream import Given
+from tests.support.engine_fixtures import TENANT, WINDOW, Replica, chat_body
+from tests.support.scripted_upstream import ScriptedReply
 
 
 def run() -> Run:
@@ -25,8 +25,8 @@ def test_only_planning_is_overhead() -> None:
 
 async def test_the_first_overflow_is_what_the_client_gets_if_nothing_follows() -> None:
     """Every byte of the first refusal is held, later ones are not, and nothing stays open."""
-    view = (await Replica().plan(body_of([{"role": "user", "content": "Hi"}]), WINDOW)).view
-    under_way, replies = run(), [Given(400, []), Given(400, [])]
+    view = (await Replica().plan(chat_body([{"role": "user", "content": "Hi"}]), WINDOW)).view
+    under_way, replies = run(), [ScriptedReply(400, []), ScriptedReply(400, [])]
     for number, reply in enumerate(replies):
         under_way.sending("stub")
         under_way.reply, under_way.taken = reply, [b"no ", b"%d" % number]
@@ -41,7 +41,7 @@ async def test_the_first_overflow_is_what_the_client_gets_if_nothing_follows() -
 
 def test_the_generation_before_is_what_the_client_gets_if_the_next_one_fails() -> None:
     """A reply that was read and set aside is given back while another body is sent."""
-    under_way, reply = run(), Given(200, [])
+    under_way, reply = run(), ScriptedReply(200, [])
     under_way.reply, under_way.taken = reply, [b"first"]
     under_way.set_aside()
     under_way.sending("stub")

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxy.core.budget.catalogue import Route
 from proxy.core.decisions import KnownRoute, UncountedView
+from proxy.core.models import Route
 from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.engine.ports import Answer
@@ -19,12 +19,12 @@ from proxy.engine.upstream_calls import CallSettings
 from proxy.features.history.history import History
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.server.access import Access
+from proxy.store.archive_table import ArchiveTable
+from proxy.store.conversation_table import ConversationTable
+from proxy.store.encryption import Sealer
 from proxy.store.memory import Memory
-from proxy.store.notices import Notices
-from proxy.store.originals import Originals
-from proxy.store.records import Records
-from proxy.store.register import Register
-from proxy.store.sealed import Sealer
+from proxy.store.state import ThrottledWarnings
+from proxy.store.tables import TableAccess
 from proxy.tasks import Tasks
 from proxy.upstream import Target, Timeouts, Upstreams
 from tests.support.engine_fixtures import Replica
@@ -56,7 +56,7 @@ class PassThrough:
 
 
 @dataclass
-class Heard:
+class RawMessage:
     """One request as it reached the upstream, byte for byte."""
 
     line: str
@@ -67,10 +67,10 @@ class Heard:
         return [value for key, value in self.headers if key.lower() == name.lower()]
 
 
-Script = Callable[[Heard, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Script = Callable[[RawMessage, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def read_request(reader: asyncio.StreamReader) -> Heard | None:
+async def read_request(reader: asyncio.StreamReader) -> RawMessage | None:
     """The next request of a connection, or ``None`` at its end."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -78,7 +78,7 @@ async def read_request(reader: asyncio.StreamReader) -> Heard | None:
         return None
     line, *rest = head[:-4].split("\r\n")
     headers = [(key, value.strip()) for key, _, value in (text.partition(":") for text in rest)]
-    heard = Heard(line, headers, b"")
+    heard = RawMessage(line, headers, b"")
     if heard.all("transfer-encoding"):
         while size := int(await reader.readline(), 16):
             heard.body += await reader.readexactly(size)
@@ -89,19 +89,19 @@ async def read_request(reader: asyncio.StreamReader) -> Heard | None:
     return heard
 
 
-def answer(body: bytes = b"{}", *headers: str, status: str = "200 OK") -> bytes:
+def raw_answer(body: bytes = b"{}", *headers: str, status: str = "200 OK") -> bytes:
     """A whole raw answer."""
     lines = [f"HTTP/1.1 {status}", *(headers or ("Content-Type: application/json",)), f"Content-Length: {len(body)}"]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 @dataclass
-class Stage:
+class ScriptedServer:
     """The scripted upstream: it answers with ``reply``, or as ``script`` says."""
 
-    reply: bytes = field(default_factory=answer)
+    reply: bytes = field(default_factory=raw_answer)
     script: Script | None = None
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[RawMessage] = field(default_factory=list)
     connections: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
@@ -124,15 +124,15 @@ class Stage:
 
 
 @dataclass
-class House:
+class RunningServer:
     server: Server
-    stage: Stage
+    stage: ScriptedServer
     engine: PassThrough
     upstream: Upstreams
     port: int
     reports: list[Report]
     models: Models
-    register: Register
+    register: ConversationTable
     conversations: History
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
@@ -141,7 +141,7 @@ class House:
         self.writers.append(writer)
         return reader, writer
 
-    async def raw(self, request: bytes) -> Heard:
+    async def raw(self, request: bytes) -> RawMessage:
         """The answer to raw bytes; the connection is closed afterwards."""
         reader, writer = await self.connect()
         writer.write(request)
@@ -150,7 +150,7 @@ class House:
         assert heard is not None
         return heard
 
-    async def ask(self, method: str, path: str, body: bytes = b"", *headers: str) -> Heard:
+    async def ask(self, method: str, path: str, body: bytes = b"", *headers: str) -> RawMessage:
         """The answer to one request; ``line`` is its status line."""
         named = any(header.lower().startswith("host:") for header in headers)
         lines = [f"{method} {path} HTTP/1.1", *([] if named else ["Host: proxy.test"]), *headers]
@@ -158,12 +158,12 @@ class House:
             lines.append(f"Content-Length: {len(body)}")
         return await self.raw("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
 
-    async def chat(self, body: bytes = b'{"model":"m","messages":[]}', *headers: str) -> Heard:
+    async def chat(self, body: bytes = b'{"model":"m","messages":[]}', *headers: str) -> RawMessage:
         return await self.ask("POST", "/v1/chat/completions", body, "Content-Type: application/json", *headers)
 
 
 @contextlib.asynccontextmanager
-async def listening(stage: Stage) -> AsyncIterator[int]:
+async def listening(stage: ScriptedServer) -> AsyncIterator[int]:
     """The stage's port while it listens."""
     tasks: set[asyncio.Task[Any]] = set()
     writers: list[asyncio.StreamWriter] = []
@@ -192,7 +192,7 @@ async def listening(stage: Stage) -> AsyncIterator[int]:
 
 
 @contextlib.asynccontextmanager
-async def house(
+async def running_server(
     config: ServerConfig | None = None,
     *,
     base: str = "/v1",
@@ -200,9 +200,9 @@ async def house(
     timeouts: Timeouts | None = None,
     host: str = "127.0.0.1",
     **target: Any,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RunningServer]:
     """A server whose only upstream, ``up``, is a fresh stage."""
-    stage = Stage()
+    stage = ScriptedServer()
     config = config or ServerConfig(default_upstream="up")
     config = replace(config, hosts=config.hosts | HOSTS)
     if api_key is not None:
@@ -215,7 +215,7 @@ async def house(
         reports: list[Report] = []
         models = Models(upstream, [ListedUpstream("up")], "up", [], lambda model: {"context_length": 4096})
         register = a_register()
-        originals = Originals(register._backend, register._records)
+        originals = ArchiveTable(register._access)
         conversations = History(register, originals, time.time, compacts=True, summaries="background")
         server = Server(
             config,
@@ -230,7 +230,7 @@ async def house(
         )
         at = await server.start(host, 0)
         try:
-            built = House(server, stage, engine, upstream, at, reports, models, register, conversations)
+            built = RunningServer(server, stage, engine, upstream, at, reports, models, register, conversations)
             yield built
         finally:
             for writer in built.writers:
@@ -239,11 +239,11 @@ async def house(
             await upstream.close()
 
 
-def a_register() -> Register:
+def a_register() -> ConversationTable:
     """A register over a store of this process."""
     tasks, memory = Tasks(lambda name, error: None), Memory()
-    notices = Notices(lambda event, facts: None)
-    return Register(memory, Records(memory, Sealer(b"m" * 32), spawn=tasks.spawn, notices=notices))
+    warnings = ThrottledWarnings(lambda event, facts: None)
+    return ConversationTable(TableAccess(memory, Sealer(b"m" * 32), spawn=tasks.spawn, warnings=warnings))
 
 
 def chunk(data: bytes) -> bytes:

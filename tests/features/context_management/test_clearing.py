@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.budget.prices import Meter, prices
-from proxy.core.conversation import messages
-from proxy.core.conversation.items import Item
+from proxy.core.apis import messages
+from proxy.core.conversation import Item
+from proxy.core.tokens.media import Meter, prices
 from proxy.features.context_management.clearing import (
     PLACEHOLDER,
     ClearToolUses,
@@ -21,10 +21,10 @@ from proxy.features.context_management.clearing import (
     read_edits,
 )
 from tests.support.api_formats import to_messages
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 from tests.support.sample_conversations import agent_session
 
-METER = Meter(count, prices("m"))
+METER = Meter(count_tokens, prices("m"))
 RESULT = 300
 
 

@@ -1,0 +1,204 @@
+"""What goes wrong has a name, and only some of it is the server's fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from redis import exceptions
+
+from proxy.store import key_names
+from proxy.store.backend import Unavailable
+from proxy.store.memory import Memory
+from proxy.store.redis_errors import BREAKING, FAULTS, REFUSALS, Refusals, Refused, kind_of, trial, try_again
+from tests.store.conftest import Opener, Valkey, eventually, free_port
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "breaks"),
+    [
+        (exceptions.OutOfMemoryError(), "oom", False),
+        (exceptions.MaxConnectionsError(), "pool", False),
+        (exceptions.NoPermissionError(), "permission", False),
+        (exceptions.ReadOnlyError(), "readonly", False),
+        (exceptions.ResponseError("WRONGTYPE Operation against"), "wrongtype", False),
+        (exceptions.ResponseError("MISCONF Errors writing to the AOF file"), "disk", False),
+        (exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."), "replicas", False),
+        (exceptions.MasterDownError("MASTERDOWN"), "loading", True),
+        (exceptions.ResponseError("something"), "error", False),
+        (exceptions.AuthenticationError(), "auth", True),
+        (exceptions.BusyLoadingError(), "loading", True),
+        (exceptions.ClusterDownError("CLUSTERDOWN"), "cluster", True),
+        (exceptions.TimeoutError(), "slow", True),
+        (TimeoutError(), "slow", True),
+        (exceptions.ConnectionError(), "down", True),
+        (ConnectionResetError(), "down", True),
+        (ValueError(), "protocol", True),
+    ],
+)
+def test_every_failure_has_a_name(error: BaseException, kind: str, breaks: bool) -> None:
+    """What a library or a socket raises is told by a fixed word, and blamed on the server where it is to blame."""
+    assert isinstance(error, FAULTS)
+    assert kind_of(error) == kind
+    assert (kind in BREAKING) is breaks
+
+
+TENANT, ROOT, ROUTE, A, B = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, b"b" * 16
+OPERATIONS = [
+    "read", "claim", "refresh", "remove", "extend", "release", "swap", "add", "note", "table", "rank", "ranked",
+]  # fmt: skip
+
+
+def _tell(server: Valkey, *lines: str) -> None:
+    for line in lines:
+        assert server.say(line).startswith("+"), line
+
+
+def _full(server: Valkey) -> Callable[[], None]:
+    _tell(server, "CONFIG SET maxmemory-policy noeviction", "CONFIG SET maxmemory 1")
+    return lambda: _tell(server, "CONFIG SET maxmemory 0")
+
+
+def _read_only(server: Valkey) -> Callable[[], None]:
+    _tell(server, f"REPLICAOF 127.0.0.1 {free_port()}")
+    return lambda: _tell(server, "REPLICAOF NO ONE")
+
+
+def _no_permission(server: Valkey) -> Callable[[], None]:
+    _tell(server, "ACL SETUSER default -@write")
+    return lambda: _tell(server, "ACL SETUSER default +@write")
+
+
+def _no_scripts(server: Valkey) -> Callable[[], None]:
+    _tell(server, "ACL SETUSER default -eval")
+    return lambda: _tell(server, "ACL SETUSER default +eval")
+
+
+def _too_few_replicas(server: Valkey) -> Callable[[], None]:
+    _tell(server, "CONFIG SET min-replicas-to-write 1")
+    return lambda: _tell(server, "CONFIG SET min-replicas-to-write 0")
+
+
+def _no_disk(server: Valkey) -> Callable[[], None]:
+    (server.directory / "dump.rdb").mkdir()  # in the way of the snapshot, for the administrator as well
+    _tell(server, 'CONFIG SET save "3600 1"', "BGSAVE")
+
+    def mended() -> None:
+        (server.directory / "dump.rdb").rmdir()
+        _tell(server, "BGSAVE")
+
+    return mended
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "event"),
+    [
+        (_full, "oom", "store.full"),
+        (_read_only, "readonly", "store.refused"),
+        (_no_permission, "permission", "store.refused"),
+        (_no_scripts, "permission", "store.refused"),
+        (_too_few_replicas, "replicas", "store.refused"),
+        (_no_disk, "disk", "store.refused"),
+    ],
+)
+async def test_a_server_that_refuses_is_not_up_until_it_does_what_it_is_asked(
+    valkey: Valkey, opener: Opener, spoil: Callable[[Valkey], Callable[[], None]], kind: str, event: str
+) -> None:
+    """Records are read on, the store is not up, one line says what to do, and mended it is up with no request."""
+    store = await opener(valkey.url, key=b"k" * 32)
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
+    store.conversations.save_conversation(TENANT, "talk", ROOT, 1.0, long_lived=False)
+    await eventually(lambda: store.state().operations >= 3)
+    mended = spoil(valkey)
+    # A snapshot fails in a process of its own, a moment later.
+    for _ in range(200):
+        assert await store.records.save(TENANT, ROOT, ROUTE, B, b"y") == b"y"
+        store.conversations.save_conversation(TENANT, "talk", ROOT, 2.0, long_lived=False)
+        await asyncio.sleep(0.02)
+        if not store.state().up:
+            break
+        valkey.say(f"UNLINK {key_names.event(ROOT, ROUTE, B)}")
+    assert (store.state().up, store.state().refusal, store.state().breaker) == (False, kind, "closed")
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    for _ in range(5):
+        await store.records.save(TENANT, ROOT, ROUTE, B, b"y")
+    mended()
+    await eventually(lambda: store.state().up and len(opener.events) > 1, 20)
+    assert opener.events == [event, "store.up"]
+    assert opener.warned[0][1] == {"kind": kind, "advice": REFUSALS[kind]}
+
+
+async def test_an_idle_store_is_tried(valkey: Valkey, opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stops taking writes is noticed although no request needs one, then and at the start."""
+    monkeypatch.setattr("proxy.store.store._LOOK", 0.05)
+    monkeypatch.setattr("proxy.store.store._REREAD", 0.05)
+    store = await opener(valkey.url, key=b"k" * 32)
+    assert store.state().up
+    mended = _read_only(valkey)
+    await eventually(lambda: not store.state().up)
+    late = await opener(valkey.url, key=b"k" * 32)
+    assert (late.state().up, late.state().refusal) == (False, "readonly")
+    mended()
+    await eventually(lambda: store.state().up and late.state().up)
+
+
+async def test_a_replica_without_a_key_is_down_with_its_remedy(short_path: Path, opener: Opener) -> None:
+    """Where not even a master key can be put, the store is down, and the line says what to do all the same."""
+    server = Valkey(short_path, "--replicaof", f"127.0.0.1 {free_port()}")
+    server.start()
+    try:
+        store = await opener(server.url)
+        assert not store.state().up
+        assert opener.warned == [("store.down", {"cause": "readonly", "advice": REFUSALS["readonly"]})]
+    finally:
+        server.kill()
+
+
+async def test_a_replica_that_serves_nothing_is_left_alone(valkey: Valkey, opener: Opener) -> None:
+    """A replica that lost its master and may not show old data counts as a server that cannot serve."""
+    store = await opener(valkey.url, key=b"k" * 32)
+    _tell(valkey, "CONFIG SET replica-serve-stale-data no", f"REPLICAOF 127.0.0.1 {free_port()}")
+    for n in range(8):
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [bytes((n,)) * 16]) is None
+    await eventually(lambda: store.state().breaker == "open")
+    _tell(valkey, "REPLICAOF NO ONE")
+    await eventually(lambda: store.state().up, 20)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_every_operation_has_a_trial_that_touches_no_record(
+    valkey: Valkey, opener: Opener, operation: str
+) -> None:
+    """A trial works on a server that is well, more than once, and on a key of its own that ends."""
+    store = await opener(valkey.url, key=b"k" * 32)
+    place = key_names.event(ROOT, ROUTE, A)
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
+    for _ in range(2):
+        await trial(store._access.backend, Refused(operation, "", place))
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    tried = key_names.trial(place, operation)
+    assert valkey.say(f"PTTL {tried}").strip() in (":-2", ":60000") or 0 < int(valkey.say(f"PTTL {tried}")[1:]) <= 60000
+
+
+async def test_only_what_works_is_forgotten() -> None:
+    """A refusal stands until its own operation works, and a server that does not answer changes nothing."""
+
+    class Halting(Memory):
+        kind = "oom"
+
+        async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
+            raise Unavailable(self.kind)
+
+    refusals, backend = Refusals(), Halting()
+    refusals.note(Refused("claim", "", "k"), "oom")
+    refusals.note(Refused("read", "", "k"), "permission")
+    await try_again(backend, refusals)
+    assert [refused.operation for refused in refusals.all()] == ["claim"]
+    assert refusals.kind == "oom"
+    backend.kind = "slow"
+    await try_again(backend, refusals)
+    assert refusals.kind == "oom"
+    refusals.forget(Refused("claim", "", "another key"))
+    assert refusals.kind == ""
