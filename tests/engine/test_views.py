@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from proxy.core.conversation.items import lay_out
+from proxy.core.conversation import lay_out
 
 from proxy.core.compaction.schedule import CompactionTarget, EnabledStages
 from proxy.core.decisions import Policy
