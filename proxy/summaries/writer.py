@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 from proxy.core.request import Origin
 from proxy.engine.ports import Counter, Summary, SummaryRequest, Upstream
 from proxy.summaries.api_formats import API_FORMATS, append_to_prompt, encode_json, output_allowance
@@ -134,7 +134,7 @@ class Writer:
         wanted: SummaryRequest,
         summariser: Summariser,
         base: Summary | None,
-        fresh: Sequence[Entry],
+        fresh: Sequence[ItemText],
         detail: float,
     ) -> tuple[list[str], int]:
         """What is to be sent, and about how many tokens it takes in all.
@@ -161,7 +161,7 @@ class Writer:
         )
         return body, warm.tokens + FRAME + output
 
-    async def _ask(self, run: _Run, entries: Sequence[Entry], chunks: Sequence[str | bytes]) -> Draft:
+    async def _ask(self, run: _Run, entries: Sequence[ItemText], chunks: Sequence[str | bytes]) -> Draft:
         """The text after the last of *chunks*, each folded into what the ones before gave; *entries* bear it out."""
         summariser, wanted = run.summariser, run.wanted
         source = await asyncio.to_thread(Source, entries, wanted.prefix.tokens)
