@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.models import Catalogue, Rule
+from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Origin
 from proxy.engine.ports import SummaryRequest
 from proxy.summaries.limits import FLUSH_TOKENS, FRESH, PAUSE, UNKNOWN_WINDOW, SpendingLimits, SummaryConfig
-from tests.support.summary_fixtures import ROUTE, TENANT, Dictionary, entries_of, summary_request_of
+from tests.support.summary_fixtures import ROUTE, TENANT, DictSummaryTable, entries_of, summary_request_of
 
 A, B = b"a" * 32, b"b" * 32
 
@@ -27,14 +27,14 @@ class Now:
         return self.seconds
 
 
-def ledger(shelf: Dictionary, now: Now) -> SpendingLimits:
+def ledger(shelf: DictSummaryTable, now: Now) -> SpendingLimits:
     return SpendingLimits(shelf, 0.1, {}, now, now)
 
 
 async def test_a_tenth_of_what_was_sent_may_be_spent() -> None:
     """Spending is allowed up to the share of one's own tokens, and no further."""
     now = Now()
-    book = ledger(Dictionary(), now)
+    book = ledger(DictSummaryTable(), now)
     assert await book.refusal_reason(A, 1) == "budget"
     book.add_sent(A, 10_000)
     assert await book.refusal_reason(A, 1000) == ""
@@ -49,7 +49,7 @@ async def test_a_tenth_of_what_was_sent_may_be_spent() -> None:
 
 async def test_replicas_share_their_figures() -> None:
     """What one replica sent and spent counts on the other, a few seconds later at most."""
-    now, shelf = Now(), Dictionary()
+    now, shelf = Now(), DictSummaryTable()
     first, second = ledger(shelf, now), ledger(shelf, now)
     first.add_sent(A, 10_000)
     assert await first.refusal_reason(A, 900) == ""
@@ -64,7 +64,7 @@ async def test_replicas_share_their_figures() -> None:
 
 async def test_a_lost_store_does_not_forget_what_was_spent() -> None:
     """When the store's figures are gone, what this process saw holds."""
-    now, shelf = Now(), Dictionary()
+    now, shelf = Now(), DictSummaryTable()
     book = ledger(shelf, now)
     book.add_sent(A, 10_000)
     assert await book.refusal_reason(A, 900) == ""
@@ -77,7 +77,7 @@ async def test_a_lost_store_does_not_forget_what_was_spent() -> None:
 
 async def test_who_is_to_slow_down_is_left_alone_everywhere() -> None:
     """After a pause was called nothing may be spent for a minute, on other replicas too, by that tenant alone."""
-    now, shelf = Now(), Dictionary()
+    now, shelf = Now(), DictSummaryTable()
     first, second = ledger(shelf, now), ledger(shelf, now)
     for book in (first, second):
         book.add_sent(A, 10_000)
@@ -96,7 +96,7 @@ async def test_who_is_to_slow_down_is_left_alone_everywhere() -> None:
 async def test_figures_are_told_by_tenant() -> None:
     """Those who sent most come first, with what they may spend and how long they still pause."""
     now = Now()
-    book = ledger(Dictionary(), now)
+    book = ledger(DictSummaryTable(), now)
     book.add_sent(A, 1000)
     book.add_sent(B, 5000)
     book.add_spent(B, 70)
@@ -114,10 +114,10 @@ async def test_figures_are_told_by_tenant() -> None:
 OAUTH = "sk-ant-oat01-abc"
 CATALOGUE = Catalogue(
     [
-        Rule("writer", "stub", model="gpt-4o"),
-        Rule("gpt-4o", "stub", 30_000),
-        Rule("mini", "stub", model="gpt-4o-mini"),
-        Rule("far", "other"),
+        ModelRule("writer", "stub", model="gpt-4o"),
+        ModelRule("gpt-4o", "stub", 30_000),
+        ModelRule("mini", "stub", model="gpt-4o-mini"),
+        ModelRule("far", "other"),
     ],
     {},
     "stub",

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.conversation import ItemText
-from proxy.summaries.transcript import ARGUMENTS, MIDDLE, RESULT, pieces, segments
+from proxy.summaries.transcript import (
+    ARGUMENTS,
+    MIDDLE,
+    RESULT,
+    head_and_tail,
+    item_texts,
+    neutralised,
+    omit_data,
+    quoted,
+    split_transcript,
+)
 from tests.support.engine_fixtures import count_tokens
 
 BLOB = base64.b64encode(random.Random(1).randbytes(3000)).decode()
@@ -80,8 +90,8 @@ def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None
 def test_what_is_cut_is_cut_between_words() -> None:
     """Where a middle is left out no half of a name or figure stands, unless it is longer than any name."""
     names = [f"ledger_{at:05}" for at in range(2000)]
-    (piece,) = pieces([ItemText("tool", " ".join(names))])
-    (segment,) = segments([ItemText("user", "\n".join(names[:500]))], 300, count_tokens)
+    (piece,) = item_texts([ItemText("tool", " ".join(names))])
+    (segment,) = split_transcript([ItemText("user", "\n".join(names[:500]))], 300, count_tokens)
     for text in (piece, segment):
         assert MIDDLE in text
         words = text.replace(MIDDLE, "").replace("|", "").split()
@@ -94,7 +104,7 @@ def test_what_is_cut_is_cut_between_words() -> None:
 )
 def test_no_segment_is_larger_than_asked(entries: list[ItemText]) -> None:
     """The transcript in runs: none above the limit, every item in one of them, in order."""
-    found = segments(entries, 300, count_tokens)
+    found = split_transcript(entries, 300, count_tokens)
     assert all(count_tokens(segment) <= 300 for segment in found)
     speakers = [
         line for segment in found for line in segment.split("\n") if line in ("user:", "assistant:", "tool result:")

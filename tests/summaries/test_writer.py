@@ -109,7 +109,7 @@ async def test_what_is_not_usable_is_a_failure(stub: StartStub, behaviour: Behav
     server = await stub()
     server.summariser = behaviour
     bench = SummaryReplica(server, DictSummaryTable())
-    with pytest.raises(Unwritten) as failed:
+    with pytest.raises(NotWritten) as failed:
         await bench.writer.write(summary_request_of(entries_of(10, 60), cap=96), own(8192), None, allow)
     assert failed.value.tried
     assert failed.value.reason == reason

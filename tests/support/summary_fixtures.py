@@ -107,7 +107,7 @@ class DictLease:
 
 
 class DictSummaryTable:
-    """Implements ``proxy.summaries.contracts.Shelf``; nothing runs out by itself."""
+    """A ``SummaryTable`` over dictionaries; nothing runs out by itself."""
 
     def __init__(self) -> None:
         self.texts: dict[tuple[bytes, Name], bytes] = {}
