@@ -180,9 +180,9 @@ def ways(*, ablate: bool) -> dict[str, Compactor]:
         return {**metrics.SIMPLE, "ullage": ullage()}
     rules = POLICY.rules
     found = {"ullage": ullage()}
-    for field in dataclasses.fields(rules.rungs):
-        if getattr(rules.rungs, field.name) is True:
-            fewer = replace(rules, rungs=replace(rules.rungs, **{field.name: False}))
+    for field in dataclasses.fields(rules.enabled_stages):
+        if getattr(rules.enabled_stages, field.name) is True:
+            fewer = replace(rules, enabled_stages=replace(rules.enabled_stages, **{field.name: False}))
             found[f"without {field.name}"] = ullage(replace(POLICY, rules=fewer))
     for name in ("pins", "digest", "steps"):
         fewer = replace(rules, shares=replace(rules.shares, **{name: 0.0}))

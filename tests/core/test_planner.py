@@ -104,7 +104,7 @@ def test_above_the_high_mark_a_block_is_needed_and_then_the_view_fits() -> None:
     request = measured(LONG)
     need = decide(request, PLANNING, looked_up(request))
     assert isinstance(need, NeedBlock)
-    assert need.compaction.place in need.found.layout.places
+    assert need.compaction.boundary in need.found.layout.places
     final = decide(request, PLANNING, written(request, need))
     assert isinstance(final, Forward)
     assert final.view.edits.compacted_now
@@ -154,7 +154,7 @@ def test_an_operators_request_may_name_a_share() -> None:
     assert need.target.share == 0.1
     usual = decide(request, PLANNING, replace(found, share=None))
     assert isinstance(usual, NeedBlock)
-    assert need.compaction.after < usual.compaction.after
+    assert need.compaction.view_tokens < usual.compaction.view_tokens
     own = replace(request, target=CompactionTarget(force=True, share=0.3))
     need = decide(own, PLANNING, found)
     assert isinstance(need, NeedBlock)
@@ -234,8 +234,11 @@ def test_every_way_ends_in_a_view_that_fits_or_a_refusal(
 
 def test_a_policy_without_stages_refuses_or_forwards() -> None:
     """With every stage off nothing is written: what is too large is refused."""
-    off = replace(POLICY.rules, rungs=replace(POLICY.rules.rungs, fold=False, drop=False, clip=False, tools=False))
-    bare = Policy(replace(off, truncate=None, mild=replace(off.mild, dedup=None, prune=None)))
+    off = replace(
+        POLICY.rules,
+        enabled_stages=replace(POLICY.rules.enabled_stages, fold=False, drop=False, clip=False, tools=False),
+    )
+    bare = Policy(replace(off, truncate=None, prune_pass=replace(off.prune_pass, dedup=None, prune=None)))
     request = measured(LONG)
     final = decide(request, bare, looked_up(request))
     assert isinstance(final, Reject)

@@ -59,7 +59,7 @@ async def test_old_results_written_as_text_give_way_to_lines(api: str) -> None:
     """Where that is enough, old results become a line each behind the words that make them results."""
     rules = replace(
         POLICY.rules,
-        mild=PrunePassRules(DedupRules(), PruneRules(protect_rounds=2, protect_tokens=1_000, min_saving=1_000)),
+        prune_pass=PrunePassRules(DedupRules(), PruneRules(protect_rounds=2, protect_tokens=1_000, min_saving=1_000)),
     )
     plan = await Replica(policy=Policy(rules)).plan(body(api, 12, 1_000), 16_000, api=api)
     assert plan.report.stages == ("prune",)

@@ -419,7 +419,7 @@ async def test_when_an_output_figure_is_lowered(mode: Any, stages: tuple[str, ..
 async def test_without_folds_old_rounds_are_dropped(drop: bool) -> None:
     """Many small messages: with folds turned off a note stands for the oldest; with both off nothing can help."""
     messages = [{"role": "system", "content": "s"}, *(m for turn in range(200) for m in chat_turn(turn, 12))][:-1]
-    policy = replace(POLICY, rules=replace(POLICY.rules, rungs=EnabledStages(fold=False, drop=drop)))
+    policy = replace(POLICY, rules=replace(POLICY.rules, enabled_stages=EnabledStages(fold=False, drop=drop)))
     plan = await Replica(policy=policy).plan(body_of(messages), 2048)
     assert (plan.error is None) == drop
     if drop:

@@ -51,7 +51,9 @@ Message = dict[str, Any]
 TENANT = b"t" * 32
 WINDOW = 4096
 POLICY = Policy(CompactionRules(Marks(), Shares(), EnabledStages()))
-SPARING = replace(POLICY.rules, mild=PrunePassRules(DedupRules(), PruneRules(protect_tokens=5_000, min_saving=5_000)))
+SPARING = replace(
+    POLICY.rules, prune_pass=PrunePassRules(DedupRules(), PruneRules(protect_tokens=5_000, min_saving=5_000))
+)
 SYSTEMS = ("system", "developer")
 OURS = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
 """The members of a body that a plan may change."""
@@ -131,7 +133,7 @@ class Book:
     def records(self) -> list[CompactionRecord]:
         """Every record in the book, oldest place first."""
         found = [record for value in self.values.values() if (record := load(value, 10**6))]
-        return sorted(found, key=lambda record: record.compaction.place)
+        return sorted(found, key=lambda record: record.compaction.boundary)
 
 
 class Unsent:

@@ -234,7 +234,7 @@ class MergedReply:
         if self._plain is None:
             return chunk
         made = self._plain.feed(chunk)
-        if self._plain.lost:
+        if self._plain.is_full:
             raise RecallFailed(502, "its stream cannot be decoded to the end.")
         return made
 

@@ -129,7 +129,7 @@ class StreamMerger(ABC):
         """What of the stream may go to the client after *chunk*. Raises ``TooMuchBuffered``."""
         self._new = deque(self._events.feed(chunk))
         self.unread = b""
-        if self._events.begun > LONGEST_EVENT:
+        if self._events.pending_size > LONGEST_EVENT:
             raise TooMuchBuffered
         while self._new:
             self._read(self._new[0])
@@ -153,11 +153,11 @@ class StreamMerger(ABC):
     def untouched(self) -> bytes:
         """What was fed and not passed on, as it came: for a first generation that is to pass without recall."""
         held = (event for event, _ in self._held)
-        return b"".join([*self._found, *held, *self._new, self._events.rest(), self.unread])
+        return b"".join([*self._found, *held, *self._new, self._events.flush(), self.unread])
 
     def rest(self) -> bytes:
         """What is left of the stream behind its last event."""
-        return self._events.rest()
+        return self._events.flush()
 
     def flush(self) -> bytes:
         """What was held, now that it stands: without calls of the tool, if there are any. All that follows passes."""
@@ -169,7 +169,7 @@ class StreamMerger(ABC):
     def go_on(self) -> None:
         """Another generation follows: what was held of this one is void."""
         self._begin()
-        self._events.rest()
+        self._events.flush()
         self._held, self._size = [], 0
         self.over, self.cut, self.first, self.usage = False, False, False, {}
 

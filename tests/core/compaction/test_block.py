@@ -190,7 +190,7 @@ async def test_a_later_block_holds_no_earlier_one(kind: str) -> None:
     assert len(blocks) > 2
     for record in book.records():
         assert record.block.count(HEADER) == record.block.count(FOOTER) == 1
-        assert invented(record.block, messages[: record.compaction.place]) == set()
+        assert invented(record.block, messages[: record.compaction.boundary]) == set()
 
 
 @pytest.mark.parametrize("text", ["a" * 1_000_000, "QUFB" * 250_000, "ab. " * 250_000, "。" * 300_000, " " * 10**6])

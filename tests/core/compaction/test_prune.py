@@ -56,7 +56,7 @@ def pairs(*steps: Step) -> list[Pair]:
 def found(*steps: Step, rules: DedupRules | None = None) -> list[tuple[int, str, int]]:
     """Which steps give way, why, and to which step."""
     swaps = find_duplicates(pairs(*steps), rules or DedupRules())
-    return sorted((swap.index // 2, swap.why, swap.by // 2) for swap in swaps)
+    return sorted((swap.index // 2, swap.reason, swap.same_as // 2) for swap in swaps)
 
 
 def listing(first: int, last: int, word: str = "x") -> str:
@@ -249,7 +249,7 @@ def test_it_saves_what_it_must_or_does_nothing(messages: list[Message], need: in
     assert sum(gains) >= need
     assert min(gains) >= 50
     gone = {swap.index for swap in found[0]}
-    assert gone.isdisjoint(swap.by for swap in found[0])
+    assert gone.isdisjoint(swap.same_as for swap in found[0])
     assert all(stretch.items[index].answers for index in gone)
     assert set(found[1]) <= {"dedup", "prune"}
 
@@ -262,11 +262,11 @@ def test_a_later_one_adds_to_what_is_there(messages: list[Message]) -> None:
     first = prune_pass(stretch, 1, 200_000, PrunePassRules(DedupRules(), None))
     if first is None:
         return
-    second = prune_pass(replace(stretch, held=first[0]), 1, 200_000, RULES)
+    second = prune_pass(replace(stretch, placeholders=first[0]), 1, 200_000, RULES)
     if second is not None:
         again = {swap.index for swap in second[0]}
         assert again.isdisjoint(swap.index for swap in first[0])
-        assert again.isdisjoint(swap.by for swap in first[0])
+        assert again.isdisjoint(swap.same_as for swap in first[0])
 
 
 def test_switched_off_it_does_nothing() -> None:
@@ -293,7 +293,7 @@ def test_what_was_made_smaller_before_saves_no_more_than_it_takes(messages: list
     """A truncated result counts for what it still takes, not for what it was."""
     stretch = stretch_of(messages)
     sizes = {index: 60 for index, item in enumerate(stretch.items) if item.answers and item.tokens > 60}
-    found = prune_pass(replace(stretch, sizes=sizes), need, 200_000, RULES)
+    found = prune_pass(replace(stretch, reduced=sizes), need, 200_000, RULES)
     if found is not None:
         items = stretch.items
         saved = sum(sizes.get(s.index, items[s.index].tokens) - placeholder_tokens(items[s.index]) for s in found[0])

@@ -183,7 +183,7 @@ def test_a_line_says_that_a_later_reading_includes_a_result_only_if_it_does(late
     """Without a change in sight a file may have changed all the same: then it was read again, no more."""
     first = step("Read", {"file_path": "a.py", "offset": 1, "limit": 2}, "1\tx\n2\ty", 1)
     messages = [TASK, *first, *step("Read", {"file_path": "a.py"}, later, 2)]
-    said = lines_of(messages, Compaction(5, 0, 0, swaps=(Placeholder(2, "included", 4),)))
+    said = lines_of(messages, Compaction(5, 0, 0, placeholders=(Placeholder(2, "included", 4),)))
     assert said == [f"[Left out: {words}.]", later]
 
 
@@ -199,7 +199,7 @@ def test_a_line_says_that_a_later_reading_includes_a_result_only_if_it_does(late
 def test_a_line_says_what_the_call_was_about(name: str, arguments: dict[str, Any], about: str) -> None:
     """A search's folder or query, a list of commands and an address stay known when a result is left out."""
     messages = [TASK, *step(name, arguments, "line " * 50, 1)]
-    (said,) = lines_of(messages, Compaction(3, 0, 0, swaps=(Placeholder(2, "old"),)))
+    (said,) = lines_of(messages, Compaction(3, 0, 0, placeholders=(Placeholder(2, "old"),)))
     assert about in said
 
 
@@ -208,6 +208,6 @@ def test_a_cut_text_keeps_the_image_beside_it() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
     result = [{"type": "text", "text": "line\n" * 3000}, image]
     messages = [TASK, *step("Bash", {"command": "make"}, result, 1)]
-    (said,) = lines_of(messages, Compaction(3, 0, 0, trims=((2, 500),)))
+    (said,) = lines_of(messages, Compaction(3, 0, 0, truncations=((2, 500),)))
     assert said[1] == image
     assert 200 < count(said[0]["text"]) < 500

@@ -82,7 +82,7 @@ def test_an_image_does_not_keep_the_text_beside_it_from_being_capped(api: str, d
     holder = item["content"][0] if api == "messages" else item
     text, image = holder["output" if api == "responses" else "content"]
     assert MIDDLE in text["text"]
-    assert text["text"].count("\n") <= LIMITS.lines
+    assert text["text"].count("\n") <= LIMITS.max_lines
     assert image == IMAGES[api]
     assert cap_results(once, scan(once, dialect.LIST), dialect, tools(), LIMITS) is once
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from proxy.engine.plans import Plan
 
 from proxy.core.compaction.record import Compaction, Placeholder
@@ -33,7 +34,7 @@ class Shelf:
     def name(self, tenant: bytes, content: bytes) -> bytes:
         return Replica().book.prefix_key(tenant + content)[:16]
 
-    async def keep(self, tenant: bytes, root: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
+    async def save(self, tenant: bytes, root: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
         await self.open.wait()
         self.calls += 1
         if len(self.values) >= self.most:
@@ -178,8 +179,8 @@ def test_what_left_is_what_no_view_had_taken_before(
     two = Compaction(
         12, second, 10, anchors=tuple(sorted(i for i in late if i < second and i in (*one.anchors, *range(first, 12))))
     )
-    two = replace(two, swaps=tuple(Placeholder(i, "old") for i in sorted(shortened) if i >= second))
-    gone = {i for i in range(1, second) if i not in two.anchors} | {swap.index for swap in two.swaps}
+    two = structs.replace(two, placeholders=tuple(Placeholder(i, "old") for i in sorted(shortened) if i >= second))
+    gone = {i for i in range(1, second) if i not in two.anchors} | {swap.index for swap in two.placeholders}
     took = [left_by(one, None, roles), left_by(two, one, roles)]
     assert set(took[0]) | set(took[1]) == gone | set(took[0])
     assert not set(took[0]) & set(took[1])
