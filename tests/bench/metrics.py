@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any
 
-from tests.support.engine_fixtures import count as tokens_of_text
+from tests.support.engine_fixtures import count_tokens
 from tests.support.text_entities import entities
 
 Message = dict[str, Any]
@@ -38,7 +38,7 @@ _ORDER = re.compile(
 )
 """Words by which a sentence of the user asks for or forbids something."""
 
-_count = lru_cache(maxsize=200_000)(tokens_of_text)
+_count = lru_cache(maxsize=200_000)(count_tokens)
 
 
 def content(message: Message) -> str:
