@@ -40,7 +40,7 @@ from proxy.summaries import Jobs
 from proxy.tasks import Faults, Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
-from proxy.upstream_wiring import open_headers, open_names
+from proxy.upstream_wiring import open_model_headers, open_model_names
 
 if TYPE_CHECKING:
     pass
@@ -73,9 +73,9 @@ def open_engine(
     stages = wanted.stages
     rungs = EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
     tools = configuration.tool_map(settings.tools)
-    outlines, prefixes = caches.outlines(), caches.prefixes()
+    outlines, prefixes = caches.envelopes(), caches.prefixes()
     most = settings.server.limits.items
-    reader = Reader(tokenizers, caches.items(), outlines, caches.Locked(SIZES), prefixes, tools, most)
+    reader = Reader(tokenizers, caches.items(), outlines, caches.LockedCache(SIZES), prefixes, tools, most)
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
     rules = CompactionRules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
     economy, always = wanted.policy == "economy", _always(stages)
@@ -85,7 +85,9 @@ def open_engine(
     )
     lessons = LearnedRoutes(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     classifier = Classifier(configuration.overflow_rules(settings))
-    fitter = Fitter(reader, store, policy, caches.records(), LRUCache(ASKED), caches.Locked(TOOL_ARRAYS), lessons, jobs)
+    fitter = Fitter(
+        reader, store, policy, caches.records(), LRUCache(ASKED), caches.LockedCache(TOOL_ARRAYS), lessons, jobs
+    )
     counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
     serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
@@ -127,7 +129,7 @@ def _always(stages: Stages) -> TruncateLimits | None:
     return TruncateLimits(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
 
 
-def models_of(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
+def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
     """The merged lists of models, with windows by *catalogue*."""
 
     def figures(model: str) -> Mapping[str, int]:
@@ -161,8 +163,8 @@ def server_config(settings: Settings) -> ServerConfig:
         origins=frozenset(server.origins),
         open_metrics=server.open_metrics,
         hosts=frozenset(name.lower() for name in (server.host, *server.hosts)),
-        headers_of=open_headers(settings),
-        name_of=open_names(settings),
+        headers_of=open_model_headers(settings),
+        name_of=open_model_names(settings),
         limits=replace(
             Limits(),
             body=limits.body,
@@ -198,13 +200,13 @@ def open_archive(
     return Archive(store.originals, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
 
 
-def open_chronicle(store: Store, archive: Archive | None) -> HistoryRecorder:
+def open_history_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
     """What notes what becomes of conversations."""
     recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST_SECONDS)
     return HistoryRecorder(store.register, recent, time.time, archive)
 
 
-def open_conversations(settings: Settings, store: Store) -> History:
+def open_history(settings: Settings, store: Store) -> History:
     """What tells callers of their conversations."""
     compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
     return History(store.register, store.originals, time.time, compacts=compacts, summaries=summaries)
