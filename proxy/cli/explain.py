@@ -119,8 +119,8 @@ async def fit_request(
 ) -> Fitted:
     """What *settings* make of *body*, for *model* instead of its own and in another *window* if they are given.
 
-    Nothing is asked of any server and nothing is stored. Raises ``UllageError`` if the body is no request, and ``CannotFit``
-    if it cannot be fitted as it was given.
+    Nothing is asked of any server and nothing is stored. Raises ``UllageError`` if the body is no request, and
+    ``CannotFit`` if it cannot be fitted as it was given.
     """
     api = api_of(body)
     if api not in DIALECTS:
