@@ -47,7 +47,16 @@ from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Probes, Upstreams
 from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
-from proxy.wiring import open_archive, open_engine, open_history, open_history_recorder, open_models, server_config
+from proxy.wiring import (
+    call_settings,
+    open_archive,
+    open_engine,
+    open_history,
+    open_history_recorder,
+    open_models,
+    server_config,
+    windows_status,
+)
 from proxy.workers import Shutdown, Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
@@ -174,13 +183,27 @@ class Process:
         archive = open_archive(settings, store, tasks, telemetry.archived)
         chronicle = open_history_recorder(store, archive)
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
+        config = server_config(settings)
         engine = await asyncio.to_thread(
-            open_engine, settings, catalogue, tokenizers, store, logs.noticed, jobs, chronicle, faults
+            open_engine,
+            settings,
+            catalogue,
+            tokenizers,
+            store,
+            upstream,
+            logs.noticed,
+            jobs,
+            chronicle,
+            call_settings(config),
+            faults,
         )
 
         def observe(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
             logs.request_done(report, duration)
+
+        def upstream_of(model: str) -> str:
+            return catalogue.resolve(model).upstream
 
         def status() -> Mapping[str, object]:
             return {
@@ -189,17 +212,16 @@ class Process:
                 "upstreams": list(upstream.names),
                 "windows": probes.known(),
                 "probes": probes.surveys(),
-                **engine.windows(),
+                **windows_status(catalogue, engine.learned, time.perf_counter()),
                 "store": store_status(store.state()),
                 "summaries": jobs.status() if jobs is not None else {"mode": "off"},
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
 
-        config = server_config(settings)
         models = open_models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
         told_of = open_history(settings, store)
-        server = Server(config, engine, upstream, engine.upstream_of, observe, metrics, status, models, told_of, faults)
+        server = Server(config, engine, upstream, upstream_of, observe, metrics, status, models, told_of, faults)
         host, many = settings.server.host, worker.count > 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=many)
@@ -223,7 +245,7 @@ class Process:
             self._store_errors += fresh
             self.telemetry.in_flight(self.server.in_flight)
             self.telemetry.refused_connections(self.server.refusals)
-            self.telemetry.learned_windows(len(self._engine.learned()))
+            self.telemetry.learned_windows(len(self._engine.learned.learned()))
             self.telemetry.lines_dropped(self._logs.writer.dropped)
             self._note_descriptors()
             self._logs.tell_refusals()

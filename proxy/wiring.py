@@ -18,20 +18,28 @@ from proxy.core.compaction.prune import KIND_WEIGHTS, DedupRules, PrunePassRules
 from proxy.core.compaction.schedule import CompactionRules, EnabledStages
 from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Policy
+from proxy.core.errors import UpstreamUnreachable
 from proxy.core.overflow.classify import Classifier
-from proxy.engine.engine import Engine
-from proxy.engine.fitting import Fitter
-from proxy.engine.learned_routes import LearnedRoutes, Notice, unnoticed
+from proxy.engine.engine import Engine, EngineSettings
+from proxy.engine.features import Feature, Features
+from proxy.engine.learned_routes import LearnedRoutes, NoticeCallback, ignore_notice
+from proxy.engine.measuring import Measurer, ShrunkTools
+from proxy.engine.ports import Reply, Upgradable, Upstream
 from proxy.engine.reading import Reader
-from proxy.features.client_compaction.compact_endpoint import CompactEndpoint, UpstreamCompaction
-from proxy.features.client_compaction.summary_answer import SummaryAnswer
+from proxy.engine.records import CompactionRecords
+from proxy.engine.retries import Retries
+from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
+from proxy.features.cap_results.feature import CapResults
+from proxy.features.client_compaction.compact_endpoint import ClientCompaction, UpstreamCompaction
+from proxy.features.client_compaction.summary_answer import SummaryAnswers
 from proxy.features.context_management.feature import ContextManagement
 from proxy.features.history.archive import Archive, ArchiveLimits, Outcome
 from proxy.features.history.history import History
 from proxy.features.history.recorder import LEAST_SECONDS, HistoryRecorder
+from proxy.features.recall.answer import Recall
 from proxy.features.recall.session import Limits as RecallLimits
-from proxy.features.recall.session import Recalling
 from proxy.server import Limits, ListedUpstream, Models, ServerConfig
+from proxy.server.access import Access
 from proxy.settings import Settings, Stages
 from proxy.store import (
     Store,
@@ -45,6 +53,9 @@ from proxy.upstream_wiring import open_model_headers, open_model_names
 if TYPE_CHECKING:
     pass
 
+SHOWN = 100
+"""Models that are shown to people at once."""
+
 SIZES = 10_000
 ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
 """Bounds of a process's memories: sizes of what stands around items or in their place; places asked of the store,
@@ -56,58 +67,148 @@ def open_engine(
     catalogue: Catalogue,
     tokenizers: Tokenizers,
     store: Store,
-    notice: Notice = unnoticed,
+    upstream: Upstream,
+    notice: NoticeCallback = ignore_notice,
     jobs: Jobs | None = None,
-    chronicle: HistoryRecorder | None = None,
+    history: HistoryRecorder | None = None,
+    calls: CallSettings | None = None,
     faults: Faults | None = None,
 ) -> Engine:
-    """The conductor of *settings*, with memories of its own.
+    """The engine of *settings*, with caches of its own.
 
-    *notice* is told what traffic teaches of servers; *jobs* write summaries, where there are any; *chronicle* notes
-    what becomes of conversations. *faults* of ours are reported there.
+    *notice* is told what traffic teaches of servers; *jobs* write summaries, if there are any; *history* notes what
+    becomes of conversations. *faults* of ours are reported there.
     """
-    wanted = settings.compression
-    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
-    buffers = Buffers(**wanted.buffers.model_dump())
-    shares = Shares(wanted.shares.pins, wanted.shares.digest, wanted.shares.steps, summary=wanted.shares.summary)
-    stages = wanted.stages
-    rungs = EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled)
-    tools = configuration.tool_map(settings.tools)
-    outlines, prefixes = caches.envelopes(), caches.prefixes()
-    most = settings.server.limits.items
-    reader = Reader(tokenizers, caches.items(), outlines, caches.LockedCache(SIZES), prefixes, tools, most)
-    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
-    rules = CompactionRules(marks, shares, rungs, allocation, _mild(stages), _truncate(stages))
-    economy, always = wanted.policy == "economy", _always(stages)
-    recall = wanted.recall
-    policy = Policy(
-        rules, wanted.lower_output, wanted.stored_history, economy, buffers, always, recall.enabled, reader.tools
+    policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings))
+    faults = faults or Faults()
+    reader = Reader(
+        tokenizers,
+        caches.items(),
+        caches.envelopes(),
+        caches.LockedCache(SIZES),
+        caches.prefixes(),
+        policy.tools,
+        settings.server.limits.items,
     )
-    lessons = LearnedRoutes(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
-    classifier = Classifier(configuration.overflow_rules(settings))
-    fitter = Fitter(
-        reader, store, policy, caches.records(), LRUCache(ASKED), caches.LockedCache(TOOL_ARRAYS), lessons, jobs
-    )
-    counting = {upstream.name: upstream.count_tokens for upstream in settings.upstreams}
-    serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
-    owned = [each.name for each in settings.upstreams if each.context_management == "own"]
-    compacting = CompactEndpoint(reader, store, shares, time.time, serving)
-    own = SummaryAnswer(fitter.events, reader, shares, time.time)
+    learned = LearnedRoutes(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
+    records = CompactionRecords(reader, store, policy, caches.records(), LRUCache(ASKED), jobs)
+    features = Features(_features(settings, catalogue, reader, store, records, history, faults))
+    shrunk_tools: ShrunkTools = caches.LockedCache(TOOL_ARRAYS)
+    mode = settings.compression.mode
+    measurer = Measurer(catalogue, reader, store, learned, features, policy, mode, shrunk_tools)
+    retries = Retries(measurer, learned)
+    sending = UpstreamCalls(upstream, catalogue, measurer, retries, classifier, calls or CallSettings(), faults)
+    counting = {each.name: each.count_tokens for each in settings.upstreams}
     return Engine(
         catalogue,
-        fitter,
-        wanted.mode,
-        lessons,
-        time.perf_counter,
+        measurer,
+        records,
+        learned,
+        sending,
+        retries,
         classifier,
-        counting,
-        compacting=compacting,
-        managing=ContextManagement(reader, owned),
-        own=own if wanted.client_compaction == "answer" else None,
-        recalling=Recalling(reader, RecallLimits(recall.results, recall.max_tokens)) if recall.enabled else None,
-        answered=chronicle.answered if chronicle else None,
-        faults=faults,
+        features,
+        EngineSettings(policy, counting),
+        time.perf_counter,
+        faults,
     )
+
+
+def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> dict[str, list[dict[str, object]]]:
+    """What holds for the models that were asked for, and what overflows taught: for people, tokens and seconds.
+
+    *now* is the monotonic second of this process.
+    """
+    routes = sorted(catalogue.known()[-SHOWN:], key=lambda route: route.name)
+    models: list[dict[str, object]] = [
+        {
+            "upstream": route.upstream,
+            "model": route.model,
+            "context_window": route.window,
+            "max_input_tokens": route.max_input,
+            "max_output_tokens": route.max_output,
+            "source": route.source,
+            "how": route.how,
+            "age_seconds": None if route.at is None else round(max(0.0, now - route.at), 1),
+        }
+        for route in routes
+    ]
+    return {"models": models, "learned": learned.learned()[:SHOWN]}
+
+
+def call_settings(config: ServerConfig) -> CallSettings:
+    """What is configured of calls that the engine makes."""
+    return CallSettings(config.headers_of, config.usage_upstreams, Access(config).check_stored)
+
+
+class Offline:
+    """An upstream that cannot be reached: for commands that plan requests and send none."""
+
+    async def send(self, target: str, *rest: object) -> Reply:
+        """Raise ``UpstreamUnreachable``."""
+        del rest
+        raise UpstreamUnreachable(target, "nothing is sent here")
+
+    async def upgrade(self, target: str, path_qs: str, headers: object) -> Upgradable:
+        """Raise ``UpstreamUnreachable``."""
+        del path_qs, headers
+        raise UpstreamUnreachable(target, "nothing is sent here")
+
+
+def _policy(settings: Settings) -> Policy:
+    wanted = settings.compression
+    stages = wanted.stages
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    rules = CompactionRules(
+        Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest),
+        _shares(settings),
+        EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled),
+        allocation,
+        _mild(stages),
+        _truncate(stages),
+    )
+    return Policy(
+        rules,
+        wanted.lower_output,
+        wanted.stored_history,
+        economy=wanted.policy == "economy",
+        buffers=Buffers(**wanted.buffers.model_dump()),
+        tools=configuration.tool_map(settings.tools),
+    )
+
+
+def _shares(settings: Settings) -> Shares:
+    wanted = settings.compression.shares
+    return Shares(wanted.pins, wanted.digest, wanted.steps, summary=wanted.summary)
+
+
+def _features(
+    settings: Settings,
+    catalogue: Catalogue,
+    reader: Reader,
+    store: Store,
+    records: CompactionRecords,
+    history: HistoryRecorder | None,
+    faults: Faults,
+) -> list[Feature]:
+    """The optional features that *settings* want, in the order in which they prepare a request."""
+    wanted, shares = settings.compression, _shares(settings)
+    serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
+    features: list[Feature] = [ClientCompaction(reader, store, catalogue.resolve, shares, time.time, serving)]
+    owned = [each.name for each in settings.upstreams if each.context_management == "own"]
+    if owned:
+        features.append(ContextManagement(reader, catalogue.resolve, owned))
+    limits = _always(wanted.stages)
+    if limits is not None:
+        features.append(CapResults(reader, limits))
+    if wanted.client_compaction == "answer":
+        features.append(SummaryAnswers(records, reader, shares, time.time))
+    if wanted.recall.enabled:
+        limits_of_recall = RecallLimits(wanted.recall.results, wanted.recall.max_tokens)
+        features.append(Recall(reader, limits_of_recall, faults))
+    if history is not None:
+        features.append(history)
+    return features
 
 
 def _mild(stages: Stages) -> PrunePassRules:

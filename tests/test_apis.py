@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from proxy.engine.plans import Plan
 
 from proxy.core.compaction.schedule import CompactionTarget
-from proxy.engine.plans import Plan
 from tests.stub import Rules, messages, responses, slices
 from tests.support import conversation_strategies
 from tests.support.api_formats import body_of, kind_of, text_of, to_messages
-from tests.support.engine_fixtures import POLICY, UNSHRUNK, Desk, is_clip, outline_problems
+from tests.support.engine_fixtures import POLICY, UNSHRUNK, Replica, is_clip, outline_problems
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.support.view_checks import changed
 
@@ -84,7 +84,7 @@ def _frame(value: Any) -> Any:
 async def test_a_plan_is_valid_and_fits_or_refuses(api: str, data: st.DataObject, window: int, force: bool) -> None:
     """What a strict provider accepts it also accepts as a view that fits by its count, or it is refused for length."""
     body = data.draw(asked(api))
-    plan = await Desk().plan(body, window, CompactionTarget(force=force), api=api)
+    plan = await Replica().plan(body, window, CompactionTarget(force=force), api=api)
     assert problems(api, body, plan, window) == []
 
 
@@ -93,9 +93,9 @@ def session(api: str, rounds: int = 20, **members: Any) -> bytes:
     return json.dumps(body_of(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
 
 
-async def view(api: str, body: dict[str, Any], desk: Desk | None = None, **options: Any) -> dict[str, Any]:
+async def view(api: str, body: dict[str, Any], desk: Replica | None = None, **options: Any) -> dict[str, Any]:
     """The parsed body that goes upstream."""
-    plan = await (desk or Desk()).plan(json.dumps(body).encode(), WINDOW, api=api, **options)
+    plan = await (desk or Replica()).plan(json.dumps(body).encode(), WINDOW, api=api, **options)
     assert plan.error is None, plan.error
     found: dict[str, Any] = json.loads(plan.body)
     return found
@@ -104,7 +104,7 @@ async def view(api: str, body: dict[str, Any], desk: Desk | None = None, **optio
 @pytest.mark.parametrize("api", WIRES)
 async def test_a_view_only_grows_between_events(api: str) -> None:
     """Each view begins with the one before unless the plan says event, and a cold start sends the same."""
-    chat, desk, before, events = agent_session(40, 300), Desk(), [], 0
+    chat, desk, before, events = agent_session(40, 300), Replica(), [], 0
     for end in range(2, len(chat) + 1, 2):
         body = json.dumps(body_of(api, chat[:end], AGENT_TOOLS)).encode()
         plan = await desk.plan(body, WINDOW, api=api)
@@ -114,14 +114,14 @@ async def test_a_view_only_grows_between_events(api: str) -> None:
         events += plan.report.event
         before = sent
         if end % 12 == 0:
-            assert (await Desk().plan(body, WINDOW, api=api)).body == plan.body
+            assert (await Replica().plan(body, WINDOW, api=api)).body == plan.body
     assert 0 < events < 15
 
 
 @pytest.mark.parametrize("api", WIRES)
 async def test_strict_alternation_survives(api: str) -> None:
     """Where user and assistant strictly alternate, so do they in every view, and no system message is added."""
-    chat, desk, compacted = [{"role": "system", "content": "Be brief."}], Desk(), 0
+    chat, desk, compacted = [{"role": "system", "content": "Be brief."}], Replica(), 0
     for turn in range(30):
         chat += chat_turn(turn, 150)
         sent = await view(api, body_of(api, chat[:-1]), desk)
@@ -155,7 +155,7 @@ async def test_thoughts_are_kept_or_go_with_their_round() -> None:
             sealed = {"type": "thinking", "thinking": thought, "signature": messages.signature(thought)}
             message["content"].insert(0, sealed)
     for window in (WINDOW, 2048, 1024):
-        plan = await Desk().plan(json.dumps(body).encode(), window, api="messages")
+        plan = await Replica().plan(json.dumps(body).encode(), window, api="messages")
         assert plan.error is None
         assert messages.judge(json.loads(plan.body), Rules(window=window)).kind == "ok"
 
@@ -187,7 +187,7 @@ async def test_the_output_figure_stays_above_the_budget_for_thinking() -> None:
     """Where the figure is lowered, it stays larger than the thinking it includes."""
     thinking = {"type": "enabled", "budget_tokens": 2000}
     body = body_of("messages", [{"role": "user", "content": prose(1, 1600)}], max_tokens=3900, thinking=thinking)
-    plan = await Desk().plan(json.dumps(body).encode(), WINDOW, api="messages")
+    plan = await Replica().plan(json.dumps(body).encode(), WINDOW, api="messages")
     assert "output" in plan.report.stages
     assert 2000 < json.loads(plan.body)["max_tokens"] < 3900
 
@@ -215,7 +215,7 @@ async def test_a_budget_for_thinking_is_lowered_with_the_output_figure(
     """An agent's turn whose thinking leaves its window no room is answered, and what is lowered is named."""
     name = FIGURES[api]
     body = body_of(api, agent_session(12, 600), tools=LARGE_TOOLS, **{name: 32_000}, **members)
-    plan = await Desk().plan(json.dumps(body).encode(), window, api=api)
+    plan = await Replica().plan(json.dumps(body).encode(), window, api=api)
     assert plan.error is None
     sent, was = json.loads(plan.body), body
     assert 1_024 < sent[name] <= 32_000
@@ -236,7 +236,7 @@ async def test_a_refusal_names_the_output_figure_if_that_is_too_big() -> None:
     """With a figure that may not be lowered the answer's room is named, not the tools beside it."""
     body = body_of("messages", agent_session(3, 100), tools=LARGE_TOOLS, max_tokens=32_000)
     policy = replace(POLICY, lower_output="never")
-    plan = await Desk(policy=policy).plan(json.dumps(body).encode(), 32_768, api="messages")
+    plan = await Replica(policy=policy).plan(json.dumps(body).encode(), 32_768, api="messages")
     assert plan.error is not None
     assert "output figure" in plan.error.message
     assert "32000" in plan.error.message
@@ -247,12 +247,12 @@ async def test_a_refusal_names_the_output_figure_if_that_is_too_big() -> None:
 @pytest.mark.parametrize("figure", [3_000, 3_900, 2_000, 1_200])
 async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: int) -> None:
     """A request sent again, here or through another replica, is the same bytes; its pressure is of what was sent."""
-    desk = Desk(policy=replace(POLICY, lower_output=mode))
+    desk = Replica(policy=replace(POLICY, lower_output=mode))
     for rounds in (4, 8, 14):
         body = body_of("chat", agent_session(rounds, 300), max_tokens=figure)
         first = await desk.plan(json.dumps(body).encode(), WINDOW)
         again = await desk.plan(json.dumps(body).encode(), WINDOW)
-        other = await Desk(desk.book, replace(POLICY, lower_output=mode)).plan(json.dumps(body).encode(), WINDOW)
+        other = await Replica(desk.book, replace(POLICY, lower_output=mode)).plan(json.dumps(body).encode(), WINDOW)
         assert first.error is None
         assert first.body == again.body == other.body
         assert again.report.budget == first.report.budget == WINDOW - json.loads(first.body)["max_tokens"]
@@ -263,7 +263,7 @@ async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: i
 @pytest.mark.parametrize("api", WIRES)
 async def test_asking_what_would_be_sent_records_nothing(api: str) -> None:
     """A peek tells the view of the next request and makes it no fact."""
-    desk, body = Desk(), session(api)
+    desk, body = Replica(), session(api)
     peeked = await desk.plan(body, WINDOW, CompactionTarget(dry_run=True), api=api)
     assert desk.book.records() == []  # type: ignore[attr-defined]
     assert not desk.records
@@ -286,7 +286,7 @@ async def test_a_conversation_the_provider_shortens_is_left_to_it(
     api: str, members: dict[str, Any], left: bool
 ) -> None:
     """Where the client asked the provider to act below the window, nothing is done ahead; after an overflow it is."""
-    body, desk = session(api, **members), Desk()
+    body, desk = session(api, **members), Replica()
     plan = await desk.plan(body, WINDOW, api=api)
     assert (plan.body == body) == left
     forced = await desk.plan(body, WINDOW, CompactionTarget(force=True), api=api)
@@ -299,7 +299,7 @@ async def test_a_stored_history_is_never_folded() -> None:
     outputs = [{"type": "function_call_output", "call_id": f"c{n}", "output": log(n, 900)} for n in range(6)]
     newest = {"role": "user", "content": "Go on."}
     body = {"model": "m", "previous_response_id": "resp_1", "input": [*outputs, newest]}
-    plan = await Desk().plan(json.dumps(body).encode(), WINDOW, api="responses")
+    plan = await Replica().plan(json.dumps(body).encode(), WINDOW, api="responses")
     assert plan.error is None
     sent = json.loads(plan.body)["input"]
     assert [item.get("call_id") for item in sent] == [item.get("call_id") for item in body["input"]]
@@ -319,7 +319,7 @@ async def test_encrypted_reasoning_and_compaction_items_stay_whole() -> None:
         items.append({"type": "function_call_output", "call_id": f"c{at}", "output": log(at, 150)})
         items.append({"type": "custom_tool_call_output", "call_id": f"d{at}", "output": "done"})
     body = {"model": "m", "input": items, "store": False, "include": ["reasoning.encrypted_content"]}
-    plan = await Desk().plan(json.dumps(body).encode(), WINDOW, api="responses")
+    plan = await Replica().plan(json.dumps(body).encode(), WINDOW, api="responses")
     sent = json.loads(plan.body)
     assert sent["input"][0] == items[0]
     assert responses.judge(sent, Rules(window=WINDOW)).kind == "ok"
@@ -331,7 +331,7 @@ async def test_encrypted_reasoning_and_compaction_items_stay_whole() -> None:
 async def test_an_input_that_is_a_text(size: int) -> None:
     """A text passes as it came while it fits; one that is too long becomes a message that lost its middle."""
     body = json.dumps({"model": "m", "input": "First line.\n" + prose(3, size)}).encode()
-    plan = await Desk().plan(body, WINDOW, api="responses")
+    plan = await Replica().plan(body, WINDOW, api="responses")
     assert (plan.body == body) == (size == 20)
     sent = json.loads(plan.body)
     assert responses.judge(sent, Rules(window=WINDOW)).kind == "ok"
@@ -341,5 +341,5 @@ async def test_an_input_that_is_a_text(size: int) -> None:
 async def test_a_request_without_input_passes() -> None:
     """A stored prompt may bring all of the input."""
     body = b'{"model":"m","prompt":{"id":"pmpt_1"}}'
-    plan = await Desk().plan(body, WINDOW, api="responses")
+    plan = await Replica().plan(body, WINDOW, api="responses")
     assert plan.body == body

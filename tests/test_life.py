@@ -16,7 +16,7 @@ from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.compaction import block, digest
 from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
 from proxy.core.decisions import Policy
-from tests.support.engine_fixtures import POLICY, Book, Desk, Message, body_of, slices, tokenizers
+from tests.support.engine_fixtures import POLICY, Book, Message, Replica, body_of, slices, tokenizers
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, tool
 
 WINDOW = 4096
@@ -49,10 +49,10 @@ def body(messages: Sequence[Message], life: Life) -> bytes:
 async def views(*requests: tuple[Sequence[Message], Life]) -> list[list[bytes]]:
     """What goes upstream for each request in turn, its system message left out."""
     book, found = Book(), []
-    desk: Desk | None = None
+    desk: Replica | None = None
     for messages, life in requests:
         if desk is None or life.fresh or life.policy is not POLICY:
-            desk = Desk(book, life.policy)
+            desk = Replica(book, life.policy)
         plan = await desk.plan(body(messages, life), life.window, factor=life.factor)
         assert plan.error is None, plan.error
         found.append(slices(plan.body)[1:])
@@ -111,27 +111,27 @@ async def test_a_window_lowered_by_half_is_one_new_event() -> None:
 async def test_far_under_the_mark_nothing_is_looked_up() -> None:
     """In a window so large that the whole conversation is under its low mark, the client's own bytes go upstream."""
     book, large = Book(), Life(window=WINDOW * 16)
-    await Desk(book).plan(body(BEFORE, Life()), WINDOW)
-    plan = await Desk(book).plan(body(AFTER, large), large.window)
+    await Replica(book).plan(body(BEFORE, Life()), WINDOW)
+    plan = await Replica(book).plan(body(AFTER, large), large.window)
     assert plan.body == body(AFTER, large)
 
 
 async def test_code_that_writes_other_blocks_repeats_the_recorded_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an update that words blocks in another way, conversations keep the block they were sent with."""
     book = Book()
-    before = slices((await Desk(book).plan(body(BEFORE, Life()), WINDOW)).body)
+    before = slices((await Replica(book).plan(body(BEFORE, Life()), WINDOW)).body)
     monkeypatch.setattr(block, "HEADER", "[Another beginning.]")
     monkeypatch.setattr(digest, "NUMBER_SHARE", 0.5)
-    after = slices((await Desk(book).plan(body(AFTER, Life()), WINDOW)).body)
+    after = slices((await Replica(book).plan(body(AFTER, Life()), WINDOW)).body)
     assert after[: len(before)] == before
-    fresh = slices((await Desk(Book()).plan(body(AFTER, Life()), WINDOW)).body)
+    fresh = slices((await Replica(Book()).plan(body(AFTER, Life()), WINDOW)).body)
     assert fresh[: len(before)] != before
 
 
 async def test_another_model_has_a_past_of_its_own() -> None:
     """A model switched in mid-conversation is compacted for its own window; switched back, the first goes on."""
     book = Book()
-    desk = Desk(book)
+    desk = Replica(book)
     first = await desk.plan(body(BEFORE, Life()), WINDOW)
     large = await desk.plan(body(AFTER, Life()), WINDOW * 8, model="another-model")
     assert large.report.outcome == "verbatim"
@@ -146,10 +146,10 @@ async def test_compacting_now_is_recorded_and_idempotent(rounds: int) -> None:
     """Asked for twice, also of another process, one compaction happens; the conversation goes on from it."""
     book, messages = Book(), agent_session(rounds, 300)
     now = CompactionTarget(force=True)
-    first = await Desk(book).plan(body_of(messages), WINDOW, now)
+    first = await Replica(book).plan(body_of(messages), WINDOW, now)
     assert first.report.event
     assert len(book.records()) == 1
-    desk = Desk(book)
+    desk = Replica(book)
     for target in (now, CompactionTarget(), now):
         again = await desk.plan(body_of(messages), WINDOW, target)
         assert again.body == first.body
@@ -161,10 +161,10 @@ async def test_compacting_now_is_recorded_and_idempotent(rounds: int) -> None:
 @pytest.mark.parametrize(("rounds", "size", "window"), [(20, 300, 4096), (60, 300, 8192), (60, 700, 16_384)])
 async def test_a_view_that_is_fed_back_is_left_alone(rounds: int, size: int, window: int) -> None:
     """What was made small enough is, sent as a request of its own, passed on byte for byte."""
-    desk = Desk()
+    desk = Replica()
     view = (await desk.plan(body_of(agent_session(rounds, size), tools=AGENT_TOOLS), window)).body
     assert (await desk.plan(view, window)).body == view
-    assert (await Desk().plan(view, window)).body == view
+    assert (await Replica().plan(view, window)).body == view
 
 
 async def test_work_grows_with_what_is_new() -> None:
@@ -175,7 +175,7 @@ async def test_work_grows_with_what_is_new() -> None:
 
 async def characters_counted(rounds: int) -> int:
     """How many characters are given to the tokenizer while a session of *rounds* is sent round by round."""
-    desk, total = Desk(), 0
+    desk, total = Replica(), 0
 
     class Meter:
         def count(self, encoding: str, text: str) -> int:

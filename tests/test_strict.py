@@ -14,7 +14,7 @@ from proxy.core.compaction.schedule import CompactionTarget
 from tests.stub import Rules, chat, messages, responses
 from tests.support import conversation_strategies
 from tests.support.api_formats import body_of, kind_of
-from tests.support.engine_fixtures import UNSHRUNK, Desk
+from tests.support.engine_fixtures import UNSHRUNK, Replica
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 ENDLESS = 10**9
@@ -61,7 +61,7 @@ async def test_every_view_alternates(
     whole = json.dumps(body_of(api, found)).encode()
     assume(problems(api, whole, ENDLESS) == [])
     window = max(600, int(share * WIRES[api].judge(json.loads(whole), Rules(window=ENDLESS)).tokens))
-    desk = Desk()
+    desk = Replica()
     for end in ends[-12:]:
         body = json.dumps(body_of(api, found[:end])).encode()
         plan = await desk.plan(body, window, CompactionTarget(force=force and end % 5 == 0), api=api)
@@ -74,7 +74,7 @@ async def test_the_strategy_crosses_windows(api: str) -> None:
     """The property above is about something: long conversations of this kind are compacted at most requests."""
     text = "It is said that the ledger of zone nine is closed. " * 12
     found: list[Message] = [{"role": "system", "content": "Be brief."}]
-    desk, compacted = Desk(), 0
+    desk, compacted = Replica(), 0
     for turn in range(24):
         found.append({"role": "user", "content": f"Turn {turn}: {text}"})
         body = json.dumps(body_of(api, found)).encode()

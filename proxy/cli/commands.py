@@ -283,11 +283,11 @@ def fit(
         from rich.console import Console
 
         render(shown, Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200))
-    if found.plan.error is not None:
-        typer.echo(f"{name}: {found.plan.error.message}", err=True)
+    if found.error is not None:
+        typer.echo(f"{name}: {found.error.message}", err=True)
         raise typer.Exit(REFUSED)
     if not explain:
-        sys.stdout.buffer.write(found.plan.body)
+        sys.stdout.buffer.write(found.view.body)
 
 
 def _read_request(name: str) -> tuple[str, bytes]:

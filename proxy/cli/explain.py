@@ -24,17 +24,17 @@ from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.items import Item
 from proxy.core.conversation.outline import TOOLS
 from proxy.core.conversation.scan import whole
-from proxy.core.decisions import DIALECTS, NO_EDITS, MeasuredRequest
-from proxy.core.errors import InvalidRequest
+from proxy.core.decisions import DIALECTS, CountedView, MeasuredRequest, Reject, UncountedView
+from proxy.core.errors import InvalidRequest, UllageError
+from proxy.core.report import Report
 from proxy.core.request import Request
-from proxy.engine.plans import Plan
 from proxy.engine.reading import Reader, Reading
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue
-from proxy.wiring import open_engine
+from proxy.wiring import Offline, open_engine
 
 TENANT: Final = bytes(32)
 """Whoever runs the command is the only caller there is."""
@@ -70,10 +70,12 @@ class CannotFit(Exception):
 class Fitted:
     """What was decided, and both ends of it as read: the client's request and the view."""
 
-    plan: Plan
+    view: CountedView
+    report: Report
+    error: UllageError | None
     measured: MeasuredRequest
     sent: Reading
-    view: Reading
+    fits: Reading
     marks: Marks
     tokenizers: Tokenizers
 
@@ -134,22 +136,28 @@ async def fit_request(
         "memory", directory=nowhere, key=bytes(32), spawn=tasks.spawn, warn=lambda event, _: failed.append(event)
     )
     try:
-        engine = open_engine(settings, given, tokenizers, store)
-        plan = await engine.planner.fit(Request(api, body, TENANT, "fit"), counted=True)
+        engine = open_engine(settings, given, tokenizers, store, Offline())
+        decision = await engine.first_plan(Request(api, body, TENANT, "fit"), count_always=True)
     finally:
         await store.close()
         await tasks.finish(1.0)
-    if plan.view is None:
-        named = model or plan.report.model or "of no name"
+    view, report = decision.view, engine.report(decision)
+    if isinstance(view, UncountedView):
+        named = model or report.model or "of no name"
         if settings.compression.mode == "off":
             raise CannotFit("would be relayed: compression.mode is off. Set it to on.")
         raise CannotFit(
             f"nobody knows the window of the model {named}. Give --window N, or --model NAME for a known one."
         )
-    return await _read_back(plan, plan.view.measured, settings, tokenizers)
+    return await _read_back(
+        view, report, settings, tokenizers, decision.error if isinstance(decision, Reject) else None
+    )
 
 
-async def _read_back(plan: Plan, measured: MeasuredRequest, settings: Settings, tokenizers: Tokenizers) -> Fitted:
+async def _read_back(
+    view: CountedView, report: Report, settings: Settings, tokenizers: Tokenizers, error: UllageError | None
+) -> Fitted:
+    measured = view.measured
     dialect, route = measured.dialect, measured.route
     reader = Reader(tokenizers, {}, {}, {}, {})
 
@@ -158,8 +166,9 @@ async def _read_back(plan: Plan, measured: MeasuredRequest, settings: Settings, 
         return await reader.read(dialect, route.encoding, TENANT, located, route.model)
 
     wanted = settings.compression
-    sent, view = await read(measured.parsed.body), await read(plan.body)
-    return Fitted(plan, measured, sent, view, Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest), tokenizers)
+    sent, fits = await read(measured.parsed.body), await read(view.body)
+    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
+    return Fitted(view, report, error, measured, sent, fits, marks, tokenizers)
 
 
 def api_of(body: bytes) -> str:
@@ -189,11 +198,11 @@ def _speaks_blocks(value: Mapping[str, Any]) -> bool:
 
 def breakdown(found: Fitted) -> Breakdown:
     """Where the tokens of a fitted request are, before and after, and what each stage did."""
-    raw, view, factor = found.sent, found.view, found.measured.token_ratio
+    raw, view, factor = found.sent, found.fits, found.measured.token_ratio
     sent = scaled_up(_regions(raw, found.measured.budget.reserve), factor)
     return Breakdown(
         tuple(_facts(found)),
-        _pairs(REGIONS, sent, found.plan.report.regions),
+        _pairs(REGIONS, sent, found.report.regions),
         _pairs(ROLES, scaled_up(_roles(raw), factor), scaled_up(_roles(view), factor)),
         _pairs(KINDS, scaled_up(_kinds(found, raw), factor), scaled_up(_kinds(found, view), factor)),
         tuple(_steps(found)),
@@ -242,15 +251,15 @@ def _kinds_of(entry: Entry, item: Item, count: Count) -> dict[str, int]:
 
 
 def _facts(found: Fitted) -> Iterator[tuple[str, str]]:
-    plan, measured = found.plan, found.measured
-    figures, factor, report = measured.budget, measured.token_ratio, plan.report
+    measured = found.measured
+    figures, factor, report = measured.budget, measured.token_ratio, found.report
 
     def tokens(ours: int) -> str:
         return f"{int(ours * factor):,}"
 
     route = measured.route
     origin = f"{route.source}: {route.how}" if route.how else route.source
-    yield "outcome", "refused" if plan.error else report.outcome
+    yield "outcome", report.outcome
     yield "model", f"{route.model or '(none)'}  {route.encoding}{'' if factor == 1.0 else f' x {factor:g}'}"
     yield "window", f"{report.window or 0:,}  ({origin})"
     yield "reserve", f"{tokens(figures.reserve)}{'' if measured.requested_output else '  (none asked for)'}"
@@ -269,11 +278,11 @@ def _facts(found: Fitted) -> Iterator[tuple[str, str]]:
 
 def _steps(found: Fitted) -> Iterator[Step]:
     """What each stage took away, in the provider's tokens; what no other stage accounts for was folded."""
-    plan, reading, factor = found.plan, found.sent, found.measured.token_ratio
-    if found.plan.report.outcome == "verbatim":
+    reading, factor = found.sent, found.measured.token_ratio
+    if found.report.outcome == "verbatim":
         return
     before = reading.fixed + reading.history
-    edits = plan.view.edits if plan.view else NO_EDITS
+    edits = found.view.edits
     added = found.measured.addition.tokens
     saved = {
         "tools": reading.fixed + added - found.measured.budget.fixed,
@@ -284,8 +293,8 @@ def _steps(found: Fitted) -> Iterator[Step]:
     for stage, tokens in _edited(found, record):
         saved[stage] = saved.get(stage, 0) + tokens
         touched[stage] = touched.get(stage, 0) + 1
-    left = before - (plan.tokens or 0) - sum(saved.values())
-    for stage in plan.report.stages:
+    left = before - found.view.tokens - sum(saved.values())
+    for stage in found.report.stages:
         if stage in ("fold", "drop") and record is not None:
             folded = sum(item.role != "system" for item in reading.items[: record.compaction.cut])
             gone, items = left, folded
@@ -303,7 +312,7 @@ def _edited(found: Fitted, record: CompactionRecord | None) -> Iterator[tuple[st
     stages = _stages_of(record)
     for index, edit in record.edits.items():
         stage = stages.get(index, "clip")
-        if stage not in found.plan.report.stages:
+        if stage not in found.report.stages:
             continue  # an earlier compaction's: its items are as this one found them
         yield stage, found.sent.items[index].tokens - found.measured.dialect.read_item(edit, count).tokens
 

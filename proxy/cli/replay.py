@@ -11,6 +11,7 @@ from pathlib import Path
 
 from proxy import settings as configuration
 from proxy.core.conversation.sessions import Message, Session, read_sessions
+from proxy.core.decisions import Reject
 from proxy.core.errors import UllageError
 from proxy.core.request import Request
 from proxy.engine.engine import Engine
@@ -19,7 +20,7 @@ from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue
-from proxy.wiring import open_engine
+from proxy.wiring import Offline, open_engine
 
 KINDS = (".jsonl", ".json", ".md")
 """Ends of the names of files that are looked into."""
@@ -128,7 +129,7 @@ async def replay(
     store = await open_store("memory", directory=settings.store.path, key=None, spawn=tasks.spawn, warn=_quiet)
     try:
         catalogue = await asyncio.to_thread(open_catalogue, settings)
-        engine = open_engine(settings, catalogue, Tokenizers(), store)
+        engine = open_engine(settings, catalogue, Tokenizers(), store, Offline())
         costs = await asyncio.to_thread(configuration.prices, {session.model or model for session in sessions})
         found = []
         for session in sessions:
@@ -152,16 +153,17 @@ async def _replay(engine: Engine, session: Session, model: str, prices: Prices |
     raw = 0
     for body in request_bodies(session, model):
         try:
-            plan = await engine.planner.fit(Request("chat", body, TENANT, session.name), counted=True)
+            request = Request("chat", body, TENANT, session.name)
+            decision = await engine.first_plan(request, count_always=True)
         except UllageError as error:
             return Replayed(session.name, model, window, tuple(turns), prices, error.message)
-        report = plan.report
+        report = engine.report(decision)
         if report.window is None:
             return Replayed(session.name, model, None, (), prices, "its window is not known: give --window")
         window = report.window
         before = report.tokens_before or 0
-        after = None if plan.error else report.tokens_after or 0
-        view = (b"", 0) if after is None else (plan.body, after)
+        after = None if isinstance(decision, Reject) else report.tokens_after or 0
+        view = (b"", 0) if after is None else (decision.view.body, after)
         repeated = _repeated(sent, *view)
         turns.append(Turn(before, after, report.budget, repeated, raw, report.event, report.stages))
         raw, sent = before, view

@@ -1,36 +1,142 @@
-"""What to try when a conversation does not fit, and in which order: make it smaller, or ask another model."""
+"""The order in which models and sizes are tried, as data: before anything is sent, and after an upstream refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from proxy.core.budget.catalogue import COMPRESS
-from proxy.core.compaction.schedule import LowerOutput, MaxLoss
+from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, MaxLoss
+from proxy.core.decisions import View
 from proxy.core.overflow.kinds import Overflow
+
+ASKED: Final = ""
+"""The model that the client asked for, where a fallback's name could stand."""
+
+SHRINKS: Final = 2
+"""How often an overflow is answered with something smaller; then the provider's first error goes to the client."""
+
+SHRINK_SHARE: Final = 0.75
+"""Of the view that was refused, the part that is sent next if the error states no figure to go by."""
+
+NO_NEWS: Final = frozenset({400, 413, 422})
+"""Statuses by which a server says again that it does not like what it was sent."""
 
 
 def first_max_loss(steps: Sequence[str]) -> MaxLoss:
-    """How much the model that was asked for may lose before another step of its policy is looked at."""
+    """How much the asked model may lose before another step of its overflow policy is looked at."""
     if tuple(steps) == (COMPRESS,):
         return "any"
     return "no_drop" if steps[0] == COMPRESS else "none"
 
 
+def plans_in_order(steps: Sequence[str]) -> Iterator[tuple[str, MaxLoss]]:
+    """The models and the most each may lose, once the asked model lost too much at first.
+
+    No model drops or clips while another one need not.
+    """
+    if tuple(steps) in ((), (COMPRESS,)):
+        return
+    for max_loss in ("no_drop", "any"):
+        for position, step in enumerate(steps):
+            if step != COMPRESS:
+                yield step, max_loss
+            elif max_loss == "any" or position > 0:
+                yield ASKED, max_loss
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink:
+    """Try something smaller than *view*, which was refused with *overflow*."""
+
+    view: View
+    overflow: Overflow
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Try the model called *model*."""
+
+    model: str
+
+
+class Attempts:
+    """What may still be tried after an upstream refused. One for each answer.
+
+    ``fallbacks`` are the models that were not tried yet, ``postponed`` what is made smaller once all of them failed.
+    """
+
+    def __init__(self, steps: Sequence[str], view: View) -> None:
+        """*steps* are those of the asked model's overflow policy; *view* is the first that is sent."""
+        tried = view.request.fallback_model
+        self.shrinks_left = SHRINKS
+        self.fallbacks = [step for step in steps if step not in (COMPRESS, tried)]
+        self.postponed: Shrink | None = None
+        self._begins_elsewhere = bool(steps) and steps[0] != COMPRESS
+
+    def after(self, view: View, overflow: Overflow | None) -> Iterator[Shrink | Fallback]:
+        """The moves to try after *view* was refused, in order; *overflow* is None if that told nothing new."""
+        if overflow is not None and self._prefers_fallbacks(view):
+            self.postponed = Shrink(view, overflow)
+        elif overflow is not None:
+            if self.shrinks_left:
+                yield Shrink(view, overflow)
+            if overflow.kind == "output_cap":
+                return  # the conversation's length is no reason to leave this model
+        while self.fallbacks:
+            yield Fallback(self.fallbacks.pop(0))
+        if self.postponed and self.shrinks_left:
+            shrink, self.postponed = self.postponed, None
+            yield shrink
+
+    def _prefers_fallbacks(self, view: View) -> bool:
+        return self._begins_elsewhere and bool(self.fallbacks) and not view.request.fallback_model
+
+
+def retry_targets(overflow: Overflow, lower: LowerOutput, sent: int) -> tuple[CompactionTarget, ...]:
+    """The targets to try for a view of *sent* tokens that was refused with *overflow*, in order.
+
+    The first goes by what is known by now, the second takes off a part of what was sent. A body that was refused for
+    its bytes says nothing of the window.
+    """
+    by_window = CompactionTarget(replaces=True, lower_output=lowering(overflow, lower))
+    by_share = CompactionTarget(
+        limit=int(SHRINK_SHARE * sent), force=True, replaces=True, lower_output=by_window.lower_output
+    )
+    return (by_share,) if overflow.kind == "payload" else (by_window, by_share)
+
+
+def is_smaller(view: View, than: View, sent: int) -> bool:
+    """True if *view* asks for strictly less *than* one of *sent* tokens: fewer tokens, or a smaller output figure."""
+    if view.body == than.body:
+        return False
+    tokens = view.tokens or 0
+    if tokens < sent:
+        return True
+    lowered = view.lowered_output
+    if tokens > sent or lowered is None:
+        return False
+    return than.lowered_output is None or lowered < than.lowered_output
+
+
+def is_news(status: int, *, is_fallback: bool) -> bool:
+    """True if an answer of *status*, to what was sent after an overflow, is for the client to see instead of that.
+
+    A fallback that fails never is: the client did not ask for it. Nor is one more "no" from the asked model, whose
+    figures are about a body that the client never saw.
+    """
+    if status < 400:
+        return True
+    return not is_fallback and status not in NO_NEWS
+
+
 def retries_smaller(overflow: Overflow, lower: LowerOutput) -> bool:
-    """Whether something smaller may be sent for *overflow*: it was refused for its length before anything was made.
+    """True if something smaller may be sent for *overflow*: it was refused for its length before anything was made.
 
     An answer longer than the model ever gives is the client's to correct, unless figures may be lowered ``first``.
     """
     return overflow.too_long or (overflow.kind == "output_cap" and lower == "first" and overflow.limit is not None)
-
-
-def is_news(status: int, *, rescue: bool) -> bool:
-    """Whether an answer of *status*, to what was sent after an overflow, is for the client to see instead of that.
-
-    A fallback that fails never is: nobody asked for it. Nor is one more "no" from the model itself, whose figures are
-    about a body that the client never saw.
-    """
-    return status < 400 or not (rescue or status in (400, 413, 422))
 
 
 def lowering(overflow: Overflow, lower: LowerOutput) -> LowerOutput:

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import NO_BUFFERS, Buffers, TokenBudget, economy_cap, reserve, scaled
 from proxy.core.budget.regions import Members, Totals
 from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, LowerOutput, Schedule
-from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.compaction.view import OriginalItems
 from proxy.core.conversation import chat, messages, responses
 from proxy.core.conversation.dialect import Dialect
@@ -34,8 +33,7 @@ class Policy:
     """How views are kept small: the schedule's rules, and when an output figure may be lowered.
 
     ``stored``: whether a provider may cut a history that only it has, or its error is the answer. ``economy`` compacts
-    where going on gets dear and not only where the window gets full. ``always`` caps every tool result before it is
-    first sent. ``recall`` offers a tool that shows what left a view. ``tools`` says what clients' tools do.
+    where going on gets dear and not only where the window gets full. ``tools`` says what clients' tools do.
     """
 
     rules: CompactionRules
@@ -43,8 +41,6 @@ class Policy:
     stored: Literal["truncate", "error"] = "truncate"
     economy: bool = False
     buffers: Buffers = NO_BUFFERS
-    always: TruncateLimits | None = None
-    recall: bool = False
     tools: ToolMap = NO_TOOLS
 
     def budget(self, route: Route, window: int, requested: int | None, fixed: int, token_ratio: float) -> TokenBudget:
@@ -68,13 +64,13 @@ class Policy:
 class KnownRoute:
     """A route and what is known of it for one tenant at one moment.
 
-    ``window`` is in the provider's tokens. ``stated_window`` is the window as far as a person, a server or an error
-    stated it, in tokens of our count or the provider's, whichever are more; None if it was only inferred.
-    ``token_ratio``: provider tokens per token of our count.
+    ``window`` is in the provider's tokens, None if it is unknown. ``stated_window`` is the window as far as a person, a
+    server or an error stated it, in tokens of our count or the provider's, whichever are more; None if it was only
+    inferred. ``token_ratio``: provider tokens per token of our count.
     """
 
     route: Route
-    window: int
+    window: int | None
     window_source: str
     stated_window: int | None
     token_ratio: float
@@ -123,12 +119,16 @@ class TokenCounts:
 class Addition:
     """What a feature adds to compacted views; ``tokens`` is 0 if there is nothing to add.
 
-    ``tools`` is the tools member with one more tool, as JSON; ``note`` a line at the end of the block.
+    ``tool`` is the declaration of one more tool, as JSON; ``note`` a line at the end of the block.
     """
 
-    tools: str = field(default="", repr=False)
+    tool: str = field(default="", repr=False)
     note: str = ""
     tokens: int = 0
+
+    def added_to(self, tools: str) -> str:
+        """The JSON array *tools* with the tool behind the client's own, whose bytes stay as they are."""
+        return f"{tools[: tools.rindex(']')]},{self.tool}]"
 
 
 NO_ADDITION: Final = Addition()
@@ -285,23 +285,77 @@ NO_EDITS: Final = Edits()
 
 
 @dataclass(frozen=True, slots=True)
+class UncountedView:
+    """The client's own bytes, sent without a count.
+
+    ``model`` is the one the path or the body names; ``session`` is what the body calls the conversation. ``bound`` is
+    the most tokens that the bytes can be; 0 if there is no bound: mode off, or the window is unknown. ``budget`` is
+    what the bound was held against. ``lowered_output`` and ``stages`` say what was edited after a refusal. All tokens
+    are the provider's.
+    """
+
+    request: Request
+    known: KnownRoute
+    model: str
+    stream: bool
+    session: str
+    body: bytes = field(repr=False)
+    bound: int = 0
+    budget: int | None = None
+    is_off: bool = False
+    lowered_output: int | None = None
+    stages: tuple[str, ...] = ()
+
+    tokens: ClassVar[None] = None
+
+
+Observation = Literal["", "fits", "would_compact", "would_refuse"]
+"""What the view would have been, if the client's own bytes are sent all the same; empty unless in mode observe."""
+
+
+@dataclass(frozen=True, slots=True)
 class CountedView:
     """What goes upstream for a measured request.
 
     ``budget`` is what it was held against; ``layout`` is None below half of the low mark. ``expected_tokens`` is what
     the provider will count, by its own last count. ``roles`` are the client's own items in the view, ``summary`` the
-    tokens of the block.
+    tokens of the block, ``extension`` those of what stands behind the view while an answer is continued.
     """
 
     measured: MeasuredRequest
     budget: TokenBudget
     layout: Layout | None
     body: bytes = field(repr=False)
-    tokens: int
+    counted: int
     expected_tokens: int
     roles: Totals
     summary: int = 0
     edits: Edits = NO_EDITS
+    extension: int = 0
+    observation: Observation = ""
+
+    @property
+    def request(self) -> Request:
+        """The request it is a view of."""
+        return self.measured.request
+
+    @property
+    def known(self) -> KnownRoute:
+        """The route and what is known of it."""
+        return self.measured.known
+
+    @property
+    def lowered_output(self) -> int | None:
+        """The output figure, if it was lowered, in tokens of our count."""
+        return None if self.observation else self.edits.lowered_output
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of what is sent, by our own count."""
+        return self.measured.counts.total if self.observation else self.counted + self.extension
+
+
+View = UncountedView | CountedView
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +377,7 @@ class NeedBlock:
 class Forward:
     """Send the view."""
 
-    view: CountedView
+    view: View
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,7 +325,7 @@ def verbatim(measured: MeasuredRequest, layout: Layout | None, budget: TokenBudg
         budget=_without_addition(budget or measured.budget, measured.addition.tokens),
         layout=layout,
         body=measured.request.body,
-        tokens=counts.total,
+        counted=counts.total,
         expected_tokens=expected_tokens(measured, -1, counts.total),
         roles=counts.roles,
         edits=NO_EDITS,
@@ -343,7 +343,7 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
     if measured.tools_json:
         members[tools_member(measured)] = measured.tools_json
     if has_addition:
-        members["tools"] = measured.addition.tools
+        members["tools"] = measured.addition.added_to(measured.tools_json or parsed.envelope.value("tools"))
     if written.lowered_output is not None:
         figure = max(int(written.lowered_output * measured.token_ratio), parsed.envelope.least)
         thinking = parsed.envelope.thinking(figure)
@@ -365,7 +365,7 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
         budget=budget,
         layout=layout,
         body=splice(parsed.envelope, at, items.content, members),
-        tokens=tokens,
+        counted=tokens,
         expected_tokens=expected_tokens(measured, record.compaction.place if record else -1, tokens),
         roles=items.kept,
         summary=items.summary,

@@ -7,6 +7,9 @@ from typing import Literal
 
 Mode = Literal["on", "observe", "off"]
 
+Purpose = Literal["answer", "count", "compact"]
+"""What a request is for: the model's answer, a count of its tokens, or a smaller conversation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -41,21 +44,30 @@ class Origin:
 class Request:
     """One managed request.
 
-    ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is scoped by it.
-    ``model`` is the one the path names, if it names one; it wins over the body's. ``session`` is what the client's
-    headers call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``compacting``
-    is whose own compaction of its conversation the headers announce.
-    ``variant`` is what its headers ask for that changes a model's window, such as a beta flag.
+    ``body`` is what is planned for: the client's bytes, or what a feature made of them; then ``prepared`` names the
+    stages that did. ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is
+    scoped by it. ``origin`` is None if the caller's credentials must not be used: for a fallback on another upstream.
+
+    ``path_model`` is the model that the path names; it wins over the body's. ``session`` is what the client's headers
+    call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``window_variant`` is what
+    its headers ask for that changes a model's window, such as a beta flag. ``client_compaction`` is whose own
+    compaction of its conversation the headers announce.
+
+    ``asked_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
     """
 
     api: str
-    body: bytes
-    tenant: bytes
+    body: bytes = field(repr=False)
+    tenant: bytes = field(repr=False)
     request_id: str
     options: Options = Options()
-    model: str = ""
+    path_model: str = ""
     session: str = ""
     epoch: int = 0
-    variant: str = ""
-    compacting: str = ""
+    window_variant: str = ""
+    client_compaction: str = ""
     origin: Origin | None = None
+    purpose: Purpose = "answer"
+    prepared: tuple[str, ...] = ()
+    asked_model: str = ""
+    fallback_model: str = ""

@@ -1,435 +1,589 @@
-"""The only conductor: fit a request, send it, and once the provider still says "too long", something smaller."""
+"""The way of one request: plan it, send it, and if the provider still says "too long", send something smaller.
+
+Two loops do all of that. ``_decide`` asks the planner, which never waits, until its decision is final, and looks up or
+writes what it lacks. ``_deliver`` sends until a reply can be passed on. Token counts, dry runs, fallbacks, retries and
+continued answers use these two.
+
+A fault of ours costs compression, never the request. What becomes of it depends on how far it came:
+
+    nothing was sent                  the client's own bytes are sent once
+    a reply is in hand                that reply, with the bytes already read from it
+    an overflow's reply was read      that first overflow's reply, as if there were no retries
+    a stream is running               what watched it is dropped, and the stream goes on (``Continuation``, the server)
+
+Nothing is tried again and nothing is learned then. An ``UllageError`` is no fault: it is refused on purpose, or the
+upstream failed. Neither is a cancellation: the client has gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Final, Literal, assert_never
 
-from proxy.core.attempts import is_news
-from proxy.core.budget.catalogue import Catalogue
-from proxy.core.conversation.compaction import OTHER, TRIGGER
-from proxy.core.conversation.identity import name_of
-from proxy.core.errors import UpstreamTimeout, UpstreamUnreachable
+from proxy.core.attempts import ASKED, Attempts, Fallback, Shrink, plans_in_order
+from proxy.core.budget.catalogue import Catalogue, Route
+from proxy.core.compaction.schedule import MaxLoss
+from proxy.core.decisions import (
+    START,
+    CountedView,
+    FinalDecision,
+    Forward,
+    MeasuredRequest,
+    NeedBlock,
+    NeedRecord,
+    Observation,
+    Policy,
+    Progress,
+    Reject,
+    TooLossy,
+    UncountedView,
+    View,
+)
+from proxy.core.errors import UllageError
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import LateOverflowDetector
-from proxy.core.report import SERVED, Report, Usage
+from proxy.core.planner import decide
+from proxy.core.report import INTERNAL_ERROR, Report, Usage
 from proxy.core.request import Mode, Request
-from proxy.engine.bodies import renamed
-from proxy.engine.fail_open import FailOpen, Sending
-from proxy.engine.fitting import Fitter
-from proxy.engine.learned_routes import LearnedRoutes, Sent
-from proxy.engine.planning import Planner, as_fallback
-from proxy.engine.plans import Plan
-from proxy.engine.ports import Clock, Reply, Send
-from proxy.engine.reading import Located
-from proxy.engine.recovery import Course, Recovery
-from proxy.engine.replies import Answer, DrainedReply, LocalReply, OverflowDetector, learn_nothing
-from proxy.features.client_compaction.compact_endpoint import ASSUMED_WINDOW, CompactEndpoint, Kind, ends_with_trigger
-from proxy.features.client_compaction.summary_answer import SummaryAnswer
-from proxy.features.context_management.feature import ContextManagement
-from proxy.features.recall.answer import continue_answer
-from proxy.features.recall.session import Extend, Recalling, Resent
-from proxy.offload import offload
+from proxy.engine.body_edits import renamed, rerouted
+from proxy.engine.features import Continued, Extend, Features
+from proxy.engine.learned_routes import LearnedRoutes, SentPrompt
+from proxy.engine.measuring import Measurer
+from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply
+from proxy.engine.quick_check import model_of
+from proxy.engine.records import CompactionRecords
+from proxy.engine.replies import LocalReply
+from proxy.engine.reports import report_of
+from proxy.engine.retries import Retries, sent_prompt
+from proxy.engine.run import Run
+from proxy.engine.upstream_calls import Accepted, NotNews, Overflowed, UpstreamCalls
+from proxy.offload import load_of, offload
 from proxy.tasks import Faults
 
-RETRIES = 2
-"""How often an overflow is answered with something smaller; then the provider's first error goes to the client."""
-
-TAIL = 262_144
-"""Bytes at a body's end in which the item that asks for a compaction is looked for: tools may follow it."""
-
-UNCOUNTED = frozenset({404, 405, 501})
-"""How upstreams that cannot count tokens answer."""
-
-LOSSY = frozenset({"drop", "clip"})
-"""Stages that lose what the model is looking at."""
-
 Counting = Literal["auto", "relay", "own"]
-"""Who answers ``count_tokens``: the upstream if it can, the upstream, or our own count."""
+"""What answers ``count_tokens``. ``auto``: the upstream if it supports it, else our own count."""
 
-COUNT_TOKENS = "count_tokens"
-"""What a request for a count is reported as."""
+UNCOUNTED: Final = frozenset({404, 405, 501})
+"""Statuses by which upstreams say that they have no such route.
 
-SHOWN = 100
-"""Models that are shown to people at once."""
+Few servers have it: https://docs.anthropic.com/en/api/messages-count-tokens.
+"""
+
+COUNT_TOKENS: Final = "count_tokens"
+"""The API that a request for a count is reported as."""
+
+
+class Unreachable(Exception):
+    """The engine is in a state that cannot be: a fault of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Nothing is left to send: the client sees the provider's own first error."""
+
+
+GIVE_UP: Final = GiveUp()
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A reply to *view* that can be passed on, and the bytes already read from it."""
+
+    view: View
+    reply: Reply
+    head: bytes
+    hides_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """Why no reply was passed on: the request was refused, or the first overflow stands."""
+
+    refused: Reject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What is configured of the engine. ``counting`` says by upstream what answers ``count_tokens``."""
+
+    policy: Policy
+    counting: Mapping[str, Counting] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class Engine:
-    """Fits, sends, recovers, and learns from what comes back."""
+    """Answers requests."""
 
     def __init__(
         self,
         catalogue: Catalogue,
-        fitter: Fitter,
-        mode: Mode,
-        lessons: LearnedRoutes,
-        clock: Clock,
+        measurer: Measurer,
+        records: CompactionRecords,
+        learned: LearnedRoutes,
+        calls: UpstreamCalls,
+        retries: Retries,
         classifier: Classifier,
-        counting: Mapping[str, Counting] = MappingProxyType({}),
-        *,
-        compacting: CompactEndpoint,
-        managing: ContextManagement,
-        own: SummaryAnswer | None = None,
-        recalling: Recalling | None = None,
-        answered: Callable[[Request, Plan], None] | None = None,
-        faults: Faults | None = None,
+        features: Features,
+        settings: EngineSettings,
+        clock: Clock,
+        faults: Faults,
     ) -> None:
-        self._own = own
-        self._recalling = recalling
-        self._answered_by = answered
-        self._managing = managing
-        self._compacting = compacting
-        self._classifier = classifier
+        self.measurer = measurer
         self._catalogue = catalogue
-        self._counting = counting
-        self._fitter = fitter
-        self._mode = mode
-        self._lessons = lessons
+        self._records = records
+        self.learned = learned
+        self._calls = calls
+        self._retries = retries
+        self._classifier = classifier
+        self._features = features
+        self._policy = settings.policy
+        self._counting = settings.counting
         self._clock = clock
-        self._recovery = Recovery(fitter, lessons)
-        self._looker = OverflowDetector(classifier, self._recovery)
-        self.planner = Planner(catalogue, fitter, mode, lessons, self._recovery)
-        self._markers = _markers(compacting.markers(), managing.markers(), fitter.markers())
-        self._faults = faults or Faults()
-        self._fail_open = FailOpen(catalogue, fitter, self._faults)
+        self._faults = faults
 
-    def upstream_of(self, model: str) -> str:
-        """The name of the upstream that serves *model*. Raises ``NotFound`` where none does."""
-        return self._catalogue.resolve(model).upstream
+    async def exchange(self, request: Request) -> Outcome:
+        """Answer *request*: one generation is paid for, more only if the model recalls what left its view.
 
-    def windows(self) -> dict[str, list[dict[str, object]]]:
-        """What holds for the models that were asked for, and what overflows taught: for people, tokens and seconds."""
-        now = self._clock()
-        routes = sorted(self._catalogue.known()[-SHOWN:], key=lambda route: route.name)
-        return {
-            "models": [
-                {
-                    "upstream": route.upstream,
-                    "model": route.model,
-                    "context_window": route.window,
-                    "max_input_tokens": route.max_input,
-                    "max_output_tokens": route.max_output,
-                    "source": route.source,
-                    "how": route.how,
-                    "age_seconds": None if route.at is None else round(max(0.0, now - route.at), 1),
-                }
-                for route in routes
-            ],
-            "learned": self.learned()[:SHOWN],
-        }
-
-    def learned(self) -> list[dict[str, object]]:
-        """The windows that traffic taught and that hold now: for people, tokens and seconds."""
-        return self._lessons.learned()
-
-    async def exchange(self, request: Request, send: Send) -> Answer:
-        """The answer to *request*: one generation is paid for, more only where the model recalls what left its view.
-
-        Raises ``InvalidRequest`` for a body that cannot be read, and what *send* raises.
+        Raises ``InvalidRequest`` for a body that cannot be read, and what the upstream raises.
         """
-        return await self._fail_open.answer(request, send, self._answered)
-
-    async def compact(self, request: Request, send: Send) -> Answer:
-        """The answer to a request for a compaction: the upstream's where it has them, else our own.
-
-        Raises as ``exchange`` does.
-        """
-        return await self._fail_open.answer(request, send, self._compacted)
-
-    async def count(self, request: Request, send: Send) -> Answer:
-        """The answer to a request that asks what a conversation weighs: that of the view that would be sent.
-
-        The upstream's where it has one, else our own count. Nothing is recorded. Raises as ``exchange`` does.
-        """
-        return await self._fail_open.answer(request, send, self._counted, COUNT_TOKENS)
-
-    async def untouched(self, request: Request, send: Send) -> Answer:
-        """The upstream's answer to the client's own bytes, after a fault of ours. Raises what *send* raises."""
-        return await self._fail_open.untouched(request, send)
-
-    async def _answered(self, request: Request, send: Sending) -> Answer:
-        if not self._is_marked(request):
-            plan = self.planner.quick_check(request)
-            if plan is not None:
-                return await self._exchange(request, send, plan)
-        request, ours = await self._opened(await self._managed(request))
-        if request.api == "responses" and request.body.rfind(TRIGGER.encode(), -TAIL) >= 0:
-            located = await self._fitter.located(request)
-            if ends_with_trigger(located):
-                return await self._compact(request, located, send, "trigger", ours)
-        return await self._exchange(request, send)
-
-    async def _compacted(self, request: Request, send: Sending) -> Answer:
-        request, ours = await self._opened(request)
-        request = replace(request, compacting=request.compacting or OTHER)
-        return await self._compact(request, await self._fitter.located(request), send, "endpoint", ours)
-
-    def _is_marked(self, request: Request) -> bool:
-        """True if a feature may have something to do in *request*, however small it is."""
-        markers = self._markers.get(request.api)
-        return markers is not None and markers.search(request.body) is not None
-
-    async def _opened(self, request: Request) -> tuple[Request, tuple[int, ...]]:
-        """*request* without compaction items of ours, and the indexes where they stood."""
-        size = len(request.body) if request.api == "responses" else 0
-        return await offload(size, self._compacting.open_items, request)
-
-    async def _managed(self, request: Request) -> Request:
-        """*request* after the context edits it asks of a server that cannot do them.
-
-        A size from which to compact is no window: nothing is refused, dropped or clipped for its sake.
-        """
-        if not self._managing.concerns(request) or request.options.mode == "off" or self._mode == "off":
-            return request
-        model = request.model or (await self._fitter.located(request)).outline.model
-        served = await self._managing.served(request, self._catalogue.resolve(model))
-        if served.options.window != request.options.window:
-            plan = await self.planner.planned(served, "any", dry_run=True)
-            if plan.error is not None or LOSSY.intersection(plan.report.stages):
-                return replace(served, options=request.options)
-        return served
-
-    async def _compact(
-        self, request: Request, located: Located, send: Sending, kind: Kind, ours: tuple[int, ...]
-    ) -> Answer:
-        outline = located.outline
-        upstream = self.upstream_of(request.model or outline.model)
-        serving = self._compacting.serving(upstream)
-        relayed = outline.stored or request.options.mode == "off" or self._mode == "off"
-        if relayed or serving.asks(kind):
-            answer = await self._exchange(request, send)
-            reply = answer.reply
-            if (
-                relayed
-                or serving.who == "relay"
-                or not (reply is None or self._compacting.is_unable(kind, reply, answer.head))
-            ):
-                return answer
-            send.finish()
-        return await self._own_compaction(request, located, kind, ours)
-
-    async def _own_compaction(self, request: Request, located: Located, kind: Kind, ours: tuple[int, ...]) -> Answer:
-        started, outline = self._clock(), located.outline
-        model = request.model or outline.model
-        route = self._catalogue.resolve(model, len(request.body))
-        known = await self._lessons.of(route, request.tenant)
-        window, factor = self._recovery.window(route, known, request), known.lesson.calibration.factor
-        report = Report(request.request_id, request.api, model, route.upstream, outline.stream, "compacted", SERVED)
-        wishes = request.options
-        report = report.but(window=window, epoch=request.epoch, project=wishes.project, task_size=wishes.task_size)
-        measured = await self._fitter.measure(request, located, route, window or ASSUMED_WINDOW, factor, "")
-        made = await self._compacting.make(measured, kind, ours)
-        body, content = self._compacting.body(made, kind, model, stream=outline.stream)
-        report = report.but(
-            window=window or ASSUMED_WINDOW,
-            client_compaction=measured.client_compaction,
-            tokens_before=made.taken,
-            overhead_seconds=self._clock() - started,
-        )
-        session = request.options.conversation or request.session or outline.session
-        if session:
-            report = report.but(conversation=name_of(request.tenant, session))
-        return Answer(report, LocalReply(body, content))
-
-    async def _exchange(self, request: Request, send: Sending, plan: Plan | None = None) -> Answer:
-        """The answer to a request that goes on with its conversation, as *plan* has it if it was planned already."""
-        started = self._clock()
-        if plan is None:
-            plan = await self.planner.fit(request)
-        if self._own and (served := await self._own.answer(request, plan)):
-            report, body, content = served
-            return Answer(report.but(overhead_seconds=self._clock() - started), LocalReply(body, content))
-        spent = self._clock() - started
-        first: Answer | None = None
-        course = Course(plan)
-        while True:
-            report = plan.report.but(retries=course.sent, overflows=course.overflows, overhead_seconds=spent)
-            if plan.error is not None or plan.route is None:
-                return Answer(report.but(outcome="refused", reason="context_length_exceeded"), error=plan.error)
-            reply, head, overflow = await self._send(request, plan, send, course)
-            if reply is not None and overflow is None:
-                if course.unsure and reply.status == 200 and not plan.report.fallback:
-                    refused, claim = course.unsure
-                    capped = await self._fitter.capped(refused.request or request)
-                    await self._recovery.learn(capped, refused, claim)
-                # Beside the answer, not before it: whatever goes wrong there is reported, and costs no request.
-                asyncio.get_running_loop().call_soon(self._note, request, plan, reply.status)
-                ending = LateOverflowDetector(self._classifier, reply.headers) if reply.status == 200 else None
-                late = plan.sent or Sent(plan.route, request.tenant, 0, b"", -1, counted=False)
-                learn = self._learner(reply, plan.sent, ending, late)
-                answer = Answer(report, reply, head, learn=learn, ending=ending)
-                if plan.view is None or not plan.view.edits.addition or self._recalling is None:
-                    return answer
-                again = partial(self._again, request, send)
-                return await continue_answer(self._recalling.turn(request, plan, again), answer, send, self._faults)
-            if reply is not None and first is None:
-                first = Answer(report, DrainedReply(reply), head)
-            assert first is not None
-            started = self._clock()
-            following = await self._following(request, plan, overflow, course)
-            spent += self._clock() - started
-            if following is None:
-                facts = {"retries": course.sent - 1, "overflows": course.overflows, "overhead_seconds": spent}
-                return replace(first, report=first.report.but(outcome="degraded", reason="overflow", **facts))
-            plan = following
-
-    def _note(self, request: Request, plan: Plan, status: int) -> None:
-        """Note that *plan* was answered with *status*."""
-        asked, events, answered = plan.request or request, self._fitter.events, self._answered_by
-        self._faults.attempt("after", request.request_id, lambda: events.answered(asked, plan, status), None)
-        if answered is not None:
-            self._faults.attempt("after", request.request_id, lambda: answered(asked, plan), None)
-
-    async def _again(self, request: Request, send: Sending, plan: Plan, grow: Extend) -> Resent:
-        """*plan* sent once more as *grow* has it; after an overflow a smaller one, while that is smaller at all."""
-        course = Course(plan)
-        course.left = []  # the same model goes on: another one did not begin this answer
-        first: Resent | None = None
-        sent = await grow(plan)
-        while True:
-            reply, head, overflow = await self._send(request, sent, send, course)
-            if reply is not None and overflow is None:
-                return Resent(plan, reply, head, course.sent - 1, course.overflows)
-            if reply is not None and first is None:
-                first = Resent(plan, DrainedReply(reply), head)
-            assert first is not None
-            smaller = await self._following(request, sent, overflow, course)
-            grown = await grow(smaller) if smaller else None
-            if overflow is not None and grown is not None and (grown.tokens or 0) >= (sent.tokens or 0):
-                # What is behind the view is as large as before: then the view itself has to be smaller.
-                course.retries -= 1
-                smaller = await self._smaller(request, plan, overflow, course)
-                grown = await grow(smaller) if smaller else None
-            if smaller is None or grown is None or (grown.tokens or 0) >= (sent.tokens or 0):
-                return replace(first, retries=course.sent - 1, overflows=course.overflows)
-            plan, sent = smaller, grown
-
-    def _is_foreign(self, plan: Plan) -> bool:
-        """Whether *plan* goes to a fallback's upstream that the caller did not choose, and so has no key for."""
-        assert plan.route is not None
-        return bool(plan.report.fallback) and plan.route.upstream != self.upstream_of(plan.report.model)
-
-    async def _named(self, plan: Plan, request: Request) -> bytes:
-        """The body to send: the plan's, under the name that the upstream has for the model."""
-        assert plan.route is not None
-        if request.model or plan.route.model == plan.route.asked:
-            return plan.body
-        named = replace(request, body=plan.body)
-        return renamed(named, await self._fitter.located(named), plan.route.model)
-
-    async def _send(
-        self, request: Request, plan: Plan, send: Sending, course: Course
-    ) -> tuple[Reply | None, bytes, Overflow | None]:
-        """The reply to *plan*, the bytes taken from it, and the overflow if it is one.
-
-        No reply where an overflow came before and this one is no news beside it.
-        """
-        assert plan.route is not None
-        fallback, later = bool(plan.report.fallback), course.overflows > 0
-        course.sent += 1
+        run = Run(request, self._clock)
         try:
-            body = await self._named(plan, plan.request or request)
-            foreign = self._is_foreign(plan)
-            reply = await send(plan.route.upstream, body, keyless=foreign, model=plan.route.asked)
-            head, overflow = await self._looker.look(reply, plan.request or request, plan, send.taken, again=later)
-        except (UpstreamUnreachable, UpstreamTimeout):
-            send.drop()
-            if fallback and later:
-                return None, b"", None
+            return await self._exchange(run)
+        except (UllageError, asyncio.CancelledError):
+            run.drop()  # nothing else would end the call
             raise
-        course.overflows += overflow is not None
+        except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request
+            self._faults.report("request", request.request_id, fault)
+            return await self._pass_through(run)
+
+    async def untouched(self, request: Request) -> Outcome:
+        """Send the client's own bytes, after a fault of ours. Raises what the upstream raises."""
+        return await self._pass_through(Run(request, self._clock))
+
+    async def _exchange(self, run: Run) -> Outcome:
+        request = run.request
+        if self._features.may_concern(request):
+            engine = BoundEngine(self, run)
+            for feature in self._features.concerned(request):
+                request = await feature.prepare(request, engine)
+                if request.purpose != "count" and (outcome := await feature.answer(request, engine)):
+                    return outcome
+        if request.purpose == "count":
+            return await self._count(run, request)
+        return await self.proceed(run, request)
+
+    async def proceed(self, run: Run, request: Request) -> Outcome:
+        """Plan *request*, send it, and hand the reply over."""
+        run.resume_planning()
+        decision = await self.first_plan(request)
+        run.pause_planning()
+        view = decision.view
+        for feature in self._features.answering_planned:
+            if isinstance(decision, Forward) and isinstance(view, CountedView):
+                answer = await feature.answer_planned(request, view, self._report(run, view))
+                if answer is not None:
+                    return answer
+        run.attempts = Attempts(view.known.route.steps, view)
+        delivery = await self._deliver(run, decision)
+        if isinstance(delivery, Delivered):
+            return await self._answered(run, delivery)
+        return self._unanswered(run, delivery)
+
+    # Loop 1: plan, and send nothing.
+
+    async def first_plan(
+        self, request: Request, *, dry_run: bool = False, count_always: bool = False
+    ) -> Forward | Reject:
+        """The first model and size that give a view; if none does, the asked model whatever it loses, or its refusal.
+
+        *count_always* counts the request even if its bytes show that it fits; *dry_run* stores nothing.
+        Raises ``InvalidRequest`` and ``NotFound``.
+        """
+        if not count_always and (view := self.measurer.quick_check(request)) is not None:
+            return Forward(view)
+        loss: MaxLoss | None = "any" if dry_run else None
+        measured = await self.measurer.measure(request, loss, dry_run=dry_run, count_always=count_always)
+        first = await self._planned(measured)
+        if isinstance(first, Forward):
+            return first
+        steps = measured.known.route.steps
+        for model, max_loss in plans_in_order(steps if await self._may_leave(request) else ()):
+            decision = await self._plan_for(request, model, max_loss, dry_run=dry_run)
+            if isinstance(decision, Forward):
+                return decision
+        if isinstance(first, Reject):
+            return first
+        last = await self.plan(request, "any")
+        if isinstance(last, TooLossy):
+            raise Unreachable("a view that may lose anything is never too lossy")
+        return last
+
+    async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
+        """Plan *request* for the model it names, without sending it. Raises ``InvalidRequest`` and ``NotFound``."""
+        return await self._planned(await self.measurer.measure(request, max_loss, dry_run=dry_run))
+
+    async def _planned(self, measured: MeasuredRequest | UncountedView) -> FinalDecision:
+        if isinstance(measured, UncountedView):
+            return Forward(measured)
+        decision = await self._decide(measured)
+        if self.measurer.mode_of(measured.request) == "observe":
+            return _as_observed(decision)
+        return decision
+
+    async def _decide(self, measured: MeasuredRequest) -> FinalDecision:
+        """Ask the planner until its decision is final; look up or write what it lacks."""
+        progress: Progress = START
+        size = load_of(len(measured.parsed.body), len(measured.parsed.items))
+        while True:
+            decision = await offload(size, decide, measured, self._policy, progress)
+            match decision:
+                case NeedRecord():
+                    progress = await self._records.look_up(measured)
+                case NeedBlock():
+                    progress = await self._records.write(measured, decision)
+                case Forward() | TooLossy() | Reject():
+                    return decision
+                case other:
+                    assert_never(other)
+
+    async def _plan_for(
+        self, request: Request, model: str, max_loss: MaxLoss, *, dry_run: bool = False
+    ) -> FinalDecision:
+        """Plan *request* for the fallback called *model*, or for the asked one."""
+        if model != ASKED:
+            request = await self._for_fallback(request, model)
+        return await self.plan(request, max_loss, dry_run=dry_run)
+
+    async def _may_leave(self, request: Request) -> bool:
+        """True if another model can answer: the path does not name this one, nor has its server the history."""
+        return not request.path_model and not (await self.measurer.located(request)).outline.stored
+
+    async def _for_fallback(self, request: Request, model: str) -> Request:
+        """*request* as the fallback called *model* can read it."""
+        located = await self.measurer.located(request)
+        asked = located.outline.model
+        # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
+        same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(asked).upstream
+        body = await offload(len(request.body), rerouted, request, located, model)
+        origin = request.origin if same else None
+        return replace(request, body=body, origin=origin, asked_model=asked, fallback_model=model)
+
+    # Loop 2: send until a reply can be passed on.
+
+    async def _deliver(
+        self, run: Run, decision: FinalDecision | GiveUp, extend: Extend | None = None
+    ) -> Delivered | Undelivered:
+        """Send until a reply can be passed on; *extend* appends to each view what continues an answer."""
+        most: int | None = None
+        while True:
+            match decision:
+                case Reject():
+                    return Undelivered(decision)
+                case GiveUp():
+                    return Undelivered()
+                case TooLossy():
+                    raise Unreachable("a view that may lose anything is never too lossy")
+                case Forward():
+                    view = decision.view
+                case other:
+                    assert_never(other)
+            appended = view
+            if extend is not None and isinstance(view, CountedView):
+                appended = await extend(view, most)
+            received = await self._calls.send(run, appended)
+            match received:
+                case Accepted():
+                    return Delivered(view, received.reply, received.head, received.hides_usage)
+                case Overflowed():
+                    most = appended.tokens
+                    decision = await self._next(run, appended, received.overflow)
+                case NotNews():
+                    decision = await self._next(run, appended, None)
+                case unexpected:
+                    assert_never(unexpected)
+
+    async def _next(self, run: Run, view: View, overflow: Overflow | None) -> Forward | GiveUp:
+        """What to send after *view* was refused; *overflow* is None if that told nothing new."""
+        if self.measurer.mode_of(run.request) != "on" or run.attempts is None:
+            return GIVE_UP
+        run.resume_planning()
         if overflow is not None:
-            send.overflowed()
-        elif later and not is_news(reply.status, rescue=fallback):
-            course.overflows += not fallback
-            send.drop()
-            return None, b"", None
-        return reply, head, overflow
+            await self._learn_refusal(run, view, overflow)
+        decision: Forward | GiveUp = GIVE_UP
+        for move in run.attempts.after(view, overflow):
+            match move:
+                case Shrink():
+                    decision = await self._smaller(run.attempts, move)
+                case Fallback():
+                    decision = await self._by_fallback(run.request, move.model)
+                case other:
+                    assert_never(other)
+            if isinstance(decision, Forward):
+                break
+        run.pause_planning()
+        return decision
 
-    async def _following(self, request: Request, plan: Plan, overflow: Overflow | None, course: Course) -> Plan | None:
-        """What to send after *plan* was refused; ``None`` where nothing is left to try."""
-        if request.options.mode != "on" or self._mode != "on":
-            return None
-        if overflow is not None:
-            if overflow.sure and course.unsure is None:
-                await self._recovery.learn(await self._fitter.capped(plan.request or request), plan, overflow)
-            else:
-                course.unsure = (plan, overflow)
-            if course.goes_elsewhere_first(plan):
-                course.later = (plan, overflow)
-            elif smaller := await self._smaller(request, plan, overflow, course):
-                return smaller
-            elif overflow.kind == "output_cap":
-                return None  # another model has another cap, but nobody said that it was the conversation's length
-        while course.left and await self.planner.may_leave(request):
-            found = await self.planner.by_fallback(request, course.left.pop(0), "any")
-            if found.error is None:
-                return found
-        if course.later is None:
-            return None
-        later, course.later = course.later, None
-        return await self._smaller(request, *later, course)
+    async def _smaller(self, attempts: Attempts, move: Shrink) -> Forward | GiveUp:
+        view = await self._retries.smaller(move.view, move.overflow, self._decide)
+        if view is None:
+            return GIVE_UP
+        attempts.shrinks_left -= 1
+        return Forward(view)
 
-    async def _smaller(self, request: Request, plan: Plan, overflow: Overflow, course: Course) -> Plan | None:
-        if course.retries >= RETRIES:
-            return None
-        smaller = await self._recovery.smaller(await self._fitter.capped(plan.request or request), plan, overflow)
-        if smaller is None:
-            return None
-        course.retries += 1
-        report = as_fallback(smaller.report, plan.report.fallback)
-        return replace(smaller.instead_of(plan), request=plan.request, report=report)
+    async def _by_fallback(self, request: Request, model: str) -> Forward | GiveUp:
+        if not await self._may_leave(request):
+            return GIVE_UP
+        decision = await self._plan_for(request, model, "any")
+        return decision if isinstance(decision, Forward) else GIVE_UP
 
-    async def _counted(self, request: Request, send: Sending) -> Answer:
-        request = await self._managed(request)
-        plan = await self.planner.fit(request, dry_run=True)
-        assert plan.route is not None
-        report = plan.report.but(api=COUNT_TOKENS, event=False)
-        body = plan.body if plan.error is None else request.body
-        how = self._counting.get(plan.route.upstream, "auto")
-        if how != "own":
-            named = await self._named(replace(plan, body=body), plan.request or request)
-            reply = await send(plan.route.upstream, named, keyless=self._is_foreign(plan), model=plan.route.asked)
-            if how == "relay" or reply.status not in UNCOUNTED:
-                return Answer(report, reply)
-        tokens = report.tokens_after
-        if tokens is None or report.bounded or plan.error is not None:
-            asked = replace(plan.request or request, body=body)
-            counted = await self._fitter.weigh(asked, await self._fitter.located(asked), plan.route)
-            factor = self._lessons.now(plan.route, request.tenant).lesson.calibration.factor
-            tokens = int(counted * factor)
-        send.drop()
-        return Answer(report, LocalReply(b'{"input_tokens":%d}' % tokens))
+    async def _learn_refusal(self, run: Run, view: View, overflow: Overflow) -> None:
+        """Keep what *overflow* teaches, at once if it is sure, else once something smaller was answered."""
+        if overflow.sure and run.unsure is None:
+            await self._retries.learn(view, overflow)
+        else:
+            run.unsure = (view, overflow)
 
-    def _learner(
-        self, reply: Reply, sent: Sent | None, ending: LateOverflowDetector | None, late: Sent
-    ) -> Callable[[Usage], bool]:
-        if reply.status != 200:
-            return learn_nothing
+    # What the client gets.
+
+    async def _answered(self, run: Run, delivery: Delivered) -> Answer:
+        """The answer that *delivery* is; what has to be done behind it is started, and never costs it."""
+        view, reply = delivery.view, delivery.reply
+        is_good = reply.status == 200
+        if run.unsure is not None and is_good and not view.request.fallback_model:
+            await self._retries.learn(*run.unsure)
+        report = self._report(run, view)
+        asyncio.get_running_loop().call_soon(self._after_answer, view, report, reply.status)
+        ending = LateOverflowDetector(self._classifier, reply.headers) if is_good else None
+        answer = Answer(report, reply, delivery.head, ending=ending, hides_usage=delivery.hides_usage)
+        if is_good:
+            answer = replace(answer, learn=self._learner(view, ending))
+        if not isinstance(view, CountedView) or not view.edits.addition or not is_good:
+            return answer
+        for feature in self._features.continuing:
+            answer = await feature.continue_answer(answer, view, Continuation(self, run))
+        return answer
+
+    def _unanswered(self, run: Run, delivery: Undelivered) -> Outcome:
+        if delivery.refused is not None:
+            report = self._report(run, delivery.refused.view)
+            report = report.but(outcome="refused", reason="context_length_exceeded")
+            return Refusal(report, delivery.refused.error)
+        first = run.first_overflow
+        if first is None:
+            raise Unreachable("sending is only given up after an overflow")
+        report = self._report(run, first.view).but(outcome="degraded", reason="overflow")
+        return Answer(report, first.reply, first.head)
+
+    def report(self, decision: Forward | Reject) -> Report:
+        """The report of *decision*, of which nothing was sent."""
+        report = report_of(decision.view, self._policy)
+        if isinstance(decision, Reject):
+            return report.but(outcome="refused", reason="context_length_exceeded")
+        return report
+
+    def _report(self, run: Run, view: View) -> Report:
+        retries = max(0, run.sent - 1)
+        return report_of(view, self._policy, retries=retries, overflows=run.overflows, overhead_seconds=run.overhead)
+
+    def _after_answer(self, view: View, report: Report, status: int) -> None:
+        """Note behind the answer that *view* was answered with *status*."""
+        attempt, name = self._faults.attempt, view.request.request_id
+        attempt("after", name, lambda: self._records.answered(view, status), None)
+        if isinstance(view, CountedView):
+            for feature in self._features.noting:
+                attempt("after", name, partial(feature.answered, view, report, status), None)
+
+    def _learner(self, view: View, ending: LateOverflowDetector | None) -> Callable[[Usage], bool]:
+        """What takes the usage of the answer to *view*; it holds neither the view nor the body."""
+        learned, retries, sent = self.learned, self._retries, sent_prompt(view)
+        late = sent or SentPrompt(view.known.route, view.request.tenant, 0, b"", -1, counted=False)
 
         def learn(usage: Usage) -> bool:
             if ending is not None and ending.overflow is not None:
-                found = self._recovery.after_content(late, ending.overflow, usage)
+                found = retries.after_content(late, ending.overflow, usage)
                 if found is not None:
-                    self._lessons.ended(late, found, usage)
+                    learned.ended(late, found, usage)
                 return False
-            return (
-                sent is not None and usage.input_tokens is not None and self._lessons.answered(sent, usage.input_tokens)
-            )
+            if sent is None or usage.input_tokens is None:
+                return False
+            return learned.answered(sent, usage.input_tokens)
 
         return learn
 
+    async def resend(self, run: Run, view: CountedView, extend: Extend) -> Continued:
+        """Send *view* with what *extend* appends: the next generation of an answer, by the same model.
 
-def _markers(*features: Mapping[str, tuple[bytes, ...]]) -> dict[str, re.Pattern[bytes]]:
-    """For each API, what finds in a body whether one of *features* may have something to do in it."""
-    found: dict[str, list[bytes]] = {}
-    for feature in features:
-        for api, words in feature.items():
-            found.setdefault(api, []).extend(words)
-    return {api: re.compile(b"|".join(map(re.escape, words))) for api, words in found.items()}
+        After an overflow a smaller view is sent; if none is left the reply is the provider's first refusal.
+        """
+        run.begin_generation()
+        run.attempts = Attempts((), view)
+        delivery = await self._deliver(run, Forward(view), extend)
+        retries = max(0, run.sent - 1)
+        if isinstance(delivery, Delivered):
+            sent = delivery.view if isinstance(delivery.view, CountedView) else view
+            return Continued(sent, delivery.reply, delivery.head, retries, run.overflows)
+        first = run.first_overflow
+        if first is None:
+            raise Unreachable("a planned generation is only given up after an overflow")
+        return Continued(view, first.reply, first.head, retries, run.overflows)
+
+    # Counts.
+
+    async def _count(self, run: Run, request: Request) -> Outcome:
+        """Answer a request that asks what a conversation weighs: that of the view that would be sent.
+
+        The upstream's count if it has one, else our own. Nothing is recorded.
+        """
+        decision = await self.first_plan(request, dry_run=True)
+        run.pause_planning()
+        view = decision.view
+        report = self._report(run, view).but(api=COUNT_TOKENS, event=False)
+        refused = isinstance(decision, Reject)
+        if refused:
+            view = replace(view, body=view.request.body)
+        counted_by = self._counting.get(view.known.route.upstream, "auto")
+        if counted_by != "own":
+            reply = await self._calls.send_unwatched(run, view)
+            if counted_by == "relay" or reply.status not in UNCOUNTED:
+                return Answer(report, reply)
+        tokens = report.tokens_after
+        if tokens is None or report.bounded or refused:
+            tokens = await self._own_count(view)
+        run.drop()
+        return Answer(report, LocalReply(b'{"input_tokens":%d}' % tokens))
+
+    async def _own_count(self, view: View) -> int:
+        """Tokens of the body of *view*, in the provider's tokens."""
+        asked = replace(view.request, body=view.body)
+        route = view.known.route
+        counted = await self.measurer.tokens_of(asked, await self.measurer.located(asked), route)
+        return int(counted * self.learned.known(route, asked.tenant).lesson.calibration.factor)
+
+    # After a fault of ours.
+
+    async def _pass_through(self, run: Run) -> Answer:
+        """The reply in hand, the first overflow's, or the reply to the client's own bytes."""
+        if run.reply is not None:
+            return self._untouched_answer(run, run.reply, b"".join(run.taken))
+        if run.instead is not None:
+            return self._untouched_answer(run, *run.instead)
+        upstream, model, body = self._destination(run.request)
+        reply = await self._calls.send_bytes(run, upstream, body, model)
+        return self._untouched_answer(run, reply, b"")
+
+    def _untouched_answer(self, run: Run, reply: Reply, head: bytes) -> Answer:
+        request = run.request
+        api = COUNT_TOKENS if request.purpose == "count" else request.api
+        model = request.path_model or model_of(request.body)
+        return Answer(
+            Report(request.request_id, api, model, run.upstream, outcome="degraded", reason=INTERNAL_ERROR), reply, head
+        )
+
+    def _destination(self, request: Request) -> tuple[str, str, bytes]:
+        """The upstream, the model's name and the body to send; each as plain as what still works allows."""
+        attempt, name = self._faults.attempt, request.request_id
+        model = request.path_model or attempt("request", name, lambda: model_of(request.body), "")
+        route = self._plain_route(model, name)
+        if route is None:
+            return self._catalogue.default_upstream, model, request.body
+        if request.path_model or route.model == route.asked:
+            return route.upstream, route.asked, request.body
+        rename = lambda: renamed(request.body, self.measurer.locate(request), route.model)  # noqa: E731
+        return route.upstream, route.asked, attempt("request", name, rename, request.body)
+
+    def _plain_route(self, model: str, request_id: str) -> Route | None:
+        """The route of *model*; None if resolving it is what fails. Raises ``NotFound``."""
+        try:
+            return self._catalogue.resolve(model)
+        except UllageError:
+            raise
+        except Exception as fault:  # noqa: BLE001 - the default upstream may still know the model
+            self._faults.report("request", request_id, fault)
+            return None
+
+
+class BoundEngine:
+    """The engine as a feature sees it: for one request under way. See ``Planning``."""
+
+    def __init__(self, engine: Engine, run: Run) -> None:
+        self._engine = engine
+        self._run = run
+
+    @property
+    def received(self) -> Request:
+        """The request as the client sent it."""
+        return self._run.request
+
+    async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
+        """Plan *request* without sending it. Raises ``InvalidRequest``."""
+        return await self._engine.plan(request, max_loss, dry_run=dry_run)
+
+    async def measure(self, request: Request, assumed_window: int) -> MeasuredRequest:
+        """Measure *request*, against *assumed_window* if its model's is unknown. Raises ``InvalidRequest``."""
+        return await self._engine.measurer.measure_anyway(request, assumed_window)
+
+    async def proceed(self, request: Request) -> Outcome:
+        """Plan and send *request*. Raises what the upstream raises."""
+        return await self._engine.proceed(self._run, request)
+
+    def set_aside(self) -> None:
+        """Close the reply in hand, whose bytes were read."""
+        self._run.set_aside()
+
+    def mode_of(self, request: Request) -> Mode:
+        """The mode that holds for *request*."""
+        return self._engine.measurer.mode_of(request)
+
+    @property
+    def overhead(self) -> float:
+        """The seconds that planning has taken so far."""
+        self._run.pause_planning()
+        self._run.resume_planning()
+        return self._run.overhead
+
+
+class Continuation:
+    """Sends further generations of one answer. See ``Resend``."""
+
+    def __init__(self, engine: Engine, run: Run) -> None:
+        self._engine = engine
+        self._run = run
+
+    @property
+    def reply(self) -> Reply | None:
+        """The reply in hand."""
+        return self._run.reply
+
+    @property
+    def taken(self) -> list[bytes]:
+        """The bytes read so far from the reply in hand; whoever reads on adds to them, so that a fault loses none."""
+        return self._run.taken
+
+    async def send(self, view: CountedView, extend: Extend) -> Continued:
+        """Send *view* with what *extend* appends; after an overflow a smaller one, by the same model."""
+        return await self._engine.resend(self._run, view, extend)
+
+    def set_aside(self) -> None:
+        """Close the reply in hand, whose bytes were read."""
+        self._run.set_aside()
+
+    def drop(self) -> None:
+        """Close the reply in hand: the client is not to see it."""
+        self._run.drop()
+
+
+def _as_observed(decision: FinalDecision) -> FinalDecision:
+    """The client's own bytes, with the figures of what *decision* would have sent."""
+    if isinstance(decision, TooLossy) or isinstance(decision.view, UncountedView):
+        return decision
+    view = decision.view
+    observation: Observation = "fits"
+    if isinstance(decision, Reject):
+        observation = "would_refuse"
+    elif view.body != view.request.body:
+        observation = "would_compact"
+    return Forward(replace(view, body=view.request.body, observation=observation))

@@ -17,7 +17,7 @@ from proxy.core.budget import beliefs
 from proxy.core.budget.beliefs import NOTHING, LearnedWindow
 from proxy.core.budget.calibration import Calibration, is_credible, is_truncated, learn, prior
 from proxy.core.budget.catalogue import Route
-from proxy.core.decisions import UsageAnchor
+from proxy.core.decisions import KnownRoute, UsageAnchor
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
 from proxy.engine.ports import Clock, Records
@@ -44,7 +44,7 @@ RAISE_WINDOW: Mapping[str, str] = MappingProxyType(
 
 RAISE_ANY = "Raise the server's context (Ollama: num_ctx; llama.cpp: --ctx-size; others: context length, rope scaling)"
 
-Notice = Callable[[str, Mapping[str, object]], None]
+NoticeCallback = Callable[[str, Mapping[str, object]], None]
 """Is told of an event and its facts, for the log."""
 
 
@@ -74,7 +74,7 @@ class CachedRoute:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentPrompt:
     """A counted view that went out: its weight by our count, the conversation's link there, and the event it is of.
 
     ``output`` is the answer's allowance in the provider's tokens. Not ``counted``: ``tokens`` is what its bytes make at
@@ -93,7 +93,7 @@ class Sent:
     counted: bool = True
 
 
-def unnoticed(event: str, facts: Mapping[str, object]) -> None:
+def ignore_notice(event: str, facts: Mapping[str, object]) -> None:
     """A notice that nobody takes."""
     del event, facts
 
@@ -107,7 +107,7 @@ class LearnedRoutes:
         known: MutableMapping[tuple[str, bytes], CachedRoute],
         anchors: MutableMapping[tuple[str, bytes], UsageAnchor],
         clock: Clock,
-        notice: Notice = unnoticed,
+        notice: NoticeCallback = ignore_notice,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._recorder = recorder
@@ -118,8 +118,8 @@ class LearnedRoutes:
         self._wall = wall
         self._warned: set[str] = set()
 
-    def now(self, route: Route, tenant: bytes) -> CachedRoute:
-        """What this process knows of *route*; the family's prior where it knows nothing."""
+    def known(self, route: Route, tenant: bytes) -> CachedRoute:
+        """What this process knows of *route*; the prior of its model's family if it knows nothing."""
         return self._known.get((route.lesson, tenant)) or CachedRoute(
             LearnedRoute(prior(route.model, exact=route.exact))
         )
@@ -131,26 +131,39 @@ class LearnedRoutes:
             return held
         return None
 
-    async def of(self, route: Route, tenant: bytes) -> CachedRoute:
+    async def get(self, route: Route, tenant: bytes) -> CachedRoute:
         """What is known of *route*, by other replicas too; asks the store at most once in a while."""
         held = self.cached(route, tenant)
         if held is not None:
             return held
         now, shared = self._clock(), load(await self._recorder.read_route(tenant, route.lesson))
-        held = self._known[route.lesson, tenant] = CachedRoute(shared or self.now(route, tenant).lesson, now)
+        held = self._known[route.lesson, tenant] = CachedRoute(shared or self.known(route, tenant).lesson, now)
         return held
 
-    def window(self, route: Route, lesson: LearnedRoute) -> int | None:
-        """The window that holds for *route*, in the provider's tokens; ``None`` where nobody knows."""
-        belief = lesson.belief
+    def window(self, route: Route, learned: LearnedRoute) -> int | None:
+        """The window that holds for *route*, in the provider's tokens; None if it is unknown."""
+        belief = learned.belief
         return route.window if belief is NOTHING else believed(route, belief, self._wall())
+
+    def known_route(self, route: Route, tenant: bytes, cached: CachedRoute, most: int | None) -> KnownRoute:
+        """What is known of *route*, its window no larger than *most* provider tokens if a request asks for that.
+
+        ``stated_window`` is set only if an error stated the window; otherwise it is that of the budget.
+        """
+        learned = cached.lesson
+        window = self.window(route, learned)
+        source: str = route.source if window == route.window else "learned"
+        if most is not None and (window is None or most < window):
+            window, source = most, "request"
+        stated = self.stated(route, tenant) if source == "learned" else None
+        return KnownRoute(route, window, source, stated, learned.calibration.factor)
 
     def stated(self, route: Route, tenant: bytes) -> int | None:
         """The window that somebody stated, the provider's own errors included; ``None`` where it was only worked out.
 
         What was worked out decides what to send, but refuses nothing: it may be one bad moment of a server.
         """
-        belief = self.now(route, tenant).lesson.belief
+        belief = self.known(route, tenant).lesson.belief
         return route.after(beliefs.fresh(belief, self._wall()), belief.beside)
 
     def overflowed(
@@ -160,7 +173,7 @@ class LearnedRoutes:
 
         *output* is the answer's allowance that was sent along, in the provider's tokens.
         """
-        lesson, now = self.now(route, tenant).lesson, self._wall()
+        lesson, now = self.known(route, tenant).lesson, self._wall()
         belief, limit = lesson.belief, overflow.window
         asked = max(overflow.output or 0, overflow.requested or 0, output)
         if limit and beliefs.plausible(limit, counted, asked):
@@ -172,11 +185,11 @@ class LearnedRoutes:
             calibration = learn(calibration, counted, overflow.prompt)
         return self._keep(route, tenant, LearnedRoute(calibration, belief))
 
-    def ended(self, sent: Sent, overflow: Overflow, usage: Usage) -> None:
+    def ended(self, sent: SentPrompt, overflow: Overflow, usage: Usage) -> None:
         """Learn from an answer that ran into the window after it had begun: nothing can be sent again."""
         if overflow.kind not in ("input", "input_plus_output", "stop"):
             return
-        lesson, now = self.now(sent.route, sent.tenant).lesson, self._wall()
+        lesson, now = self.known(sent.route, sent.tenant).lesson, self._wall()
         counted = sent.tokens if sent.counted else None
         weight = usage.input_tokens or overflow.prompt or int((counted or 0) * lesson.calibration.factor)
         if overflow.window and beliefs.plausible(overflow.window, counted, sent.output):
@@ -188,10 +201,10 @@ class LearnedRoutes:
             return
         self._keep(sent.route, sent.tenant, structs.replace(lesson, belief=belief))
 
-    def answered(self, sent: Sent, reported: int) -> bool:
+    def answered(self, sent: SentPrompt, reported: int) -> bool:
         """Learn from the prompt tokens *reported* for a view; whether they show that the provider cut it silently."""
         route, tenant, counted = sent.route, sent.tenant, sent.tokens
-        held = self.now(route, tenant)
+        held = self.known(route, tenant)
         lesson = held.lesson
         if sent.plain and is_truncated(lesson.calibration, counted, reported):
             self._was_cut(sent, lesson, reported)
@@ -226,7 +239,7 @@ class LearnedRoutes:
             for (name, figure, how), at in sorted(rows.items())
         ]
 
-    def _was_cut(self, sent: Sent, lesson: LearnedRoute, reported: int) -> None:
+    def _was_cut(self, sent: SentPrompt, lesson: LearnedRoute, reported: int) -> None:
         """Learn from a silent cut, and say so once for each route."""
         route = sent.route
         belief = beliefs.cut(lesson.belief, reported, self._wall())
@@ -251,7 +264,7 @@ class LearnedRoutes:
         return None
 
     def _keep(self, route: Route, tenant: bytes, lesson: LearnedRoute) -> CachedRoute:
-        before, now = self.now(route, tenant).lesson, self._wall()
+        before, now = self.known(route, tenant).lesson, self._wall()
         held = self._known[route.lesson, tenant] = CachedRoute(lesson, self._clock())
         self._recorder.save_route(tenant, route.lesson, msgspec.msgpack.encode(lesson))
         window = believed(route, lesson.belief, now)

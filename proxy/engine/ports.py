@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from proxy.core.budget.catalogue import Route
 from proxy.core.conversation.entry import Entry
+from proxy.core.errors import UllageError
+from proxy.core.overflow.stream import LateOverflowDetector
+from proxy.core.report import Report, Usage
 from proxy.core.request import Request
 
 
@@ -39,16 +42,81 @@ class Reply(Protocol):
         """Abort what is still under way; harmless when the body was read to its end."""
 
 
-class Send(Protocol):
-    """Sends a body to the named upstream, on this request's own path and headers."""
+class Tunnel(Protocol):
+    """An upgraded connection to an upstream."""
 
-    def __call__(self, upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Awaitable[Reply]:
-        """The answer once its head is here; *keyless*: without the client's own credentials, meant for another server.
+    async def next_chunk(self) -> bytes:
+        """The next bytes; empty at the end."""
 
-        *model* is the name that was asked for: headers configured for it are added.
+    async def write(self, data: bytes) -> None:
+        """Send *data*. Raises ``ConnectionError`` when the other side is gone."""
 
-        Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``.
+    def close(self) -> None:
+        """End the connection."""
+
+
+class Upgradable(Reply, Protocol):
+    """An answer that may have left HTTP."""
+
+    def tunnel(self) -> Tunnel:
+        """The connection, where ``status`` is 101."""
+
+
+class Upstream(Protocol):
+    """Sends requests to named upstreams."""
+
+    async def send(
+        self,
+        target: str,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | AsyncIterator[bytes] | None,
+        added: Mapping[str, str] = ...,
+    ) -> Reply:
+        """The reply once its head is here; *added* headers win over all others.
+
+        Raises ``UpstreamUnreachable``, ``UpstreamTimeout`` and ``NotFound``.
         """
+
+    async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> Upgradable:
+        """The reply to a request to leave HTTP. Raises as ``send`` does."""
+
+
+def learn_nothing(usage: Usage) -> bool:
+    """What an answer of our own teaches: nothing."""
+    del usage
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes to the client: ``head``, which are bytes already read from ``reply``, and what follows in that.
+
+    ``learn`` takes the usage of an answer that came to its end; it returns True if that shows that the provider
+    silently cut the prompt instead of refusing it. ``ending`` watches for an overflow behind the first content.
+    ``hides_usage``: the stream's usage event was asked for by us, and is none of the client's. ``at_end``, if set, adds
+    to the report what happens until the answer's end: such an answer needs its request until then.
+    """
+
+    report: Report
+    reply: Reply
+    head: bytes = b""
+    learn: Callable[[Usage], bool] = learn_nothing
+    ending: LateOverflowDetector | None = None
+    hides_usage: bool = False
+    at_end: Callable[[Report], Report] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why nothing went upstream."""
+
+    report: Report
+    error: UllageError
+
+
+Outcome = Answer | Refusal
 
 
 class Counter(Protocol):

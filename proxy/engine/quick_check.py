@@ -27,6 +27,21 @@ HOSTED: Final = b'"mcp"'
 _LIST: Final = ord("[")
 
 
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+_NAMED: Final = msgspec.json.Decoder(_Named)
+
+
+def model_of(body: bytes) -> str:
+    """The model that *body* names, read apart from all else; empty if it names none."""
+    try:
+        return _NAMED.decode(body).model
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return ""
+
+
 class Head(Protocol):
     """The members that decide where a request goes and whether it may need a closer look."""
 

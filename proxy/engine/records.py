@@ -11,10 +11,9 @@ from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord, 
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.compaction.view import OriginalItems, RenderOptions, same_block, write_texts
 from proxy.core.conversation.items import Layout
-from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, Written
+from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
 from proxy.core.planner import provider_compacts
 from proxy.core.request import Request
-from proxy.engine.plans import Plan
 from proxy.engine.ports import Records, Summaries, Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.engine.summary_requests import summary_request_of
@@ -28,6 +27,10 @@ ASKED_AGAIN = 64
 
 SPARED = 4_096
 """Conversations of which it is remembered that they need none yet."""
+
+
+BYTES_BOUND_SHARE = 4
+"""A bound by bytes is about so many times the tokens it bounds."""
 
 
 class CompactionRecords:
@@ -183,24 +186,25 @@ class CompactionRecords:
         found = await self._summaries.ready(passage) if passage else None
         return (found, measured.original(layout)) if found else None
 
-    def answered(self, request: Request, plan: Plan, status: int) -> None:
-        """Note that *plan* was answered with *status*; past the soft mark the next summary is begun."""
-        summaries, report = self._summaries, plan.report
+    def answered(self, view: View, status: int) -> None:
+        """Note that *view* was answered with *status*; past the soft mark the next summary is begun."""
+        summaries = self._summaries
         if summaries is None:
             return
         if status == 429:
-            summaries.limited(request.tenant)
+            summaries.limited(view.request.tenant)
         if status != 200:
             return
-        # A byte bound is about four times what it bounds.
-        summaries.sent(request.tenant, (report.tokens_after or 0) // (4 if report.bounded else 1))
-        view = plan.view
-        if view is None or view.layout is None or report.observed or report.client_compaction:
-            return  # from the answer to a client's own compaction another chain goes on
-        if not view.layout.count or not view.measured.prefix_hashes:
+        summaries.sent(view.request.tenant, _likely_tokens(view))
+        if isinstance(view, UncountedView) or view.observation or view.layout is None:
             return
-        if not view.measured.parsed.envelope.unseen and not provider_compacts(view.measured):
-            self._look_ahead(request, view, view.layout)
+        measured = view.measured
+        if measured.client_compaction:
+            return  # from the answer to a client's own compaction another conversation goes on
+        if not view.layout.count or not measured.prefix_hashes or measured.parsed.envelope.unseen:
+            return
+        if not provider_compacts(measured):
+            self._look_ahead(view.request, view, view.layout)
 
     def _look_ahead(self, request: Request, view: CountedView, layout: Layout) -> None:
         """Begin the summary of the next compaction, if the view is past the soft mark."""
@@ -231,6 +235,13 @@ class CompactionRecords:
         name = (measured.route.name, measured.prefix_hashes[last.place - 1]) if last else None
         record = self._records.get(name) if name else None
         return summary_request_of(measured, layout, cut, record, self._policy.rules.shares.summary)
+
+
+def _likely_tokens(view: View) -> int:
+    """The provider's tokens of what was sent, 0 if they are unknown."""
+    if isinstance(view, UncountedView):
+        return view.bound // BYTES_BOUND_SHARE
+    return view.expected_tokens
 
 
 def _load(measured: MeasuredRequest) -> int:

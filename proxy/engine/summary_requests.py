@@ -77,5 +77,6 @@ def _warm(
         view = assemble(raw, record.compaction, record.block_with(addition.note), edits, measured.count)
     text = envelope.text
     if addition.tokens:
-        text = splice(envelope, 0, b"", {"tools": addition.tools}).decode()
+        tools = addition.added_to(measured.tools_json or envelope.value("tools"))
+        text = splice(envelope, 0, b"", {"tools": tools}).decode()
     return CachedPrompt(text, view.content, measured.budget.fixed + view.tokens)

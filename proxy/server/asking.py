@@ -9,7 +9,7 @@ from typing import Final
 from proxy.core.conversation.compaction import announced
 from proxy.core.conversation.identity import epoch_of, session_of
 from proxy.core.request import Origin, Request
-from proxy.engine.fail_open import model_of
+from proxy.engine.quick_check import model_of
 from proxy.server.body import BodyReader, inflated
 from proxy.server.config import Limits
 from proxy.server.request import RequestHeaders, managed, options, window_variant
@@ -32,11 +32,11 @@ async def read_request(
     asking = replace(
         asking,
         options=options(intake.own),
-        model=model,
-        variant=window_variant(intake),
+        path_model=model,
+        window_variant=window_variant(intake),
         session=session_of(intake.seen),
         epoch=epoch_of(intake.seen),
-        compacting=announced(intake.seen),
+        client_compaction=announced(intake.seen),
     )
     if encoding is not None:
         intake.drop(("content-encoding",))

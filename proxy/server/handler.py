@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final, TypeVar
 from urllib.parse import parse_qs
@@ -17,33 +17,32 @@ from aiohttp import web
 from proxy.core.errors import InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, response_headers
-from proxy.core.request import Request
-from proxy.engine import ports
+from proxy.core.request import Origin, Request
+from proxy.engine.engine import Engine
+from proxy.engine.include_usage import UsageHider
+from proxy.engine.ports import Answer, Outcome, Refusal, Reply, Upstream
 from proxy.server import response, websocket
 from proxy.server.access import Access
 from proxy.server.admin import OwnRoutes
 from proxy.server.admission import Drain
-from proxy.server.asked import UsageHider, ask
 from proxy.server.asking import named_model, read_request
 from proxy.server.body import BodyReader, Progress, Upload
 from proxy.server.config import ServerConfig
-from proxy.server.contracts import Answer, Engine, Observe, Route, Upstream
+from proxy.server.contracts import Observe, Route
 from proxy.server.models import Models
 from proxy.server.naming import renamed
 from proxy.server.observer import ReplyObserver
 from proxy.server.request import (
-    COMPACTING,
-    COUNTING,
     RequestHeaders,
     api_path,
     is_local,
     listed_model,
     managed,
+    purpose_of,
     read_headers,
     request_target,
     send_continue,
     wire,
-    without_secrets,
 )
 from proxy.server.response import BodyRelay, ClientLeft, ResponseWriter
 from proxy.tasks import Faults, Where
@@ -55,30 +54,21 @@ _LEFT: Final = 499
 _OUTDONE: Final = ("unknown-window", "fallback")
 
 
-_NOT_ASKED: Final[tuple[bytes | None, UsageHider | None]] = (None, None)
-
 T = TypeVar("T")
 
 
 class Call:
     """One request while it is under way."""
 
-    __slots__ = ("cors", "hider", "observer", "out", "report", "told", "wire")
+    __slots__ = ("at_end", "cors", "observer", "out", "report", "wire")
 
     def __init__(self, out: ResponseWriter, report: Report, api: str) -> None:
         self.out = out
         self.report = report
         self.wire = api
         self.observer: ReplyObserver | None = None
-        self.hider: UsageHider | None = None
-        self.told: Callable[[Report], Report] | None = None
+        self.at_end: Callable[[Report], Report] | None = None
         self.cors: list[tuple[str, str]] = []
-
-    def take(self, answer: Answer, reader: BodyReader) -> None:
-        """Go on with what is known of *answer*; what was held for its request is let go unless it needs that."""
-        self.report, self.told = answer.report, answer.told
-        if answer.told is None:
-            reader.release()
 
     def note(self, reason: str, status: int = 0) -> None:
         """Remember why the request did not end as it should have; the first reason stands."""
@@ -88,7 +78,7 @@ class Call:
     def final(self) -> Report:
         """The report with the status and usage that were seen."""
         usage = self.observer.usage if self.observer is not None else NO_USAGE
-        report = self.report if self.told is None else self.told(self.report)
+        report = self.report if self.at_end is None else self.at_end(self.report)
         return report.but(status=self.out.status or report.status, usage=usage)
 
 
@@ -208,29 +198,47 @@ class Handler:
         reader.check_declared()
         send_continue(request, intake)
         body = await reader.whole()
-        path = path_qs.partition("?")[0]
-        send = self._sender(path_qs, call, intake)
-        plain = Request(call.report.api, body, tenant, call.report.request_id)
-        answering, asking = self._answering(path), plain
+        received = Request(
+            call.report.api,
+            body,
+            tenant,
+            call.report.request_id,
+            purpose=purpose_of(path_qs.partition("?")[0]),
+            origin=Origin(path_qs, tuple(intake.forward)),
+        )
+        outcome = await self._exchanged(received, path_qs, call, intake, reader)
+        # A stream may last for minutes and needs nothing of its request any more.
+        del body, received
+        call.report = outcome.report
+        if isinstance(outcome, Refusal):
+            raise outcome.error
+        call.at_end = outcome.at_end
+        if outcome.at_end is None:
+            reader.release()
+        await self._pass(call, outcome.reply, outcome.head, outcome.ending, hides_usage=outcome.hides_usage)
+        self._complete(call, outcome)
+
+    async def _exchanged(
+        self, received: Request, path_qs: str, call: Call, intake: RequestHeaders, reader: BodyReader
+    ) -> Outcome:
+        """What the engine makes of a request; *received* has its body as it came, and nothing read of its headers."""
+        request = received
         try:
-            asking = await read_request(plain, path_qs, intake, reader, self._limits)
+            request = await read_request(received, path_qs, intake, reader, self._limits)
         except UllageError:
             raise
         except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request
-            self._faults.report("request", plain.request_id, fault)
-            answering = self._engine.untouched
+            self._faults.report("request", received.request_id, fault)
+            return await self._engine.untouched(received)
         try:
-            answer = await answering(asking, send)
+            return await self._engine.exchange(request)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
-            model = asking.model or named_model(asking.body, complete=True)
+            model = request.path_model or named_model(request.body, complete=True)
             call.report = call.report.but(model=model, upstream=error.upstream)
             raise
-        # A stream may last for minutes and needs nothing of its request any more.
-        del body, plain, asking
-        call.take(answer, reader)
-        if answer.reply is None:
-            raise answer.error or UllageError()
-        await self._pass(call, answer.reply, answer.head, answer.ending)
+
+    def _complete(self, call: Call, answer: Answer) -> None:
+        """Learn from the usage of an answer that came to its end."""
         if answer.report.reason == SERVED:
             call.observer = None  # no provider told what this cost
         if call.observer is None:
@@ -239,33 +247,6 @@ class Handler:
         was_cut = self._attempt("after", call, lambda: answer.learn(usage), instead=False)
         if was_cut and call.report.reason in ("", *_OUTDONE):
             call.report = call.report.but(reason="silently_truncated")
-
-    def _answering(self, path: str) -> Callable[[Request, ports.Send], Awaitable[Answer]]:
-        """What of the engine answers requests on *path*."""
-        if path in COUNTING:
-            return self._engine.count
-        return self._engine.compact if path in COMPACTING else self._engine.exchange
-
-    def _sender(self, path_qs: str, call: Call, intake: RequestHeaders) -> ports.Send:
-        """Return what sends a body upstream on this request's own path and headers."""
-        api = call.report.api
-
-        async def send(upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> ports.Reply:
-            self._access.check_stored(body, upstream, intake.forward)
-            going = without_secrets(intake.forward) if keyless else intake.forward
-            added = self._config.headers_of(model)
-            asked, call.hider = _NOT_ASKED
-            if api == "chat" and upstream in self._config.usage_upstreams:
-                asked, call.hider = self._attempt("answer", call, lambda: _asked(body), _NOT_ASKED)
-            if asked is None:
-                return await self._upstream.send(upstream, "POST", path_qs, going, body, added)
-            # An event can only be taken out of what can be read.
-            plain = [pair for pair in going if pair[0].lower() != "accept-encoding"]
-            return await self._upstream.send(
-                upstream, "POST", path_qs, [*plain, ("Accept-Encoding", "identity")], asked, added
-            )
-
-        return send
 
     async def _relay(
         self, request: web.BaseRequest, path_qs: str, call: Call, intake: RequestHeaders, reader: BodyReader
@@ -339,14 +320,20 @@ class Handler:
             await self._pass(call, reply, b"")
 
     async def _pass(
-        self, call: Call, reply: ports.Reply, first: bytes, ending: LateOverflowDetector | None = None
+        self,
+        call: Call,
+        reply: Reply,
+        first: bytes,
+        ending: LateOverflowDetector | None = None,
+        *,
+        hides_usage: bool = False,
     ) -> None:
         out = call.out
         streamed = reply.header("content-type").startswith("text/event-stream")
         if streamed and not call.report.stream:
             call.report = self._attempt("answer", call, lambda: call.report.but(stream=True), call.report)
         encoding = reply.header("content-encoding")
-        hider = call.hider if streamed and not encoding else None
+        hider = UsageHider() if hides_usage and streamed and not encoding else None
         noticed = partial(self._faults.report, "answer", call.report.request_id)
         observer = call.observer = ReplyObserver(encoding, hider, ending, noticed)
         body = BodyRelay(out, reply, observer)
@@ -382,9 +369,3 @@ class Handler:
             response.refuse(out, error, call.wire, call.report, call.cors)
         except ClientLeft:
             call.note("client_left", _LEFT)
-
-
-def _asked(body: bytes) -> tuple[bytes | None, UsageHider | None]:
-    """*body* with usage asked for, and what keeps that from the answer; nothing where it is not asked for."""
-    asked = ask(body)
-    return (asked, None) if asked is None else (asked, UsageHider())

@@ -8,7 +8,7 @@ from proxy.core.apis.sse import StreamEnd
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import NO_USAGE, Usage
 from proxy.core.usage import UsageTap
-from proxy.server.asked import UsageHider
+from proxy.engine.include_usage import UsageHider
 
 
 class ReplyObserver:

@@ -14,8 +14,8 @@ from aiohttp import web
 from proxy.core.conversation.compaction import METADATA_HEADER
 from proxy.core.conversation.identity import EPOCH_HEADER, SESSION_HEADERS
 from proxy.core.errors import InvalidRequest, UllageError
-from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, PERSONAL, WRITTEN_ANEW
-from proxy.core.request import Mode, Options
+from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
+from proxy.core.request import Mode, Options, Purpose
 
 # "expect" is answered here; "http2-settings" belongs to an upgrade (https://www.rfc-editor.org/rfc/rfc7540#section-3.2.1).
 _STAYS: Final = HOP_BY_HOP | WRITTEN_ANEW | {"expect", "http2-settings"}
@@ -89,11 +89,6 @@ def _repeated(name: str, first: str, second: str) -> str:
     if name in CREDENTIALS:
         raise InvalidRequest(f"The header {name} was sent more than once.")
     return f"{first}, {second}"
-
-
-def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """*headers* without what tells who the client is: for a server that it does not know of."""
-    return [pair for pair in headers if pair[0].lower() not in PERSONAL]
 
 
 def window_variant(intake: RequestHeaders) -> str:
@@ -243,6 +238,13 @@ def managed(path: str) -> tuple[str, str] | None:
     if deployed is None or deployed[2] not in _APIS:
         return None
     return _APIS[deployed[2]], deployed[1]
+
+
+def purpose_of(path: str) -> Purpose:
+    """What a request on a managed *path* is for."""
+    if path in COUNTING:
+        return "count"
+    return "compact" if path in COMPACTING else "answer"
 
 
 def listed_model(path: str) -> str | None:

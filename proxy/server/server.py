@@ -6,12 +6,14 @@ import asyncio
 import ipaddress
 from collections.abc import Mapping
 
+from proxy.engine.engine import Engine
+from proxy.engine.ports import Upstream
 from proxy.server.access import Access
 from proxy.server.admin import ConversationRoutes, OwnRoutes
 from proxy.server.admission import Admission, Drain
 from proxy.server.config import ServerConfig
 from proxy.server.connection import Listener
-from proxy.server.contracts import Conversations, Engine, Metrics, Observe, Route, Status, Upstream
+from proxy.server.contracts import Conversations, Metrics, Observe, Route, Status
 from proxy.server.handler import Handler
 from proxy.server.models import Models
 from proxy.tasks import Faults

@@ -8,8 +8,8 @@ from typing import Any, cast
 from aiohttp import web
 
 from proxy.core.errors import UpstreamUnreachable
+from proxy.engine.ports import Tunnel, Upgradable
 from proxy.pipe import Pipe
-from proxy.server.contracts import Tunnel, Upgradable
 from proxy.server.response import ClientLeft, ResponseWriter
 
 SWITCHING = 101

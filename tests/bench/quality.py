@@ -26,7 +26,7 @@ from rich.progress import track
 from rich.table import Table
 
 from proxy.core.decisions import Policy
-from tests.support.engine_fixtures import POLICY, Desk, count
+from tests.support.engine_fixtures import POLICY, Replica, count
 from tests.support.recorded_conversations import FOLDER
 
 Message = dict[str, Any]
@@ -175,14 +175,14 @@ def _opens(messages: Sequence[Message], at: int) -> bool:
 
 def ullage(policy: Policy = POLICY) -> Compactor:
     """Ullage's own engine as a compactor; a window's replica lives as long as the conversation does not change."""
-    desks: dict[tuple[str, int], Desk] = {}
+    desks: dict[tuple[str, int], Replica] = {}
 
     def compact(messages: list[Message], budget: int) -> list[Message] | None:
         window = int(budget * RESERVE)
         name = (json.dumps(messages[:2], sort_keys=True), window)
         if name not in desks:
             desks.clear()
-            desks[name] = Desk(policy=policy)
+            desks[name] = Replica(policy=policy)
         body = json.dumps({"model": "gpt-4o", "messages": messages}, ensure_ascii=False)
         plan = asyncio.run(desks[name].plan(body.encode("utf-8", "surrogatepass"), window))
         return None if plan.error else json.loads(plan.body)["messages"]

@@ -29,7 +29,7 @@ from proxy.store import Store, open_store
 from proxy.summaries.kept import dump
 from proxy.tasks import Tasks
 from tests.store.conftest import Valkey
-from tests.support.engine_fixtures import TENANT, Desk, body_of, count
+from tests.support.engine_fixtures import TENANT, Replica, body_of, count
 from tests.support.recorded_conversations import FOLDER
 
 WINDOWS = (8_192, 32_768)
@@ -111,7 +111,7 @@ async def _grown(path: Path, window: int, tokens: int, store: Store, tasks: Task
         time.monotonic,
     )
     chronicle = HistoryRecorder(store.register, {}, lambda: 1_800_000_000.0, archive)
-    desk = Desk(store, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
+    desk = Replica(store, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
     for messages in places(path):
         body = body_of(messages)
         plan = await desk.plan(body, window)

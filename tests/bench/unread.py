@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core.compaction.schedule import NOTE
-from tests.support.engine_fixtures import Desk, slices
+from tests.support.engine_fixtures import Replica, slices
 from tests.support.recorded_conversations import Transcript, read_all
 
 WINDOWS = (2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152)
@@ -68,7 +68,7 @@ def budget(window: int) -> int:
 
 async def replay(recording: Transcript, window: int, ends: Sequence[int], counts: Counts) -> None:
     """Send the prefixes of *recording* that end at *ends* through one replica, and count."""
-    desk = Desk()
+    desk = Replica()
     for end in ends:
         raw = recording.body(end, "house-model")
         plan = await desk.plan(raw, window)

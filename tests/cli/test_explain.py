@@ -13,7 +13,7 @@ from proxy.cli.explain import CannotFit, api_of, breakdown, fit_request, render
 from proxy.core.errors import InvalidRequest
 from proxy.settings import Settings
 from tests.support import api_formats
-from tests.support.engine_fixtures import Desk, body_of, count, message_problems, slices
+from tests.support.engine_fixtures import Replica, body_of, count, message_problems, slices
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, prose, tool
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
@@ -33,7 +33,9 @@ async def test_the_view_is_what_the_proxy_would_send() -> None:
     found = await fit_request(Settings(), body, window=4096)
     assert found.plan.error is None
     assert message_problems(body, found.plan.body) == []
-    assert len(slices(found.plan.body)) == len(await Desk().view(json.loads(body)["messages"], 4096, tools=AGENT_TOOLS))
+    assert len(slices(found.plan.body)) == len(
+        await Replica().view(json.loads(body)["messages"], 4096, tools=AGENT_TOOLS)
+    )
 
 
 async def test_small_requests_pass_and_are_counted_all_the_same() -> None:

@@ -28,7 +28,7 @@ from proxy.core.decisions import (
 from proxy.core.planner import decide
 from proxy.core.request import Request
 from tests.support.conversation_strategies import agent_sessions
-from tests.support.engine_fixtures import POLICY, TENANT, UNSHRUNK, Book, Desk, body_of, tools
+from tests.support.engine_fixtures import POLICY, TENANT, UNSHRUNK, Book, Replica, body_of, tools
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, prose
 
 WINDOW = 8192
@@ -42,12 +42,12 @@ def measured(
     messages: Sequence[Message],
     window: int = WINDOW,
     target: CompactionTarget | None = None,
-    desk: Desk | None = None,
+    desk: Replica | None = None,
     ratio: float = 1.0,
     **members: Any,
 ) -> MeasuredRequest:
     """*messages* as a measured request; *ratio*: provider tokens per token of our count."""
-    fitter = (desk or Desk()).fitter
+    fitter = (desk or Replica()).fitter
     request = Request("chat", body_of(messages, **members), TENANT, "r")
     route = Route("stub", "house-model", window, None, "o200k_base", "configured")
     located = fitter.locate(request)
@@ -59,9 +59,9 @@ def looked_up(request: MeasuredRequest) -> LookedUp:
     return LookedUp(request.lay_out(), None)
 
 
-def written(request: MeasuredRequest, need: NeedBlock, desk: Desk | None = None) -> Written:
+def written(request: MeasuredRequest, need: NeedBlock, desk: Replica | None = None) -> Written:
     """The record that *need* asks for, written by the real engine over a store of its own."""
-    return asyncio.run((desk or Desk()).fitter.events.write(request, need))
+    return asyncio.run((desk or Replica()).fitter.events.write(request, need))
 
 
 LONG = agent_session(20, 500)
@@ -166,9 +166,9 @@ def test_only_a_stated_window_refuses(stated: bool) -> None:
         assert final.error.largest == "system messages"
 
 
-def finish(request: MeasuredRequest, desk: Desk | None = None) -> Forward | TooLossy | Reject:
+def finish(request: MeasuredRequest, desk: Replica | None = None) -> Forward | TooLossy | Reject:
     """The final decision, with every target on the way at least as tight as the one before."""
-    desk = desk or Desk(Book())
+    desk = desk or Replica(Book())
     decision = decide(request, PLANNING)
     blocks: list[NeedBlock] = []
     while True:
@@ -231,7 +231,7 @@ def test_a_newest_round_that_cannot_fit_is_refused_at_once() -> None:
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
     messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": calls}, *results]
     request, blocks = measured(messages), 0
-    events, progress = Desk(Book()).fitter.events, looked_up(request)
+    events, progress = Replica(Book()).measurer.events, looked_up(request)
     decision = decide(request, PLANNING, progress)
     while isinstance(decision, NeedBlock):
         blocks += 1

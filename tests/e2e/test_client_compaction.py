@@ -12,7 +12,7 @@ from proxy.core.compaction.schedule import CompactionTarget
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Rules, chat, messages, responses, slices
 from tests.support.api_formats import body_of
-from tests.support.engine_fixtures import Desk
+from tests.support.engine_fixtures import Replica
 from tests.support.proxy_process import until
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
 
@@ -68,7 +68,7 @@ async def test_a_compaction_in_unknown_words_goes_whole(api: str, words: str, cl
     """What asks for a handoff is left as it is above the high mark; work on such texts is compacted as ever."""
     talk = [*agent_session(rounds_up_to(api, WINDOW - 400) - 1, 300), {"role": "user", "content": words}]
     body = raw(asked(api, talk))
-    plan = await Desk().plan(body, WINDOW, api=api)
+    plan = await Replica().plan(body, WINDOW, api=api)
     assert plan.report.client_compaction == client
     assert (plan.body == body) is bool(client)
 
@@ -76,7 +76,7 @@ async def test_a_compaction_in_unknown_words_goes_whole(api: str, words: str, cl
 @pytest.mark.parametrize("api", WIRES)
 async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None:
     """An event on the chain and the high mark change nothing; what is too big is made smaller; nothing is confused."""
-    desk, route = Desk(), {"api": api}
+    desk, route = Replica(), {"api": api}
     rounds = rounds_up_to(api, WINDOW - 400)
     ordinary = await desk.plan(raw(asked(api, agent_session(rounds, 300))), WINDOW, **route)
     assert ordinary.report.event, "the session itself has to be compacted, or nothing is shown"
@@ -116,13 +116,13 @@ async def test_a_large_output_figure_costs_a_summary_nothing_of_what_it_is_of(ap
     """Before any result goes, the answer has the room of a summary; and what goes then is verified by its count."""
     figure = "max_output_tokens" if api == "responses" else "max_tokens"
     body = {**compacting(api, rounds_up_to(api, WINDOW - 2000)), figure: 6000}
-    plan = await Desk().plan(raw(body), WINDOW, api=api)
+    plan = await Replica().plan(raw(body), WINDOW, api=api)
     sent = json.loads(plan.body)
     assert {**sent, figure: 6000} == body, "only the output figure was lowered"
     assert (plan.report.stages, 1024 <= sent[figure] < 6000) == (("output",), True)
     assert WIRES[api].judge(sent, Rules(window=WINDOW)).kind == "ok"
     body = {**compacting(api, rounds_up_to(api, WINDOW - 400) + 4), figure: 6000}
-    plan = await Desk().plan(raw(body), WINDOW, api=api)
+    plan = await Replica().plan(raw(body), WINDOW, api=api)
     assert plan.report.stages == ("prune", "output")
     sent = json.loads(plan.body)
     assert sent[figure] >= 1024
@@ -135,7 +135,7 @@ async def test_a_pruned_compaction_fits_by_what_the_provider_counts(factor: floa
     """With every tokenizer and any number of rounds too many, what is sent fits as the server counts."""
     for more in range(1, 14, 3):
         body = compacting("chat", int(rounds_up_to("chat", WINDOW - 400) / factor) + more)
-        plan = await Desk().plan(raw(body), WINDOW, factor=factor)
+        plan = await Replica().plan(raw(body), WINDOW, factor=factor)
         assert plan.error is None
         verdict = chat.judge(json.loads(plan.body), Rules(window=WINDOW, factor=factor * 0.995))
         assert verdict.kind == "ok", (more, verdict, plan.report.stages)

@@ -13,7 +13,7 @@ from proxy.core.compaction.record import OLD
 from proxy.core.decisions import Policy
 from tests.stub import chat, messages, responses, slices
 from tests.support.api_formats import body_of
-from tests.support.engine_fixtures import POLICY, Desk
+from tests.support.engine_fixtures import POLICY, Replica
 from tests.support.sample_conversations import prose
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
@@ -42,7 +42,7 @@ def body(api: str, rounds: int, words: int = 250) -> bytes:
 @pytest.mark.parametrize("api", WIRES)
 async def test_an_order_in_a_file_is_not_pinned_as_the_users(api: str) -> None:
     """The block repeats what the user said word for word, and nothing of what files say as if the user had."""
-    desk = Desk()
+    desk = Replica()
     plan = await desk.plan(body(api, 40), 6_000, api=api)
     assert plan.report.outcome == "compacted"
     (record,) = desk.records.values()
@@ -61,7 +61,7 @@ async def test_old_results_written_as_text_give_way_to_lines(api: str) -> None:
         POLICY.rules,
         mild=PrunePassRules(DedupRules(), PruneRules(protect_rounds=2, protect_tokens=1_000, min_saving=1_000)),
     )
-    plan = await Desk(policy=Policy(rules)).plan(body(api, 12, 1_000), 16_000, api=api)
+    plan = await Replica(policy=Policy(rules)).plan(body(api, 12, 1_000), 16_000, api=api)
     assert plan.report.stages == ("prune",)
     texts = [raw.decode() for raw in slices(plan.body)]
     old = [text for text in texts if OLD.partition("{")[0] + "read_file" in text]

@@ -49,7 +49,7 @@ async def test_an_overflow_is_answered_with_something_smaller(wording: Wording, 
     """A provider whose window is smaller than we thought gets a smaller view; the client sees only the success."""
     upstream = strict(shape != "whole", window=5000, wording=wording, overflow_in_stream=shape == "in stream")
     body = session(6200, **({} if shape == "whole" else {"stream": True}))
-    answer = await Room().ask(body, upstream.send)
+    answer = await Room().ask(body, upstream)
     assert await whole(answer) == (b'{"ok":true}' if shape == "whole" else ROLE + WORD + DONE)
     assert answer.reply is not None
     assert answer.reply.status == 200
@@ -75,7 +75,7 @@ async def test_a_provider_that_never_has_enough_gets_two_retries(wording: Wordin
     said = ROLE + b"data: " + error + b"\n\n" + DONE if stream else error
     later = Given(200, [b"data: " + error + b"\n\n"], SSE) if stream else Given(status, [error])
     upstream = always(first, later, Given(later.status, list(later._chunks), later.headers))
-    answer = await Room().ask(session(6200, stream=stream), upstream.send)
+    answer = await Room().ask(session(6200, stream=stream), upstream)
     sizes = [request_tokens(json.loads(sent)) for sent in upstream.bodies]
     assert 1 < len(sizes) <= 3
     assert sizes == sorted(set(sizes), reverse=True)
@@ -107,7 +107,7 @@ async def test_a_provider_that_never_has_enough_gets_two_retries(wording: Wordin
 async def test_every_other_error_passes_verbatim(status: int, error: bytes) -> None:
     """An error that is no overflow costs one call and arrives as it was, headers included."""
     upstream = always(Given(status, [error[:4], error[4:]] if error else []))
-    answer = await Room().ask(session(6200), upstream.send)
+    answer = await Room().ask(session(6200), upstream)
     assert len(upstream.bodies) == 1
     assert answer.reply is upstream.replies[0]
     assert await whole(answer) == error
@@ -120,11 +120,11 @@ async def test_an_unknown_window_is_learned_from_the_first_overflow() -> None:
     room, upstream = Room(window=None), strict(window=4000)
     messages = agent_session(18, 300)
     body = body_of(messages)
-    first = await room.ask(body, upstream.send)
+    first = await room.ask(body, upstream)
     assert upstream.bodies[0] is body
     assert first.report.retries == 1
     grown = body_of([*messages, *agent_round(99, 100)])
-    second = await room.ask(grown, upstream.send)
+    second = await room.ask(grown, upstream)
     assert second.report.retries == 0
     assert second.report.window == 4000
     assert slices(upstream.bodies[-1])[: len(slices(upstream.bodies[-2]))] == slices(upstream.bodies[-2])
@@ -134,7 +134,7 @@ async def test_an_overflow_that_states_nothing_is_recovered_from_and_invents_no_
     """Where neither we nor the error know the window, the view shrinks all the same and no window is told."""
     bare = b'{"error":{"message":"too long","code":"context_length_exceeded"}}'
     upstream = always(Given(400, [bare]), Given(200, [b'{"ok":true}']))
-    answer = await Room(window=None).ask(session(6200), upstream.send)
+    answer = await Room(window=None).ask(session(6200), upstream)
     assert await whole(answer) == b'{"ok":true}'
     assert len(upstream.bodies[1]) < len(upstream.bodies[0])
     assert (answer.report.window, answer.report.budget, answer.report.retries) == (None, None, 1)
@@ -145,12 +145,12 @@ async def test_stated_prompt_tokens_correct_the_count(wording: Wording) -> None:
     """A provider that counts half as much again is believed: the next requests fit at once, by its own count."""
     room, upstream = Room(), strict(window=WINDOW, wording=wording, factor=1.5)
     messages = agent_session(18, 300)
-    answer = await room.ask(body_of(messages), upstream.send)
+    answer = await room.ask(body_of(messages), upstream)
     assert answer.report.retries == 1
-    assert 1.4 <= room.desk.lessons.now(ROUTE, TENANT).lesson.calibration.factor <= 1.6
+    assert 1.4 <= room.replica.learned.known(ROUTE, TENANT).lesson.calibration.factor <= 1.6
     for at in range(12):
         messages += agent_round(100 + at, 300)
-        again = await room.ask(body_of(messages), upstream.send)
+        again = await room.ask(body_of(messages), upstream)
         assert again.report.retries == 0
         assert await whole(again) == b'{"ok":true}'
 
@@ -159,7 +159,7 @@ async def test_an_output_figure_that_is_too_large_is_lowered_first() -> None:
     """Where input and output together are too much, the output figure gives way before any message does."""
     upstream = strict(window=5000, wording="vllm")
     body = body_of([{"role": "user", "content": prose(1, 3000)}], max_tokens=3500)
-    answer = await Room().ask(body, upstream.send)
+    answer = await Room().ask(body, upstream)
     assert answer.report.retries == 1
     first, second = map(json.loads, upstream.bodies)
     assert second["messages"] == first["messages"]
@@ -172,7 +172,7 @@ async def test_a_body_that_is_no_request_is_invalid() -> None:
     upstream = strict()
     for body in (b"", b"[]", b'{"model":"m"}', b'{"model":"m","model":"n","messages":[]}', b'{"messages":7}'):
         with pytest.raises(InvalidRequest):
-            await Room().ask(body, upstream.send)
+            await Room().ask(body, upstream)
     assert upstream.bodies == []
 
 
@@ -185,7 +185,7 @@ async def test_a_connection_that_fails_is_the_callers_to_know() -> None:
 
     upstream = always(Broken(400, []))
     with pytest.raises(UpstreamUnreachable):
-        await Room().ask(session(6200), upstream.send)
+        await Room().ask(session(6200), upstream)
     assert len(upstream.bodies) == 1
     assert upstream.replies[0].closed
 
@@ -193,7 +193,7 @@ async def test_a_connection_that_fails_is_the_callers_to_know() -> None:
 async def test_only_our_own_time_is_overhead() -> None:
     """The clock runs while a request is fitted and while a smaller one is found, not while the provider answers."""
     room, upstream = Room(), strict(window=5000)
-    answer = await room.ask(session(6200), upstream.send)
+    answer = await room.ask(session(6200), upstream)
     assert answer.report.retries == 1
     assert answer.report.overhead_seconds == pytest.approx(0.5)
 
@@ -202,7 +202,7 @@ async def test_every_attempt_is_a_faithful_view() -> None:
     """Retries too keep pairs, systems and bytes."""
     upstream = strict(window=3000)
     body = session(6200, tools=AGENT_TOOLS)
-    answer = await Room().ask(body, upstream.send)
+    answer = await Room().ask(body, upstream)
     assert answer.report.retries >= 1
     for sent in upstream.bodies[1:]:
         assert message_problems(body, sent) == []
@@ -218,7 +218,7 @@ async def test_no_more_than_three_calls() -> None:
     """However small the views become, a provider that says no to everything is asked three times."""
     refusal = b'{"error":{"message":"exceeds the context window","code":"context_length_exceeded"}}'
     upstream = Upstream(lambda _: Given(400, [refusal]))
-    answer = await Room(window=32_768).ask(session(25_000), upstream.send)
+    answer = await Room(window=32_768).ask(session(25_000), upstream)
     assert len(upstream.bodies) == 3
     assert await whole(answer) == refusal
     assert (answer.report.retries, answer.report.overflows) == (2, 3)
@@ -228,7 +228,7 @@ async def test_a_count_is_the_upstreams_where_it_has_one() -> None:
     """The view goes up to be counted, and the answer comes back as it is; nothing is recorded."""
     room, upstream = Room(), always(Given(200, [b'{"input_tokens":77}']))
     body = asked("messages", 40)
-    answer = await room.count(body, upstream.send)
+    answer = await room.count(body, upstream)
     assert await whole(answer) == b'{"input_tokens":77}'
     assert answer.report.api == "count_tokens"
     assert len(upstream.bodies[0]) < len(body)
@@ -244,7 +244,7 @@ async def test_a_size_to_compact_from_refuses_and_clips_nothing(system: int, sai
     room, upstream = Room(20_000, owned=["stub"]), always(Given(200, [b"{}"]))
     body: dict[str, Any] = {"model": "m", "max_tokens": 500, "system": prose(1, system)}
     body["messages"] = [{"role": "user", "content": prose(2, said)}]
-    answer = await room.ask(json.dumps({**body, "context_management": COMPACT}).encode(), upstream.send, "messages")
+    answer = await room.ask(json.dumps({**body, "context_management": COMPACT}).encode(), upstream, "messages")
     assert answer.report.outcome == "verbatim"
     assert json.loads(upstream.bodies[0]) == body
     assert room.book.records() == []
@@ -274,7 +274,7 @@ async def test_a_count_is_ours_where_the_upstream_has_none(counting: Counting, s
     for room in (Room(counting=counting), Room(None, counting=counting)):
         upstream = always(Given(status, [b"{}"]))
         for rounds in (1, 8, 40):
-            answer = await room.count(asked("messages", rounds), upstream.send)
+            answer = await room.count(asked("messages", rounds), upstream)
             tokens = json.loads(await whole(answer))["input_tokens"]
             assert answer.reply is not None
             assert answer.reply.status == 200
@@ -289,7 +289,7 @@ async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None
     """Results that are capped before they are first sent are counted as capped, known window or not."""
     policy, told = replace(POLICY, always=TruncateLimits(5, 50_000)), []
     for room in (Room(window, counting="own"), Room(window, counting="own", policy=policy)):
-        answer = await room.count(asked("messages", 6), always(Given(500, [])).send)
+        answer = await room.count(asked("messages", 6), always(Given(500, [])))
         told.append(json.loads(await whole(answer))["input_tokens"])
     assert told[1] < 0.7 * told[0]
 
@@ -297,7 +297,7 @@ async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None
 @pytest.mark.parametrize(("counting", "status"), [("relay", 404), ("auto", 401), ("auto", 500)])
 async def test_every_other_answer_to_a_count_passes(counting: Counting, status: int) -> None:
     """Errors that do not say that there is no such route are the upstream's answer."""
-    answer = await Room(counting=counting).count(asked("messages", 2), always(Given(status, [b"no"])).send)
+    answer = await Room(counting=counting).count(asked("messages", 2), always(Given(status, [b"no"])))
     assert answer.reply is not None
     assert (answer.reply.status, await whole(answer)) == (status, b"no")
 
@@ -306,12 +306,12 @@ async def test_a_stored_history_is_left_to_the_provider() -> None:
     """An overflow of what only the provider has is answered with leave to truncate, once, and teaches nothing."""
     room, body = Room(), json.dumps({"model": "m", "input": "Go on.", **STORED}).encode()
     upstream = always(Given(400, [TOO_LONG]), Given(200, [b"{}"]))
-    answer = await room.ask(body, upstream.send, "responses")
+    answer = await room.ask(body, upstream, "responses")
     assert await whole(answer) == b"{}"
     assert answer.report.stages == ("truncation",)
     assert [json.loads(sent).get("truncation") for sent in upstream.bodies] == [None, "auto"]
     assert {**json.loads(upstream.bodies[1]), "truncation": 0} == {**json.loads(body), "truncation": 0}
-    assert room.book.lessons == {}
+    assert room.book.learned == {}
     never = always(Given(400, [TOO_LONG]), Given(400, [TOO_LONG]))
     assert await whole(await room.ask(body, never.send, "responses")) == TOO_LONG
     assert len(never.bodies) == 2
@@ -322,7 +322,7 @@ async def test_a_client_that_wants_no_truncation_gets_the_error() -> None:
     for said in ("disabled", "auto", None):
         body = json.dumps({"model": "m", "input": "Go on.", "truncation": said, **STORED}).encode()
         upstream = always(Given(400, [TOO_LONG]))
-        assert await whole(await Room().ask(body, upstream.send, "responses")) == TOO_LONG
+        assert await whole(await Room().ask(body, upstream, "responses")) == TOO_LONG
         assert upstream.bodies == [body]
 
 
@@ -333,7 +333,7 @@ async def test_what_the_provider_adds_teaches_nothing() -> None:
         room = Room()
         answer = await room.ask(body, strict_responses().send, "responses")
         assert not answer.learn(Usage(40_000, 5, None))
-        assert room.desk.lessons.now(ROUTE, TENANT).lesson.calibration.factor == 1.0
+        assert room.replica.learned.known(ROUTE, TENANT).lesson.calibration.factor == 1.0
 
 
 async def test_what_goes_wrong_beside_an_answer_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,8 +343,8 @@ async def test_what_goes_wrong_beside_an_answer_costs_no_request(monkeypatch: py
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(room.desk.fitter.events, "answered", broken)
-    answer = await room.ask(session(600), always(Given(200, [b'{"choices": []}'], JSON)).send)
+    monkeypatch.setattr(room.replica.fitter.events, "answered", broken)
+    answer = await room.ask(session(600), always(Given(200, [b'{"choices": []}'], JSON)))
     assert await whole(answer) == b'{"choices": []}'
     await asyncio.sleep(0)
     assert room.faults == [("after", ZeroDivisionError)]

@@ -11,10 +11,10 @@ import pytest
 from proxy.core.budget.catalogue import Catalogue, Rule
 from proxy.core.errors import InvalidRequest, UpstreamTimeout
 from proxy.core.request import Request
-from proxy.engine.fitting import Fitter
-from proxy.engine.planning import Planner
-from proxy.engine.recovery import Recovery
-from proxy.engine.replies import Answer, OverflowDetector
+from proxy.engine.engine import Engine
+from proxy.engine.measuring import Measurer
+from proxy.engine.retries import Retries
+from proxy.engine.upstream_calls import UpstreamCalls
 from tests.support.engine_fixtures import TENANT
 from tests.support.scripted_upstream import (
     DONE,
@@ -24,6 +24,7 @@ from tests.support.scripted_upstream import (
     TOO_LONG,
     WINDOW,
     WORD,
+    Exchanged,
     Given,
     Room,
     Upstream,
@@ -40,28 +41,28 @@ def broken(*_: object, **__: object) -> Any:
     raise ZeroDivisionError("CANARY")
 
 
-def became(answer: Answer) -> tuple[str, str]:
+def became(answer: Exchanged) -> tuple[str, str]:
     return answer.report.outcome, answer.report.reason
 
 
 async def test_before_anything_was_sent_the_clients_own_bytes_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """They go once, untouched, however far above the window they are; the answer teaches nothing."""
-    monkeypatch.setattr(Planner, "fit", broken)
+    monkeypatch.setattr(Engine, "first_plan", broken)
     room, upstream, body = Room(), always(Given(200, [ROLE, WORD, DONE], SSE)), session(60_000, stream=True)
-    answer = await room.ask(body, upstream.send)
+    answer = await room.ask(body, upstream)
     assert (became(answer), answer.report.upstream, answer.report.model) == (DEGRADED, "stub", "gpt-4o-mini")
     assert await whole(answer) == ROLE + WORD + DONE
     assert upstream.bodies == [body]
     assert upstream.replies[0].taken > 0
-    assert (answer.ending, answer.told) == (None, None)
+    assert (answer.answer.ending, answer.answer.at_end) == (None, None)
     assert room.faults == [("request", ZeroDivisionError)]
 
 
 async def test_an_error_to_the_clients_own_bytes_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is tried again, whatever comes back."""
-    monkeypatch.setattr(Planner, "fit", broken)
+    monkeypatch.setattr(Engine, "first_plan", broken)
     upstream = always(Given(400, [TOO_LONG], JSON))
-    answer = await Room().ask(session(9_000), upstream.send)
+    answer = await Room().ask(session(9_000), upstream)
     assert (became(answer), await whole(answer), len(upstream.bodies)) == (DEGRADED, TOO_LONG, 1)
 
 
@@ -72,7 +73,7 @@ async def test_a_reply_in_hand_is_the_answer(monkeypatch: pytest.MonkeyPatch, st
     chunks, headers, name = (stream, SSE, "event") if status == 200 else ([TOO_LONG[:9], TOO_LONG[9:]], JSON, "answer")
     monkeypatch.setattr(f"proxy.core.overflow.classify.Classifier.{name}", broken)
     upstream = always(Given(status, chunks, headers))
-    answer = await Room().ask(session(6200, stream=status == 200), upstream.send)
+    answer = await Room().ask(session(6200, stream=status == 200), upstream)
     assert (became(answer), len(upstream.bodies)) == (DEGRADED, 1)
     assert not upstream.replies[0].closed
     assert await whole(answer) == b"".join(chunks)
@@ -80,9 +81,9 @@ async def test_a_reply_in_hand_is_the_answer(monkeypatch: pytest.MonkeyPatch, st
 
 async def test_after_an_overflow_its_reply_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """If making the request smaller fails, the client gets the first overflow's status, headers and bytes."""
-    monkeypatch.setattr(Recovery, "smaller", broken)
+    monkeypatch.setattr(Retries, "smaller", broken)
     upstream = always(Given(400, [TOO_LONG[:9], TOO_LONG[9:]], JSON), Given(200, [b"{}"]))
-    answer = await Room().ask(session(6200), upstream.send)
+    answer = await Room().ask(session(6200), upstream)
     assert (became(answer), len(upstream.bodies)) == (DEGRADED, 1)
     assert answer.reply is not None
     assert (answer.reply.status, answer.reply.headers) == (400, JSON)
@@ -92,26 +93,26 @@ async def test_after_an_overflow_its_reply_is_the_answer(monkeypatch: pytest.Mon
 
 async def test_a_retry_in_hand_wins_over_the_overflow_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smaller request was answered: that is the answer, although looking at it failed."""
-    look, calls = OverflowDetector.look, []
+    look, calls = UpstreamCalls._overflow_in, []
 
-    async def failing(self: OverflowDetector, *given: Any, **named: Any) -> Any:
+    async def failing(self: UpstreamCalls, *given: Any, **named: Any) -> Any:
         calls.append(1)
         return await look(self, *given, **named) if len(calls) == 1 else broken()
 
-    monkeypatch.setattr(OverflowDetector, "look", failing)
+    monkeypatch.setattr(UpstreamCalls, "_overflow_in", failing)
     upstream = always(Given(400, [TOO_LONG], JSON), Given(200, [b'{"ok":true}']))
-    answer = await Room().ask(session(6200), upstream.send)
+    answer = await Room().ask(session(6200), upstream)
     assert (became(answer), await whole(answer), len(upstream.bodies)) == (DEGRADED, b'{"ok":true}', 2)
 
 
 async def test_the_upstreams_name_of_the_model_is_used_while_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """An alias is renamed as ever; if finding its place fails, too, the bytes go as they came."""
-    monkeypatch.setattr(Planner, "fit", broken)
+    monkeypatch.setattr(Engine, "first_plan", broken)
     body = session(600).replace(b"gpt-4o-mini", b"fast")
-    for locate, sent in ((Fitter.locate, b"gpt-4o-mini"), (broken, b"fast")):
-        monkeypatch.setattr(Fitter, "locate", locate)
+    for locate, sent in ((Measurer.locate, b"gpt-4o-mini"), (broken, b"fast")):
+        monkeypatch.setattr(Measurer, "locate", locate)
         room, upstream = Room(rules=[Rule("fast", "other", WINDOW, model="gpt-4o-mini")]), always(Given(200, [b"{}"]))
-        answer = await room.ask(body, upstream.send)
+        answer = await room.ask(body, upstream)
         assert (became(answer), upstream.names) == (DEGRADED, ["other"])
         assert upstream.bodies == [body.replace(b"fast", sent)]
 
@@ -120,7 +121,7 @@ async def test_without_a_route_the_default_upstream_is_asked(monkeypatch: pytest
     """If resolving the model is what failed, the default upstream may still know it."""
     room, upstream = Room(rules=[Rule("*", "other", WINDOW)]), always(Given(200, [b"{}"]))
     monkeypatch.setattr(Catalogue, "resolve", broken)
-    answer = await room.ask(session(600), upstream.send)
+    answer = await room.ask(session(600), upstream)
     assert (became(answer), upstream.names, upstream.bodies) == (DEGRADED, ["stub"], [session(600)])
 
 
@@ -128,15 +129,15 @@ async def test_what_is_refused_on_purpose_stays_refused(monkeypatch: pytest.Monk
     """A body that cannot be read, or an upstream that failed, is no fault of ours; nor is a client that leaves."""
     room, upstream = Room(), always(Given(200, [b"{}"]))
     with pytest.raises(InvalidRequest):
-        await room.ask(b'{"model": "gpt-4o-mini", "messages": 3}', upstream.send)
+        await room.ask(b'{"model": "gpt-4o-mini", "messages": 3}', upstream)
     for raised in (UpstreamTimeout("stub", 1.0), asyncio.CancelledError()):
 
         def failing(*_: object, raised: BaseException = raised, **__: object) -> None:
             raise raised
 
-        monkeypatch.setattr(Planner, "fit", failing)
+        monkeypatch.setattr(Engine, "first_plan", failing)
         with pytest.raises(type(raised)):
-            await room.ask(session(600), upstream.send)
+            await room.ask(session(600), upstream)
     assert (upstream.bodies, room.faults) == ([], [])
 
 
@@ -147,10 +148,10 @@ async def test_a_reply_that_nobody_waits_for_is_closed(monkeypatch: pytest.Monke
     async def failing(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr(OverflowDetector, "look", failing)
+    monkeypatch.setattr(UpstreamCalls, "_overflow_in", failing)
     upstream = always(Given(200, [b"{}"]))
     with pytest.raises(type(raised)):
-        await Room().ask(session(600), upstream.send)
+        await Room().ask(session(600), upstream)
     assert upstream.replies[0].closed
 
 
@@ -158,13 +159,13 @@ async def test_a_count_that_fails_is_left_to_the_upstream(monkeypatch: pytest.Mo
     """Its own count of the client's bytes; its refusal where it has none and ours failed behind it."""
     body = json.dumps({**json.loads(session(600)), "max_tokens": 9}).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Planner, "fit", broken)
+        patch.setattr(Engine, "first_plan", broken)
         upstream = always(Given(200, [b'{"input_tokens":7}']))
-        answer = await Room().count(body, upstream.send)
+        answer = await Room().count(body, upstream)
         assert (became(answer), answer.report.api, upstream.bodies) == (DEGRADED, "count_tokens", [body])
-    monkeypatch.setattr(Fitter, "weigh", broken)
+    monkeypatch.setattr(Measurer, "tokens_of", broken)
     upstream = always(Given(404, [b"no such path"]))
-    answer = await Room(window=None).count(body, upstream.send)
+    answer = await Room(window=None).count(body, upstream)
     assert (became(answer), await whole(answer), len(upstream.bodies)) == (DEGRADED, b"no such path", 1)
 
 
@@ -172,5 +173,6 @@ async def test_what_could_not_even_be_read_is_sent_untouched() -> None:
     """The server may give up on reading a request: the engine sends it as it came."""
     for body in (b"\x1f\x8b...", b'{"x":' + b"[" * 100_000, b""):
         room, upstream = Room(), Upstream(lambda _: Given(200, [b"{}"]))
-        answer = await room.engine.untouched(Request("chat", body, TENANT, "r1"), upstream.send)
+        room.switch.upstream = upstream
+        answer = Exchanged(await room.engine.untouched(Request("chat", body, TENANT, "r1")))
         assert (became(answer), upstream.bodies, upstream.names) == (DEGRADED, [body], ["stub"])

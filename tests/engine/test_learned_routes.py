@@ -11,7 +11,7 @@ from proxy.core.budget.beliefs import STATED_SECONDS
 from proxy.core.budget.catalogue import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
-from proxy.engine.learned_routes import FRESH_SECONDS, RAISE_ANY, LearnedRoutes, Sent, remedy
+from proxy.engine.learned_routes import FRESH_SECONDS, RAISE_ANY, LearnedRoutes, SentPrompt, remedy
 from tests.support.engine_fixtures import Book
 
 T = 1_000_000.0
@@ -82,7 +82,7 @@ def expected(here: LearnedRoutes, links: list[bytes], boundary: int, tokens: int
 async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
     """The next request's weight is what was reported, plus an estimate of what is new; another event has no anchor."""
     here = lessons(Book(), Hands())
-    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"a", -1), 1_337)
+    assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"a", -1), 1_337)
     assert expected(here, [b"x", b"a", b"b", b"c"], -1, 1_100, 1.5) == 1_337 + 150
     assert expected(here, [b"x", b"y"], -1, 1_100, 1.5) == 1_650
     assert expected(here, [b"x", b"a", b"b"], 2, 1_100, 1.5) == 1_650
@@ -94,7 +94,7 @@ async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
 async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
     """A figure that no prompt of that size can have says nothing of the conversation, nor of the provider's count."""
     here = lessons(Book(), Hands())
-    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
+    assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
     assert expected(here, [b"a"], -1, 1_000, 1.0) == 1_000
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
 
@@ -102,7 +102,7 @@ async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
 async def test_a_silent_cut_is_told() -> None:
     """A report far below the count is flagged, and neither anchors nor calibrates."""
     here = lessons(Book(), Hands())
-    assert here.answered(Sent(ROUTE, ONE, 10_000, b"a", -1), 4_096)
+    assert here.answered(SentPrompt(ROUTE, ONE, 10_000, b"a", -1), 4_096)
     assert expected(here, [b"a"], -1, 10_000, 1.0) == 10_000
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
 
@@ -119,15 +119,15 @@ async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
     here.overflowed(after, ONE, Overflow("input", 50_000), 60_000)
     lesson = here.now(after, ONE).lesson
     assert after.after(lesson.window, lesson.beside) == 50_000
-    assert here.answered(Sent(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False
+    assert here.answered(SentPrompt(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False
     assert here.now(after, ONE).lesson.beside == 65_536
 
 
 async def test_pictures_teach_nothing_about_words() -> None:
     """How a provider prices media says nothing of its vocabulary; the conversation is anchored all the same."""
     here = lessons(Book(), Hands())
-    assert not here.answered(Sent(ROUTE, ONE, 3_000, b"a", -1, plain=False), 900)
-    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"b", -1, plain=False), 3_000)
+    assert not here.answered(SentPrompt(ROUTE, ONE, 3_000, b"a", -1, plain=False), 900)
+    assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"b", -1, plain=False), 3_000)
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
     assert expected(here, [b"a"], -1, 3_000, 1.0) == 900
 
@@ -142,7 +142,7 @@ async def test_a_lesson_ends() -> None:
     here = lessons(Book(), clock)
     here.overflowed(ROUTE, ONE, Overflow("input", 8_192), 10_000)
     clock.time = STATED_SECONDS / 2
-    assert not here.answered(Sent(ROUTE, ONE, 1_000, b"a", -1), 1_400)
+    assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"a", -1), 1_400)
     clock.time = STATED_SECONDS - 1
     assert window(here, ROUTE) == 8_192
     clock.time = STATED_SECONDS
@@ -182,7 +182,7 @@ async def test_an_odd_limit_is_not_kept(limit: int) -> None:
 
 async def test_an_answer_that_ran_into_the_window_teaches_it() -> None:
     """Prompt and answer together filled it; a stated limit is taken as ever, a rate limit teaches nothing."""
-    sent = Sent(ROUTE, ONE, 7_000, b"a", -1)
+    sent = SentPrompt(ROUTE, ONE, 7_000, b"a", -1)
     for overflow, usage, holds in (
         (Overflow("stop"), Usage(7_500, 692), 8_192),
         (Overflow("stop"), Usage(), 7_000),
@@ -205,7 +205,7 @@ async def test_what_is_learned_is_told_once() -> None:
     assert here.learned() == [shown]
     said.clear()
     for tenant in (ONE, TWO, TWO):
-        assert here.answered(Sent(ROUTE, tenant, 9_000, b"a", -1), 4_096)
+        assert here.answered(SentPrompt(ROUTE, tenant, 9_000, b"a", -1), 4_096)
     events = [event for event, _ in said]
     assert events.count("upstream.silently_truncates") == 1
     assert window(here, ROUTE, TWO) == 4_096
@@ -232,7 +232,7 @@ def test_the_remedy_fits_the_server(how: str, word: str) -> None:
 async def test_what_was_never_counted_teaches_too() -> None:
     """Of a view that was bounded from below a cut shows all the same; it corrects no count and anchors nothing."""
     here = lessons(Book(), Hands())
-    sent = Sent(ROUTE, ONE, 30_000, b"", -1, counted=False)
+    sent = SentPrompt(ROUTE, ONE, 30_000, b"", -1, counted=False)
     assert not here.answered(sent, 90_000)
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
     assert expected(here, [b""], -1, 100, 1.0) == 100

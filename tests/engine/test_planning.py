@@ -9,8 +9,9 @@ import pytest
 
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.request import Mode, Options, Request
+from proxy.wiring import windows_status
 from tests.stub.tokens import request_tokens
-from tests.support.engine_fixtures import TENANT, Book, Desk, Message, body_of, slices
+from tests.support.engine_fixtures import TENANT, Book, Message, Replica, body_of, slices
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.support.scripted_upstream import (
     WINDOW,
@@ -28,12 +29,11 @@ from tests.support.scripted_upstream import (
 async def test_what_is_learned_stays_with_its_tenant() -> None:
     """One caller's overflow changes nothing for another."""
     room, upstream = Room(window=None), strict(window=4000)
-    await room.ask(session(6000), upstream.send)
-    assert (
-        await room.engine.planner.fit(Request("chat", session(6000), TENANT, "r2", Options()))
-    ).report.window == 4000
-    plan = await room.engine.planner.fit(Request("chat", session(6000), b"o" * 32, "r2", Options()))
-    assert plan.report.reason == "unknown-window"
+    await room.ask(session(6000), upstream)
+    plan = await room.plan(Request("chat", session(6000), TENANT, "r2", Options()))
+    assert room.engine.report(plan).window == 4000
+    plan = await room.plan(Request("chat", session(6000), b"o" * 32, "r2", Options()))
+    assert room.engine.report(plan).reason == "unknown-window"
 
 
 @pytest.mark.parametrize("mode", ["off", "observe"])
@@ -44,7 +44,7 @@ async def test_other_modes_change_nothing(mode: Mode, asked: str) -> None:
     upstream = strict(window=4000)
     body = session(12_000)
     options: dict[str, Any] = {} if asked == "configured" else {"mode": mode}
-    answer = await room.ask(body, upstream.send, **options)
+    answer = await room.ask(body, upstream, **options)
     assert len(upstream.bodies) == 1
     assert upstream.bodies[0] is body
     assert answer.reply is not None
@@ -61,12 +61,12 @@ async def test_observing_leaves_no_trace_in_what_is_sent_later() -> None:
     upstream, other = strict(window=10**9), strict(window=WINDOW)
     events = []
     for end in range(24, len(messages) + 1, 2):
-        answer = await room.ask(body_of(messages[:end]), upstream.send, mode="observe", compact_now=end == 24)
+        answer = await room.ask(body_of(messages[:end]), upstream, mode="observe", compact_now=end == 24)
         events.append(answer.report.event)
         assert answer.report.reason == "would_compact"
     assert 1 <= sum(events) <= 3
-    await room.ask(body_of(messages), other.send)
-    assert other.bodies[0] == (await Room().engine.planner.fit(Request("chat", body_of(messages), TENANT, "r"))).body
+    await room.ask(body_of(messages), other)
+    assert other.bodies[0] == (await Room().plan(Request("chat", body_of(messages), TENANT, "r"))).view.body
     assert all(json.loads(body)["messages"] == messages[: 24 + 2 * at] for at, body in enumerate(upstream.bodies))
 
 
@@ -74,7 +74,7 @@ async def test_observing_says_what_would_be_refused() -> None:
     """What could not be brought inside the window passes, and the report says that it would not."""
     upstream = strict(window=10**9)
     body = body_of([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
-    answer = await Room(mode="observe").ask(body, upstream.send)
+    answer = await Room(mode="observe").ask(body, upstream)
     assert upstream.bodies == [body]
     assert answer.report.reason == "would_refuse"
     assert answer.error is None
@@ -84,7 +84,7 @@ async def test_observing_says_what_would_be_refused() -> None:
 async def test_the_window_header_only_lowers(asked: int, held: int) -> None:
     """A caller may ask for less than the model's window, never for more."""
     upstream = strict(window=held)
-    answer = await Room().ask(session(12_000), upstream.send, window=asked)
+    answer = await Room().ask(session(12_000), upstream, window=asked)
     assert answer.report.window == held
     assert answer.report.source == ("request" if asked < WINDOW else "configured")
     assert answer.report.retries == 0
@@ -95,12 +95,12 @@ async def test_compact_now_compacts_what_would_fit() -> None:
     """With the header a conversation above the low mark is compacted under the high one, once, and stays so."""
     room, upstream = Room(), strict(window=WINDOW)
     messages = agent_session(14, 300)
-    plain = await Room().ask(body_of(messages), upstream.send)
+    plain = await Room().ask(body_of(messages), upstream)
     assert plain.report.outcome == "verbatim"
-    answer = await room.ask(body_of(messages), upstream.send, compact_now=True)
+    answer = await room.ask(body_of(messages), upstream, compact_now=True)
     assert answer.report.outcome == "compacted"
     assert answer.report.event
-    later = await room.ask(body_of([*messages, *agent_round(99, 20)]), upstream.send)
+    later = await room.ask(body_of([*messages, *agent_round(99, 20)]), upstream)
     assert slices(upstream.bodies[-1])[: len(slices(upstream.bodies[-2]))] == slices(upstream.bodies[-2])
     assert not later.report.event
 
@@ -116,12 +116,12 @@ async def test_compact_now_acts_below_the_low_mark(asked: float | None, least: f
     """Asked for, a conversation below the low mark goes down to half of it, or to the share named, and stays so."""
     room, upstream = Room(), strict(window=WINDOW)
     messages = quiet_session(0.38)
-    answer = await room.ask(body_of(messages), upstream.send, compact_now=True, compact_to=asked)
+    answer = await room.ask(body_of(messages), upstream, compact_now=True, compact_to=asked)
     sent = request_tokens(json.loads(upstream.bodies[0]))
     assert (answer.report.outcome, answer.report.reason) == ("compacted", "")
     assert answer.report.stages == ("fold",)
     assert least * WINDOW <= sent <= most * WINDOW
-    later = await room.ask(body_of([*messages, *agent_round(99, 20)]), upstream.send)
+    later = await room.ask(body_of([*messages, *agent_round(99, 20)]), upstream)
     assert slices(upstream.bodies[-1])[: len(slices(upstream.bodies[0]))] == slices(upstream.bodies[0])
     assert not later.report.event
 
@@ -131,7 +131,7 @@ async def test_compact_now_says_that_there_is_nothing_to_fold(share: float) -> N
     """A conversation that a compaction would hardly make smaller goes as it came, and the outcome says why."""
     upstream = strict(window=WINDOW)
     body = body_of(quiet_session(share))
-    answer = await Room().ask(body, upstream.send, compact_now=True)
+    answer = await Room().ask(body, upstream, compact_now=True)
     assert upstream.bodies == [body]
     assert (answer.report.outcome, answer.report.reason) == ("verbatim", "nothing_to_fold")
     assert not answer.report.event
@@ -144,7 +144,7 @@ async def test_compact_now_cuts_nothing_short_that_fits() -> None:
     for messages in (task, fresh):
         upstream, body = strict(window=WINDOW), body_of(messages)
         assert 0.4 * WINDOW < request_tokens(json.loads(body)) < 0.8 * WINDOW
-        answer = await Room().ask(body, upstream.send, compact_now=True)
+        answer = await Room().ask(body, upstream, compact_now=True)
         assert not {"clip", "truncate", "drop"}.intersection(answer.report.stages)
         assert answer.report.outcome == "compacted" or upstream.bodies == [body]
 
@@ -153,9 +153,8 @@ async def test_a_refusal_is_never_sent() -> None:
     """What cannot be brought inside the window is answered here, with nothing paid for."""
     upstream = strict(window=WINDOW)
     body = body_of([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
-    answer = await Room().ask(body, upstream.send)
+    answer = await Room().ask(body, upstream)
     assert upstream.bodies == []
-    assert answer.reply is None
     assert answer.error is not None
     assert answer.error.status == 400
     assert (answer.report.outcome, answer.report.reason) == ("refused", "context_length_exceeded")
@@ -165,7 +164,7 @@ async def test_a_small_body_is_bounded_and_not_counted() -> None:
     """A body whose bytes are under the low mark is sent as it is, with bounds for figures."""
     upstream = strict(window=WINDOW)
     body = body_of([{"role": "user", "content": "hi"}], tools=AGENT_TOOLS)
-    answer = await Room().ask(body, upstream.send)
+    answer = await Room().ask(body, upstream)
     assert upstream.bodies[0] is body
     assert answer.report.bounded
     assert answer.report.tokens_after is not None
@@ -183,7 +182,7 @@ async def test_a_small_body_is_bounded_and_not_counted() -> None:
 )
 async def test_media_is_never_bounded_by_its_bytes(content: list[Message]) -> None:
     """A part that weighs more than its bytes say is counted."""
-    answer = await Room().ask(body_of([{"role": "user", "content": content}]), strict(window=WINDOW).send)
+    answer = await Room().ask(body_of([{"role": "user", "content": content}]), strict(window=WINDOW))
     assert not answer.report.bounded
 
 
@@ -194,7 +193,7 @@ async def test_the_client_names_its_conversation() -> None:
 
     async def named(session: str = "", own: str = "") -> str:
         request = Request("messages", body, TENANT, "r1", Options(conversation=own), session=session, epoch=2)
-        answer = await room.engine.exchange(request, upstream.send)
+        answer = await room.exchange(request, upstream)
         assert answer.report.epoch == 2
         return answer.report.conversation
 
@@ -208,10 +207,10 @@ async def test_the_client_names_its_conversation() -> None:
 async def test_a_learned_window_is_said_to_be_learned() -> None:
     """Once an overflow stated the window of a route, reports and what people are shown name that as its source."""
     room, upstream = Room(window=None), strict(window=4000)
-    first = await room.ask(session(6200), upstream.send, project="apollo", task_size="small")
+    first = await room.ask(session(6200), upstream, project="apollo", task_size="small")
     assert (first.report.window, first.report.source) == (4000, "learned")
     assert (first.report.project, first.report.task_size) == ("apollo", "small")
-    shown = room.engine.windows()
+    shown = windows_status(room.catalogue, room.engine.learned, 0.0)
     assert [(each["route"], each["context_window"]) for each in shown["learned"]] == [("stub,gpt-4o-mini", 4000)]
     assert [(each["model"], each["source"]) for each in shown["models"]] == [("gpt-4o-mini", "unknown")]
 
@@ -220,18 +219,17 @@ async def test_a_learned_window_is_said_to_be_learned() -> None:
 async def test_a_window_that_was_worked_out_refuses_nothing(stated: int | None, refused: bool) -> None:
     """What cannot shrink is refused by a window that the provider stated; by one that was guessed it is still sent."""
     room, upstream = Room(window=None), always(Given(200, [b'{"ok":true}']))
-    route = (await room.engine.planner.fit(Request("chat", session(100), TENANT, "r0"))).route
-    assert route is not None
+    route = (await room.plan(Request("chat", session(100), TENANT, "r0"))).view.known.route
     for _ in range(2):
-        room.desk.lessons.overflowed(route, TENANT, Overflow("input", limit=stated), 4400)
+        room.replica.learned.overflowed(route, TENANT, Overflow("input", limit=stated), 4400)
     body = body_of([{"role": "system", "content": prose(1, 6000)}, {"role": "user", "content": "Hello"}])
-    answer = await room.ask(body, upstream.send)
+    answer = await room.ask(body, upstream)
     assert (answer.error is not None, len(upstream.bodies)) == (refused, 0 if refused else 1)
 
 
 async def test_a_wish_is_granted_below_the_low_mark() -> None:
     """What was wished for over the API folds the next request under the low mark, once."""
-    desk, body = Desk(), body_of(quiet_session(0.38))
+    desk, body = Replica(), body_of(quiet_session(0.38))
     first = await desk.plan(body, WINDOW)
     assert first.report.outcome == "verbatim"
     assert first.view is not None

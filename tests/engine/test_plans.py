@@ -12,7 +12,7 @@ from tests.stub.tokens import request_tokens
 from tests.support.engine_fixtures import (
     POLICY,
     WINDOW,
-    Desk,
+    Replica,
     body_of,
 )
 from tests.support.sample_conversations import agent_round, agent_session
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  
 async def test_the_factor_scales_the_window() -> None:
     """For a provider that counts twice what we count, the view takes half as many of our tokens."""
     body = body_of(agent_session(30, 300))
-    plan = await Desk().plan(body, WINDOW, factor=2.0)
+    plan = await Replica().plan(body, WINDOW, factor=2.0)
     assert request_tokens(json.loads(plan.body), 2.0) + WINDOW // 32 <= WINDOW
     assert plan.report.window == WINDOW
 
@@ -32,18 +32,18 @@ async def test_an_input_limit_beside_the_window_is_kept() -> None:
     """Where inputs have a limit of their own, the view keeps it however much of the window is left for the answer."""
     body = body_of(agent_session(30, 300), max_tokens=16)
     limit = WINDOW // 2
-    plan = await Desk().plan(body, WINDOW, max_input=limit)
+    plan = await Replica().plan(body, WINDOW, max_input=limit)
     assert plan.error is None
     assert plan.report.budget == limit
     assert limit // 4 < request_tokens(json.loads(plan.body)) <= limit
-    assert request_tokens(json.loads((await Desk().plan(body, WINDOW)).body)) > limit // 4
+    assert request_tokens(json.loads((await Replica().plan(body, WINDOW)).body)) > limit // 4
 
 
 async def test_economy_compacts_where_it_gets_dear() -> None:
     """Under the policy economy a session is compacted at half the window, deeper than by fit, and never refused."""
     messages, window = agent_session(60, 300), 32_768
     economy = replace(POLICY, rules=replace(POLICY.rules, marks=Marks(low=0.35)), economy=True)
-    thrifty, fit = Desk(policy=economy), Desk()
+    thrifty, fit = Replica(policy=economy), Replica()
     sizes = [
         ((await thrifty.plan(body_of(messages[:end]), window)).tokens or 0)
         for end in range(2, len(messages), 2)

@@ -28,8 +28,8 @@ from tests.support.engine_fixtures import (
     UNSHRUNK,
     WINDOW,
     Book,
-    Desk,
     Message,
+    Replica,
     body_of,
     slices,
 )
@@ -44,12 +44,12 @@ async def test_replicas_agree(case: tuple[list[Message], list[int], int]) -> Non
     """Two replicas that take turns, and one that starts cold with their records, send the same view."""
     messages, ends, window = case
     book = Book()
-    two = [Desk(book), Desk(book)]
+    two = [Replica(book), Replica(book)]
     for at, end in enumerate(ends):
         body = body_of(messages[:end])
         plan = await two[at % 2].plan(body, window)
         again = await two[1 - at % 2].plan(body, window)
-        cold = await Desk(book).plan(body, window)
+        cold = await Replica(book).plan(body, window)
         assert plan.body == again.body == cold.body
 
 
@@ -57,11 +57,11 @@ async def test_replicas_agree(case: tuple[list[Message], list[int], int]) -> Non
 @pytest.mark.parametrize("members", [{}, {"max_tokens": 64}, {"tools": AGENT_TOOLS}], ids=["plain", "figure", "tools"])
 async def test_a_cold_start_equals_having_watched(session: str, members: dict[str, Any]) -> None:
     """With no record at all, a proxy that sees a conversation first at its n-th request sends what others send."""
-    messages, desk = SESSIONS[session], Desk()
+    messages, desk = SESSIONS[session], Replica()
     for end in requests_of(messages):
         body = body_of(messages[:end], **members)
         watched = await desk.plan(body, WINDOW)
-        cold = await Desk().plan(body, WINDOW)
+        cold = await Replica().plan(body, WINDOW)
         assert cold.body == watched.body
     assert len(desk.book.records()) > 1  # type: ignore[attr-defined]
 
@@ -70,14 +70,14 @@ async def test_another_text_policy_adopts_the_record_that_was_sent() -> None:
     """A replica with other shares repeats the recorded block byte for byte instead of writing its own."""
     other = Policy(CompactionRules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), EnabledStages()))
     book, messages = Book(), agent_session(20, 300)
-    sent = await Desk(book).view(messages, WINDOW)
-    assert await Desk(book, other).view(messages, WINDOW) == sent
-    assert await Desk(Book(), other).view(messages, WINDOW) != sent
+    sent = await Replica(book).view(messages, WINDOW)
+    assert await Replica(book, other).view(messages, WINDOW) == sent
+    assert await Replica(Book(), other).view(messages, WINDOW) != sent
 
 
 async def test_a_smaller_window_is_a_new_event() -> None:
     """A window that became smaller compacts again, and going back undoes nothing."""
-    messages, desk = agent_session(20, 300), Desk()
+    messages, desk = agent_session(20, 300), Replica()
     before = await desk.view(messages, WINDOW)
     plan = await desk.plan(body_of(messages), WINDOW // 2)
     assert plan.report.event
@@ -92,15 +92,15 @@ async def test_a_fork_does_not_use_the_others_record(edited: int) -> None:
     messages = agent_session(20, 300)
     fork = [dict(message) for message in messages]
     fork[edited]["content"] = "Something else was said here, about ledger_777."
-    desk = Desk()
+    desk = Replica()
     original = await desk.view(messages, WINDOW)
-    assert await desk.view(fork, WINDOW) == await Desk().view(fork, WINDOW)
+    assert await desk.view(fork, WINDOW) == await Replica().view(fork, WINDOW)
     assert await desk.view(messages, WINDOW) == original
 
 
 async def test_a_regenerated_branch_keeps_the_common_past() -> None:
     """Another answer to the same request goes on from the event before it."""
-    messages, desk = agent_session(20, 300), Desk()
+    messages, desk = agent_session(20, 300), Replica()
     view = await desk.view(messages, WINDOW)
     branches = [await desk.view([*messages, *agent_round(seed, 30)], WINDOW) for seed in (201, 202)]
     assert [branch[: len(view)] for branch in branches] == [view, view]
@@ -111,7 +111,7 @@ async def test_tenants_and_labels_share_nothing() -> None:
     """The same conversation of two tenants, or under two labels, is recorded under keys without a common part."""
     book, body = Book(), body_of(agent_session(20, 300))
     for tenant, label in ((b"a" * 32, ""), (b"b" * 32, ""), (b"a" * 32, "x")):
-        await Desk(book).plan(body, WINDOW, tenant=tenant, options=Options(conversation=label))
+        await Replica(book).plan(body, WINDOW, tenant=tenant, options=Options(conversation=label))
     keys = list(book.values)
     assert len(keys) == 3
     assert len({key[1] for key in keys}) == len({key[3] for key in keys}) == 3
@@ -125,7 +125,7 @@ async def test_the_memory_store_serves_as_recorder(tmp_path: Path) -> None:
         "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: faults.append(event)
     )
     try:
-        two = [Desk(store), Desk(store)]
+        two = [Replica(store), Replica(store)]
         messages = agent_session(30, 300)
         for at, end in enumerate(requests_of(messages)):
             views = [await desk.view(messages[:end], WINDOW) for desk in (two if at % 2 else two[::-1])]
@@ -140,9 +140,9 @@ async def test_the_memory_store_serves_as_recorder(tmp_path: Path) -> None:
 async def test_a_damaged_record_is_written_anew() -> None:
     """Garbage under a record's key is as good as no record."""
     book, messages = Book(), agent_session(20, 300)
-    view = await Desk(book).view(messages, WINDOW)
+    view = await Replica(book).view(messages, WINDOW)
     book.values = dict.fromkeys(book.values, b"\xc1 garbage")
-    assert await Desk(book).view(messages, WINDOW) == view
+    assert await Replica(book).view(messages, WINDOW) == view
 
 
 class Forgetful(Book):
@@ -161,7 +161,7 @@ class Forgetful(Book):
 async def test_an_event_may_be_forgotten_while_the_store_is_asked() -> None:
     """The memory of events is bounded: what other requests push out of it meanwhile is still this request's view."""
     book, messages = Forgetful(), agent_session(22, 300)
-    desk = Desk(book)
+    desk = Replica(book)
     before = await desk.view(messages[:-2], WINDOW)
     book.forgotten = desk.records
     assert (await desk.view(messages, WINDOW))[: len(before)] == before
@@ -199,7 +199,7 @@ class Told:
 async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
     """Where a mild event leaves the block as it was, no summary is asked for, and what the block's own cost is told."""
     told = Told()
-    desk = Desk(summaries=told)
+    desk = Replica(summaries=told)
     messages: list[Message] = []
     for at, number in enumerate([*range(12), *[9, 10, 11] * 8]):
         given = json.dumps({"file_path": f"src/mod{number}.py"})
@@ -221,7 +221,7 @@ async def test_no_summary_is_paid_for_where_nothing_would_hold_it() -> None:
     """What is dropped bare has no room for a summary: none is asked for, even by a request that waits for one."""
     told, rules = Told(), POLICY.rules
     bare = replace(POLICY, rules=replace(rules, mild=PrunePassRules(None, None), rungs=EnabledStages(fold=False)))
-    plan = await Desk(policy=bare, summaries=told).plan(
+    plan = await Replica(policy=bare, summaries=told).plan(
         body_of(agent_session(40, 300)), WINDOW, CompactionTarget(force=True, wait_for_summary=True)
     )
     assert "drop" in plan.report.stages
@@ -253,7 +253,9 @@ class Waiting(Told):
         self.paused += 1
 
 
-async def _talked(desk: Desk, waiting: Waiting, messages: list[Message], window: int) -> list[tuple[float, bool, int]]:
+async def _talked(
+    desk: Replica, waiting: Waiting, messages: list[Message], window: int
+) -> list[tuple[float, bool, int]]:
     """Each request's pressure, whether it was compacted anew, and how many summaries had been begun behind it."""
     found = []
     for end in requests_of(messages):
@@ -268,7 +270,7 @@ async def _talked(desk: Desk, waiting: Waiting, messages: list[Message], window:
 async def test_a_summary_is_begun_above_the_soft_mark_for_the_next_event() -> None:
     """Below the soft mark none is begun; above it one of what an event would fold now, which grows until it does."""
     waiting = Waiting()
-    talked = await _talked(Desk(summaries=waiting), waiting, agent_session(24, 300), WINDOW)
+    talked = await _talked(Replica(summaries=waiting), waiting, agent_session(24, 300), WINDOW)
     begun = [
         pressure for (pressure, _, after), (_, _, before) in zip(talked[1:], talked, strict=False) if after > before
     ]
@@ -291,7 +293,7 @@ async def test_no_summary_is_begun_where_doubles_can_go() -> None:
         text = "\n".join(f"{n}\tvalue_{n} = compute({n}, {number})" for n in range(60))
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"c{at}", "content": text})
-    talked = await _talked(Desk(summaries=waiting), waiting, messages, 16_000)
+    talked = await _talked(Replica(summaries=waiting), waiting, messages, 16_000)
     assert max(pressure for pressure, _, _ in talked) > 0.7
     assert talked[-1][1] or talked[-2][1], "it never came to a compaction"
     assert waiting.prepared == []
@@ -300,7 +302,7 @@ async def test_no_summary_is_begun_where_doubles_can_go() -> None:
 async def test_a_limit_and_an_error_begin_nothing() -> None:
     """A 429 pauses the client's summaries; of what was not answered nothing is counted and nothing is begun."""
     waiting = Waiting()
-    desk, body = Desk(summaries=waiting), body_of(agent_session(9, 600))
+    desk, body = Replica(summaries=waiting), body_of(agent_session(9, 600))
     plan = await desk.plan(body, WINDOW)
     request = Request("chat", body, TENANT, "r")
     for status in (429, 500, 400):

@@ -30,7 +30,7 @@ async def test_an_overflow_after_content_passes() -> None:
     """Once the model has spoken nothing is retried, whatever comes behind."""
     error = b'data: {"error":{"message":"maximum context length exceeded","code":"context_length_exceeded"}}\n\n'
     upstream = always(Given(200, [ROLE, WORD, error], SSE))
-    answer = await Room().ask(session(6200, stream=True), upstream.send)
+    answer = await Room().ask(session(6200, stream=True), upstream)
     assert await whole(answer) == ROLE + WORD + error
     assert len(upstream.bodies) == 1
 
@@ -47,12 +47,12 @@ async def test_what_a_claim_behind_content_teaches(error: bytes, taught: bool) -
     """A claim in the midst of an answer is held against the request, too, before a window is learned from it."""
     room = Room(window=60_000)
     upstream = always(Given(200, [ROLE, WORD, b"data: " + error + b"\n\n"], SSE))
-    answer = await room.ask(session(6200, stream=True), upstream.send)
+    answer = await room.ask(session(6200, stream=True), upstream)
     for chunk in (answer.head, await whole(answer)):
         assert answer.ending is not None
         answer.ending.feed(chunk)
     answer.learn(Usage(None, None, None))
-    assert bool(room.desk.lessons.learned()) is taught
+    assert bool(room.replica.learned.learned()) is taught
 
 
 @pytest.mark.parametrize("cuts", [1, 7, 40, 10_000])
@@ -61,7 +61,7 @@ async def test_the_hold_ends_with_the_first_word(cuts: int) -> None:
     opening = b": comment\n\n" + ROLE + b'event: ping\ndata: {"type":"ping"}\n\n' + WORD
     pieces = [opening[at : at + cuts] for at in range(0, len(opening), cuts)]
     upstream = always(Given(200, [*pieces, b"rest of it", DONE], SSE))
-    answer = await Room().ask(session(6200, stream=True), upstream.send)
+    answer = await Room().ask(session(6200, stream=True), upstream)
     assert upstream.replies[0].taken == len(pieces)
     assert answer.head == opening
     assert await whole(answer) == opening + b"rest of it" + DONE
@@ -72,7 +72,7 @@ async def test_the_hold_ends_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.engine.replies.HOLD_SECONDS", 0.05)
     assert HOLD_SECONDS <= 5
     upstream = always(Given(200, [ROLE, 0.5, WORD], SSE))
-    answer = await Room().ask(session(6200, stream=True), upstream.send)
+    answer = await Room().ask(session(6200, stream=True), upstream)
     assert answer.head == ROLE
     assert await whole(answer) == ROLE + WORD
 
@@ -80,7 +80,7 @@ async def test_the_hold_ends_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_small_stream_is_watched_to_its_first_content_and_no_further() -> None:
     """A view far below the budget is watched like any other: whoever believes in too large a window counts it small."""
     upstream = always(Given(200, [ROLE, WORD, DONE], SSE))
-    answer = await Room().ask(session(1500, stream=True), upstream.send)
+    answer = await Room().ask(session(1500, stream=True), upstream)
     assert (answer.head, upstream.replies[0].taken) == (ROLE + WORD, 2)
     assert await whole(answer) == ROLE + WORD + DONE
 
@@ -89,7 +89,7 @@ async def test_a_small_stream_is_watched_to_its_first_content_and_no_further() -
 async def test_what_is_neither_events_nor_an_object_is_not_held(headers: tuple[tuple[str, str], ...]) -> None:
     """A 200 whose first bytes are those of no event and no JSON goes straight on."""
     upstream = always(Given(200, [b"xxxxx", b"y"], headers))
-    answer = await Room().ask(session(6200, stream=True), upstream.send)
+    answer = await Room().ask(session(6200, stream=True), upstream)
     assert answer.head == b"xxxxx"
     assert await whole(answer) == b"xxxxxy"
 
@@ -100,7 +100,7 @@ async def test_an_overflow_in_an_object_with_status_200(stream: bool) -> None:
     told = b'{"error": {"message": "maximum context length is 4000 tokens", "code": "context_length_exceeded"}}'
     answers = iter([Given(200, [told[:20], told[20:]], JSON), Given(200, [b'{"choices": []}'], JSON)])
     upstream = Upstream(lambda _: next(answers))
-    answer = await Room().ask(session(6200, stream=stream), upstream.send)
+    answer = await Room().ask(session(6200, stream=stream), upstream)
     assert len(upstream.bodies) == 2
     assert await whole(answer) == b'{"choices": []}'
 
@@ -110,7 +110,7 @@ async def test_a_compressed_error_is_understood_and_passed_compressed() -> None:
     _, error = overflow_error(judge(json.loads(session(6200)), Rules(window=3000)), Rules(window=3000))
     packed = gzip.compress(error)
     upstream = Upstream(lambda _: Given(400, [packed], (*JSON, ("content-encoding", "gzip"))))
-    answer = await Room().ask(session(6200), upstream.send)
+    answer = await Room().ask(session(6200), upstream)
     assert len(upstream.bodies) > 1
     assert await whole(answer) == packed
 
@@ -119,6 +119,6 @@ async def test_a_huge_error_is_passed_unread() -> None:
     """An error answer above a megabyte is relayed whole and taken for no overflow."""
     piece = b"maximum context length is 10 tokens " * 3000
     upstream = always(Given(400, [piece] * 20))
-    answer = await Room().ask(session(6200), upstream.send)
+    answer = await Room().ask(session(6200), upstream)
     assert len(upstream.bodies) == 1
     assert await whole(answer) == piece * 20

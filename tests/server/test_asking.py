@@ -33,7 +33,7 @@ async def test_headers_and_path_say_how_it_is_meant() -> None:
     """Wishes, the session and the model of the path are read; what goes on is kept as the origin."""
     headers = intake(("x-ullage-mode", "observe"), ("user-agent", "x"), ("content-type", "application/json"))
     request = await asked(BODY, headers, "/openai/deployments/gpt-5/chat/completions?api-version=1")
-    assert (request.body, request.options.mode, request.model) == (BODY, "observe", "gpt-5")
+    assert (request.body, request.options.mode, request.path_model) == (BODY, "observe", "gpt-5")
     assert request.origin is not None
     assert request.origin.path_qs.endswith("api-version=1")
     assert ("user-agent", "x") in request.origin.headers

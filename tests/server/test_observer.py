@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import NO_USAGE, Usage
 from proxy.core.usage import UsageTap
-from proxy.server.asked import UsageHider
+from proxy.engine.include_usage import UsageHider
 from proxy.server.observer import ReplyObserver
 from tests.support.engine_fixtures import classifier
 

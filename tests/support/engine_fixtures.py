@@ -9,31 +9,39 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import Phase
 
-from proxy.core.budget.catalogue import Route
+from proxy.core.budget.catalogue import Catalogue, Route, Rule
 from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
 from proxy.core.compaction.record import CompactionRecord, load
 from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
-from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER
+from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER, TruncateLimits
 from proxy.core.conversation.toolmap import ToolMap
-from proxy.core.decisions import Policy
+from proxy.core.decisions import CountedView, FinalDecision, KnownRoute, Policy, Reject, TooLossy
+from proxy.core.errors import UllageError
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
-from proxy.core.request import Options, Request
-from proxy.engine.fitting import Fitter
+from proxy.core.request import Mode, Options, Request
+from proxy.engine.engine import Counting, Engine, EngineSettings
+from proxy.engine.features import Feature, Features
 from proxy.engine.learned_routes import LearnedRoutes
-from proxy.engine.plans import Plan
-from proxy.engine.ports import Records, Summaries
+from proxy.engine.measuring import Measurer
+from proxy.engine.ports import Clock, Records, Reply, Summaries, Upgradable, Upstream
 from proxy.engine.reading import Reader
-from proxy.features.client_compaction.compact_endpoint import CompactEndpoint, UpstreamCompaction
+from proxy.engine.records import CompactionRecords
+from proxy.engine.reports import report_of
+from proxy.engine.retries import Retries
+from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
+from proxy.features.cap_results.feature import CapResults
+from proxy.features.client_compaction.compact_endpoint import ClientCompaction, UpstreamCompaction
 from proxy.features.context_management.feature import ContextManagement
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tools import Tools
+from proxy.tasks import Faults
 from proxy.tokenizers import Tokenizers
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
 from tests.support.tool_pair_checks import pair_violations
@@ -126,27 +134,99 @@ class Book:
         return sorted(found, key=lambda record: record.compaction.place)
 
 
-class Desk:
-    """One replica: a fitter with memories of its own over a recorder that it may share."""
+class Unsent:
+    """An upstream that nothing may be sent to."""
+
+    async def send(self, target: str, *rest: object) -> Reply:
+        raise AssertionError(f"something was sent to {target}")
+
+    async def upgrade(self, target: str, path_qs: str, headers: object) -> Upgradable:
+        raise AssertionError(f"a tunnel to {target} was wanted")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A decision of the planner, for tests to look at: what would be sent, its report, or why it is refused."""
+
+    decision: FinalDecision
+    report: Report
+
+    @property
+    def view(self) -> CountedView:
+        assert not isinstance(self.decision, TooLossy)
+        assert isinstance(self.decision.view, CountedView)
+        return self.decision.view
+
+    @property
+    def body(self) -> bytes:
+        return self.view.body
+
+    @property
+    def tokens(self) -> int:
+        return self.view.tokens
+
+    @property
+    def output(self) -> int | None:
+        return self.view.lowered_output
+
+    @property
+    def error(self) -> UllageError | None:
+        return self.decision.error if isinstance(self.decision, Reject) else None
+
+
+class Replica:
+    """One replica: an engine with caches of its own over records that it may share."""
 
     def __init__(
         self,
-        recorder: Records | None = None,
+        records: Records | None = None,
         policy: Policy = POLICY,
         serving: Mapping[str, UpstreamCompaction] | None = None,
         owned: Sequence[str] = (),
         summaries: Summaries | None = None,
+        upstream: Upstream | None = None,
+        catalogue: Catalogue | None = None,
+        mode: Mode = "on",
+        counting: Mapping[str, Counting] | None = None,
+        limits: TruncateLimits | None = None,
+        clock: Clock = time.perf_counter,
+        faults: Faults | None = None,
     ) -> None:
-        self.book = recorder or Book()
+        self.book = records or Book()
         self.records: MutableMapping[tuple[str, bytes], CompactionRecord] = {}
-        policy = replace(policy, tools=tools())
-        reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
-        self.lessons = LearnedRoutes(self.book, {}, {}, time.monotonic)
-        self.compacting = CompactEndpoint(
-            reader, self.book, policy.rules.shares, lambda: 1_760_000_000.0, serving or {}
+        self.policy = policy = replace(policy, tools=tools())
+        self.reader = reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
+        self.learned = LearnedRoutes(self.book, {}, {}, time.monotonic)
+        catalogue = catalogue or Catalogue([Rule("*", "stub")], {}, "stub")
+        resolve = catalogue.resolve
+        self.compacting = ClientCompaction(
+            reader, self.book, resolve, policy.rules.shares, lambda: 1_760_000_000.0, serving or {}
         )
-        self.managing = ContextManagement(reader, owned)
-        self.fitter = Fitter(reader, self.book, policy, self.records, {}, {}, self.lessons, summaries)
+        self.managing = ContextManagement(reader, resolve, owned)
+        features: list[Feature] = [self.compacting, *([self.managing] if owned else [])]
+        if limits is not None:
+            features.append(CapResults(reader, limits))
+        faults = faults or Faults()
+        hooks = Features(features)
+        self.measurer = Measurer(catalogue, reader, self.book, self.learned, hooks, policy, mode, {})
+        self.compactions = CompactionRecords(reader, self.book, policy, self.records, {}, summaries)
+        retries = Retries(self.measurer, self.learned)
+        calls = UpstreamCalls(
+            upstream or Unsent(), catalogue, self.measurer, retries, classifier(), CallSettings(), faults
+        )
+        self.engine = Engine(
+            catalogue,
+            self.measurer,
+            self.compactions,
+            self.learned,
+            calls,
+            retries,
+            classifier(),
+            hooks,
+            EngineSettings(policy, counting or {}),
+            clock,
+            faults,
+        )
 
     async def plan(
         self,
@@ -160,14 +240,18 @@ class Desk:
         max_input: int | None = None,
         model: str = "house-model",
         api: str = "chat",
-    ) -> Plan:
+    ) -> Planned:
         """The plan for *body* in a *window* of so many tokens."""
         request = Request(api, body, tenant, "r", options)
         route = Route("stub", model, window, None, "o200k_base", "configured", max_input=max_input)
-        located = self.fitter.locate(request)
-        target = replace(target, lower_output=self.fitter.lower)
-        measured = await self.fitter.measure(request, located, route, window, factor, "configured", target)
-        return await self.fitter.decide(measured, Report("r", api))
+        known = KnownRoute(route, window, "configured", None, factor)
+        located = self.measurer.locate(request)
+        target = replace(target, lower_output=self.policy.lower_output)
+        measured = await self.measurer.count(request, located, known, window, target)
+        decision = await self.engine._decide(measured)
+        if isinstance(decision, TooLossy):
+            return Planned(decision, Report("r", api))
+        return Planned(decision, report_of(decision.view, self.policy))
 
     async def view(self, messages: Sequence[Message], window: int, **members: Any) -> list[bytes]:
         """The messages that go upstream for *messages*, as their bytes."""
@@ -220,7 +304,7 @@ def text_of(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else ""
 
 
-def plan_problems(body: bytes, plan: Plan, window: int) -> list[str]:
+def plan_problems(body: bytes, plan: Planned, window: int) -> list[str]:
     """One sentence for each promise that *plan* breaks against the client's *body*; none if it refuses."""
     if plan.error is not None:
         return [] if plan.error.code == "context_length_exceeded" else [f"refused with {plan.error.code}"]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from proxy.core.budget.catalogue import Catalogue, Route, Rule
-from proxy.core.decisions import Policy
+from proxy.core.decisions import Forward, Policy, Reject
+from proxy.core.errors import UllageError
+from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Options, Request
-from proxy.engine.engine import Counting, Engine
-from proxy.engine.ports import Reply, Send
-from proxy.engine.replies import Answer
+from proxy.engine.engine import Counting
+from proxy.engine.ports import Answer, Outcome, Refusal, Reply, Upgradable
 from proxy.tasks import Faults, Where
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
 from tests.support import api_formats
-from tests.support.engine_fixtures import POLICY, TENANT, Book, Desk, body_of, classifier
+from tests.support.engine_fixtures import POLICY, TENANT, Book, Replica, body_of
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 WINDOW = 8192
@@ -64,14 +66,21 @@ class Upstream:
     def __init__(self, script: Callable[[bytes], Given]) -> None:
         self.bodies: list[bytes] = []
         self.names: list[str] = []
+        self.headers: list[Sequence[tuple[str, str]]] = []
         self.replies: list[Given] = []
         self._script = script
 
-    async def send(self, upstream: str, body: bytes, **named: Any) -> Reply:
-        self.names.append(upstream)
+    async def send(
+        self, target: str, method: str, path_qs: str, headers: Sequence[tuple[str, str]], body: Any, added: Any = ()
+    ) -> Reply:
+        self.names.append(target)
         self.bodies.append(body)
+        self.headers.append(headers)
         self.replies.append(self._script(body))
         return self.replies[-1]
+
+    async def upgrade(self, target: str, path_qs: str, headers: object) -> Upgradable:
+        raise AssertionError(f"a tunnel to {target} was wanted")
 
 
 def strict(stream: bool = False, **rules: Any) -> Upstream:
@@ -101,6 +110,52 @@ def always(*replies: Given) -> Upstream:
     return Upstream(script)
 
 
+@dataclass(frozen=True)
+class Exchanged:
+    """What came of a request, answered or refused, for tests to look at."""
+
+    outcome: Outcome
+
+    @property
+    def report(self) -> Report:
+        return self.outcome.report
+
+    @property
+    def error(self) -> UllageError | None:
+        return self.outcome.error if isinstance(self.outcome, Refusal) else None
+
+    @property
+    def answer(self) -> Answer:
+        assert isinstance(self.outcome, Answer), self.error
+        return self.outcome
+
+    @property
+    def reply(self) -> Reply:
+        return self.answer.reply
+
+    @property
+    def head(self) -> bytes:
+        return self.answer.head
+
+    @property
+    def learn(self) -> Callable[[Usage], bool]:
+        return self.answer.learn
+
+
+class Switch:
+    """Sends to whatever upstream was plugged in last."""
+
+    def __init__(self) -> None:
+        self.upstream: Any = None
+
+    async def send(self, *call: Any) -> Reply:
+        reply: Reply = await self.upstream.send(*call)
+        return reply
+
+    async def upgrade(self, *call: Any) -> Upgradable:
+        raise AssertionError("a tunnel was wanted")
+
+
 class Room:
     """An engine with real parts around it."""
 
@@ -114,24 +169,22 @@ class Room:
         policy: Policy = POLICY,
     ) -> None:
         self.book = Book()
-        self.desk = Desk(self.book, policy, owned=owned)
         self.time = 0.0
         self.faults: list[tuple[Where, type[Exception]]] = []
-        catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
-        counted = {"stub": counting}
-        desk = self.desk
-        self.engine = Engine(
-            catalogue,
-            desk.fitter,
-            mode,
-            desk.lessons,
-            self.clock,
-            classifier(),
-            counted,
-            compacting=desk.compacting,
-            managing=desk.managing,
+        self.catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
+        self.switch = Switch()
+        self.replica = Replica(
+            self.book,
+            policy,
+            owned=owned,
+            upstream=self.switch,
+            catalogue=self.catalogue,
+            mode=mode,
+            counting={"stub": counting},
+            clock=self.clock,
             faults=Faults(self._failed),
         )
+        self.engine = self.replica.engine
 
     def _failed(self, where: Where, request_id: str, fault: Exception) -> None:
         assert request_id == "r1"
@@ -141,16 +194,22 @@ class Room:
         self.time += 0.25
         return self.time
 
-    async def ask(self, body: bytes, send: Send, api: str = "chat", **options: Any) -> Answer:
-        return await self.engine.exchange(Request(api, body, TENANT, "r1", Options(**options)), send)
+    async def ask(self, body: bytes, upstream: Any, api: str = "chat", **options: Any) -> Exchanged:
+        return await self.exchange(Request(api, body, TENANT, "r1", Options(**options)), upstream)
 
-    async def count(self, body: bytes, send: Send) -> Answer:
-        return await self.engine.count(Request("messages", body, TENANT, "r1"), send)
+    async def exchange(self, request: Request, upstream: Any) -> Exchanged:
+        self.switch.upstream = upstream
+        return Exchanged(await self.engine.exchange(request))
+
+    async def count(self, body: bytes, upstream: Any) -> Exchanged:
+        return await self.exchange(Request("messages", body, TENANT, "r1", purpose="count"), upstream)
+
+    async def plan(self, request: Request) -> Forward | Reject:
+        return await self.engine.first_plan(request)
 
 
-async def whole(answer: Answer) -> bytes:
+async def whole(answer: Exchanged) -> bytes:
     """Every byte of the answer, as the client gets them."""
-    assert answer.reply is not None
     found = [answer.head]
     while chunk := await answer.reply.next_chunk():
         found.append(chunk)

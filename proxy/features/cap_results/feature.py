@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import MappingProxyType
+
 from proxy.core.compaction.truncate import HEAD_ONLY, TruncateLimits, is_over, truncate
 from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.scan import Scan
+from proxy.core.conversation.scan import Scan, scan
 from proxy.core.conversation.toolmap import ToolMap
+from proxy.core.decisions import DIALECTS
+from proxy.core.errors import InvalidRequest
+from proxy.core.request import Request
+from proxy.engine.features import Feature, Planning
+from proxy.engine.reading import Reader
+from proxy.offload import offload
 
 MOST_STEPS = 64
 """Items that are looked back for the call of a result; a round is rarely longer."""
+
+
+class CapResults(Feature):
+    """Caps every tool result to *limits*."""
+
+    markers = MappingProxyType(dict.fromkeys(DIALECTS, (b"tool", b"function")))
+
+    def __init__(self, reader: Reader, limits: TruncateLimits) -> None:
+        self._reader = reader
+        self._limits = limits
+
+    async def prepare(self, request: Request, engine: Planning) -> Request:
+        """*request* with its tool results capped; *request* itself if none is too big or it cannot be read."""
+        if engine.mode_of(request) != "on":
+            return request
+        return await offload(len(request.body), self._capped, request)
+
+    def _capped(self, request: Request) -> Request:
+        api_format = DIALECTS[request.api]
+        try:
+            where = scan(request.body, api_format.LIST, self._reader.most)
+            body = cap_results(request.body, where, api_format, self._reader.tools, self._limits)
+        except InvalidRequest:
+            return request  # what cannot be read may still be relayed
+        return request if body is request.body else replace(request, body=body, prepared=("truncate",))
 
 
 def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limits: TruncateLimits) -> bytes:

@@ -10,19 +10,24 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from types import MappingProxyType
+from typing import Any, Literal
 
+from proxy.core.budget.catalogue import Route
 from proxy.core.budget.figures import Shares
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.schedule import NOTE
 from proxy.core.compaction.truncate import clip
 from proxy.core.conversation import responses
-from proxy.core.conversation.compaction import TRIGGER
+from proxy.core.conversation.compaction import OTHER, TRIGGER
 from proxy.core.conversation.scan import decode
 from proxy.core.decisions import MeasuredRequest
 from proxy.core.request import Request
-from proxy.engine.ports import Records
+from proxy.engine.features import Feature, Planning
+from proxy.engine.ports import Answer, Outcome, Records
 from proxy.engine.reading import Located, Reader
+from proxy.engine.replies import LocalReply
+from proxy.engine.reports import report_of_local
 from proxy.features.client_compaction.compaction_item import PREFIX, open_items, pack
 from proxy.features.client_compaction.local_response import response_head
 from proxy.offload import load_of, offload
@@ -42,16 +47,11 @@ REFUSED = frozenset({400, 422})
 ASSUMED_WINDOW = 131_072
 """The window by which a block is sized where none is known."""
 
+TAIL = 262_144
+"""Bytes at a body's end in which the item that asks for a compaction is looked for: tools may follow it."""
+
 EARLIER_SHARE = 0.5
 """Of the block, what an earlier compaction's text may take: the rest is for what came after it."""
-
-
-class Replied(Protocol):
-    """What a server answered, as far as this module cares."""
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,45 +79,83 @@ class OwnCompaction:
     given: int
 
 
-class CompactEndpoint:
-    """Opens items of ours, and makes them. *now* gives seconds since 1970, *serving* what each server is asked."""
+class ClientCompaction(Feature):
+    """Opens compaction items of ours, and answers requests for a compaction if their server does not.
+
+    *resolve* gives the route of a model, *now* seconds since 1970, *serving* says by upstream what servers are asked.
+    """
+
+    markers = MappingProxyType({responses.API: (PREFIX.encode(), TRIGGER.encode())})
+    purposes = frozenset({"compact"})
 
     def __init__(
         self,
         reader: Reader,
-        recorder: Records,
+        records: Records,
+        resolve: Callable[[str], Route],
         shares: Shares,
         now: Callable[[], float],
         serving: Mapping[str, UpstreamCompaction],
     ) -> None:
         self._reader = reader
-        self._recorder = recorder
+        self._records = records
+        self._resolve = resolve
         self._shares = shares
         self._now = now
         self._serving = serving
 
-    @staticmethod
-    def markers() -> dict[str, tuple[bytes, ...]]:
-        """What a body holds if there may be something to do in it, by API."""
-        return {responses.API: (PREFIX.encode(), TRIGGER.encode())}
+    async def prepare(self, request: Request, engine: Planning) -> Request:
+        """*request* without compaction items of ours: their text stands in their place. Raises ``InvalidRequest``."""
+        del engine
+        if request.purpose == "compact":
+            request = replace(request, client_compaction=request.client_compaction or OTHER)
+        opened, _ = await self._opened(request)
+        return opened
 
-    def open_items(self, request: Request) -> tuple[Request, tuple[int, ...]]:
+    async def answer(self, request: Request, engine: Planning) -> Outcome | None:
+        """The server's answer to a request for a compaction, or our own; None if it asks for none."""
+        kind = await self._kind(request)
+        if kind is None:
+            return None
+        located = await self._reader.located(responses, request.tenant, request.body)
+        envelope = located.outline
+        route = self._resolve(request.path_model or envelope.model)
+        serving = self._serving.get(route.upstream, UpstreamCompaction())
+        relayed = envelope.stored or engine.mode_of(request) == "off"
+        if relayed or serving.asks(kind):
+            outcome = await engine.proceed(request)
+            if relayed or serving.who == "relay" or not _is_unable(kind, outcome):
+                return outcome
+            engine.set_aside()
+        return await self._own(request, kind, engine)
+
+    async def _kind(self, request: Request) -> Kind | None:
+        """How *request* asks for a compaction; None if it asks for none."""
+        if request.purpose == "compact":
+            return "endpoint"
+        if request.api != responses.API or request.body.rfind(TRIGGER.encode(), -TAIL) < 0:
+            return None
+        located = await self._reader.located(responses, request.tenant, request.body)
+        return "trigger" if ends_with_trigger(located) else None
+
+    async def _opened(self, request: Request) -> tuple[Request, tuple[int, ...]]:
         """*request* without items of ours, and the indexes where they stood."""
         if request.api != responses.API or PREFIX.encode() not in request.body:
             return request, ()
-        found = open_items(request.body, self._recorder.item_key(), self._reader.most)
+        size, key = len(request.body), self._records.item_key()
+        found = await offload(size, open_items, request.body, key, self._reader.most)
         return replace(request, body=found.body), found.ours
 
-    def serving(self, upstream: str) -> UpstreamCompaction:
-        """What is wanted of the server called *upstream*."""
-        return self._serving.get(upstream, UpstreamCompaction())
-
-    @staticmethod
-    def is_unable(kind: Kind, reply: Replied, head: bytes) -> bool:
-        """Whether *reply*, whose body begins with *head*, says that its server has no compactions."""
-        if reply.status in UNSUPPORTED:
-            return True
-        return kind == "trigger" and reply.status in REFUSED and b"compaction" in head
+    async def _own(self, request: Request, kind: Kind, engine: Planning) -> Answer:
+        """A compaction made here."""
+        measured = await engine.measure(request, ASSUMED_WINDOW)
+        _, ours = await self._opened(engine.received)
+        made = await self.make(measured, kind, ours)
+        envelope = measured.parsed.envelope
+        model = request.path_model or envelope.model
+        body, content_type = self.body(made, kind, model, stream=envelope.stream)
+        report = report_of_local(measured, tokens_before=made.taken, overhead_seconds=engine.overhead)
+        return Answer(report.but(window=measured.known.window or ASSUMED_WINDOW), LocalReply(body, content_type))
 
     async def make(self, measured: MeasuredRequest, kind: Kind, ours: Sequence[int]) -> OwnCompaction:
         """The compaction of a measured request; *ours* are the items that hold an earlier one."""
@@ -160,7 +198,7 @@ class CompactEndpoint:
 
     def item(self, made: OwnCompaction) -> dict[str, str]:
         """The compaction item that holds *made*."""
-        sealed = pack(made.text, self._recorder.item_key())
+        sealed = pack(made.text, self._records.item_key())
         name = hashlib.sha256(sealed.encode()).hexdigest()[:32]
         return {"type": "compaction", "id": f"cmp_{name}", "encrypted_content": sealed}
 
@@ -177,6 +215,16 @@ class CompactEndpoint:
         if not stream:
             return json.dumps(done).encode(), "application/json"
         return b"".join(_events(done, item)), "text/event-stream; charset=utf-8"
+
+
+def _is_unable(kind: Kind, outcome: Outcome) -> bool:
+    """True if *outcome* says that its server has no compactions."""
+    if not isinstance(outcome, Answer):
+        return False
+    status = outcome.reply.status
+    if status in UNSUPPORTED:
+        return True
+    return kind == "trigger" and status in REFUSED and b"compaction" in outcome.head
 
 
 def _message(raw: bytes) -> bytes:

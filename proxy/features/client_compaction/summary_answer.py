@@ -18,13 +18,14 @@ from proxy.core.compaction.truncate import clip
 from proxy.core.compaction.view import OriginalItems
 from proxy.core.conversation.compaction import without_prompt
 from proxy.core.conversation.outline import Envelope
-from proxy.core.decisions import MeasuredRequest
+from proxy.core.decisions import CountedView, MeasuredRequest
 from proxy.core.report import SERVED, Report
 from proxy.core.request import Request
-from proxy.engine.plans import Plan
-from proxy.engine.ports import Summary
+from proxy.engine.features import Feature
+from proxy.engine.ports import Answer, Summary
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
+from proxy.engine.replies import LocalReply
 from proxy.features.client_compaction import local_response
 from proxy.offload import load_of, offload
 
@@ -39,54 +40,52 @@ STREAM, JSON = "text/event-stream; charset=utf-8", "application/json"
 Count = Callable[[str], int]
 
 
-class SummaryAnswer:
+class SummaryAnswers(Feature):
     """Answers clients' own compactions. *now* gives seconds since 1970."""
 
-    def __init__(self, events: CompactionRecords, reader: Reader, shares: Shares, now: Callable[[], float]) -> None:
-        self._events = events
+    def __init__(self, records: CompactionRecords, reader: Reader, shares: Shares, now: Callable[[], float]) -> None:
+        self._records = records
         self._reader = reader
         self._shares = shares
         self._now = now
 
-    async def answer(self, request: Request, plan: Plan) -> tuple[Report, bytes, str] | None:
-        """The report, the body and the content type of an answer of our own to *request*, as *plan* would send it.
+    async def answer_planned(self, request: Request, view: CountedView, report: Report) -> Answer | None:
+        """An answer of our own to *request*, which would be sent as *view*.
 
-        ``None`` where it is no compaction of a client's, asks for more than a text, or no summary is ready for it.
+        None if it is no compaction of a client's, asks for more than a text, or no summary is ready for it.
         """
-        if plan.view is None or not plan.report.client_compaction or plan.report.observed:
+        measured = view.measured
+        envelope = measured.parsed.envelope
+        if not measured.client_compaction or view.observation or not measured.prefix_hashes:
             return None
-        measured = plan.view.measured
-        outline = measured.parsed.envelope
-        if not measured.prefix_hashes:
+        if envelope.unseen or not _wants_text(envelope):
             return None
-        if outline.unseen or not _wants_text(outline):
-            return None
-        ready = await self._events.summed_up(measured)
+        ready = await self._records.summed_up(measured)
         if ready is None:
             return None
-        summary, raw = ready
-        sums = raw.layout.sums
+        summary, original = ready
+        sums = original.layout.sums
         if sums[summary.length] < NEARLY * sums[-1]:
             return None
         size = load_of(len(measured.parsed.body), len(measured.parsed.items))
-        text = await offload(size, self._text, measured, raw, summary)
+        text = await offload(size, self._text, measured, original, summary)
         count = self._reader.count(measured.route.encoding, measured.route.model)
         tokens = int(count(text) * measured.token_ratio)
-        if outline.requested is not None and tokens > outline.requested:
+        if envelope.requested is not None and tokens > envelope.requested:
             return None
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
-        model = request.model or outline.model
-        said = local_response.TextAnswer(text, tokens, name, model, int(self._now()), _wants_usage(outline))
+        model = request.path_model or envelope.model
+        said = local_response.TextAnswer(text, tokens, name, model, int(self._now()), _wants_usage(envelope))
         facts = {
             "outcome": "compacted",
             "reason": SERVED,
             "tokens_after": tokens,
             "summary_tokens": summary.tokens_spent,
         }
-        report = plan.report.but(stages=(), regions={}, borrowed={}, event=False, **facts)
-        if outline.stream:
-            return report, local_response.stream_events(request.api, said), STREAM
-        return report, local_response.whole_response(request.api, said), JSON
+        report = report.but(stages=(), regions={}, borrowed={}, event=False, **facts)
+        if envelope.stream:
+            return Answer(report, LocalReply(local_response.stream_events(request.api, said), STREAM))
+        return Answer(report, LocalReply(local_response.whole_response(request.api, said), JSON))
 
     def _text(self, measured: MeasuredRequest, raw: OriginalItems, summary: Summary) -> str:
         """The summary, and what it does not tell: the user's words, and what came after it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from proxy.core.budget.catalogue import Route
@@ -11,7 +11,10 @@ from proxy.core.budget.figures import reserve
 from proxy.core.conversation import messages
 from proxy.core.conversation.outline import Envelope
 from proxy.core.conversation.scan import decode
+from proxy.core.decisions import CountedView, FinalDecision, Forward
+from proxy.core.planner import LOSSY
 from proxy.core.request import Request
+from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader, Reading
 from proxy.features.context_management.clearing import ContextEdits, clear_message, cleared_tool_uses, read_edits
 from proxy.offload import offload
@@ -19,37 +22,51 @@ from proxy.offload import offload
 MEMBER = "context_management"
 
 
-class ContextManagement:
-    """Does what requests ask of the servers called *owned*, which cannot."""
+class ContextManagement(Feature):
+    """Does what requests ask of the servers called *owned*, which cannot. *resolve* gives the route of a model."""
 
-    def __init__(self, reader: Reader, owned: Collection[str]) -> None:
+    def __init__(self, reader: Reader, resolve: Callable[[str], Route], owned: Collection[str]) -> None:
         self._reader = reader
+        self._resolve = resolve
         self._owned = frozenset(owned)
+        if owned:
+            self.markers = {messages.API: (MEMBER.encode(),)}
 
-    def markers(self) -> dict[str, tuple[bytes, ...]]:
-        """What a body holds if there may be something to do in it, by API."""
-        return {messages.API: (MEMBER.encode(),)} if self._owned else {}
+    async def prepare(self, request: Request, engine: Planning) -> Request:
+        """*request* after the context edits it asks of a server that cannot do them. Raises ``InvalidRequest``.
 
-    def concerns(self, request: Request) -> bool:
-        """Whether *request* may ask for context edits that are served here; a look at its bytes."""
-        return bool(self._owned) and request.api == messages.API and MEMBER.encode() in request.body
+        A size from which to compact is no window: nothing is refused, dropped or clipped for its sake.
+        """
+        if engine.mode_of(request) == "off":
+            return request
+        edited = await self._edited(request)
+        if edited.options.window != request.options.window:
+            decision = await engine.plan(edited, "any", dry_run=True)
+            if _loses(decision):
+                return replace(edited, options=request.options)
+        return edited
 
-    async def served(self, request: Request, route: Route) -> Request:
+    async def _edited(self, request: Request) -> Request:
         """*request* as it would be after the edits it asks for, and without asking.
 
-        A size from which to compact becomes its window, where that is smaller. Raises ``InvalidRequest`` where it
-        cannot be read.
+        A size from which to compact becomes its window, if that is smaller.
         """
-        if route.upstream not in self._owned:
-            return request
         located = await self._reader.located(messages, request.tenant, request.body)
-        outline = located.outline
-        if MEMBER not in outline.fields:
+        envelope = located.outline
+        route = self._resolve(request.path_model or envelope.model)
+        if route.upstream not in self._owned or MEMBER not in envelope.fields:
             return request
-        wanted = read_edits(json.loads(outline.value(MEMBER)))
+        wanted = read_edits(json.loads(envelope.value(MEMBER)))
         reading = await self._reader.read(messages, route.encoding, request.tenant, located, route.model)
         body = await offload(reading.load, _edited, reading, wanted)
-        return replace(request, body=body, options=replace(request.options, window=_window(request, outline, wanted)))
+        return replace(request, body=body, options=replace(request.options, window=_window(request, envelope, wanted)))
+
+
+def _loses(decision: FinalDecision) -> bool:
+    """True if *decision* refuses, or loses what the model is looking at."""
+    if not isinstance(decision, Forward):
+        return True
+    return isinstance(decision.view, CountedView) and not LOSSY.isdisjoint(decision.view.edits.stages)
 
 
 def _window(request: Request, outline: Envelope, wanted: ContextEdits) -> int | None:

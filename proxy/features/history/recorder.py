@@ -8,8 +8,7 @@ from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.core.conversation.items import Layout
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report
-from proxy.core.request import Request
-from proxy.engine.plans import Plan
+from proxy.engine.features import Feature
 from proxy.features.history.archive import Archive
 from proxy.features.history.notes import CompactionNote, RequestNote, dump, name_of
 from proxy.store.register import Register
@@ -19,7 +18,7 @@ LEAST_SECONDS = 60.0
 """Seconds between two notes on requests of one conversation, compactions aside."""
 
 
-class HistoryRecorder:
+class HistoryRecorder(Feature):
     """Notes what was answered.
 
     *recent* remembers for ``LEAST_SECONDS`` which conversations were noted; *now* gives Unix time. *archive* keeps what
@@ -38,10 +37,11 @@ class HistoryRecorder:
         self._recent = recent
         self._now = now
 
-    def answered(self, request: Request, plan: Plan) -> None:
-        """Note that *plan* was sent for *request*: a compaction always, other views now and then."""
-        view, report = plan.view, plan.report
-        if view is None or view.layout is None or not view.layout.count or not report.conversation:
+    def answered(self, view: CountedView, report: Report, status: int) -> None:
+        """Note that *view* was sent: a compaction always, other views now and then."""
+        del status
+        request = view.request
+        if view.layout is None or not view.layout.count or not report.conversation:
             return
         if report.observed or report.client_compaction:
             return

@@ -8,15 +8,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from proxy.core.budget.catalogue import Route
 from proxy.core.content_encoding import ContentDecoder
+from proxy.core.conversation.outline import Envelope
+from proxy.core.decisions import Addition, CountedView
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.report import Usage
-from proxy.engine.fail_open import Sending
-from proxy.engine.ports import Reply
-from proxy.engine.replies import Answer
+from proxy.core.request import Request
+from proxy.engine.features import Feature, Resend
+from proxy.engine.ports import Answer, Reply
+from proxy.engine.reading import Reader
 from proxy.features.recall.events import dumped, value_of
 from proxy.features.recall.merger import StreamMerger, TooMuchBuffered
-from proxy.features.recall.session import RecallSession
+from proxy.features.recall.session import Limits, RecallSession
+from proxy.features.recall.tool import addition
 from proxy.tasks import Faults
 
 WHOLE: Final = 2**26
@@ -43,38 +48,48 @@ class RecallFailed(UllageError):
         self.status = status
 
 
-async def continue_answer(turn: RecallSession, answer: Answer, sending: Sending, faults: Faults) -> Answer:
-    """*answer*, whose reply is that of the first generation, with the tool's calls answered on the way.
+class Recall(Feature):
+    """Offers a tool with which the model reads what left its view, and answers its calls behind the client's back."""
 
-    *sending* is what the generations are sent by.
-    """
-    reply, report = answer.reply, answer.report
-    if reply is None or reply.status != 200 or reply.header("content-encoding").strip().lower() not in READABLE:
-        return answer
+    def __init__(self, reader: Reader, limits: Limits, faults: Faults) -> None:
+        self._reader = reader
+        self._limits = limits
+        self._faults = faults
 
-    def learn(usage: Usage) -> bool:
-        if not turn.recalls:
-            return answer.learn(usage)
-        # Of the later generations' prompts only the first one's was measured; where a window ended they tell nothing.
-        ended = answer.ending is not None and answer.ending.overflow is not None
-        return not ended and answer.learn(turn.first)
+    def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
+        """The tool and the note on it; nothing if it may not be offered."""
+        return addition(self._reader, request.api, envelope, route, window)
 
-    if turn.is_stream(reply.header("content-type")):
-        noticed = partial(faults.report, "answer", report.request_id)
-        streamed = MergedReply(turn, reply, answer.head, sending, noticed)
-        return replace(answer, reply=streamed, head=b"", learn=learn, told=turn.told)
-    reply, head = await rewritten_reply(turn, reply, sending)
-    return replace(answer, reply=reply, head=head, learn=learn, report=turn.told(report))
+    async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
+        """*answer*, whose reply is that of the first generation, with the tool's calls answered on the way."""
+        turn = RecallSession(self._reader, self._limits, view, answer.report.stream, resend)
+        reply, report = answer.reply, answer.report
+        if reply.header("content-encoding").strip().lower() not in READABLE:
+            return answer
+
+        def learn(usage: Usage) -> bool:
+            if not turn.recalls:
+                return answer.learn(usage)
+            # Only the first generation's prompt was measured; after an overflow the later ones teach nothing.
+            ended = answer.ending is not None and answer.ending.overflow is not None
+            return not ended and answer.learn(turn.first)
+
+        if turn.is_stream(reply.header("content-type")):
+            noticed = partial(self._faults.report, "answer", report.request_id)
+            streamed = MergedReply(turn, reply, answer.head, resend, noticed)
+            return replace(answer, reply=streamed, head=b"", learn=learn, at_end=turn.told)
+        reply, head = await rewritten_reply(turn, reply, resend)
+        return replace(answer, reply=reply, head=head, learn=learn, report=turn.told(report))
 
 
-async def rewritten_reply(turn: RecallSession, reply: Reply, sending: Sending) -> tuple[Reply, bytes]:
+async def rewritten_reply(turn: RecallSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:
     """An answer that is no stream, as the client gets it once its last generation is here: a reply, and bytes of it.
 
     A generation that is no answer ends it, and is passed as it came.
     """
     earlier: list[Any] = []
     while True:
-        value, taken = await _value(reply, sending.taken)
+        value, taken = await _value(reply, resend.taken)
         said = turn.wire.said(value) if value is not None and reply.status == 200 else None
         if value is None or said is None:
             return reply, taken
@@ -85,7 +100,7 @@ async def rewritten_reply(turn: RecallSession, reply: Reply, sending: Sending) -
             if not earlier and not calls:
                 return reply, taken
             return RewrittenReply(reply, dumped(turn.wire.whole(value, earlier))), b""
-        sending.finish()
+        resend.set_aside()
         reply, _ = await turn.go_on(said, calls)
         earlier.append(said)
 
@@ -144,13 +159,13 @@ class MergedReply:
     """
 
     def __init__(
-        self, turn: RecallSession, reply: Reply, head: bytes, sending: Sending, report: Callable[[Exception], None]
+        self, turn: RecallSession, reply: Reply, head: bytes, resend: Resend, report: Callable[[Exception], None]
     ) -> None:
         gone = ("content-length", "content-encoding")
         self.status = reply.status
         self.headers: Sequence[tuple[str, str]] = [pair for pair in reply.headers if pair[0].lower() not in gone]
         self._turn = turn
-        self._sending = sending
+        self._resend = resend
         self._report = report
         self._splice: StreamMerger = turn.wire.stream()
         self._take(reply, head)
@@ -182,7 +197,7 @@ class MergedReply:
     def close(self) -> None:
         """Abort what is still under way."""
         self._reply.close()
-        self._sending.drop()
+        self._resend.drop()
 
     async def _next(self) -> bytes:
         if self._plainly:
@@ -197,8 +212,8 @@ class MergedReply:
         if self._plainly or not self._splice.first:
             raise RecallFailed(500, "internal error.") from fault
         self._plainly, self._ended = True, self._read
-        if self._sending.reply is not self._reply:
-            self._sending.drop()
+        if self._resend.reply is not self._reply:
+            self._resend.drop()
         try:
             return self._splice.untouched()
         except Exception as another:

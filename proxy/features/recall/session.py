@@ -5,17 +5,16 @@ Nothing is stored: what the tool shows is the request's own history, which is he
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from proxy.core.conversation.entry import Entry
 from proxy.core.conversation.scan import scan
-from proxy.core.decisions import DIALECTS
+from proxy.core.decisions import DIALECTS, CountedView
 from proxy.core.report import NO_USAGE, Report
-from proxy.core.request import Request
-from proxy.engine.plans import Plan
+from proxy.engine.features import Resend
 from proxy.engine.ports import Reply
 from proxy.engine.reading import Reader
 from proxy.features.recall import chat, messages, responses
@@ -55,33 +54,7 @@ class Limits:
     tokens: int = 4_000
 
 
-@dataclass(frozen=True, slots=True)
-class Resent:
-    """A plan that was sent again with more behind its view, and what came of it."""
-
-    plan: Plan
-    reply: Reply
-    head: bytes
-    retries: int = 0
-    overflows: int = 0
-
-
 T = TypeVar("T")
-Extend = Callable[[Plan], Awaitable[Plan]]
-Resend = Callable[[Plan, Extend], Awaitable[Resent]]
-"""Sends a plan, or after an overflow a smaller one, each as the function makes it grow."""
-
-
-class Recalling:
-    """Makes answers of requests that offer the tool."""
-
-    def __init__(self, reader: Reader, limits: Limits) -> None:
-        self._reader = reader
-        self._limits = limits
-
-    def turn(self, request: Request, plan: Plan, again: Resend) -> RecallSession:
-        """The answer to *request* that begins with what *plan* is answered."""
-        return RecallSession(self._reader, self._limits, request, plan, again)
 
 
 class RecallSession:
@@ -91,18 +64,20 @@ class RecallSession:
     ``first`` is the first one's usage.
     """
 
-    def __init__(self, reader: Reader, limits: Limits, request: Request, plan: Plan, again: Resend) -> None:
-        assert plan.view is not None
+    def __init__(self, reader: Reader, limits: Limits, view: CountedView, stream: bool, resend: Resend) -> None:
+        """*view* is what the first generation answers; *stream*: the client asked for a stream."""
+        request = view.request
         self.wire = RECALL_APIS[request.api]
         self.recalls = 0
         self.tokens = 0
         self.first = NO_USAGE
         self._dialect = DIALECTS[request.api]
-        self._count = reader.count(plan.view.measured.route.encoding, plan.view.measured.route.model)
+        self._count = reader.count(view.measured.route.encoding, view.measured.route.model)
         self._limits = limits
         self._request = request
-        self._plan = plan
-        self._again = again
+        self._view = view
+        self._stream = stream
+        self._resend = resend
         self._behind: list[bytes] = []
         self._retries = 0
         self._overflows = 0
@@ -122,7 +97,7 @@ class RecallSession:
 
     def is_stream(self, content_type: str) -> bool:
         """Whether a reply of this type is a stream: by its name, or because one was asked for and it is no JSON."""
-        return content_type.startswith("text/event-stream") or (self._plan.report.stream and "json" not in content_type)
+        return content_type.startswith("text/event-stream") or (self._stream and "json" not in content_type)
 
     def may_go_on(self) -> bool:
         """Whether the model may be asked once more."""
@@ -130,8 +105,7 @@ class RecallSession:
 
     def note(self, usage: Any) -> None:
         """Add up what a generation took: as its *usage* says, else our count of its prompt."""
-        factor = self._plan.view.measured.token_ratio if self._plan.view else 1.0
-        counted = int(((self._plan.tokens or 0) + self._added) * factor)
+        counted = int((self._view.counted + self._added) * self._view.known.token_ratio)
         told = self.wire.used(usage)
         self._measured = told.input_tokens
         if not self.recalls:
@@ -140,69 +114,75 @@ class RecallSession:
 
     async def go_on(self, said: Any, calls: Sequence[Call]) -> tuple[Reply, bytes]:
         """The reply to the next generation's request, in which *calls* are answered, and the bytes taken from it."""
-        body = self._plan.body
+        body = self._view.body
         asked = [dumped(element) for element in self.wire.asked(said, body)]
         pieces = await self._off(self._pieces)
         made: list[bytes] = []
 
-        async def grown(plan: Plan) -> Plan:
-            made[:] = await self._off(lambda: [*asked, *self._answered(plan, said, asked, calls, pieces)])
-            return await self._off(lambda: self._grown(plan, made))
+        async def extend(view: CountedView, most: int | None) -> CountedView:
+            made[:] = await self._off(lambda: [*asked, *self._answered(view, said, asked, calls, pieces, most)])
+            return await self._off(lambda: self._extended(view, made))
 
-        found = await self._again(self._plan, grown)
-        self._plan = found.plan
+        continued = await self._resend.send(self._view, extend)
+        self._view = continued.view
         self._behind += made
         self._added = self._weight(self._behind)
         self.recalls += 1
-        self._retries += found.retries
-        self._overflows += found.overflows
-        return found.reply, found.head
+        self._retries += continued.retries
+        self._overflows += continued.overflows
+        return continued.reply, continued.head
 
     async def _off(self, work: Callable[[], T]) -> T:
         return await offload(len(self._request.body), work)
 
-    def _grown(self, plan: Plan, made: Sequence[bytes]) -> Plan:
-        where = scan(plan.body, self._dialect.LIST)
+    def _extended(self, view: CountedView, made: Sequence[bytes]) -> CountedView:
+        where = scan(view.body, self._dialect.LIST)
         end = where.spans[-1][1]
         behind = [*self._behind, *made]
-        body = b"%b,%b%b" % (plan.body[:end], b",".join(behind), plan.body[end:])
-        return replace(plan, body=body, extended=plan.extended + self._weight(behind))
+        body = b"%b,%b%b" % (view.body[:end], b",".join(behind), view.body[end:])
+        return replace(view, body=body, extension=self._weight(behind))
 
     def _weight(self, elements: Sequence[bytes]) -> int:
         return sum(self._dialect.read_item(raw, self._count).tokens for raw in elements)
 
     def _answered(
-        self, plan: Plan, said: Any, asked: Sequence[bytes], calls: Sequence[Call], pieces: Sequence[Piece]
+        self,
+        view: CountedView,
+        said: Any,
+        asked: Sequence[bytes],
+        calls: Sequence[Call],
+        pieces: Sequence[Piece],
+        most: int | None,
     ) -> Iterator[bytes]:
-        """The elements that answer what was *said*, its *calls* in what *plan* leaves free."""
+        """The elements that answer what was *said*, its *calls* in what *view* leaves free below *most* tokens."""
         last = "\n" + LAST if self.recalls + 2 == GENERATIONS else ""
         heard, beyond = calls[:CALLS], [TOO_MANY] * len(calls[CALLS:])
-        room = self._room(plan, [*asked, *map(dumped, self.wire.answered(said, [""] * len(heard) + beyond))])
+        room = self._room(view, most, [*asked, *map(dumped, self.wire.answered(said, [""] * len(heard) + beyond))])
         usual, count = self._limits.results, self._count
         share = min(self._limits.tokens, (room - count(last)) // len(heard) - SEAM)
         texts = [answer(call.arguments, pieces, usual, share, count) for call in heard] + beyond
         texts[-1] += last
         return map(dumped, self.wire.answered(said, texts))
 
-    def _room(self, plan: Plan, new: Sequence[bytes]) -> int:
-        """Tokens that are left beside *plan*, what is behind it by now, and *new* elements.
+    def _room(self, view: CountedView, most: int | None, new: Sequence[bytes]) -> int:
+        """Tokens that are left beside *view*, what is behind it by now, and *new* elements; below *most*, if given.
 
         What the provider counted for just this prompt is better than our count. A factor below one is the prompt's as a
         whole: what is new may well count in full.
         """
-        assert plan.view is not None
-        figures, factor = plan.view.budget, plan.view.measured.token_ratio
-        taken = int(((plan.tokens or 0) + self._weight(self._behind)) * factor)
-        if plan is self._plan and self._measured is not None:
+        budget, ratio = view.budget, view.known.token_ratio
+        counted, added = view.counted + self._weight(self._behind), self._weight(new)
+        taken = int(counted * ratio)
+        if view is self._view and self._measured is not None:
             taken = max(self._measured, int(taken * BELIEVED))
-        inside = int(figures.beside(plan.output or figures.reserve) * factor)
-        return int((inside - taken) / max(1.0, factor)) - self._weight(new) - figures.window // MARGIN
+        inside = int(budget.beside(view.lowered_output or budget.reserve) * ratio)
+        room = int((inside - taken) / max(1.0, ratio)) - added - budget.window // MARGIN
+        return room if most is None else min(room, most - counted - added - 1)
 
     def _pieces(self) -> list[Piece]:
         """Every item of the client's history as it is shown."""
-        assert self._plan.view is not None
-        parsed, record = self._plan.view.measured.parsed, self._plan.view.edits.record
-        body = (self._plan.request or self._request).body
+        parsed, record = self._view.measured.parsed, self._view.edits.record
+        body = self._view.request.body
         body = body if (listed := self._dialect.listed(body)) is None else listed
         raws = [body[start:end] for start, end in scan(body, self._dialect.LIST).spans]
         items = parsed.items

@@ -68,11 +68,6 @@ def declaration(api: str) -> str:
     return _DECLARED[api]
 
 
-def added(api: str, tools: str) -> str:
-    """The tools array *tools* with the tool behind the client's own, whose bytes stay as they are."""
-    return f"{tools[: tools.rindex(']')]},{declaration(api)}]"
-
-
 def may_offer(api: str, outline: Envelope) -> bool:
     """Whether the tool may be added to a request: its client offers tools, and the model is free to call one or none.
 
@@ -95,11 +90,10 @@ def tool_tokens(reader: Reader, api: str, outline: Envelope, route: Route, windo
     return own if own * PART <= window else 0
 
 
-def addition(api: str, outline: Envelope, smaller: str, tokens: int) -> Addition:
-    """The tool behind the client's own, or behind those made *smaller*, and the note on it; nothing for no *tokens*."""
-    if not tokens:
-        return NO_ADDITION
-    return Addition(added(api, smaller or outline.value("tools")), MENTION, tokens)
+def addition(reader: Reader, api: str, envelope: Envelope, route: Route, window: int) -> Addition:
+    """The tool and the note on it; nothing if the tool may not be offered in a *window* of so many tokens."""
+    tokens = tool_tokens(reader, api, envelope, route, window)
+    return Addition(declaration(api), MENTION, tokens) if tokens else NO_ADDITION
 
 
 def _is_free_in_messages(outline: Envelope) -> bool:

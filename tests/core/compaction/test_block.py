@@ -12,7 +12,7 @@ from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.conversation.chat import read_entry
 from proxy.core.conversation.entry import Entry
 from tests.support.conversation_strategies import conversations
-from tests.support.engine_fixtures import UNSHRUNK, Book, Desk, Message, body_of, count, slices
+from tests.support.engine_fixtures import UNSHRUNK, Book, Message, Replica, body_of, count, slices
 from tests.support.sample_conversations import agent_session, chat_turn, prose
 from tests.support.text_entities import entities, invented
 
@@ -182,7 +182,7 @@ async def test_a_later_block_holds_no_earlier_one(kind: str) -> None:
     if kind == "chinese":
         messages = [{"role": ("user", "assistant")[at % 2], "content": f"{CHINESE}{at}" * 6} for at in range(120)]
     book = Book()
-    desk = Desk(book)
+    desk = Replica(book)
     for end in range(2, len(messages) + 1):
         if messages[end - 1]["role"] in ("user", "tool"):
             await desk.view(messages[:end], 4096)

@@ -18,7 +18,7 @@ from proxy.features.client_compaction.compact_endpoint import (
 )
 from tests.e2e.test_client_compaction import asked
 from tests.support.api_formats import text_of
-from tests.support.engine_fixtures import TENANT, Desk, count
+from tests.support.engine_fixtures import TENANT, Replica, count
 from tests.support.sample_conversations import AGENT_TASK, agent_session, chat_turn, log
 
 WINDOW = 8192
@@ -26,17 +26,17 @@ TRIGGER = {"type": "compaction_trigger"}
 ROUTE = Route("stub", "house-model", WINDOW, None, "o200k_base", "configured")
 
 
-async def made(desk: Desk, body: dict[str, Any], kind: Kind = "trigger") -> OwnCompaction:
+async def made(desk: Replica, body: dict[str, Any], kind: Kind = "trigger") -> OwnCompaction:
     """The compaction of *body*."""
     request, ours = desk.compacting.open_items(Request("responses", json.dumps(body).encode(), TENANT, "r"))
-    located = desk.fitter.locate(request)
+    located = desk.measurer.locate(request)
     measured = await desk.fitter.measure(request, located, ROUTE, WINDOW, 1.0, "configured")
     return await desk.compacting.make(measured, kind, ours)
 
 
 async def test_a_compaction_holds_what_matters_and_is_small() -> None:
     """Instructions of the user, names and steps are in it; it fits its share whatever the size of the conversation."""
-    desk = Desk()
+    desk = Replica()
     body = asked("responses", agent_session(60, 400))
     found = await made(desk, {**body, "input": [*body["input"], TRIGGER]})
     assert AGENT_TASK in found.text
@@ -49,7 +49,7 @@ async def test_a_compaction_holds_what_matters_and_is_small() -> None:
 
 async def test_on_its_own_path_the_users_messages_stay() -> None:
     """The newest messages of the user are kept as they are, what has no room among them is told in the text."""
-    desk = Desk()
+    desk = Replica()
     talk = [message for turn in range(20) for message in chat_turn(turn, 150)]
     body = asked("responses", talk)
     found = await made(desk, body, "endpoint")
@@ -70,7 +70,7 @@ async def test_on_its_own_path_the_users_messages_stay() -> None:
 
 async def test_a_second_compaction_carries_the_first_on() -> None:
     """What the first one knew is in the second, as a summary and not as words of the user."""
-    desk = Desk()
+    desk = Replica()
     first = await made(desk, asked("responses", [{"role": "user", "content": "The port is 50713, remember it."}]))
     item = desk.compacting.item(first)
     body = asked("responses", agent_session(30, 400)[1:])
@@ -84,7 +84,7 @@ async def test_a_second_compaction_carries_the_first_on() -> None:
 
 async def test_odd_conversations_are_compacted_too() -> None:
     """A single huge message, results only, nothing but a trigger, lone surrogates: an item comes of all of them."""
-    desk = Desk()
+    desk = Replica()
     huge = {"role": "user", "content": log(3, 3 * WINDOW)}
     orphan = {"type": "function_call_output", "call_id": "c", "output": "x \ud83d y"}
     for items in ([huge], [orphan], [], [{"role": "user", "content": "half \ud83d"}]):
@@ -99,7 +99,7 @@ async def test_odd_conversations_are_compacted_too() -> None:
 
 async def test_other_apis_are_not_opened() -> None:
     """An item is opened only where such items are."""
-    desk = Desk()
+    desk = Replica()
     item = desk.compacting.item(await made(desk, asked("responses", chat_turn(1, 50))))
     for api in ("chat", "messages"):
         request = Request(api, json.dumps({"messages": [item], "input": [item]}).encode(), TENANT, "r")

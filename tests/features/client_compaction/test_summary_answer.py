@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from proxy.engine.plans import Plan
 
 from proxy.core.budget.figures import Shares
 from proxy.core.request import Request
-from proxy.engine.plans import Plan
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.features.client_compaction.summary_answer import NEARLY, SummaryAnswer
-from tests.support.engine_fixtures import TENANT, Desk, Message, body_of, tokenizers, tools
+from tests.support.engine_fixtures import TENANT, Message, Replica, body_of, tokenizers, tools
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 WINDOW = 8192
@@ -52,7 +52,7 @@ async def answered(
     share: float, messages: list[Message], text: str = "## Goal\n- ledger_417 is to be found.", **members: Any
 ) -> tuple[str, dict[str, Any]] | None:
     """The text that is answered and the whole body, if it is answered here."""
-    desk = Desk(summaries=Ready(share, text))
+    desk = Replica(summaries=Ready(share, text))
     raw = body_of(messages, tools=AGENT_TOOLS, **members)
     plan: Plan = await desk.plan(raw, WINDOW)
     reader = Reader(tokenizers(), {}, {}, {}, {}, tools())

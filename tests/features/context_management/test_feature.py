@@ -13,7 +13,7 @@ from proxy.core.request import Options, Request
 from proxy.features.context_management.clearing import PLACEHOLDER
 from tests.stub import Rules, messages
 from tests.support.api_formats import body_of
-from tests.support.engine_fixtures import TENANT, Desk
+from tests.support.engine_fixtures import TENANT, Replica
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 ROUTE = Route("stub", "claude-9", 200_000, None, "o200k_base", "configured")
@@ -28,7 +28,7 @@ def body(rounds: int, management: Any) -> dict[str, Any]:
 
 async def served(raw: bytes, owned: tuple[str, ...] = ("stub",), **options: Any) -> Request:
     request = Request("messages", raw, TENANT, "r", Options(**options))
-    managing = Desk(owned=owned).managing
+    managing = Replica(owned=owned).managing
     return await managing.served(request, ROUTE) if managing.concerns(request) else request
 
 
@@ -85,4 +85,4 @@ async def test_what_does_not_concern_us_is_left_alone() -> None:
     quoted = json.dumps({**body(2, None), "system": "Use context_management."}).encode()
     assert (await served(quoted)).body is quoted
     for api in ("chat", "responses"):
-        assert not Desk(owned=("stub",)).managing.concerns(Request(api, raw, TENANT, "r"))
+        assert not Replica(owned=("stub",)).managing.concerns(Request(api, raw, TENANT, "r"))

@@ -9,12 +9,12 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from proxy.engine.plans import Plan
 
 from proxy.core.compaction.record import Compaction, Placeholder
-from proxy.engine.plans import Plan
 from proxy.features.history.archive import REST, Archive, ArchiveLimits, left_by
 from proxy.features.history.pages import load, read_reference
-from tests.support.engine_fixtures import Desk, body_of, slices
+from tests.support.engine_fixtures import Replica, body_of, slices
 from tests.support.sample_conversations import agent_session
 
 WINDOW = 8192
@@ -31,7 +31,7 @@ class Shelf:
         self.open.set()
 
     def name(self, tenant: bytes, content: bytes) -> bytes:
-        return Desk().book.prefix_key(tenant + content)[:16]
+        return Replica().book.prefix_key(tenant + content)[:16]
 
     async def keep(self, tenant: bytes, root: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
         await self.open.wait()
@@ -74,7 +74,7 @@ class House:
 
 async def plans(rounds: int) -> list[tuple[bytes, Plan]]:
     """The bodies and plans of an agent's requests that compacted."""
-    desk, found = Desk(), []
+    desk, found = Replica(), []
     for count in range(1, rounds):
         body = body_of(agent_session(count, 300))
         plan = await desk.plan(body, WINDOW)

@@ -6,14 +6,15 @@ import asyncio
 import itertools
 from typing import Any
 
+from proxy.engine.plans import Plan
+
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.request import Request
-from proxy.engine.plans import Plan
 from proxy.features.history.notes import CompactionNote, RequestNote, load
 from proxy.features.history.recorder import HistoryRecorder
 from proxy.summaries.contracts import NOTE_VERSION as VERSION
 from proxy.summaries.contracts import SummaryNote
-from tests.support.engine_fixtures import TENANT, Desk, body_of
+from tests.support.engine_fixtures import TENANT, Replica, body_of
 from tests.support.sample_conversations import agent_session
 from tests.support.server_fixture import a_register
 
@@ -27,7 +28,7 @@ class Book:
         self.register = a_register()
         self.recent: dict[tuple[str, bytes], bool] = {}
         self.chronicle = HistoryRecorder(self.register, self.recent, lambda: 1_000_000.0)
-        self.desk = Desk()
+        self.desk = Replica()
 
     async def ask(self, rounds: int, target: CompactionTarget = CompactionTarget()) -> Plan:  # noqa: B008 - frozen
         body = body_of(agent_session(rounds, 300))

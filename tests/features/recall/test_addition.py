@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from proxy.engine.plans import Plan
 
 from proxy.core.compaction.record import Compaction, CompactionRecord
-from proxy.engine.plans import Plan
 from proxy.features.recall.tool import MENTION, NAME, PART
 from tests.stub import chat, messages, responses
 from tests.support.api_formats import body_of, tools_of
-from tests.support.engine_fixtures import POLICY, Book, Desk
+from tests.support.engine_fixtures import POLICY, Book, Replica
 from tests.support.recall_fixtures import APIS, WINDOW, history
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
 
@@ -24,18 +24,18 @@ WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": respon
 
 
 async def plan(
-    api: str, chat: list[Any] | None = None, desk: Desk | None = None, window: int = WINDOW, **members: Any
+    api: str, chat: list[Any] | None = None, desk: Replica | None = None, window: int = WINDOW, **members: Any
 ) -> Plan:
     members = {"tools": AGENT_TOOLS, **members}
     tools = members.pop("tools")
     body = json.dumps(body_of(api, history() if chat is None else chat, tools, **members)).encode()
-    return await (desk or Desk(policy=ON)).plan(body, window, api=api, model="gpt-4o-mini")
+    return await (desk or Replica(policy=ON)).plan(body, window, api=api, model="gpt-4o-mini")
 
 
 @pytest.mark.parametrize("api", APIS)
 async def test_a_view_that_leaves_something_out_offers_the_tool(api: str) -> None:
     """The tool stands behind the client's own, the block mentions it, and its tokens are counted."""
-    found, without = await plan(api), await plan(api, desk=Desk())
+    found, without = await plan(api), await plan(api, desk=Replica())
     assert found.view is not None
     assert found.view.edits.addition
     assert found.report.stages[-1] == "recall"
@@ -56,7 +56,7 @@ async def test_a_view_that_leaves_something_out_offers_the_tool(api: str) -> Non
 async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> None:
     """Where the tool is not live for that very request, its view is the one it would have without the feature."""
     members: dict[str, Any] = {}
-    window, desk = WINDOW, Desk(policy=ON)
+    window, desk = WINDOW, Replica(policy=ON)
     chat = history()
     if case == "small":
         chat = agent_session(3, 100)
@@ -73,19 +73,19 @@ async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> No
     elif case == "tiny window":
         window = 2048
     else:
-        desk = Desk()
+        desk = Replica()
     found = await plan(api, chat, desk, window, **members)
     assert found.view is not None
     assert not found.view.edits.addition
     assert "recall" not in found.report.stages
-    assert found.body == (await plan(api, chat, Desk(), window, **members)).body
+    assert found.body == (await plan(api, chat, Replica(), window, **members)).body
     assert MENTION.encode() not in found.body
 
 
 async def test_views_only_grow_between_two_events() -> None:
     """From the first event on the tools are the same on every request and replica, and the view grows at its end."""
     book = Book()
-    desks = [Desk(book, ON), Desk(book, ON)]
+    desks = [Replica(book, ON), Replica(book, ON)]
     messages = agent_session(6, 300)
     tools, views = [], []
     for at in range(30):
@@ -110,7 +110,7 @@ async def test_no_request_is_refused_for_want_of_room_for_the_tool() -> None:
     for size in range(7000, 7180, 20):
         chat = [*agent_session(4, 300), {"role": "user", "content": "word " * size}]
         found = await plan("chat", chat, max_tokens=64)
-        without = await plan("chat", chat, Desk(), max_tokens=64)
+        without = await plan("chat", chat, Replica(), max_tokens=64)
         assert (found.error is None) >= (without.error is None)
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.engine.include_usage import UsageHider, ask
 from proxy.server import ServerConfig
-from proxy.server.asked import UsageHider, ask
 from tests.support.linear_time import is_linear
 from tests.support.server_fixture import Heard, Stage, chunk, house
 

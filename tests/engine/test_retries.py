@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from proxy.core.attempts import is_smaller
 from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.errors import UpstreamUnreachable
-from proxy.core.request import Options, Request
-from proxy.engine.engine import Engine
-from proxy.engine.ports import Reply
-from proxy.engine.recovery import is_smaller
-from proxy.engine.replies import Answer
+from proxy.core.request import Options, Origin, Request
+from proxy.engine.ports import Reply, Upgradable
 from tests.stub import Rules, judge
 from tests.stub.rules import overflow_error
 from tests.stub.tokens import request_tokens
-from tests.support.engine_fixtures import POLICY, TENANT, Book, Desk, body_of, classifier, slices
+from tests.support.engine_fixtures import POLICY, TENANT, Book, Replica, body_of, slices
 from tests.support.sample_conversations import agent_session, prose
-from tests.support.scripted_upstream import Given, session, whole
+from tests.support.scripted_upstream import Exchanged, Given, session, whole
 
+Headers = Sequence[tuple[str, str]]
 OWN, BIG = "gpt-4o-mini", "big-model"
 
 
@@ -42,27 +41,17 @@ class House:
         self.windows = {"own": own, "other": other}
         self.rules = rules
         self.broken: Callable[[str], Reply | None] = lambda upstream: None
-        desk = Desk(Book(), replace(POLICY, lower_output=lower))
-        self.desk = desk
-        catalogue = Catalogue(
+        self.catalogue = Catalogue(
             [Rule(BIG, "other", other), Rule("*", "own", told or own, steps=steps or (COMPRESS,))], {}, "own"
         )
-        self.engine = Engine(
-            catalogue,
-            desk.fitter,
-            "on",
-            desk.lessons,
-            lambda: 0.0,
-            classifier(),
-            compacting=desk.compacting,
-            managing=desk.managing,
-        )
+        self.replica = Replica(Book(), replace(POLICY, lower_output=lower), upstream=self, catalogue=self.catalogue)
 
-    async def send(self, upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Reply:
-        self.sent.append((upstream, body, keyless))
-        if instead := self.broken(upstream):
+    async def send(self, target: str, method: str, path_qs: str, headers: Headers, body: Any, added: Any = ()) -> Reply:
+        keyless = not any(name == "authorization" for name, _ in headers)
+        self.sent.append((target, body, keyless))
+        if instead := self.broken(target):
             return instead
-        rules = Rules(window=self.windows[upstream], **self.rules)
+        rules = Rules(window=self.windows[target], **self.rules)
         verdict = judge(json.loads(body), rules)
         assert verdict.kind != "invalid", verdict.message
         if verdict.kind == "ok":
@@ -70,8 +59,15 @@ class House:
         status, error = overflow_error(verdict, rules)
         return Given(status, [error])
 
-    async def ask(self, body: bytes, **options: Any) -> Answer:
-        return await self.engine.exchange(Request("chat", body, TENANT, "r", Options(**options)), self.send)
+    async def upgrade(self, *call: object) -> Upgradable:
+        raise AssertionError("a tunnel was wanted")
+
+    async def ask(self, body: bytes, **options: Any) -> Exchanged:
+        return await self.exchange(Request("chat", body, TENANT, "r", Options(**options)))
+
+    async def exchange(self, request: Request) -> Exchanged:
+        origin = Origin("/v1/chat/completions", (("authorization", "Bearer own"),))
+        return Exchanged(await self.replica.engine.exchange(replace(request, origin=origin)))
 
     @property
     def route(self) -> list[str]:
@@ -197,11 +193,11 @@ async def test_what_belongs_to_one_server_stays_there() -> None:
     """A model named by the path, and a history that only its server has, are answered by no other."""
     house = House(BIG, COMPRESS)
     named = Request("chat", clipping(), TENANT, "r", Options(), OWN)
-    answer = await house.engine.exchange(named, house.send)
+    answer = await house.exchange(named)
     assert (house.route, answer.report.fallback) == (["own"], "")
     body = {"model": OWN, "previous_response_id": "resp_1", "input": [{"role": "user", "content": prose(1, 6_000)}]}
-    plan = await house.engine.planner.fit(Request("responses", json.dumps(body).encode(), TENANT, "r"))
-    assert plan.report.fallback == ""
+    plan = await house.replica.engine.first_plan(Request("responses", json.dumps(body).encode(), TENANT, "r"))
+    assert plan.view.request.fallback_model == ""
 
 
 async def test_sealed_reasoning_stays_at_home() -> None:
@@ -233,7 +229,7 @@ async def test_payloads_shrink_and_teach_no_window() -> None:
     assert await whole(answer) == b'{"ok":true}'
     first, second = (request_tokens(json.loads(body)) for _, body, _ in house.sent)
     assert second <= 0.75 * first
-    assert house.desk.lessons.learned() == []
+    assert house.replica.learned.learned() == []
 
 
 async def test_input_and_output_together_lower_the_output() -> None:
@@ -271,7 +267,7 @@ async def test_a_cap_of_the_output(lower: str, calls: int) -> None:
         assert await whole(answer) == b'{"ok":true}'
         assert house.sent[1][1] == body.replace(b"9000", b"4096")
         assert "output" in answer.report.stages
-    assert house.desk.lessons.learned() == []
+    assert house.replica.learned.learned() == []
 
 
 @pytest.mark.parametrize("status", [400, 200])
@@ -286,36 +282,39 @@ async def test_a_rate_limit_is_passed_on(status: int) -> None:
     answer = await house.ask(session(6_000))
     assert await whole(answer) == error
     assert house.route == ["own"]
-    assert house.desk.lessons.learned() == []
+    assert house.replica.learned.learned() == []
 
 
 async def test_repeated_refusals_without_a_figure_teach() -> None:
     """A provider that never says its limit is believed to have less than it refused: later requests fit at once."""
-    house = House(told=16_000, own=5_000)
     bare = b'{"error":{"message":"input is too long","code":"context_length_exceeded"}}'
 
-    async def send(upstream: str, body: bytes, *, keyless: bool = False, model: str = "") -> Reply:
-        reply = await house.send(upstream, body)
-        return Given(400, [bare]) if reply.status == 400 else reply
+    class Bare(House):
+        """Says only that it was too long."""
 
+        async def send(self, *call: Any) -> Reply:
+            reply = await super().send(*call)
+            return Given(400, [bare]) if reply.status == 400 else reply
+
+    house = Bare(told=16_000, own=5_000)
     retries = []
     for number in range(4):
         request = Request("chat", body_of(agent_session(18 + number, 300)), TENANT, "r", Options())
-        answer = await house.engine.exchange(request, send)
+        answer = await house.exchange(request)
         assert answer.reply is not None
         assert answer.reply.status == 200
         retries.append(answer.report.retries)
     assert retries[0] >= 1
     assert retries[-1] == 0
-    assert [row["how"] for row in house.desk.lessons.learned()] in ([], ["worked out"])
+    assert [row["how"] for row in house.replica.learned.learned()] in ([], ["worked out"])
 
 
 async def test_smaller_is_less_and_never_the_same() -> None:
     """Fewer tokens or less output, and never the same bytes."""
-    plan = await Desk().plan(body_of(agent_session(3, 100)), 8192)
-    tokens = plan.tokens or 0
-    assert is_smaller(replace(plan, body=b"b", extended=-1), plan, tokens)
-    assert not is_smaller(replace(plan, extended=-1), plan, tokens)
-    assert not is_smaller(replace(plan, body=b"b"), plan, tokens)
-    assert is_smaller(replace(plan, body=b"b", output=5), plan, tokens)
-    assert not is_smaller(replace(plan, body=b"b", output=5), replace(plan, output=5), tokens)
+    view = (await Replica().plan(body_of(agent_session(3, 100)), 8192)).view
+    tokens, lower = view.tokens, replace(view.edits, lowered_output=5)
+    assert is_smaller(replace(view, body=b"b", extension=-1), view, tokens)
+    assert not is_smaller(replace(view, extension=-1), view, tokens)
+    assert not is_smaller(replace(view, body=b"b"), view, tokens)
+    assert is_smaller(replace(view, body=b"b", edits=lower), view, tokens)
+    assert not is_smaller(replace(view, body=b"b", edits=lower), replace(view, edits=lower), tokens)

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from proxy.engine.bodies import renamed, rerouted, truncating, with_output
+from proxy.engine.plans import Plan
 
 from proxy.core.report import Report
 from proxy.core.request import Request
-from proxy.engine.bodies import renamed, rerouted, truncating, with_output
-from proxy.engine.plans import Plan
 from proxy.engine.reading import Located
-from tests.support.engine_fixtures import TENANT, Book, Desk
+from tests.support.engine_fixtures import TENANT, Book, Replica
 
 LISTS = {"chat": "messages", "messages": "messages", "responses": "input"}
 
 
 def located(body: bytes, api: str = "chat") -> tuple[Request, Located]:
     request = Request(api, body, TENANT, "r")
-    return request, Desk(Book()).fitter.locate(request)
+    return request, Replica(Book()).measurer.locate(request)
 
 
 def planned(body: bytes, stages: tuple[str, ...] = ()) -> Plan:

@@ -14,7 +14,7 @@ from tests.stub.tokens import count_json
 from tests.support.engine_fixtures import (
     POLICY,
     WINDOW,
-    Desk,
+    Replica,
     body_of,
 )
 from tests.support.sample_conversations import agent_session, prose, tool
@@ -27,7 +27,7 @@ async def test_tools_larger_than_the_window_lose_prose_only() -> None:
     """Tools above the window are cut the same way on every call, and the rest of the body stays."""
     tools = [tool(f"look_{at}", prose(at, 150), key=prose(at + 500, 40)) for at in range(30)]
     assert count_json(tools) > WINDOW
-    desk, messages = Desk(), agent_session(3, 50)
+    desk, messages = Replica(), agent_session(3, 50)
     plans = [await desk.plan(body_of(messages[:end], tools=tools), WINDOW) for end in (2, 4, 6, 8)]
     assert all(plan.error is None and "tools" in plan.report.stages for plan in plans)
     assert len({json.dumps(json.loads(plan.body)["tools"]) for plan in plans}) == 1
@@ -41,7 +41,7 @@ async def test_a_refusal_speaks_of_the_tools_as_small_as_they_could_be_made() ->
         {"type": "function", "function": {"name": f"tool_{n}", "description": "word " * 60, "parameters": SCHEMA}}
         for n in range(150)
     ]
-    plan = await Desk().plan(body_of([{"role": "user", "content": "hi"}], tools=tools), 4096)
+    plan = await Replica().plan(body_of([{"role": "user", "content": "hi"}], tools=tools), 4096)
     assert isinstance(plan.error, ContextTooLong)
     assert plan.error.largest == "tools"
     assert plan.error.largest_tokens < plan.error.tokens
@@ -51,7 +51,7 @@ async def test_tools_beyond_their_share_are_shrunk_before_messages_go() -> None:
     """Above the high mark tools come down to their share first, on every call alike; below it nobody touches them."""
     tools = [tool(f"tool_{n}", prose(n, 200), path="Path.") for n in range(8)]
     shares = Allocation(system=0.05, tools=0.15, summary=0.1, recent=0.2, older=0.1, reserve=0.4)
-    desk = Desk(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
+    desk = Replica(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
     low = await desk.plan(body_of(agent_session(6, 300), tools=tools), 8192)
     assert low.report.outcome == "verbatim"
     assert low.report.borrowed["tools"] > 0
@@ -65,7 +65,7 @@ async def test_tools_beyond_their_share_are_shrunk_before_messages_go() -> None:
         assert plan.report.regions["tools"] <= shares.for_tools(8192, 0)
     assert _tools_of(plans[0].body) == _tools_of(plans[1].body)
     assert [t["function"]["name"] for t in _tools_of(plans[0].body)] == [t["function"]["name"] for t in tools]
-    without = await Desk().plan(body_of(agent_session(16, 300), tools=tools), 8192)
+    without = await Replica().plan(body_of(agent_session(16, 300), tools=tools), 8192)
     assert "tools" not in without.report.stages
 
 

@@ -29,8 +29,8 @@ from tests.support.engine_fixtures import (
     TENANT,
     UNSHRUNK,
     WINDOW,
-    Desk,
     Message,
+    Replica,
     body_of,
     message_problems,
     plan_problems,
@@ -59,7 +59,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  
 @given(asked(with_orphans=True, max_size=24), windows, st.booleans())
 async def test_a_plan_fits_or_refuses(body: bytes, window: int, force: bool) -> None:
     """Whatever comes, a plan is a faithful view that fits by an independent count, or a refusal for length."""
-    plan = await Desk().plan(body, window, CompactionTarget(force=force))
+    plan = await Replica().plan(body, window, CompactionTarget(force=force))
     assert plan_problems(body, plan, window) == []
 
 
@@ -71,7 +71,7 @@ async def test_only_what_cannot_shrink_is_refused(body: bytes, window: int) -> N
     system = sum(message_tokens(message) for message in asks["messages"] if message["role"] in SYSTEMS)
     assume(fixed_tokens(asks) + system < window // 2)
     assume("image_url" not in json.dumps(asks))
-    plan = await Desk().plan(body, window)
+    plan = await Replica().plan(body, window)
     assert plan.error is None
 
 
@@ -79,7 +79,7 @@ async def test_only_what_cannot_shrink_is_refused(body: bytes, window: int) -> N
 async def test_under_the_mark_the_body_is_the_very_same_object(window: int) -> None:
     """While nothing has to go, what goes upstream is the client's own bytes, not a copy."""
     body = b' { "messages" : [ { "role":"user", "content":"caf\\u00e9" } ] , "model":"gpt-4o-mini","x":1.0 } '
-    plan = await Desk().plan(body, window)
+    plan = await Replica().plan(body, window)
     assert plan.body is body
     assert plan.report.outcome == "verbatim"
 
@@ -87,14 +87,14 @@ async def test_under_the_mark_the_body_is_the_very_same_object(window: int) -> N
 async def test_a_clients_own_orphans_pass() -> None:
     """A broken pair that the client sent is neither repaired nor refused."""
     body = body_of([{"role": "user", "content": "hi"}, {"role": "tool", "tool_call_id": "gone", "content": "x"}])
-    plan = await Desk().plan(body, WINDOW)
+    plan = await Replica().plan(body, WINDOW)
     assert plan.body is body
 
 
 @pytest.mark.parametrize(("window", "result"), [(8192, 300), (8192, 700), (WINDOW, 300), (32768, 2500)])
 async def test_an_agent_loop_is_compacted_rarely_and_deeply(window: int, result: int, record_property: Any) -> None:
     """Sixty rounds: each view begins with the one before but at an event, events are rare, the window is well used."""
-    desk, before, events, fills = Desk(), [], 0, []
+    desk, before, events, fills = Replica(), [], 0, []
     repeated = sent = 0
     messages = agent_session(0, 0)
     room = window - request_tokens({"messages": messages[:1], "tools": AGENT_TOOLS})
@@ -126,7 +126,7 @@ async def test_an_agent_loop_is_compacted_rarely_and_deeply(window: int, result:
 async def test_a_view_only_grows_between_events(case: tuple[list[Message], list[int], int]) -> None:
     """For any growing conversation each view is the one before with more behind it, unless the plan says event."""
     messages, ends, window = case
-    desk, before = Desk(), None
+    desk, before = Replica(), None
     for end in ends:
         plan = await desk.plan(body_of(messages[:end]), window)
         if plan.error is not None:
@@ -148,7 +148,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_changed_figure_moves_no_past_cut(change: str) -> None:
     """A larger window, another output figure or one more tool leaves the view of what was sent before as it was."""
-    messages, desk = agent_session(20, 300), Desk()
+    messages, desk = agent_session(20, 300), Replica()
     before = await desk.view(messages, WINDOW, tools=AGENT_TOOLS)
     assert len(before) < len(messages)
     grown = [*messages, *agent_round(99, 20)]
@@ -160,7 +160,7 @@ async def test_a_changed_figure_moves_no_past_cut(change: str) -> None:
 
 async def test_a_clock_in_the_system_text_moves_no_cut() -> None:
     """A system text that changes with every request changes its own message and nothing behind it."""
-    messages, desk = agent_session(20, 300), Desk()
+    messages, desk = agent_session(20, 300), Replica()
 
     def at(clock: str, history: list[Message]) -> list[Message]:
         return [{"role": "system", "content": f"It is {clock}."}, *history[1:]]
@@ -173,7 +173,7 @@ async def test_a_clock_in_the_system_text_moves_no_cut() -> None:
 
 async def test_compacting_now_is_an_event_that_lasts() -> None:
     """A forced compaction is a record like any other: the next request goes on from it."""
-    messages, desk = agent_session(8, 300), Desk()
+    messages, desk = agent_session(8, 300), Replica()
     plan = await desk.plan(body_of(messages), 5000, CompactionTarget(force=True))
     assert plan.report.event
     view = slices(plan.body)
@@ -186,7 +186,7 @@ async def test_compacting_now_is_an_event_that_lasts() -> None:
 async def test_alternation_survives(system: bool) -> None:
     """Where user and assistant strictly alternate, so do they in every view, and there is no second system message."""
     messages = [{"role": "system", "content": "Be brief."}] if system else []
-    desk = Desk()
+    desk = Replica()
     compacted = 0
     for turn in range(40):
         messages += chat_turn(turn, 150)
@@ -205,7 +205,7 @@ async def test_alternation_survives(system: bool) -> None:
 async def test_no_system_message_is_added(case: tuple[list[Message], list[int], int]) -> None:
     """A view holds exactly the system messages the client sent, in order."""
     messages, _, window = case
-    plan = await Desk().plan(body_of(messages), window)
+    plan = await Replica().plan(body_of(messages), window)
     assume(plan.error is None)
     raw, view = (
         [piece for piece in slices(body) if json.loads(piece)["role"] in SYSTEMS]
@@ -219,7 +219,7 @@ async def test_images_of_an_anchored_message_move_with_it() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
     first = {"role": "user", "content": [{"type": "text", "text": "What is in this picture?"}, image]}
     chat = [m for turn in range(20) for m in chat_turn(turn, 150)][:-1]
-    plan = await Desk().plan(body_of([first, {"role": "assistant", "content": "A pond."}, *chat]), WINDOW)
+    plan = await Replica().plan(body_of([first, {"role": "assistant", "content": "A pond."}, *chat]), WINDOW)
     carrier = json.loads(slices(plan.body)[0])
     assert image in carrier["content"]
     assert "What is in this picture?" in text_of(carrier)
@@ -229,12 +229,12 @@ async def test_an_output_figure_is_lowered_before_anything_is_dropped() -> None:
     """A figure of nearly the whole window is spliced down in place; with lower_output never, it is respected."""
     messages = [{"role": "user", "content": prose(1, 2000)}]
     body = body_of(messages, max_tokens=3900, top_p=1)
-    plan = await Desk().plan(body, WINDOW)
+    plan = await Replica().plan(body, WINDOW)
     assert "output" in plan.report.stages
     assert plan_problems(body, plan, WINDOW) == []
     assert slices(plan.body) == slices(body)
     assert json.loads(plan.body)["max_tokens"] >= 1024
-    stubborn = await Desk(policy=replace(POLICY, lower_output="never")).plan(body, WINDOW)
+    stubborn = await Replica(policy=replace(POLICY, lower_output="never")).plan(body, WINDOW)
     assert stubborn.error is not None or json.loads(stubborn.body)["max_tokens"] == 3900
 
 
@@ -252,7 +252,7 @@ async def test_only_guesses_in_the_view_excuse_it() -> None:
     messages = [{"role": "user", "content": "Begin."}, *seen, *seen, *newest]
     body = body_of(messages, max_tokens=100)
     for window in range(256, 800, 32):
-        plan = await Desk().plan(body, window, CompactionTarget(force=True))
+        plan = await Replica().plan(body, window, CompactionTarget(force=True))
         assert plan_problems(body, plan, window) == []
 
 
@@ -260,7 +260,7 @@ async def test_a_lone_surrogate_in_the_history_is_survived() -> None:
     """Half a surrogate pair, which no record could hold, is replaced in the block and untouched elsewhere."""
     messages = [{"role": "user", "content": "cut \ud83d off"}, *agent_session(20, 300)[2:]]
     messages.append({"role": "user", "content": "and \udc00 again"})
-    desk = Desk()
+    desk = Replica()
     plan = await desk.plan(body_of(messages), WINDOW)
     assert plan.report.outcome == "compacted"
     assert message_problems(body_of(messages), plan.body) == []
@@ -271,7 +271,7 @@ async def test_twice_the_window_in_one_message() -> None:
     """A pasted log and a tool result that are each larger than the window lose their middle, and the rest stays."""
     for newest in ([{"role": "user", "content": log(5, 2 * WINDOW)}], agent_round(7, 2 * WINDOW)):
         body = body_of([*agent_session(3, 200), *newest])
-        plan = await Desk().plan(body, WINDOW)
+        plan = await Replica().plan(body, WINDOW)
         assert plan_problems(body, plan, WINDOW) == []
         assert request_tokens(json.loads(plan.body)) > WINDOW // 3, "far more was cut than had to be"
 
@@ -285,7 +285,7 @@ def test_the_strategy_of_growing_conversations_makes_places() -> None:
 
 async def test_old_results_give_way_before_anything_is_folded() -> None:
     """Where repeated and old results are enough, a line stands for each, every round stays, and so it does later."""
-    messages, desk = coding_session(18, 100), Desk(policy=Policy(SPARING))
+    messages, desk = coding_session(18, 100), Replica(policy=Policy(SPARING))
     plan = await desk.plan(body_of(messages), 12_000)
     assert plan.report.stages == ("dedup", "prune")
     view = slices(plan.body)
@@ -302,7 +302,7 @@ async def test_old_results_give_way_before_anything_is_folded() -> None:
 
 async def test_a_fold_after_a_mild_event_digests_the_originals() -> None:
     """What gave way to a line is in the block as the client sent it, and no line of ours is."""
-    messages, desk = coding_session(40, 100), Desk(policy=Policy(SPARING))
+    messages, desk = coding_session(40, 100), Replica(policy=Policy(SPARING))
     seen = set()
     for end in requests_of(messages):
         plan = await desk.plan(body_of(messages[:end]), 12_000)
@@ -319,7 +319,7 @@ async def test_a_fold_after_a_mild_event_digests_the_originals() -> None:
 @given(conversation_strategies.agent_sessions(max_rounds=30), st.sampled_from([1500, 3000, 6000]))
 async def test_an_agents_view_only_grows_between_events(messages: list[Message], window: int) -> None:
     """Coding sessions fit at every request, cold and watched alike; between events the view grows at its end."""
-    desk = Desk()
+    desk = Replica()
     before: list[bytes] = []
     for end in requests_of(messages):
         body = body_of(messages[:end])
@@ -329,12 +329,12 @@ async def test_an_agents_view_only_grows_between_events(messages: list[Message],
             view = slices(plan.body)
             assert plan.report.event or view[: len(before)] == before
             before = view
-    assert (await Desk().plan(body, window)).body == plan.body
+    assert (await Replica().plan(body, window)).body == plan.body
 
 
 async def test_results_are_capped_before_they_are_first_sent() -> None:
     """With a cap for all, an oversize result is the same cut bytes in every request; others keep theirs."""
-    desk = Desk(policy=replace(POLICY, always=TruncateLimits(50, 50_000)))
+    desk = Replica(policy=replace(POLICY, always=TruncateLimits(50, 50_000)))
     messages = coding_session(2, 100)
     first = await desk.fitter.capped(Request("chat", body_of(messages), TENANT, "r"))
     later = await desk.fitter.capped(Request("chat", body_of([*messages, *coding_session(3, 100)[-2:]]), TENANT, "r"))
@@ -354,7 +354,7 @@ LARGE_TOOLS = [tool(f"tool_{at}", prose(at, 900), path="Where.") for at in range
 async def test_buffers_made_for_large_windows_work_in_small_ones(window: int, tools: list[Message]) -> None:
     """With the usual buffers a long session is answered to its end, compacted rarely, and keeps them free."""
     policy = replace(POLICY, buffers=USUAL)
-    desk, events, fills = Desk(policy=policy), 0, []
+    desk, events, fills = Replica(policy=policy), 0, []
     messages = agent_session(0, 0)
     for at in range(40):
         messages += agent_round(at, window // 24) if at else []
@@ -373,7 +373,7 @@ async def test_buffers_made_for_large_windows_work_in_small_ones(window: int, to
 
 async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
     """A conversation whose exact count so far leaves no room is compacted ahead, though our own count still fits."""
-    messages, desk = agent_session(6, 400), Desk()
+    messages, desk = agent_session(6, 400), Replica()
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
     messages[1] = {"role": "user", "content": [{"type": "text", "text": AGENT_TASK}, image]}
     plan = await desk.plan(body_of(messages), WINDOW)
@@ -381,7 +381,7 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
     assert plan.sent is not None
     assert plan.tokens is not None
     assert not plan.sent.plain, "the factor learns nothing from pictures, so only the conversation's own count tells"
-    desk.lessons.answered(plan.sent, plan.tokens + 1500)
+    desk.learned.answered(plan.sent, plan.tokens + 1500)
     grown = [*messages, *agent_round(50, 20)]
     after = await desk.plan(body_of(grown), WINDOW)
     assert after.report.event
@@ -389,7 +389,7 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
     assert (after.report.tokens_after or 0) <= WINDOW - WINDOW // 8
     again = await desk.plan(body_of([*grown, *agent_round(51, 20)]), WINDOW)
     assert slices(again.body)[: len(slices(after.body))] == slices(after.body), "a record like any other"
-    other = await Desk().plan(body_of(grown), WINDOW)
+    other = await Replica().plan(body_of(grown), WINDOW)
     assert other.report.outcome == "verbatim", "our own count has no reason"
 
 
@@ -398,18 +398,18 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
 async def test_an_allocation_refuses_nothing(body: bytes, window: int) -> None:
     """Whatever the shares, a plan is a faithful view that fits, and is refused only where it is without shares."""
     for shares in (Allocation(recent=1.0), Allocation(system=0.5, reserve=0.5)):
-        desk = Desk(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
+        desk = Replica(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
         plan = await desk.plan(body, window)
         assert plan_problems(body, plan, window) == []
         if plan.error is not None:
-            assert (await Desk().plan(body, window)).error is not None
+            assert (await Replica().plan(body, window)).error is not None
 
 
 @pytest.mark.parametrize(("mode", "stages"), [("first", ("output",)), ("last", ("fold",)), ("never", ("fold",))])
 async def test_when_an_output_figure_is_lowered(mode: Any, stages: tuple[str, ...]) -> None:
     """Where messages and output do not fit together: first lowers the figure, last folds before it, never folds."""
     body = body_of(agent_session(6, 300), max_tokens=2000)
-    plan = await Desk(policy=replace(POLICY, lower_output=mode)).plan(body, WINDOW)
+    plan = await Replica(policy=replace(POLICY, lower_output=mode)).plan(body, WINDOW)
     assert plan.report.stages == stages
     assert plan_problems(body, plan, WINDOW) == []
     assert (json.loads(plan.body)["max_tokens"] < 2000) == (mode == "first")
@@ -421,7 +421,7 @@ async def test_without_folds_old_rounds_are_dropped(drop: bool) -> None:
     """Many small messages: with folds turned off a note stands for the oldest; with both off nothing can help."""
     messages = [{"role": "system", "content": "s"}, *(m for turn in range(200) for m in chat_turn(turn, 12))][:-1]
     policy = replace(POLICY, rules=replace(POLICY.rules, rungs=EnabledStages(fold=False, drop=drop)))
-    plan = await Desk(policy=policy).plan(body_of(messages), 2048)
+    plan = await Replica(policy=policy).plan(body_of(messages), 2048)
     assert (plan.error is None) == drop
     if drop:
         assert plan.report.stages == ("drop",)

@@ -1,0 +1,90 @@
+"""A request's body with something beside its conversation changed: its model's name, its output figure, a field."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from proxy.core.budget.figures import input_room, scaled
+from proxy.core.conversation.outline import Envelope, splice
+from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
+from proxy.core.decisions import DIALECTS, CountedView, UncountedView, View
+from proxy.core.request import Request
+from proxy.engine.reading import Located
+
+
+def rerouted(request: Request, located: Located, model: str) -> bytes:
+    """The body of *request* for another *model*: its name, and no reasoning that only its author can read."""
+    body, envelope, where = located.body, located.outline, located.scan
+    items, edits = body[where.start : where.end], {"model": json.dumps(model)}
+    if MARKS.search(items):
+        portable = PORTABLE[request.api]
+        raws = [body[start:end] for start, end in where.spans]
+        left = [portable(raw) if MARKS.search(raw) else raw for raw in raws]
+        if left != raws:
+            items, edits = b",".join(filter(None, left)), {**edits, **WITHOUT.get(request.api, {})}
+    at = len(body[: where.start].decode())
+    edited = splice(envelope, at, items, {key: value for key, value in edits.items() if key in envelope.fields})
+    if "model" in envelope.fields:
+        return edited
+    return edited.replace(b"{", b'{"model":' + edits["model"].encode() + b",", 1)
+
+
+def renamed(body: bytes, located: Located, model: str) -> bytes:
+    """*body* with another name of its model, and every other byte as it is."""
+    name = json.dumps(model).encode()
+    text, where = located.outline.text, located.outline.fields.get("model")
+    if where is None:
+        return body
+    # The items stand either behind the name or before it; from the other end the outline is the body.
+    if where.start < len(located.body[: located.scan.start].decode()):
+        start = len(text[: where.start].encode())
+        end = start + len(text[where.start : where.end].encode())
+    else:
+        end = len(body) - len(text[where.end :].encode())
+        start = end - len(text[where.start : where.end].encode())
+    return body[:start] + name + body[end:]
+
+
+def with_lower_output(located: Located, view: View, most: int) -> View | None:
+    """*view*, whose body is *located*, with output figures above *most* provider tokens lowered to it; else None."""
+    envelope, (start, end) = located.outline, (located.scan.start, located.scan.end)
+    figures = _figures_above(envelope, view.request.api, most)
+    if not figures:
+        return None
+    thinking = envelope.thinking(most)
+    body = splice(envelope, len(view.body[:start].decode()), view.body[start:end], figures | thinking)
+    stages = ("output", "thinking") if thinking else ("output",)
+    if isinstance(view, CountedView):
+        lowered = scaled(most, view.known.token_ratio)
+        view = replace(view, body=body, edits=replace(view.edits, lowered_output=lowered))
+    else:
+        budget = None
+        if view.known.window is not None and not view.is_off:
+            budget = max(0, input_room(view.known.window, most, view.known.route.max_input))
+        view = replace(view, body=body, lowered_output=most, budget=budget)
+    return _with_stages(view, stages)
+
+
+def _figures_above(envelope: Envelope, api: str, most: int) -> dict[str, str]:
+    """The members that state an output figure above *most*, lowered to it."""
+    given = {key: envelope.value(key) for key in DIALECTS[api].OUTPUT_FIGURES if key in envelope.fields}
+    return {key: str(most) for key, value in given.items() if value.isdecimal() and int(value) > most}
+
+
+def with_truncation(located: Located, view: View) -> View | None:
+    """*view* with leave for the provider to cut the history that only it has; None if it has that already."""
+    before = view.stages if isinstance(view, UncountedView) else view.edits.stages
+    if "truncation" in located.outline.fields or "truncation" in before:
+        return None
+    at = view.body.index(b"{") + 1
+    body = view.body[:at] + b'"truncation":"auto",' + view.body[at:]
+    return _with_stages(replace(view, body=body), ("truncation",))
+
+
+def _with_stages(view: View, stages: tuple[str, ...]) -> View:
+    """*view* with *stages* behind those that made it."""
+    if isinstance(view, UncountedView):
+        return replace(view, stages=tuple(dict.fromkeys((*view.stages, *stages))))
+    edits = replace(view.edits, stages=tuple(dict.fromkeys((*view.edits.stages, *stages))))
+    return replace(view, edits=edits)

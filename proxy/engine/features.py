@@ -1,0 +1,172 @@
+"""The hooks of optional features. The engine calls those that a feature overrides, and knows no feature by name.
+
+A request that does not concern a feature runs no code of it: ``prepare`` and ``answer`` are called only for bodies that
+hold one of its markers, or for requests of its purposes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from proxy.core.budget.catalogue import Route
+from proxy.core.compaction.schedule import MaxLoss
+from proxy.core.conversation.outline import Envelope
+from proxy.core.decisions import NO_ADDITION, Addition, CountedView, FinalDecision, MeasuredRequest
+from proxy.core.report import Report
+from proxy.core.request import Mode, Purpose, Request
+from proxy.engine.ports import Answer, Outcome, Reply
+
+NO_MARKERS: Final[Mapping[str, tuple[bytes, ...]]] = MappingProxyType({})
+
+
+class Planning(Protocol):
+    """What a feature may ask of the engine about one request."""
+
+    @property
+    def received(self) -> Request:
+        """The request as the client sent it."""
+
+    async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
+        """Plan *request* without sending it. Raises ``InvalidRequest``."""
+
+    async def measure(self, request: Request, assumed_window: int) -> MeasuredRequest:
+        """Measure *request*, against *assumed_window* if its model's is unknown. Raises ``InvalidRequest``."""
+
+    async def proceed(self, request: Request) -> Outcome:
+        """Plan and send *request*. Raises what the upstream raises."""
+
+    def set_aside(self) -> None:
+        """Close the reply in hand, whose bytes were read: it is not passed on, unless a fault leaves no other."""
+
+    def mode_of(self, request: Request) -> Mode:
+        """The mode that holds for *request*."""
+
+    @property
+    def overhead(self) -> float:
+        """The seconds that planning has taken so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """One more generation of an answer: the view it is an answer to, without what was appended, and its reply.
+
+    ``head`` are the bytes already read from the reply; ``retries`` and ``overflows`` are those of this generation.
+    """
+
+    view: CountedView
+    reply: Reply
+    head: bytes
+    retries: int = 0
+    overflows: int = 0
+
+
+Extend = Callable[[CountedView, int | None], Awaitable[CountedView]]
+"""Appends elements behind a view, which has to stay below so many tokens with them, if that is not None."""
+
+
+class Resend(Protocol):
+    """Sends further generations of one answer."""
+
+    @property
+    def reply(self) -> Reply | None:
+        """The reply in hand."""
+
+    @property
+    def taken(self) -> list[bytes]:
+        """The bytes read so far from the reply in hand; add to them what is read, so that a fault loses none."""
+
+    async def send(self, view: CountedView, extend: Extend) -> Continued:
+        """Send *view* with what *extend* appends; after an overflow a smaller one, by the same model."""
+
+    def set_aside(self) -> None:
+        """Close the reply in hand, whose bytes were read."""
+
+    def drop(self) -> None:
+        """Close the reply in hand: the client is not to see it."""
+
+
+class Feature:
+    """An optional behaviour. Every method does nothing unless overridden; the engine calls only overridden ones.
+
+    ``markers`` are, by API, what a body holds if the feature may have something to do in it.
+    """
+
+    markers: Mapping[str, tuple[bytes, ...]] = NO_MARKERS
+    purposes: frozenset[Purpose] = frozenset()
+
+    async def prepare(self, request: Request, engine: Planning) -> Request:
+        """Return *request* with another body or a smaller window, or as it is. Raises ``InvalidRequest``."""
+        del engine
+        return request
+
+    async def answer(self, request: Request, engine: Planning) -> Outcome | None:
+        """Answer *request* instead of the model; None to go on."""
+        del request, engine
+        return None
+
+    def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
+        """Return what compacted views of *request* get beside what stays of them, in a *window* of so many tokens."""
+        del request, envelope, route, window
+        return NO_ADDITION
+
+    async def answer_planned(self, request: Request, view: CountedView, report: Report) -> Answer | None:
+        """Answer *request*, which was planned as *view* and not sent yet; None to send it."""
+        del request, view, report
+        return None
+
+    async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
+        """Go on with *answer* to a *view* that has this feature's addition, behind the client's back."""
+        del view, resend
+        return answer
+
+    def answered(self, view: CountedView, report: Report, status: int) -> None:
+        """Note that *view* was answered with *status*. Called behind the answer; must not wait."""
+        del view, report, status
+
+
+class Features:
+    """The features in use, by what they override: nothing else of them is ever called."""
+
+    def __init__(self, features: Sequence[Feature] = ()) -> None:
+        self.preparing = _overriding(features, "prepare")
+        self.answering = _overriding(features, "answer")
+        self.answering_planned = _overriding(features, "answer_planned")
+        self.continuing = _overriding(features, "continue_answer")
+        self.noting = _overriding(features, "answered")
+        adding = _overriding(features, "addition")
+        self.adding = adding[0] if adding else None
+        self._concerned = [each for each in features if each in self.preparing or each in self.answering]
+        self._markers = {
+            api: _pattern(self._concerned, api) for api in {api for each in self._concerned for api in each.markers}
+        }
+        self._purposes = frozenset(purpose for each in self._concerned for purpose in each.purposes)
+
+    def may_concern(self, request: Request) -> bool:
+        """True if a feature may have something to do in *request*, however small it is. One look at its bytes."""
+        pattern = self._markers.get(request.api)
+        if pattern is not None and pattern.search(request.body) is not None:
+            return True
+        return request.purpose in self._purposes
+
+    def concerned(self, request: Request) -> list[Feature]:
+        """The features that have something to prepare or to answer in *request*, in their order."""
+        return [each for each in self._concerned if _concerns(each, request)]
+
+
+def _overriding(features: Sequence[Feature], method: str) -> list[Feature]:
+    return [each for each in features if getattr(type(each), method) is not getattr(Feature, method)]
+
+
+def _pattern(features: Sequence[Feature], api: str) -> re.Pattern[bytes]:
+    words = [word for each in features for word in each.markers.get(api, ())]
+    return re.compile(b"|".join(map(re.escape, words)))
+
+
+def _concerns(feature: Feature, request: Request) -> bool:
+    if request.purpose in feature.purposes:
+        return True
+    return any(marker in request.body for marker in feature.markers.get(request.api, ()))

@@ -1,0 +1,317 @@
+"""From a request to the value that the planner decides about: its route, what is known of it, and what it weighs."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import replace
+
+from cachetools import LRUCache
+
+from proxy.core.attempts import first_max_loss
+from proxy.core.budget.catalogue import Catalogue, Route
+from proxy.core.budget.figures import TokenBudget, input_room, reserve
+from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
+from proxy.core.compaction.truncate import shrink_tools
+from proxy.core.conversation.compaction import client_of
+from proxy.core.conversation.outline import TOOLS, Envelope
+from proxy.core.decisions import (
+    DIALECTS,
+    NO_ADDITION,
+    Addition,
+    KnownRoute,
+    MeasuredRequest,
+    ParsedBody,
+    Policy,
+    TokenCounts,
+    UncountedView,
+)
+from proxy.core.request import Mode, Request
+from proxy.engine.features import Features
+from proxy.engine.learned_routes import CachedRoute, LearnedRoutes
+from proxy.engine.ports import Records
+from proxy.engine.quick_check import Head, bound, read_head
+from proxy.engine.reading import Located, Reader, Reading
+from proxy.engine.reports import OBSERVED
+from proxy.offload import offload
+
+LOWEST_MARKS = 1_024
+"""Low marks that are remembered: one for each window and output figure in use."""
+
+ShrunkTools = MutableMapping[tuple[bytes, str, str, int], tuple[str, int]]
+"""Tools arrays that were made smaller, and their tokens: a bounded mapping."""
+
+
+class Measurer:
+    """Measures requests. ``shrunk_tools`` remembers how tools arrays were made smaller."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        reader: Reader,
+        records: Records,
+        learned: LearnedRoutes,
+        features: Features,
+        policy: Policy,
+        mode: Mode,
+        shrunk_tools: ShrunkTools,
+    ) -> None:
+        self.policy = policy
+        self._catalogue = catalogue
+        self._reader = reader
+        self._records = records
+        self._learned = learned
+        self._features = features
+        self._mode = mode
+        self._shrunk_tools = shrunk_tools
+        self._lowest_marks: LRUCache[tuple[int | None, ...], int] = LRUCache(LOWEST_MARKS)
+
+    def mode_of(self, request: Request) -> Mode:
+        """The mode of *request*: its own if it asks for less than it gets, else the configured one."""
+        return self._mode if request.options.mode == "on" else request.options.mode
+
+    def route_of(self, request: Request, body_model: str) -> Route:
+        """Where *request* goes; *body_model* is the model that its body names. Raises ``NotFound``."""
+        route = self._catalogue.resolve(request.path_model or body_model, len(request.body))
+        return replace(route, variant=request.window_variant) if request.window_variant else route
+
+    def quick_check(self, request: Request) -> UncountedView | None:
+        """The client's own bytes if they alone show that nothing has to be done; None if that takes a closer look.
+
+        Nothing is counted or hashed, and nothing is waited for: not even for what other replicas learned of the route,
+        so that a process which never asked for that gives no quick answer.
+        """
+        if request.options.compact_now:
+            return None
+        head = read_head(request.api, request.body)
+        if head is None:
+            return None
+        route = self.route_of(request, head.model)
+        learned = self._learned.cached(route, request.tenant)
+        return None if learned is None else self._by_bytes(request, head, route, learned)
+
+    async def measure(
+        self, request: Request, max_loss: MaxLoss | None = None, *, dry_run: bool = False, count_always: bool = False
+    ) -> MeasuredRequest | UncountedView:
+        """Measure *request* for the model it names.
+
+        *max_loss* is the most its view may lose, None for as much as its overflow policy allows at first. The client's
+        own bytes are returned if nothing is to be counted: mode off, no known window, or (but for *count_always*) few
+        bytes. Raises ``InvalidRequest`` and ``NotFound``.
+        """
+        head = read_head(request.api, request.body)
+        named = head if head is not None else (await self.located(request)).outline
+        route = self.route_of(request, named.model)
+        learned = await self._learned.get(route, request.tenant)
+        if head is not None and not count_always and not request.options.compact_now:
+            view = self._by_bytes(request, head, route, learned)
+        else:
+            view = self._without_count(request, named, route, learned)
+        if view is not None:
+            return view
+        mode = self.mode_of(request)
+        if mode == "observe":
+            # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
+            label = request.options.conversation + OBSERVED
+            request = replace(request, options=replace(request.options, conversation=label))
+        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
+        assert known.window is not None  # else it is sent uncounted
+        target = self._first_target(request, route, mode, max_loss, dry_run=dry_run)
+        return await self.count(request, await self.located(request), known, known.window, target)
+
+    async def measure_anyway(self, request: Request, assumed_window: int) -> MeasuredRequest:
+        """Measure *request*, against *assumed_window* provider tokens if its model's window is unknown.
+
+        Raises ``InvalidRequest`` and ``NotFound``.
+        """
+        located = await self.located(request)
+        route = self._catalogue.resolve(request.path_model or located.outline.model, len(request.body))
+        learned = await self._learned.get(route, request.tenant)
+        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
+        return await self.count(request, located, known, known.window or assumed_window)
+
+    async def located(self, request: Request) -> Located:
+        """Where things stand in the body, found on a thread if it is large. Raises ``InvalidRequest``."""
+        return await self._reader.located(DIALECTS[request.api], request.tenant, request.body)
+
+    def locate(self, request: Request) -> Located:
+        """As ``located``, at once."""
+        return self._reader.locate(DIALECTS[request.api], request.tenant, request.body)
+
+    async def tokens_of(self, request: Request, located: Located, route: Route) -> int:
+        """Tokens of the request as the client sent it, by our own count."""
+        reading = await self._read(request, located, route)
+        return reading.fixed + reading.history
+
+    async def count(
+        self, request: Request, located: Located, known: KnownRoute, window: int, target: CompactionTarget | None = None
+    ) -> MeasuredRequest:
+        """Count *request* against *window* (in the provider's tokens): that of *known*, or an assumed one."""
+        reading = await self._read(request, located, known.route)
+        return await offload(reading.load, self._measured, request, reading, known, window, target)
+
+    async def _read(self, request: Request, located: Located, route: Route) -> Reading:
+        return await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located, route.model)
+
+    def _measured(
+        self, request: Request, reading: Reading, known: KnownRoute, window: int, target: CompactionTarget | None
+    ) -> MeasuredRequest:
+        policy, route, token_ratio = self.policy, known.route, known.token_ratio
+        envelope, requested = reading.outline, reading.outline.requested
+        counts = TokenCounts(reading.fixed, reading.sizes, reading.totals, reading.members)
+        client_compaction = request.client_compaction or _client_compaction(reading)
+        addition = self._addition(request, envelope, route, window) if not client_compaction else NO_ADDITION
+        budget = policy.budget(route, window, requested, counts.fixed + addition.tokens, token_ratio)
+        tools_json, budget = self._with_smaller_tools(request.tenant, route, envelope, counts, budget)
+        hashes = reading.links(self._records.prefix_key(request.tenant), request.options.conversation)
+        stated = known.stated_window
+        if known.window_source != "learned":
+            stated = int(budget.window * max(1.0, token_ratio))
+        return MeasuredRequest(
+            request=request,
+            known=replace(known, stated_window=stated),
+            parsed=ParsedBody(reading.body, reading.scan, reading.items, envelope),
+            counts=counts,
+            prefix_hashes=hashes,
+            budget=budget,
+            requested_output=requested,
+            client_compaction=client_compaction,
+            tools_json=tools_json,
+            addition=addition,
+            anchor=self._learned.anchor(route, hashes),
+            target=target or CompactionTarget(lower_output=policy.lower_output),
+            count=self._reader.recount(route.encoding, request.tenant, route.model),
+            lay_out=reading.layout,
+        )
+
+    def _addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
+        feature = self._features.adding
+        return NO_ADDITION if feature is None else feature.addition(request, envelope, route, window)
+
+    # The client's own bytes.
+
+    def _by_bytes(self, request: Request, head: Head, route: Route, learned: CachedRoute) -> UncountedView | None:
+        """The client's own bytes if there are so few of them that they fit, or if they are not to be counted."""
+        view = self._without_count(request, head, route, learned)
+        if view is not None:
+            return view
+        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
+        assert known.window is not None  # else it is sent uncounted
+        reserved = reserve(head.requested, route.max_output, known.window)
+        budget = input_room(known.window, reserved, route.max_input)
+        tokens = bound(request.body, head, self._lowest_mark(route, known.window, budget))
+        if not tokens:
+            return None
+        return _uncounted(request, known, head, bound=tokens, budget=budget)
+
+    def _without_count(
+        self, request: Request, named: Head | Envelope, route: Route, learned: CachedRoute
+    ) -> UncountedView | None:
+        """The client's own bytes if they are not to be counted: mode off, or an unknown window; else None."""
+        is_off = self.mode_of(request) == "off"
+        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
+        if known.window is not None and not is_off:
+            return None
+        return _uncounted(request, known, named, is_off=is_off)
+
+    def _lowest_mark(self, route: Route, window: int, budget: int) -> int:
+        """The lowest low mark that a request inside *budget* can have: what has fewer bytes needs no closer look.
+
+        A token of JSON is more than two bytes, so that its tokens are under half of the mark.
+        """
+        name = (window, budget, route.max_output, route.max_input, route.tier)
+        mark = self._lowest_marks.get(name)
+        if mark is None:
+            figures = self.policy.budget(route, window, None, 0, 1.0)
+            mark = figures.low(self.policy.rules.marks, min(budget, figures.baseline))
+            self._lowest_marks[name] = mark
+        return mark
+
+    # What the view must reach.
+
+    def _first_target(
+        self, request: Request, route: Route, mode: Mode, max_loss: MaxLoss | None, *, dry_run: bool
+    ) -> CompactionTarget:
+        compacts_now = request.options.compact_now
+        if max_loss is None:
+            max_loss = "any" if mode == "observe" or compacts_now else first_max_loss(route.steps)
+        return CompactionTarget(
+            force=compacts_now,
+            wait_for_summary=compacts_now,
+            dry_run=dry_run,
+            max_loss=max_loss,
+            lower_output=self.policy.lower_output,
+            share=request.options.compact_to,
+        )
+
+    # The room that declared tools take.
+
+    def _with_smaller_tools(
+        self, tenant: bytes, route: Route, envelope: Envelope, counts: TokenCounts, budget: TokenBudget
+    ) -> tuple[str, TokenBudget]:
+        """The tools array made smaller if the tools leave hardly any room, and *budget* with it; the same every time.
+
+        The array is empty if it stays as it is.
+        """
+        member = next((key for key in TOOLS if key in counts.members), None)
+        if member is None or not self.policy.rules.rungs.tools:
+            return "", budget
+        size = counts.members[member]
+        others = budget.fixed - size
+        target = self._tools_target(counts, budget, others)
+        if target is None or target >= size:
+            return "", budget
+        text = envelope.value(member)
+        name = (tenant, route.name, text, target)  # nothing of one tenant times another
+        shrunk = self._shrunk_tools.get(name)
+        if shrunk is None:
+            count = self._reader.count_tools(route.encoding, route.model)
+            smaller = shrink_tools(text.encode(), target, count).decode()
+            shrunk = self._shrunk_tools[name] = (smaller, count(smaller))
+        smaller, tokens = shrunk
+        if tokens >= size:
+            return "", budget
+        return smaller, replace(budget, fixed=others + tokens)
+
+    def _tools_target(self, counts: TokenCounts, budget: TokenBudget, others: int) -> int | None:
+        """The tokens that the tools should come down to beside *others* that are fixed; None if they may stay."""
+        rules = self.policy.rules
+        targets = []
+        if (budget.baseline - budget.fixed) * 4 < budget.baseline:
+            targets.append(max(0, budget.baseline * 3 // 4 - others))
+        over = budget.quantised_fixed + counts.history > budget.mark(rules.marks.high, budget.baseline)
+        if rules.allocation is not None and over:
+            # In steps, as the fixed part is: a clock in the system text must not word the tools anew.
+            step = max(1, budget.window // 64)
+            targets.append(rules.allocation.for_tools(budget.window, -(-others // step) * step))
+        return min(targets, default=None)
+
+
+def _uncounted(
+    request: Request,
+    known: KnownRoute,
+    named: Head | Envelope,
+    *,
+    bound: int = 0,
+    budget: int | None = None,
+    is_off: bool = False,
+) -> UncountedView:
+    return UncountedView(
+        request=request,
+        known=known,
+        model=named.model,
+        stream=named.stream is True,
+        session=named.session,
+        body=request.body,
+        bound=bound,
+        budget=budget,
+        is_off=is_off,
+    )
+
+
+def _client_compaction(reading: Reading) -> str:
+    """The client whose own compaction of its conversation a request is, by its words; empty if it is none."""
+    spans, body = reading.scan.spans, reading.body
+    if not spans:
+        return ""
+    history = reading.totals.assistant > 0
+    return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])], history)

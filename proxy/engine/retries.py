@@ -1,0 +1,175 @@
+"""After a provider said "too long": what that is worth, what it teaches, and something strictly smaller to send."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from proxy.core.attempts import is_smaller, retries_smaller, retry_targets
+from proxy.core.budget.figures import reserve
+from proxy.core.decisions import (
+    CountedView,
+    FinalDecision,
+    Forward,
+    KnownRoute,
+    MeasuredRequest,
+    UncountedView,
+    View,
+)
+from proxy.core.errors import InvalidRequest
+from proxy.core.overflow.evidence import Prior, check_claim
+from proxy.core.overflow.kinds import Overflow
+from proxy.core.report import Usage
+from proxy.engine.body_edits import with_lower_output, with_truncation
+from proxy.engine.learned_routes import LearnedRoutes, SentPrompt
+from proxy.engine.measuring import Measurer
+from proxy.engine.quick_check import MEDIA
+from proxy.engine.reading import Located
+
+STATED = frozenset({"configured", "server", "request"})
+"""Sources of a window that a person or the server stated: a table may be wrong about this server."""
+
+BYTES_PER_TOKEN = 12
+"""A token of a request's JSON has hardly ever more bytes, whitespace and escapes included: English has 4 to 5."""
+
+UNKNOWN_WINDOW_SHARE = 2
+"""Tokens for each byte of the body that a window is taken to have if nothing is known but that the body is too much."""
+
+Decide = Callable[[MeasuredRequest], Awaitable[FinalDecision]]
+
+
+class Retries:
+    """Judges refusals, learns from them, and finds what to send next by the stages that ask no model."""
+
+    def __init__(self, measurer: Measurer, learned: LearnedRoutes) -> None:
+        self._measurer = measurer
+        self._learned = learned
+
+    def may_retry(self, overflow: Overflow | None) -> bool:
+        """True if something smaller may be sent for *overflow*; every other error is the client's to see."""
+        return overflow is not None and retries_smaller(overflow, self._measurer.policy.lower_output)
+
+    async def prior(self, view: View) -> Prior:
+        """What is known of *view* before a refusal of it is believed."""
+        try:
+            located = self._measurer.locate(view.request)
+            counted = None if located.outline.unseen else await self._tokens_of(view, located)
+        except InvalidRequest:
+            return Prior(body=view.body)  # what cannot be read may still be relayed, and refused for its length
+        known = self._known_route(view)
+        tokens = None if counted is None else int(counted * known.token_ratio)
+        output = located.outline.requested if view.lowered_output is None else view.lowered_output
+        is_text = not MEDIA.search(view.body)
+        return Prior(tokens, output, known.window, known.window_source in STATED, is_text, view.body)
+
+    def after_content(self, sent: SentPrompt, overflow: Overflow, usage: Usage) -> Overflow | None:
+        """Return *overflow*, which came behind content, if it can be true of what was *sent* and may teach."""
+        learned = self._learned.known(sent.route, sent.tenant).lesson
+        counted = usage.input_tokens
+        if counted is None and sent.counted:
+            counted = int(sent.tokens * learned.calibration.factor)
+        window = self._learned.window(sent.route, learned)
+        if counted is None and window is not None and not overflow.decisive:
+            return None  # it was not even counted, so small was it beside the window
+        prior = Prior(counted, sent.output, window, sent.route.source in STATED, sent.plain)
+        found = check_claim(overflow, prior)
+        return found if found is not None and found.sure else None
+
+    async def learn(self, view: View, overflow: Overflow) -> None:
+        """Keep what *overflow* teaches, after *view* was refused with it."""
+        if overflow.kind == "output_cap":
+            return
+        route, request = view.known.route, view.request
+        located = await self._measurer.located(request)
+        if located.outline.stored:
+            return
+        counted = None if located.outline.unseen else await self._tokens_of(view, located)
+        sent = sent_prompt(view)
+        output = sent.output if sent else reserve(located.outline.requested, route.max_output, 0)
+        self._learned.overflowed(route, request.tenant, overflow, counted, output)
+
+    async def smaller(self, view: View, overflow: Overflow, decide: Decide) -> View | None:
+        """Something strictly smaller than *view* by what *overflow* states, each target as *decide* has it; else None.
+
+        What *overflow* teaches should have been learned before.
+        """
+        if overflow.kind == "output_cap":
+            return await self._with_less_output(view, overflow)
+        request = view.request
+        located = await self._measurer.located(request)
+        if located.outline.stored:
+            return with_truncation(located, view) if self._measurer.policy.stored == "truncate" else None
+        sent = await self._tokens_of(view, located)
+        known, window = self._known_after(view, overflow, sent)
+        measured = await self._measurer.count(request, located, known, window)
+        for target in retry_targets(overflow, self._measurer.policy.lower_output, sent):
+            decision = await decide(replace(measured, target=target))
+            if isinstance(decision, Forward) and is_smaller(decision.view, view, sent):
+                return _after(view, decision.view)
+        return None
+
+    def _known_after(self, view: View, overflow: Overflow, sent: int) -> tuple[KnownRoute, int]:
+        """What is known of the route after *view* of *sent* tokens was refused, and the window to measure by."""
+        known = self._known_route(view)
+        stated = overflow.window
+        # A figure too odd to be kept is still what this request was measured by.
+        if stated is not None and (known.window is None or stated <= known.window):
+            learned_stated = self._learned.stated(known.route, view.request.tenant)
+            known = replace(known, window=stated, window_source="learned", stated_window=learned_stated)
+        ratio = max(known.token_ratio, (overflow.prompt or 0) / max(1, sent))
+        window = known.window or UNKNOWN_WINDOW_SHARE * len(view.request.body)
+        return replace(known, token_ratio=ratio), window
+
+    def _known_route(self, view: View) -> KnownRoute:
+        """What is known by now of the route of *view*."""
+        request, route = view.request, view.known.route
+        cached = self._learned.known(route, request.tenant)
+        return self._learned.known_route(route, request.tenant, cached, request.options.window)
+
+    async def _tokens_of(self, view: View, located: Located) -> int:
+        """Tokens of *view* by our own count, counted now if it was not counted before it was sent."""
+        if view.tokens is not None:
+            return view.tokens
+        return await self._measurer.tokens_of(view.request, located, view.known.route)
+
+    async def _with_less_output(self, view: View, overflow: Overflow) -> View | None:
+        """*view* with an output figure of at most what *overflow* allows; None if that is no less."""
+        if overflow.limit is None:
+            return None
+        if view.lowered_output is not None and view.lowered_output <= overflow.limit:
+            return None
+        located = await self._measurer.located(replace(view.request, body=view.body))
+        return with_lower_output(located, view, overflow.limit)
+
+
+def sent_prompt(view: View) -> SentPrompt | None:
+    """What the answer to *view* can teach; None if what the provider counts says nothing of what we counted."""
+    if isinstance(view, UncountedView):
+        return None if view.is_off or view.bound else _uncounted_prompt(view)
+    if view.observation or view.measured.parsed.envelope.unseen:
+        return None
+    measured, record = view.measured, view.edits.record
+    output = int((view.lowered_output or view.budget.reserve) * measured.token_ratio)
+    return SentPrompt(
+        measured.route,
+        measured.request.tenant,
+        view.counted,
+        measured.prefix_hashes[-1] if measured.prefix_hashes else b"",
+        record.compaction.place if record else -1,
+        plain=not measured.counts.roles.media,
+        output=output,
+    )
+
+
+def _uncounted_prompt(view: UncountedView) -> SentPrompt:
+    """Usage feedback for a request sent without a token count (context window unknown)."""
+    body, tenant = view.request.body, view.request.tenant
+    is_text = not MEDIA.search(body)
+    return SentPrompt(view.known.route, tenant, len(body) // BYTES_PER_TOKEN, b"", -1, is_text, counted=False)
+
+
+def _after(refused: View, view: View) -> View:
+    """*view*, sent after *refused*: the conversation's last view is the one before both."""
+    if isinstance(refused, CountedView) and isinstance(view, CountedView):
+        return replace(view, edits=replace(view.edits, previous=refused.edits.previous))
+    return view

@@ -1,0 +1,260 @@
+"""Calls of upstreams: what is sent for a view, and whether the reply is an overflow, known from its opening."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from proxy.core.attempts import is_news
+from proxy.core.budget.catalogue import Catalogue
+from proxy.core.decisions import View
+from proxy.core.errors import UpstreamTimeout, UpstreamUnreachable
+from proxy.core.http_headers import PERSONAL
+from proxy.core.overflow.classify import Classifier
+from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
+from proxy.core.overflow.kinds import Overflow
+from proxy.core.overflow.stream import EarlyOverflowDetector
+from proxy.core.request import Origin, Request
+from proxy.engine.body_edits import renamed
+from proxy.engine.include_usage import ask
+from proxy.engine.measuring import Measurer
+from proxy.engine.ports import Reply, Upstream
+from proxy.engine.retries import Retries
+from proxy.engine.run import Run
+from proxy.tasks import Faults
+
+HOLD_SECONDS: Final = 5.0
+"""How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
+
+JUDGED_INLINE: Final = 16_384
+"""Bytes of a request above which a claim about it is judged in a thread: its words are searched."""
+
+ERROR_BYTES: Final = 1_048_576
+"""An error answer larger than this is passed on without being looked at."""
+
+NO_ORIGIN: Final = Origin("", ())
+
+Headers = Sequence[tuple[str, str]]
+Judge = Callable[[Prior], Overflow | None]
+"""Returns the overflow that an answer reports, given what is known of its request."""
+
+CheckStored = Callable[[bytes, str, Headers], None]
+"""Raises ``Forbidden`` if a body goes on from what an upstream may have stored for another caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A reply that goes to the client, and the bytes already read from it."""
+
+    reply: Reply
+    head: bytes
+    hides_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Overflowed:
+    """The view is too long for its model."""
+
+    overflow: Overflow
+
+
+@dataclass(frozen=True, slots=True)
+class NotNews:
+    """After an overflow: a fallback that failed, or one more "no" about a body that the client never saw."""
+
+
+NOT_NEWS: Final = NotNews()
+Received = Accepted | Overflowed | NotNews
+
+
+def no_headers(model: str) -> Mapping[str, str]:
+    """The configured headers of a model that has none."""
+    del model
+    return {}
+
+
+def store_nothing(body: bytes, upstream: str, headers: Headers) -> None:
+    """Pass every body: no caller's stored history can be met by another caller."""
+    del body, upstream, headers
+
+
+@dataclass(frozen=True, slots=True)
+class CallSettings:
+    """What is configured for calls.
+
+    ``headers_of`` gives the headers added for a model, by the name it was asked for. The streams of ``usage_upstreams``
+    are asked for usage. ``check_stored`` is called before each call.
+    """
+
+    headers_of: Callable[[str], Mapping[str, str]] = no_headers
+    usage_upstreams: frozenset[str] = frozenset()
+    check_stored: CheckStored = store_nothing
+
+
+class UpstreamCalls:
+    """Sends views, and reads the opening of each reply until it is known whether it is an overflow."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        catalogue: Catalogue,
+        measurer: Measurer,
+        retries: Retries,
+        classifier: Classifier,
+        settings: CallSettings,
+        faults: Faults,
+    ) -> None:
+        self._upstream = upstream
+        self._catalogue = catalogue
+        self._measurer = measurer
+        self._retries = retries
+        self._classifier = classifier
+        self._settings = settings
+        self._faults = faults
+
+    async def send(self, run: Run, view: View) -> Received:
+        """Send *view*. Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``.
+
+        Before the first overflow every other reply is accepted. After it a fallback's failure is not news, nor is
+        another refusal.
+        """
+        is_fallback = bool(view.request.fallback_model)
+        after_overflow = run.overflows > 0
+        run.sent += 1
+        try:
+            hides_usage = await self._call(run, view)
+            reply = run.reply
+            assert reply is not None
+            overflow = await self._overflow_in(reply, view, run.taken, is_believed=after_overflow)
+        except (UpstreamUnreachable, UpstreamTimeout):
+            run.drop()
+            if is_fallback and after_overflow:
+                return NOT_NEWS
+            raise
+        if overflow is not None:
+            run.overflowed(view)
+            return Overflowed(overflow)
+        if after_overflow and not is_news(reply.status, is_fallback=is_fallback):
+            run.overflows += not is_fallback
+            run.drop()
+            return NOT_NEWS
+        return Accepted(reply, b"".join(run.taken), hides_usage)
+
+    async def send_unwatched(self, run: Run, view: View) -> Reply:
+        """Send *view* and return whatever is replied. Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``."""
+        await self._call(run, view)
+        assert run.reply is not None
+        return run.reply
+
+    async def send_bytes(self, run: Run, upstream: str, body: bytes, asked_model: str) -> Reply:
+        """Send *body* to *upstream* with the caller's own headers, unread and unwatched."""
+        origin = run.request.origin or NO_ORIGIN
+        run.sending(upstream)
+        added = self._settings.headers_of(asked_model)
+        self._settings.check_stored(body, upstream, origin.headers)
+        run.reply = await self._upstream.send(upstream, "POST", origin.path_qs, origin.headers, body, added)
+        return run.reply
+
+    async def _call(self, run: Run, view: View) -> bool:
+        """Send *view*; True if its stream is asked for usage, which the client did not ask for."""
+        route, settings = view.known.route, self._settings
+        origin = run.request.origin or NO_ORIGIN
+        headers: Headers = origin.headers
+        if self._is_foreign(view.request, route.upstream):
+            headers = [pair for pair in headers if pair[0].lower() not in PERSONAL]
+        body = await self._named(view)
+        run.sending(route.upstream)
+        settings.check_stored(body, route.upstream, headers)
+        asks_usage = False
+        if view.request.api == "chat" and route.upstream in settings.usage_upstreams:
+            asking = self._faults.attempt("answer", view.request.request_id, partial(ask, body), None)
+            if asking is not None:
+                # An event can only be taken out of what can be read.
+                headers = [pair for pair in headers if pair[0].lower() != "accept-encoding"]
+                headers.append(("Accept-Encoding", "identity"))
+                body, asks_usage = asking, True
+        added = settings.headers_of(route.asked)
+        run.reply = await self._upstream.send(route.upstream, "POST", origin.path_qs, headers, body, added)
+        return asks_usage
+
+    def _is_foreign(self, request: Request, upstream: str) -> bool:
+        """True if a fallback's *upstream* is not the one that the caller chose, and has a key for."""
+        return bool(request.fallback_model) and upstream != self._catalogue.resolve(request.asked_model).upstream
+
+    async def _named(self, view: View) -> bytes:
+        """The body to send: the view's, under the name that the upstream has for the model."""
+        route = view.known.route
+        if view.request.path_model or route.model == route.asked:
+            return view.body
+        located = await self._measurer.located(replace(view.request, body=view.body))
+        return renamed(view.body, located, route.model)
+
+    async def _overflow_in(self, reply: Reply, view: View, taken: list[bytes], *, is_believed: bool) -> Overflow | None:
+        """The overflow that *reply* to *view* is; None if it is none, or one that cannot be true.
+
+        What is read to find out is added to *taken* as it comes, so that none is lost if this fails; of an overflow it
+        is everything. A claim is held against what is known of the request, which costs a count; a provider that was
+        believed once *is_believed* again.
+        """
+        claim, judge = await self._claim_in(reply, taken)
+        if judge is None or not self._retries.may_retry(claim):
+            return None
+        if not is_believed:
+            prior = await self._retries.prior(view)
+            large = len(view.body) > JUDGED_INLINE
+            claim = await asyncio.to_thread(judge, prior) if large else judge(prior)
+        return claim if self._retries.may_retry(claim) else None
+
+    async def _claim_in(self, reply: Reply, taken: list[bytes]) -> tuple[Overflow | None, Judge | None]:
+        """The overflow that *reply* claims to be, and what judges the claim."""
+        if reply.status >= 400:
+            if not await _read(reply, taken, ERROR_BYTES):
+                return None, None
+            judge = partial(self._classifier.answer, reply.status, reply.headers, b"".join(taken))
+            return judge(NOTHING_KNOWN), judge
+        if reply.status == 200:
+            opening = EarlyOverflowDetector(self._classifier, reply.headers)
+            return await _watch(reply, taken, opening), opening.judged
+        return None, None
+
+
+async def _watch(reply: Reply, taken: list[bytes], opening: EarlyOverflowDetector) -> Overflow | None:
+    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow.
+
+    However small the request is by our count: a window that is believed too large makes every request look small.
+    """
+    taken.append(await reply.next_chunk())
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + HOLD_SECONDS
+    while taken[-1] and opening.feed(taken[-1]) == "undecided":
+        chunk = await _before(deadline, reply.next_chunk())
+        if chunk is None:
+            return None
+        taken.append(chunk)
+    if opening.finish() != "overflow":
+        return None
+    return opening.overflow if await _read(reply, taken, ERROR_BYTES, deadline) else None
+
+
+async def _read(reply: Reply, taken: list[bytes], limit: int, deadline: float | None = None) -> bool:
+    """Add the rest of a reply to *taken*, up to *limit* bytes; True if that was all of it."""
+    size = 0
+    while size <= limit:
+        chunk = await (reply.next_chunk() if deadline is None else _before(deadline, reply.next_chunk()))
+        if not chunk:
+            return chunk is not None
+        taken.append(chunk)
+        size += len(chunk)
+    return False
+
+
+async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
+    """The chunk, or None if it does not come before *deadline* (the loop's clock)."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await chunk
+    except TimeoutError:
+        return None
