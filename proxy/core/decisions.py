@@ -231,8 +231,8 @@ START: Final = Start()
 class LookedUp:
     """The layout, and the newest compaction record on the conversation's prefix hashes.
 
-    ``requested``: an operator asked for a compaction. ``first`` is the compaction before this request's first one;
-    ``wrote``: this request wrote a record.
+    ``requested``: an operator asked for a compaction, to ``share`` of the room if that is not None. ``first`` is the
+    compaction before this request's first one; ``wrote``: this request wrote a record.
     """
 
     layout: Layout
@@ -240,6 +240,7 @@ class LookedUp:
     requested: bool = False
     first: Compaction | None = None
     wrote: bool = False
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,8 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, found: LookedUp) ->
     if target.is_plain and found.record is None and not measured.tools_json and provider_compacts(measured):
         return Forward(verbatim(measured, found.layout))
     if found.requested and not target.dry_run:
-        target = replace(target, force=True, wait_for_summary=True, max_loss="any")
+        share = found.share if target.share is None else target.share
+        target = replace(target, force=True, wait_for_summary=True, max_loss="any", share=share)
     if target.force and target.limit is None and _was_compacted_here(found):
         # Asked again at the same boundary: nothing more happens.
         target = replace(target, force=False, wait_for_summary=False)

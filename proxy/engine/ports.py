@@ -155,8 +155,11 @@ class Records(Protocol):
         With *replace* the new record wins: a provider's overflow proved the earlier view too large.
         """
 
-    async def pop_request(self, tenant: bytes, root_hash: bytes) -> bool:
-        """True if an operator asked to compact this conversation, as ``newest`` saw. Only one caller gets True."""
+    async def pop_request(self, tenant: bytes, root_hash: bytes) -> str:
+        """How far an operator asked to compact this conversation, as ``newest`` saw: ``now``, or a share such as 0.2.
+
+        Return an empty text if none asked. Only one caller is given the request.
+        """
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
         """What was last saved about *route* for *tenant*. Return None if nothing was, or the store does not answer."""

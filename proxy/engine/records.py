@@ -67,7 +67,8 @@ class CompactionRecords:
         if measured.target.dry_run or (record is None and self._is_left_to_provider(measured)):
             return LookedUp(layout, record, first=first)
         requested = await self._recorder.pop_request(measured.request.tenant, measured.root_hash(layout))
-        return LookedUp(layout, record, requested, first)
+        share = float(requested) if requested[:1].isdigit() else None
+        return LookedUp(layout, record, bool(requested), first, share=share)
 
     @staticmethod
     def _is_left_to_provider(measured: MeasuredRequest) -> bool:

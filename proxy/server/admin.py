@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qs
 
 import msgspec
@@ -115,6 +115,7 @@ _GONE: Final = "Nothing of yours is archived under this reference, or not any mo
 
 class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
     conversation: str
+    share: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
 
 
 _WANTED: Final = msgspec.json.Decoder(_Wanted)
@@ -186,9 +187,12 @@ class ConversationRoutes:
         try:
             wanted = _WANTED.decode(body)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            text = 'Send {"conversation": ID}, with the ID that answers carry in x-ullage-conversation.'
+            text = (
+                'Send {"conversation": ID}, with the ID that answers carry in x-ullage-conversation, and if you like a '
+                '"share" between 0 and 1.'
+            )
             raise InvalidRequest(text) from None
-        return _found(await self._conversations.compact(tenant, _named(wanted.conversation)))
+        return _found(await self._conversations.compact(tenant, _named(wanted.conversation), wanted.share))
 
 
 def query(path_qs: str) -> dict[str, str]:

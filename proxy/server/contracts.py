@@ -18,7 +18,9 @@ class Conversations(Protocol):
     async def show(self, tenant: bytes, conversation: str) -> Mapping[str, object] | None:
         """What became of one conversation; ``None`` where the tenant has none of that name."""
 
-    async def compact(self, tenant: bytes, conversation: str) -> Mapping[str, object] | None:
+    async def compact(
+        self, tenant: bytes, conversation: str, share: float | None = None
+    ) -> Mapping[str, object] | None:
         """Have its next request compact it; ``None`` where the tenant has none of that name. Raises ``Conflict``."""
 
     async def original(self, tenant: bytes, ref: str, page: Page) -> Mapping[str, object] | None:

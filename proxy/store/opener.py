@@ -86,8 +86,8 @@ class Store:
         """Store *record* unless the place has one already, or *replace*; returns the one that holds; never raises."""
         return await self._records.save(tenant, root, route, chain, record, replace=replace)
 
-    async def pop_request(self, tenant: bytes, root: bytes) -> bool:
-        """Whether somebody wished that conversation *root* be compacted, as ``newest`` saw; told once; never raises."""
+    async def pop_request(self, tenant: bytes, root: bytes) -> str:
+        """How far conversation *root* is to be compacted, as ``newest`` saw, or an empty text; only once."""
         return await self._records.pop_request(tenant, root)
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:

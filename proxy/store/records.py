@@ -68,17 +68,22 @@ class Records:
         names = [keys.event(root, route, chain) for chain in chains[:MAX_PLACES]]
         return await self.find(tenant, names, keys.mark(root))
 
-    async def pop_request(self, tenant: bytes, root: bytes) -> bool:
-        """Whether somebody wished that conversation *root* be compacted, as ``newest`` saw; told to one caller only."""
+    async def pop_request(self, tenant: bytes, root: bytes) -> str:
+        """How far conversation *root* is to be compacted, as ``newest`` saw: ``now`` or a share; empty if not at all.
+
+        Only one caller is given the request.
+        """
         name = keys.mark(root)
         value = self._marks.pop(name, None)
-        if value is None or self.sealer.open(tenant, name, value) is None:
-            return False
+        extent = None if value is None else self.sealer.open(tenant, name, value)
+        if value is None or extent is None:
+            return ""
         try:
-            return await self.timed(self._backend.release(name, value))
+            released = await self.timed(self._backend.release(name, value))
         except Unavailable as error:
             self.failed(error)
-            return False
+            return ""
+        return extent.decode("ascii", "replace") if released else ""
 
     async def find(self, tenant: bytes, names: Sequence[str], mark: str = "") -> tuple[int, bytes] | None:
         """The record under the first of *names* (of one conversation) that has one, with its index.

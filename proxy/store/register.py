@@ -80,10 +80,10 @@ class Register:
         names = [_named(root, kind, scope, place) for kind, scope, place in wanted]
         return [value is not None for value in await self._ask(lambda: self._backend.read(names))]
 
-    async def mark(self, tenant: bytes, root: bytes, seconds: float) -> None:
-        """Wish that *root* be compacted at its next request, if that comes within *seconds*."""
+    async def mark(self, tenant: bytes, root: bytes, seconds: float, extent: str = "now") -> None:
+        """Have *root* compacted at its next request, if that comes within *seconds*; *extent*: ``now``, or a share."""
         name = keys.mark(root)
-        sealed = self._records.sealer.seal(tenant, name, b"compact")
+        sealed = self._records.sealer.seal(tenant, name, extent.encode())
         await self._ask(lambda: self._backend.claim(name, sealed, seconds))
 
     def _later(self, write: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -145,6 +145,22 @@ def test_an_operators_request_compacts_what_would_fit() -> None:
     assert isinstance(decide(request, PLANNING, again), Forward)
 
 
+def test_an_operators_request_may_name_a_share() -> None:
+    """The view goes down to the share that was asked for; a share in the request's own header wins."""
+    request = measured(agent_session(8, 500))
+    found = replace(looked_up(request), requested=True, share=0.1)
+    need = decide(request, PLANNING, found)
+    assert isinstance(need, NeedBlock)
+    assert need.target.share == 0.1
+    usual = decide(request, PLANNING, replace(found, share=None))
+    assert isinstance(usual, NeedBlock)
+    assert need.compaction.after < usual.compaction.after
+    own = replace(request, target=CompactionTarget(force=True, share=0.3))
+    need = decide(own, PLANNING, found)
+    assert isinstance(need, NeedBlock)
+    assert need.target.share == 0.3
+
+
 def test_what_the_provider_counts_is_what_must_fit() -> None:
     """A view inside our own count is compacted if the provider counts half as much again."""
     messages = agent_session(10, 500)

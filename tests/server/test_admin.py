@@ -142,6 +142,16 @@ async def test_what_is_not_there_is_not_found(name: str) -> None:
         assert len(bodies) == 1
 
 
+async def test_a_wish_may_name_a_share() -> None:
+    """How far the conversation goes down is repeated in the answer."""
+    async with house() as at:
+        await known(at)
+        wish = json.dumps({"conversation": NAME, "share": 0.25}).encode()
+        got = await at.ask("POST", "/ullage/api/compact", wish, MINE, JSON)
+        assert status(got) == 202
+        assert "to 0.25 of its room" in json.loads(got.body)["message"]
+
+
 async def test_a_wish_is_accepted_for_a_known_conversation() -> None:
     """202 says what will happen; a second wish changes nothing; of another tenant's conversation nothing is known."""
     async with house() as at:
@@ -164,6 +174,10 @@ async def test_a_wish_is_accepted_for_a_known_conversation() -> None:
         ("POST", "/ullage/api/compact", b"[", [MINE, JSON], 400),
         ("POST", "/ullage/api/compact", b'{"conversation": 1}', [MINE, JSON], 400),
         ("POST", "/ullage/api/compact", b'{"conversation": "x", "all": true}', [MINE, JSON], 400),
+        *(
+            ("POST", "/ullage/api/compact", b'{"conversation": "x", "share": %b}' % share, [MINE, JSON], 400)
+            for share in (b"0", b"1", b"-0.5", b'"0.2"', b"true")
+        ),
         ("POST", "/ullage/api/compact", b'{"conversation": "' + b"x" * BODY + b'"}', [MINE, JSON], 413),
         ("GET", "/ullage/api/compact", b"", [MINE], 404),
         ("POST", "/ullage/api/compact/x", WISH, [MINE, JSON], 404),

@@ -103,10 +103,10 @@ async def test_a_wish_is_seen_by_the_next_look_and_granted_once(store: Store, op
 async def test_one_of_two_replicas_gets_a_wish(valkey: Valkey, opener: Opener) -> None:
     """Both saw it; one is told to compact."""
     one, two = [await opener(valkey.url, key=KEY) for _ in range(2)]
-    await one.register.mark(TENANT, ROOT, 60)
+    await one.register.mark(TENANT, ROOT, 60, "0.2")
     for store in (one, two):
         await store.newest(TENANT, ROOT, "a,b", [b"c" * 16])
-    assert [await store.pop_request(TENANT, ROOT) for store in (one, two)] == [True, False]
+    assert [await store.pop_request(TENANT, ROOT) for store in (one, two)] == ["0.2", ""]
 
 
 async def test_what_is_there_of_a_place_is_told(store: Store, opener: Opener) -> None:

@@ -117,10 +117,10 @@ class Book:
     def reachable(self) -> bool:
         return True
 
-    async def pop_request(self, tenant: bytes, root: bytes) -> bool:
+    async def pop_request(self, tenant: bytes, root: bytes) -> str:
         wished = (tenant, root) in self.wishes
         self.wishes.discard((tenant, root))
-        return wished
+        return "now" if wished else ""
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
         return self.lessons.get((tenant, route))

@@ -50,9 +50,12 @@ class History:
         known = [thread for thread in threads if thread is not None]
         return {"conversation": conversation, "threads": known} if known else None
 
-    async def compact(self, tenant: bytes, conversation: str) -> Mapping[str, object] | None:
+    async def compact(
+        self, tenant: bytes, conversation: str, share: float | None = None
+    ) -> Mapping[str, object] | None:
         """Have the conversation's next request compact it; ``None`` where the tenant has none of that name.
 
+        It goes down to *share* of the room, or to half of the low mark if that is None.
         Raises ``Conflict`` where nothing is compacted here, and ``StoreUnavailable``.
         """
         if not self._compacts:
@@ -62,14 +65,16 @@ class History:
         known = [root for root, notes in zip(roots, found, strict=True) if notes]
         if not known:
             return None
-        await asyncio.gather(*(self._register.mark(tenant, root, REQUEST_SECONDS) for root in known))
+        extent = "now" if share is None else f"{share:g}"
+        await asyncio.gather(*(self._register.mark(tenant, root, REQUEST_SECONDS, extent) for root in known))
+        goal = "" if share is None else f" to {share:g} of its room"
         writes = "by rule alone, since summaries.mode is off" if self._summaries == "off" else "with a model's summary"
         return {
             "conversation": conversation,
             "status": "accepted",
             "threads": len(known),
             "expires_in_seconds": int(REQUEST_SECONDS),
-            "message": f"The next request of this conversation is compacted, {writes}.",
+            "message": f"The next request of this conversation is compacted{goal}, {writes}.",
         }
 
     async def original(self, tenant: bytes, ref: str, page: Page) -> Mapping[str, object] | None:
