@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import socket
 import sys
 import time
@@ -17,13 +18,12 @@ from typing import TYPE_CHECKING
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.budget.windows import Window
+from proxy.core.models import Window
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.history.archive import Archive
 from proxy.offload import SWITCH_SECONDS
 from proxy.server import Server
-from proxy.server.connection import limit_of_files
 from proxy.settings import Settings
 from proxy.startup import bracketed, print_summary, warn_of_unreachable
 from proxy.store import (
@@ -260,7 +260,8 @@ class Process:
         if fresh:
             self.telemetry.without_descriptor(fresh)
             advice = "raise the limit of open files (ulimit -n, LimitNOFILE), or run more replicas"
-            self._logs.log.warning("server.out_of_descriptors", count=fresh, limit=limit_of_files(), advice=advice)
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            self._logs.log.warning("server.out_of_descriptors", count=fresh, limit=limit, advice=advice)
 
     async def drain(self, seconds: float) -> None:
         """Let running requests end, then the summaries they started, all within *seconds*."""

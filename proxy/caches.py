@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from cachetools import LRUCache
 
+from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.record import CompactionRecord
-from proxy.core.conversation.items import Item
-from proxy.core.conversation.outline import Envelope
+from proxy.core.conversation import Item
 from proxy.engine.ports import Summary
 from proxy.engine.reading import CachedPrefix
 

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from proxy import settings as configuration
-from proxy.core.budget.catalogue import Catalogue
+from proxy.core.models import Catalogue
 from proxy.settings import Model, Settings, Upstream, is_loopback
 
 PATIENCE: Final = 3.0

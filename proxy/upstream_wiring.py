@@ -13,8 +13,7 @@ from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
-from proxy.core.budget.windows import Facts, Told, published
+from proxy.core.models import COMPRESS, Catalogue, Facts, Rule, Told, published
 from proxy.engine.ports import Records
 from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings

@@ -11,15 +11,14 @@ from cachetools import LRUCache, TTLCache
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.budget.catalogue import Catalogue
-from proxy.core.budget.figures import Buffers, Marks, Shares
-from proxy.core.budget.shares import Allocation
 from proxy.core.compaction.prune import KIND_WEIGHTS, DedupRules, PrunePassRules, PruneRules
 from proxy.core.compaction.schedule import CompactionRules, EnabledStages
 from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Policy
 from proxy.core.errors import UpstreamUnreachable
+from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
+from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
 from proxy.engine.engine import Engine, EngineSettings
 from proxy.engine.features import Feature, Features
 from proxy.engine.learned_routes import LearnedRoutes, NoticeCallback, ignore_notice

@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 from proxy.caches import LockedCache, SizedCache, envelopes, items, prefixes
-from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.items import Item
+from proxy.core.apis.base import Dialect
+from proxy.core.conversation import Item
 from proxy.core.decisions import DIALECTS
 from proxy.engine.reading import Reader
 from tests.bench.small import BOUNDS, SHARE

@@ -17,7 +17,6 @@ LIMIT = PYPROJECT["max-complexity-allowed"]
 MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proxy").rglob("*.py"))
 
 ENGINE = "rewritten with the engine"
-REPORT = "rewritten with the table of report fields"
 HOT = "runs for every item of a request: one more function is one more call of each"
 COMPACTION = "to be unfolded once the way of a compacted request is shorter"
 
@@ -32,12 +31,12 @@ COMPLEX = {
     "proxy/core/compaction/view.py::write_texts": COMPACTION,
     "proxy/core/compaction/view.py::_results": COMPACTION,
     "proxy/core/compaction/view.py::assemble": COMPACTION,
-    "proxy/core/conversation/chain.py::_canonical": HOT,
-    "proxy/core/conversation/facts.py::_pairs": HOT,
-    "proxy/core/conversation/items.py::lay_out": HOT,
-    "proxy/core/conversation/stepwise.py::dismantle": HOT,
-    "proxy/core/conversation/stepwise.py::_write": HOT,
-    "proxy/core/conversation/stepwise.py::_large": HOT,
+    "proxy/core/apis/item_digest.py::_canonical": HOT,
+    "proxy/core/tool_calls.py::_pairs": HOT,
+    "proxy/core/conversation.py::lay_out": HOT,
+    "proxy/core/apis/json_steps.py::dismantle": HOT,
+    "proxy/core/apis/json_steps.py::_write": HOT,
+    "proxy/core/apis/json_steps.py::_large": HOT,
     "proxy/core/planner.py::choose_compaction": ENGINE,
     "proxy/engine/bodies.py::rerouted": ENGINE,
     "proxy/features/context_management/feature.py::_edited": ENGINE,
@@ -53,8 +52,6 @@ COMPLEX = {
     "proxy/engine/recovery.py::Recovery::smaller": ENGINE,
     "proxy/features/client_compaction/summary_answer.py::SummaryAnswer::_text": ENGINE,
     "proxy/server/handler.py::Handler::_relay": ENGINE,
-    "proxy/telemetry/logs.py::only_facts": REPORT,
-    "proxy/telemetry/metrics.py::Telemetry::observe": REPORT,
 }
 
 # Lines that still hold a nested ternary, one over several lines or a dense comprehension: how many, and why.
@@ -62,7 +59,6 @@ DENSE = {
     "proxy/core/compaction/view.py": (1, COMPACTION),
     "proxy/engine/planning.py": (1, ENGINE),
     "proxy/features/recall/session.py": (1, ENGINE),
-    "proxy/telemetry/logs.py": (1, REPORT),
 }
 
 

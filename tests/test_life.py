@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.figures import Buffers, Marks, Shares
 from proxy.core.compaction import block, digest
 from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
 from proxy.core.decisions import Policy
+from proxy.core.tokens.budget import Buffers, Marks, Shares
 from tests.support.engine_fixtures import POLICY, Book, Message, Replica, body_of, slices, tokenizers
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, tool
 

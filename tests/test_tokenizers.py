@@ -17,7 +17,7 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.conversation import chat
+from proxy.core.apis import chat
 from proxy.tokenizers import CHUNK, RUN, VOCABULARIES, Tokenizers, estimate, packaged_vocabularies, shortened
 from tests.bench.counting_messages import messages
 from tests.bench.counting_messages import reference as reference_of_message

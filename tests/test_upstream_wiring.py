@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.windows import Window
+from proxy.core.models import Window
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from proxy.core.budget.catalogue import Catalogue, Rule
+from proxy.core.models import Catalogue, Rule
 from proxy.core.request import Options, Request
 from proxy.settings import Settings
 from proxy.settings.server import Archive

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from proxy.core.budget.figures import DEFAULT_RESERVE
+from proxy.core.tokens.budget import DEFAULT_RESERVE
 from proxy.settings import packaged
 
 Format = Literal["json", "toml", "yaml", "env"]

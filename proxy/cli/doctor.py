@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from proxy.core import diagnosis
-from proxy.core.budget.calibration import prior
-from proxy.core.budget.catalogue import Route
-from proxy.core.budget.windows import Window as Told
+from proxy.core.apis.usage import UsageTap
 from proxy.core.diagnosis import Finding, Tried, Window
 from proxy.core.errors import NotFound, UllageError
+from proxy.core.learned_window import prior
+from proxy.core.models import Route
+from proxy.core.models import Window as Told
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import Prior
-from proxy.core.usage import UsageTap
 from proxy.engine.learned_routes import remedy
 from proxy.settings import Settings, overflow_rules
 from proxy.settings.upstreams import Upstream

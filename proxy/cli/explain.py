@@ -15,19 +15,18 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from proxy.core.budget.catalogue import Catalogue, Route
-from proxy.core.budget.figures import Marks
-from proxy.core.budget.regions import REGIONS, regions, scaled_up
+from proxy.core.apis.base import Count
+from proxy.core.apis.envelope import TOOLS
+from proxy.core.apis.json_steps import whole
 from proxy.core.compaction.record import CompactionRecord
-from proxy.core.conversation.dialect import Count
-from proxy.core.conversation.entry import Entry
-from proxy.core.conversation.items import Item
-from proxy.core.conversation.outline import TOOLS
-from proxy.core.conversation.scan import whole
+from proxy.core.conversation import Entry, Item
 from proxy.core.decisions import DIALECTS, CountedView, MeasuredRequest, Reject, UncountedView
 from proxy.core.errors import InvalidRequest, UllageError
+from proxy.core.models import Catalogue, Route
 from proxy.core.report import Report
 from proxy.core.request import Request
+from proxy.core.tokens.budget import Marks
+from proxy.core.tokens.counting import REGIONS, regions, scaled_up
 from proxy.engine.reading import Reader, Reading
 from proxy.settings import Settings
 from proxy.store import open_store

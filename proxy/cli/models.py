@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
-from proxy.core.budget import beliefs
-from proxy.core.budget.calibration import prior
-from proxy.core.budget.catalogue import Catalogue, Route
-from proxy.core.budget.windows import Window
+from proxy.core import learned_window
 from proxy.core.errors import NotFound
+from proxy.core.learned_window import prior
+from proxy.core.models import Catalogue, Route, Window
 from proxy.engine.learned_routes import LearnedRoute, believed, load
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
@@ -246,7 +245,7 @@ async def _of(store: Store, route: Route, callers: Iterable[bytes]) -> LearnedFa
     lessons = [lesson for tenant in callers if (lesson := load(await store.read_route(tenant, route.lesson)))]
     now = time.time()
     told = [_told(route, lesson, now) for lesson in lessons]
-    return min(told, key=lambda each: each.window or beliefs.MOST, default=None)
+    return min(told, key=lambda each: each.window or learned_window.MOST, default=None)
 
 
 def _told(route: Route, lesson: LearnedRoute, now: float) -> LearnedFacts:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.core.budget.catalogue import COMPRESS
 from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, MaxLoss
 from proxy.core.decisions import View
+from proxy.core.models import COMPRESS
 from proxy.core.overflow.kinds import Overflow
 
 ASKED: Final = ""

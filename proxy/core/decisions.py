@@ -10,20 +10,20 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import NO_BUFFERS, Buffers, TokenBudget, economy_cap, reserve, scaled
-from proxy.core.budget.regions import Members, Totals
+from proxy.core.apis import chat, messages, responses
+from proxy.core.apis.base import Dialect
+from proxy.core.apis.envelope import Envelope
+from proxy.core.apis.json_scan import Scan
 from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, LowerOutput, Schedule
 from proxy.core.compaction.view import OriginalItems
-from proxy.core.conversation import chat, messages, responses
-from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.items import Item, Layout
-from proxy.core.conversation.outline import Envelope
-from proxy.core.conversation.scan import Scan
-from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
+from proxy.core.conversation import Item, Layout
 from proxy.core.errors import ContextTooLong
+from proxy.core.models import Route
 from proxy.core.request import Request
+from proxy.core.tokens.budget import NO_BUFFERS, Buffers, TokenBudget, economy_cap, reserve, scaled
+from proxy.core.tokens.counting import Members, Totals
+from proxy.core.tool_table import NO_TOOLS, ToolMap
 
 DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.core.budget.calibration import TOLERANCE
+from proxy.core.learned_window import TOLERANCE
 from proxy.core.overflow.kinds import Overflow
 
 Level = Literal["ok", "info", "warning", "error"]

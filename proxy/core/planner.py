@@ -40,14 +40,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from proxy.core.budget.figures import TokenBudget, input_room, scaled, summary_room
+from proxy.core.apis.envelope import TOOLS, splice
 from proxy.core.compaction.prune import oldest_results
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.compaction.view import AssembledItems, RenderOptions, assemble, write_texts
-from proxy.core.conversation.facts import pairs_of
-from proxy.core.conversation.items import Layout
-from proxy.core.conversation.outline import TOOLS, splice
+from proxy.core.conversation import Layout
 from proxy.core.decisions import (
     NO_EDITS,
     START,
@@ -67,6 +65,8 @@ from proxy.core.decisions import (
     Written,
 )
 from proxy.core.errors import OUTPUT, ContextTooLong
+from proxy.core.tokens.budget import TokenBudget, input_room, scaled, summary_room
+from proxy.core.tool_calls import pairs_of
 
 LOSSY = frozenset({"drop", "clip"})
 """Stages that lose what the model is looking at."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from proxy.core.budget.figures import input_room, scaled
-from proxy.core.conversation.outline import Envelope, splice
-from proxy.core.conversation.portable import MARKS, PORTABLE, WITHOUT
+from proxy.core.apis.envelope import Envelope, splice
+from proxy.core.apis.portable import MARKS, PORTABLE, WITHOUT
 from proxy.core.decisions import DIALECTS, CountedView, UncountedView, View
 from proxy.core.request import Request
+from proxy.core.tokens.budget import input_room, scaled
 from proxy.engine.reading import Located
 
 

@@ -25,7 +25,6 @@ from types import MappingProxyType
 from typing import Final, Literal, assert_never
 
 from proxy.core.attempts import ASKED, Attempts, Fallback, Shrink, plans_in_order
-from proxy.core.budget.catalogue import Catalogue, Route
 from proxy.core.compaction.schedule import MaxLoss
 from proxy.core.decisions import (
     START,
@@ -44,6 +43,7 @@ from proxy.core.decisions import (
     View,
 )
 from proxy.core.errors import UllageError
+from proxy.core.models import Catalogue, Route
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import LateOverflowDetector

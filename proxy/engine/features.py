@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from proxy.core.budget.catalogue import Route
+from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.schedule import MaxLoss
-from proxy.core.conversation.outline import Envelope
 from proxy.core.decisions import NO_ADDITION, Addition, CountedView, FinalDecision, MeasuredRequest
+from proxy.core.models import Route
 from proxy.core.report import Report
 from proxy.core.request import Mode, Purpose, Request
 from proxy.engine.ports import Answer, Outcome, Reply

@@ -13,11 +13,10 @@ from types import MappingProxyType
 import msgspec
 from msgspec import structs
 
-from proxy.core.budget import beliefs
-from proxy.core.budget.beliefs import NOTHING, LearnedWindow
-from proxy.core.budget.calibration import Calibration, is_credible, is_truncated, learn, prior
-from proxy.core.budget.catalogue import Route
+from proxy.core import learned_window
 from proxy.core.decisions import KnownRoute, UsageAnchor
+from proxy.core.learned_window import NOTHING, Calibration, LearnedWindow, is_credible, is_truncated, learn, prior
+from proxy.core.models import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
 from proxy.engine.ports import Clock, Records
@@ -164,7 +163,7 @@ class LearnedRoutes:
         What was worked out decides what to send, but refuses nothing: it may be one bad moment of a server.
         """
         belief = self.known(route, tenant).lesson.belief
-        return route.after(beliefs.fresh(belief, self._wall()), belief.beside)
+        return route.after(learned_window.fresh(belief, self._wall()), belief.beside)
 
     def overflowed(
         self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None, output: int = 0
@@ -176,10 +175,10 @@ class LearnedRoutes:
         lesson, now = self.known(route, tenant).lesson, self._wall()
         belief, limit = lesson.belief, overflow.window
         asked = max(overflow.output or 0, overflow.requested or 0, output)
-        if limit and beliefs.plausible(limit, counted, asked):
-            belief = beliefs.told(belief, limit, route.told, now)
+        if limit and learned_window.plausible(limit, counted, asked):
+            belief = learned_window.told(belief, limit, route.told, now)
         elif counted and overflow.kind in ("input", "input_plus_output"):
-            belief = beliefs.refused(belief, int(counted * lesson.calibration.factor) + output, now)
+            belief = learned_window.refused(belief, int(counted * lesson.calibration.factor) + output, now)
         calibration = lesson.calibration
         if overflow.prompt and counted:
             calibration = learn(calibration, counted, overflow.prompt)
@@ -192,11 +191,11 @@ class LearnedRoutes:
         lesson, now = self.known(sent.route, sent.tenant).lesson, self._wall()
         counted = sent.tokens if sent.counted else None
         weight = usage.input_tokens or overflow.prompt or int((counted or 0) * lesson.calibration.factor)
-        if overflow.window and beliefs.plausible(overflow.window, counted, sent.output):
-            belief = beliefs.told(lesson.belief, overflow.window, sent.route.told, now)
+        if overflow.window and learned_window.plausible(overflow.window, counted, sent.output):
+            belief = learned_window.told(lesson.belief, overflow.window, sent.route.told, now)
         elif weight:
             # Prompt and answer filled it between them; of an answer without a figure the prompt's part is known.
-            belief = beliefs.lowered(lesson.belief, weight + (usage.output_tokens or 0), now)
+            belief = learned_window.lowered(lesson.belief, weight + (usage.output_tokens or 0), now)
         else:
             return
         self._keep(sent.route, sent.tenant, structs.replace(lesson, belief=belief))
@@ -215,7 +214,9 @@ class LearnedRoutes:
         if sent.counted:
             self._anchors[route.name, sent.link] = UsageAnchor(counted, reported, sent.event)
             calibration = learn(calibration, counted, reported) if sent.plain else calibration
-        belief = lesson.belief if lesson.belief is NOTHING else beliefs.answered(lesson.belief, reported, self._wall())
+        belief = lesson.belief
+        if belief is not NOTHING:
+            belief = learned_window.answered(belief, reported, self._wall())
         if calibration.factor != lesson.calibration.factor or belief is not lesson.belief:
             self._keep(route, tenant, LearnedRoute(calibration, belief))
         elif calibration != lesson.calibration:
@@ -230,7 +231,7 @@ class LearnedRoutes:
             belief = held.lesson.belief
             if belief is NOTHING:
                 continue
-            stated, level = beliefs.fresh(belief, now), beliefs.level(belief, now)
+            stated, level = learned_window.fresh(belief, now), learned_window.level(belief, now)
             for how, figure, at in (("stated", stated, belief.stated_at), ("worked out", level, belief.lowered_at)):
                 if figure is not None:
                     rows[name, figure, how] = max(at, rows.get((name, figure, how), 0.0))
@@ -242,7 +243,7 @@ class LearnedRoutes:
     def _was_cut(self, sent: SentPrompt, lesson: LearnedRoute, reported: int) -> None:
         """Learn from a silent cut, and say so once for each route."""
         route = sent.route
-        belief = beliefs.cut(lesson.belief, reported, self._wall())
+        belief = learned_window.cut(lesson.belief, reported, self._wall())
         if belief != lesson.belief:
             self._keep(route, sent.tenant, structs.replace(lesson, belief=belief))
         if route.name in self._warned:
@@ -277,8 +278,8 @@ class LearnedRoutes:
 
 def believed(route: Route, belief: LearnedWindow, now: float) -> int | None:
     """The window of *route* given what traffic taught, never above a configured one; ``None`` where nobody knows."""
-    window = route.after(beliefs.fresh(belief, now), belief.beside)
-    lower = beliefs.level(belief, now)
+    window = route.after(learned_window.fresh(belief, now), belief.beside)
+    lower = learned_window.level(belief, now)
     return window if lower is None else min(window or lower, lower)
 
 

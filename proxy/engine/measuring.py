@@ -7,13 +7,11 @@ from dataclasses import replace
 
 from cachetools import LRUCache
 
+from proxy.core.apis.envelope import TOOLS, Envelope
 from proxy.core.attempts import first_max_loss
-from proxy.core.budget.catalogue import Catalogue, Route
-from proxy.core.budget.figures import TokenBudget, input_room, reserve
+from proxy.core.client_compaction import client_of
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.compaction.truncate import shrink_tools
-from proxy.core.conversation.compaction import client_of
-from proxy.core.conversation.outline import TOOLS, Envelope
 from proxy.core.decisions import (
     DIALECTS,
     NO_ADDITION,
@@ -25,7 +23,9 @@ from proxy.core.decisions import (
     TokenCounts,
     UncountedView,
 )
+from proxy.core.models import Catalogue, Route
 from proxy.core.request import Mode, Request
+from proxy.core.tokens.budget import TokenBudget, input_room, reserve
 from proxy.engine.features import Features
 from proxy.engine.learned_routes import CachedRoute, LearnedRoutes
 from proxy.engine.ports import Records

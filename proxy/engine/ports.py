@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 from proxy.core.errors import UllageError
+from proxy.core.models import Route
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import Report, Usage
 from proxy.core.request import Request

@@ -9,8 +9,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from proxy.core.conversation.identity import session_in
-from proxy.core.conversation.scan import ESCAPED_LETTER, UNREADABLE
+from proxy.core.apis.json_scan import ESCAPED_LETTER
+from proxy.core.apis.json_steps import UNREADABLE
+from proxy.core.session_names import session_in
 
 TOOLS_ALLOWANCE: Final = 512
 """Tokens that a provider's own rendering of tools may add to what their bytes bound."""

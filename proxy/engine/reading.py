@@ -7,19 +7,16 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proxy.core.budget.memory import memories
-from proxy.core.budget.prices import Meter, prices
-from proxy.core.budget.regions import NOTHING, Members, Totals, add_up
-from proxy.core.budget.tools import reads_declarations, tools_tokens
-from proxy.core.conversation.chain import chain
-from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.facts import facts_of
-from proxy.core.conversation.items import EMPTY, Item, Layout, lay_out
-from proxy.core.conversation.outline import SYSTEM, TOOLS, Envelope, read_outline
-from proxy.core.conversation.scan import MOST_ITEMS, Scan, Span, extend, scan
-from proxy.core.conversation.toolmap import NO_TOOLS, ToolMap
-from proxy.core.conversation.written import read_calls, read_result, settled
+from proxy.core.apis.base import Dialect
+from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_outline
+from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
+from proxy.core.conversation import EMPTY, Item, Layout, chain, lay_out
 from proxy.core.errors import InvalidRequest
+from proxy.core.tokens.counting import NOTHING, Members, Totals, add_up, memories
+from proxy.core.tokens.media import Meter, prices
+from proxy.core.tokens.tools import reads_declarations, tools_tokens
+from proxy.core.tool_calls import facts_of, read_calls, read_result, settled
+from proxy.core.tool_table import NO_TOOLS, ToolMap
 from proxy.engine.ports import Counter
 from proxy.offload import load_of, offload
 

@@ -10,7 +10,7 @@ from cachetools import LRUCache
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord, dump, load
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.compaction.view import OriginalItems, RenderOptions, same_block, write_texts
-from proxy.core.conversation.items import Layout
+from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
 from proxy.core.planner import provider_compacts
 from proxy.core.request import Request

@@ -6,12 +6,12 @@ import base64
 from dataclasses import replace
 from typing import Any
 
-from proxy.core.budget.regions import regions, scaled_up
-from proxy.core.budget.shares import borrowed
-from proxy.core.conversation.identity import name_of
 from proxy.core.decisions import CountedView, MeasuredRequest, Policy, UncountedView, View
 from proxy.core.report import SERVED, Outcome, Report
 from proxy.core.request import Request
+from proxy.core.session_names import name_of
+from proxy.core.tokens.budget import borrowed
+from proxy.core.tokens.counting import regions, scaled_up
 
 OBSERVED = "\0observed"
 """Added to a conversation's label if it is only observed; no header can carry it."""

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from proxy.core.attempts import is_smaller, retries_smaller, retry_targets
-from proxy.core.budget.figures import reserve
 from proxy.core.decisions import (
     CountedView,
     FinalDecision,
@@ -20,6 +19,7 @@ from proxy.core.errors import InvalidRequest
 from proxy.core.overflow.evidence import Prior, check_claim
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
+from proxy.core.tokens.budget import reserve
 from proxy.engine.body_edits import with_lower_output, with_truncation
 from proxy.engine.learned_routes import LearnedRoutes, SentPrompt
 from proxy.engine.measuring import Measurer

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 
-from proxy.core.budget.figures import stepped
+from proxy.core.apis.envelope import splice
 from proxy.core.compaction.record import CompactionRecord
 from proxy.core.compaction.view import AssembledItems, OriginalItems, assemble
-from proxy.core.conversation.items import Layout, lay_out
-from proxy.core.conversation.outline import splice
+from proxy.core.conversation import Layout, lay_out
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
+from proxy.core.tokens.budget import stepped
 from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
 
 LEAST_SUMMARY = 96

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Final
 
 from proxy.core.attempts import is_news
-from proxy.core.budget.catalogue import Catalogue
 from proxy.core.decisions import View
 from proxy.core.errors import UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import PERSONAL
+from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow

@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from proxy.core.conversation.compaction import announced
-from proxy.core.conversation.identity import epoch_of, session_of
+from proxy.core.client_compaction import announced
 from proxy.core.request import Origin, Request
+from proxy.core.session_names import epoch_of, session_of
 from proxy.engine.quick_check import model_of
 from proxy.server.body import BodyReader, inflated
 from proxy.server.config import Limits

@@ -60,11 +60,6 @@ _FULL_ANSWER: Final = _full("server.limits.connections")
 _CROWDED_ANSWER: Final = _full("the limit of open files of its process")
 
 
-def limit_of_files() -> int:
-    """How many files and connections this process may have open; -1: any number."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
 def descriptors_short(descriptor: int) -> int:
     """How many connections must go once a new one got *descriptor*; 0 if enough descriptors are free.
 
@@ -72,7 +67,7 @@ def descriptors_short(descriptor: int) -> int:
     that is free, so a number inside the reserve says that all below it are in use. The whole reserve is freed then:
     the next connections get low numbers, which would not tell how full it is.
     """
-    limit = limit_of_files()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     reserve = max(_LEAST_RESERVE, limit // 8)
     if limit < 0 or descriptor < limit - reserve:
         return 0
@@ -88,56 +83,43 @@ class HeadLimit:
     """
 
     def __init__(self, parser: Any, limit: int) -> None:
-        self._parser = parser
+        self._feed = parser.feed_data
         self._limit = limit
         self._size = 0
         self._payload: StreamReader = EMPTY_PAYLOAD
         self._body = 0
         self._refused = False
+        # The rest of what aiohttp's connection asks of a parser.
+        self.pause_reading: Callable[[], None] = parser.pause_reading
+        self.message_consumed: Callable[[], None] = parser.message_consumed
+        self.set_upgraded: Callable[[bool], None] = parser.set_upgraded
 
     def feed_data(self, data: bytes) -> Parsed:
-        """The requests whose heads *data* completes. Raises ``HttpProcessingError`` once, for aiohttp to answer."""
+        """Return the requests whose heads end in *data*. Raises ``HttpProcessingError`` once, for aiohttp to answer."""
         if self._refused:
             return (), False, b""
         try:
-            return self._parsed(data)
+            parsed: Parsed = self._feed(data)
+            size, self._size = self._size + len(data), 0
+            if parsed[0]:
+                self._payload = parsed[0][-1][1]
+                if size > self._limit and any(_size_of(message) > self._limit for message, _ in parsed[0]):
+                    raise self._too_large()
+            elif self._payload.total_bytes == self._body:
+                self._size = size
+                if size > self._limit:
+                    raise self._too_large()
         except HttpProcessingError:
             self._refused = True
             raise
-
-    def pause_reading(self) -> None:
-        """Stop after what was fed."""
-        self._parser.pause_reading()
-
-    def message_consumed(self) -> None:
-        """A request that came out is handled."""
-        self._parser.message_consumed()
-
-    def set_upgraded(self, value: bool) -> None:
-        """Go on with HTTP, or not."""
-        self._parser.set_upgraded(value)
-
-    def _parsed(self, data: bytes) -> Parsed:
-        parsed: Parsed = self._parser.feed_data(data)
-        size, self._size = self._size + len(data), 0
-        if parsed[0]:
-            self._payload = parsed[0][-1][1]
-            if size > self._limit:
-                for message, _ in parsed[0]:
-                    self._check(_size_of(message))
-        elif self._payload.total_bytes == self._body:
-            self._size = size
-            self._check(size)
         self._body = self._payload.total_bytes
         return parsed
 
-    def _check(self, size: int) -> None:
-        if size <= self._limit:
-            return
+    def _too_large(self) -> LineTooLong:
+        """Return the error for aiohttp, and fail a body that is being read: its reader would wait for the trailers."""
         if not self._payload.is_eof():
-            # Trailers: whoever waits for the rest of this body waits in vain.
             self._payload.set_exception(web.RequestPayloadError("the trailers are too large"))
-        raise LineTooLong(b"", self._limit)
+        return LineTooLong(b"", self._limit)
 
 
 class Connection(web.RequestHandler):

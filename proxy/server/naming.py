@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from proxy.core.conversation.scan import members
+from proxy.core.apis.json_scan import members
 
 
 def renamed(body: bytes, name: str) -> bytes:

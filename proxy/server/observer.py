@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy.core.apis.sse import StreamEnd
+from proxy.core.apis.usage import UsageTap
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import NO_USAGE, Usage
-from proxy.core.usage import UsageTap
 from proxy.engine.include_usage import UsageHider
 
 

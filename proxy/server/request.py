@@ -11,11 +11,11 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from proxy.core.conversation.compaction import METADATA_HEADER
-from proxy.core.conversation.identity import EPOCH_HEADER, SESSION_HEADERS
+from proxy.core.client_compaction import METADATA_HEADER
 from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
 from proxy.core.request import Mode, Options, Purpose
+from proxy.core.session_names import EPOCH_HEADER, SESSION_HEADERS
 
 # "expect" is answered here; "http2-settings" belongs to an upgrade (https://www.rfc-editor.org/rfc/rfc7540#section-3.2.1).
 _STAYS: Final = HOP_BY_HOP | WRITTEN_ANEW | {"expect", "http2-settings"}

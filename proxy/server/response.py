@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -105,22 +106,17 @@ class ResponseWriter:
         self.keep_alive = True
         self.start(101, headers, sized=True)
 
-    def write(self, chunk: bytes) -> None:
-        """Write body bytes; check ``paused`` afterwards."""
-        if self.bodyless or not chunk:
-            return
-        if not self._chunked:
-            self._send(chunk)
-        elif len(chunk) <= _JOINED:
-            self._send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-        else:
-            self._send(b"%x\r\n" % len(chunk))
-            self._send(chunk)
-            self._send(b"\r\n")
-
-    @property
-    def paused(self) -> bool:
-        """Whether the client reads slower than it is written to: then ``drain`` before reading on."""
+    def write(self, chunk: bytes) -> bool:
+        """Write body bytes. Return True if the client reads slower than that: then ``drain`` before reading on."""
+        if chunk and not self.bodyless:
+            if not self._chunked:
+                self._send(chunk)
+            elif len(chunk) <= _JOINED:
+                self._send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            else:
+                self._send(b"%x\r\n" % len(chunk))
+                self._send(chunk)
+                self._send(b"\r\n")
         return self._request.protocol.writing_paused
 
     async def drain(self) -> None:
@@ -156,7 +152,10 @@ class ResponseWriter:
     def abort(self) -> None:
         """Drop the connection and everything that waits to be sent."""
         self._ended = True
-        self._take_head()
+        self._head = b""
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
         self.keep_alive = False
         if self._transport is not None:
             self._transport.abort()
@@ -179,24 +178,17 @@ class ResponseWriter:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     def _send(self, data: bytes) -> None:
-        transport = self._transport
-        if transport is None or transport.is_closing():
+        if self._transport is None or self._transport.is_closing():
             raise ClientLeft
-        if self._head:
-            data = self._take_head() + data
-        transport.write(data)
-
-    def _send_head(self) -> None:
-        head = self._take_head()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(head)
-
-    def _take_head(self) -> bytes:
-        head, self._head = self._head, b""
         if self._flush is not None:
+            data, self._head = self._head + data, b""
             self._flush.cancel()
             self._flush = None
-        return head
+        self._transport.write(data)
+
+    def _send_head(self) -> None:
+        with contextlib.suppress(ClientLeft):
+            self._send(b"")
 
 
 _ASKED: Final = "access-control-request-method"
@@ -350,8 +342,7 @@ class BodyRelay:
         out, observer = self._out, self._observer
         chunk = first or await self._reply.next_chunk()
         while chunk:
-            out.write(observer.feed(chunk))
-            if out.paused:
+            if out.write(observer.feed(chunk)):
                 await out.drain()
             chunk = await self._reply.next_chunk()
         out.write(observer.rest())

@@ -40,8 +40,7 @@ async def relay(request: web.BaseRequest, out: ResponseWriter, reply: Upgradable
 
 async def _down(tunnel: Tunnel, out: ResponseWriter) -> None:
     while chunk := await tunnel.next_chunk():
-        out.write(chunk)
-        if out.paused:
+        if out.write(chunk):
             await out.drain()
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from proxy.core.conversation.toolmap import Keys, Kind, Tool, ToolMap
-from proxy.core.conversation.written import Forms
+from proxy.core.tool_calls import Forms
+from proxy.core.tool_table import Keys, Kind, Tool, ToolMap
 from proxy.settings.field_types import FilePath, Section, Words
 from proxy.settings.packaged_data import packaged
 from proxy.settings.problems import Problem, SettingsError, key_name

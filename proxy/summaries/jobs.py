@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.budget.catalogue import Route
+from proxy.core.models import Route
 from proxy.core.report import SummaryOutcome, SummaryReport
 from proxy.core.request import Request
 from proxy.engine.ports import Clock, Summary, SummaryRequest

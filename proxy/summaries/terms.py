@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from proxy.core.budget.catalogue import Route
+from proxy.core.models import Route
 from proxy.engine.ports import SummaryRequest
 from proxy.summaries.calling import Summariser, credentials, is_subscription
 

@@ -6,8 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from proxy.core.conversation.entry import Entry
-from proxy.core.conversation.items import Role
+from proxy.core.conversation import Entry, Role
 
 Count = Callable[[str], int]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from proxy.core.compaction.digest import quoted
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 
 Count = Callable[[str], int]
 

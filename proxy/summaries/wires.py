@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
-from proxy.core.usage import usage_of
+from proxy.core.apis.usage import usage_of
 
 THINKERS = ("o1*", "o3*", "o4*", "gpt-5*")
 """Models that take ``max_completion_tokens`` only, and think inside it."""

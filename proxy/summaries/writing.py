@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 from proxy.core.request import Origin
 from proxy.engine.ports import Counter, Summary, SummaryRequest
 from proxy.summaries.calling import CallFailed, Summariser, call

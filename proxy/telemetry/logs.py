@@ -10,8 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from operator import attrgetter
 from select import PIPE_BUF
 from types import TracebackType
@@ -29,13 +28,16 @@ Format = Literal["auto", "json", "console"]
 Fields = MutableMapping[str, Any]
 
 LONGEST_TEXT = 200
-_PASSING = frozenset({"budget", "elsewhere", "paused", "breaker", "refused_before"})
-"""Why a summary job may end before it began, as often as once a second: counted, not told."""
+"""Characters of a text in the log."""
+
+_UNTOLD = frozenset({"budget", "elsewhere", "paused", "breaker", "refused_before"})
+"""Reasons for which a summary job may end before it began, as often as once a second: counted, not logged."""
 
 MOST_REFUSALS = 10
 """Lines a second for requests refused since too many are under way: each line costs more than the refusal."""
 
 DEEPEST_STACK = 8
+"""Frames of an exception or of a thread, the innermost ones."""
 
 _LOGGED = tuple(field for field in core_report.FIELDS if field.log)
 _KEYS = tuple(field.log for field in _LOGGED)
@@ -43,7 +45,7 @@ _DURATION_KEY = next(field.log for field in _LOGGED if field.name == DURATION)
 # The duration is no part of a report: another value keeps its place in the line.
 _VALUES = attrgetter(*("status" if field.name == DURATION else field.name for field in _LOGGED))
 _FOREIGN_KEYS = tuple(field.log for field in _LOGGED if field.foreign)
-_TURNED = tuple((field.log, field.logged) for field in _LOGGED if field.logged is not None)
+_CONVERTED = tuple((field.log, field.logged) for field in _LOGGED if field.logged is not None)
 
 ALLOWED = frozenset(_KEYS) | frozenset(
     {
@@ -71,8 +73,10 @@ class Logs:
         self, level: Level = "info", style: Format = "auto", fd: int = 1, *, colors: bool | None = None
     ) -> None:
         self.writer = LineWriter(fd)
-        console = style == "console" or (style == "auto" and os.isatty(fd))
-        render = _Console(colors=os.isatty(fd) if colors is None else colors) if console else _json
+        is_terminal = os.isatty(fd)
+        render: Callable[[object, str, Fields], bytes] = _json
+        if style == "console" or (style == "auto" and is_terminal):
+            render = _Console(colors=is_terminal if colors is None else colors)
         self._level = logging.getLevelNamesMapping()[level.upper()]
         self.log: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
             _Sink(self.writer),
@@ -119,8 +123,8 @@ class Logs:
         for key in _FOREIGN_KEYS:
             if len(line[key]) > LONGEST_TEXT or not line[key].isprintable():
                 line[key] = _plain(line[key])
-        for key, turned in _TURNED:
-            line[key] = turned(line[key])
+        for key, convert in _CONVERTED:
+            line[key] = convert(line[key])
         line["event"] = "proxy.request_done"
         line["level"] = "info"
         # Past structlog's logger: nothing in this line is left for the allow-list to judge.
@@ -135,7 +139,7 @@ class Logs:
 
     def summary_done(self, report: SummaryReport) -> None:
         """Write the line of a summary job that asked a model or was kept from it."""
-        if report.reason in _PASSING:
+        if report.reason in _UNTOLD:
             return
         self.log.info(
             "summary.done",
@@ -203,21 +207,26 @@ def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
         for name in strangers:
             del fields[name]
         fields["dropped_fields"] = sorted(strangers)
-    if error:
-        found = error if isinstance(error, BaseException) else sys.exc_info()[1]
-        if found is not None:
-            fields["error"] = type(found).__name__
-            fields["frames"] = frames(found.__traceback__)
+    if error and not isinstance(error, BaseException):
+        error = sys.exc_info()[1]
+    if isinstance(error, BaseException):
+        fields["error"] = type(error).__name__
+        fields["frames"] = frames(error.__traceback__)
     for name, value in fields.items():
-        kind = type(value)
-        if kind is str:
-            if len(value) > LONGEST_TEXT or not value.isprintable():
-                fields[name] = _plain(value)
-        elif kind is tuple or kind is list:
-            fields[name] = [_plain(str(item)) for item in value]
-        elif value is not None and kind is not int and kind is not float and kind is not bool:
-            fields[name] = kind.__name__
+        fields[name] = _plain_value(value)
     return fields
+
+
+def _plain_value(value: Any) -> object:
+    """Return *value* if it is a number or a truth value, its texts made harmless, or the name of its type."""
+    kind = type(value)
+    if kind is str:
+        return _plain(value)
+    if kind in (tuple, list):
+        return [_plain(str(item)) for item in value]
+    if value is None or kind in (int, float, bool):
+        return value
+    return kind.__name__
 
 
 def frames(trace: TracebackType | None) -> list[str]:
@@ -286,8 +295,10 @@ class _Library(logging.Handler):
 
 
 MOST_BYTES = 4 * 1024 * 1024
-# One wake-up of the writing thread per batch, not per line: a wake-up costs more than rendering the line.
+"""Bytes of lines that wait to be written."""
+
 BATCH_SECONDS = 0.02
+"""Pause of the writing thread between two batches: waking it costs more than rendering a line."""
 
 
 class LineWriter:
@@ -301,7 +312,7 @@ class LineWriter:
         self.dropped = 0
         self._fd = fd
         self._most = most_bytes
-        self._waiting: deque[bytes] = deque()
+        self._waiting: list[bytes] = []
         self._size = 0
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -331,17 +342,12 @@ class LineWriter:
             self._wake.wait()
             self._wake.clear()
             closing = self._closing.is_set()
-            lines = self._take()
+            with self._lock:
+                lines, self._waiting = self._waiting, []
             if not all(map(self._put, _pieces(lines))) or closing:
                 return
             if lines:
                 self._closing.wait(BATCH_SECONDS)
-
-    def _take(self) -> list[bytes]:
-        with self._lock:
-            lines = list(self._waiting)
-            self._waiting.clear()
-            return lines
 
     def _put(self, piece: bytes) -> bool:
         rest = memoryview(piece)
@@ -364,15 +370,21 @@ class LineWriter:
         return True
 
 
-def _pieces(lines: list[bytes]) -> Iterator[bytes]:
-    """*lines* joined into writes that a pipe takes whole: workers share one, and larger writes would interleave."""
+def _pieces(lines: list[bytes]) -> list[bytes]:
+    """Return *lines* joined into writes of at most ``PIPE_BUF`` bytes, which a pipe takes whole.
+
+    Workers share one pipe, and larger writes of theirs would interleave
+    (https://pubs.opengroup.org/onlinepubs/9799919799/functions/write.html). A longer line is a write of its own.
+    """
+    pieces: list[bytes] = []
     piece: list[bytes] = []
     size = 0
     for line in lines:
         if size + len(line) > PIPE_BUF and piece:
-            yield b"".join(piece)
+            pieces.append(b"".join(piece))
             piece, size = [], 0
         piece.append(line)
         size += len(line)
     if piece:
-        yield b"".join(piece)
+        pieces.append(b"".join(piece))
+    return pieces

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, valu
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from proxy.core.report import DURATION, DURATION_BUCKETS, FIELDS, NO_LABELS, Metric, Report, SummaryReport, Value
+from proxy.core.report import DURATION, DURATION_BUCKETS, FIELDS, Metric, Report, SummaryReport, Value
 
 # Label values live as long as the process, and model names come from clients.
 MOST_MODELS = 100
@@ -76,20 +76,20 @@ PROCESS: Final = (
 )  # fmt: skip
 """The metrics that no report of a request adds to."""
 
-_OF_REPORTS: Final = tuple((metric, metric.when or field.name) for field in FIELDS for metric in field.metrics)
-_WHEN: Final = tuple(dict.fromkeys(when for _, when in _OF_REPORTS if when != DURATION))
-_GROUPS: Final = tuple(tuple(metric for metric, when in _OF_REPORTS if when == name) for name in _WHEN)
-"""The metrics that depend on each attribute of a report."""
+_ROWS: Final = tuple((metric, metric.when or field.name) for field in FIELDS for metric in field.metrics)
+"""The metrics that a report adds to, each with the attribute of the report that it depends on."""
 
+_WHEN: Final = tuple(dict.fromkeys(when for _, when in _ROWS if when != DURATION))
 _READ: Final = attrgetter(*_WHEN)
-_BLANK: Final = _READ(Report("", ""))
-_DEFAULTS: Final[tuple[object, ...]] = tuple(
-    None if any(metric.always for metric in metrics) else default
-    for metrics, default in zip(_GROUPS, _BLANK, strict=True)
-)
-"""What each attribute is if there is nothing to add."""
+_BLANK: Final = dict(zip(_WHEN, _READ(Report("", "")), strict=True))
+_AT: Final = {when: place for place, when in enumerate((*_WHEN, DURATION))}
 
-_TIMED: Final = tuple(metric for metric, when in _OF_REPORTS if when == DURATION)
+_OF_REPORTS: Final = tuple(
+    (metric, _AT[when], object() if metric.always else _BLANK.get(when)) for metric, when in _ROWS
+)
+"""Each of them with the place of that attribute in what ``_READ`` gives and the duration behind it, and the value of it
+that adds nothing."""
+
 _ROUTE: Final = ("api", "model", "upstream", "status", "outcome")
 """What tells one kind of request from another: the labels that a report's metrics may have beside their own."""
 
@@ -125,20 +125,19 @@ class Telemetry:
         route = self._routes.get((report.api, report.model, report.upstream, report.status, report.outcome))
         if route is None:
             route = self._route(report)
-        for metrics, value, default in zip(_GROUPS, _READ(report), _DEFAULTS, strict=True):
-            if value == default:
+        values = (*_READ(report), duration)
+        for metric, at, nothing in _OF_REPORTS:
+            value = values[at]
+            if value == nothing:
                 continue
-            for metric in metrics:
-                amount: Any = value if metric.amount is None else metric.amount(report, value)
-                if amount is None:
-                    continue
-                if metric.own is None:
-                    for own, part in amount.items():
-                        route[metric, own](part)
-                else:
-                    route[metric, metric.own](amount)
-        for metric in _TIMED:
-            route[metric, NO_LABELS](duration)
+            amount: Any = value if metric.amount is None else metric.amount(report, value)
+            if amount is None:
+                continue
+            if metric.own is not None:
+                route[metric, metric.own](amount)
+                continue
+            for own, part in amount.items():
+                route[metric, own](part)
 
     def summary(self, report: SummaryReport) -> None:
         """Count one summary job."""
@@ -236,7 +235,7 @@ class _Families:
         self.gauges: dict[str, Gauge] = {}
         self.histograms: dict[str, Histogram] = {}
         self.latest: dict[tuple[Metric, tuple[str, ...]], tuple[Value, float]] = {}
-        metrics = {metric.name: metric for metric in (*(metric for metric, _ in _OF_REPORTS), *PROCESS)}
+        metrics = {metric.name: metric for metric in (*(metric for metric, _ in _ROWS), *PROCESS)}
         for name, metric in metrics.items():
             labels = metric.labels + metric.by
             if metric.kind == "counter":
@@ -287,7 +286,7 @@ class _Route(dict[tuple[Metric, Value], Add]):
         self._families = families
         self._labels = labels
         self._projects = projects
-        for metric, _ in _OF_REPORTS:
+        for metric, _ in _ROWS:
             if metric.from_zero and metric.own is not None:
                 self[metric, metric.own] = self._adder(metric, metric.own)
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from proxy.core.budget.figures import reserve
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import CREDENTIAL_ORDER
+from proxy.core.tokens.budget import reserve
 from proxy.upstream import litellm_shapes as shapes
 from proxy.upstream.targets import NOTHING, Timeouts
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from proxy.core.budget.windows import Window
+from proxy.core.models import Window
 
 LEAST, MOST = 256, 1_000_000_000
 """Windows outside of this are mistakes: believing a smaller one would refuse every request."""

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from proxy.core.budget.windows import Window
 from proxy.core.errors import UllageError
+from proxy.core.models import Window
 from proxy.engine.ports import Clock, Reply
 from proxy.upstream import probe_formats as wording
 

@@ -20,7 +20,7 @@ import tiktoken
 from rich.console import Console
 from rich.table import Table
 
-from proxy.core.conversation import chat
+from proxy.core.apis import chat
 from proxy.engine.reading import Reader, Reading
 from proxy.tokenizers import VOCABULARIES, Tokenizers
 from tests.bench.counting_messages import cjk, code, messages, noise, reference

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.attempts import fallback_cycle, first_max_loss, is_news, lowering, retries_smaller
-from proxy.core.budget.catalogue import COMPRESS
 from proxy.core.compaction.schedule import LowerOutput
+from proxy.core.models import COMPRESS
 from proxy.core.overflow.kinds import Overflow
 
 

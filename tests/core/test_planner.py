@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.budget.catalogue import Route
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.decisions import (
     Forward,
@@ -25,6 +24,7 @@ from proxy.core.decisions import (
     TooLossy,
     Written,
 )
+from proxy.core.models import Route
 from proxy.core.planner import decide
 from proxy.core.request import Request
 from tests.support.conversation_strategies import agent_sessions

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.catalogue import Rule
 from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
+from proxy.core.models import Rule
 from proxy.core.report import Usage
 from proxy.engine.engine import Counting
 from proxy.engine.ports import Reply

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.catalogue import Catalogue, Rule
 from proxy.core.errors import InvalidRequest, UpstreamTimeout
+from proxy.core.models import Catalogue, Rule
 from proxy.core.request import Request
 from proxy.engine.engine import Engine
 from proxy.engine.measuring import Measurer

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.budget.beliefs import STATED_SECONDS
-from proxy.core.budget.catalogue import Route
+from proxy.core.learned_window import STATED_SECONDS
+from proxy.core.models import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
 from proxy.engine.learned_routes import FRESH_SECONDS, RAISE_ANY, LearnedRoutes, SentPrompt, remedy

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.shares import Allocation
 from proxy.core.errors import ContextTooLong
+from proxy.core.tokens.budget import Allocation
 from tests.stub.tokens import count_json
 from tests.support.engine_fixtures import (
     POLICY,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.budget.figures import Marks
+from proxy.core.tokens.budget import Marks
 from tests.stub.tokens import request_tokens
 from tests.support.engine_fixtures import (
     POLICY,

@@ -14,13 +14,12 @@ from cachetools import LRUCache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.budget.prices import prices
-from proxy.core.budget.tools import tools_tokens
-from proxy.core.conversation import chat
-from proxy.core.conversation.chain import chain
-from proxy.core.conversation.items import lay_out
-from proxy.core.conversation.scan import scan
+from proxy.core.apis import chat
+from proxy.core.apis.json_scan import scan
+from proxy.core.conversation import chain, lay_out
 from proxy.core.errors import InvalidRequest
+from proxy.core.tokens.media import prices
+from proxy.core.tokens.tools import tools_tokens
 from proxy.engine.reading import PREFIX_FROM, Reader, Reading
 from proxy.offload import LARGE
 from tests.support import conversation_strategies

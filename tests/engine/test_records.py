@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compaction.prune import PrunePassRules
 from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
 from proxy.core.decisions import Policy
+from proxy.core.models import Route
 from proxy.core.request import Options, Request
+from proxy.core.tokens.budget import Marks, Shares
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.store import open_store
 from proxy.tasks import Tasks

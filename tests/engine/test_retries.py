@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from proxy.core.attempts import is_smaller
-from proxy.core.budget.catalogue import COMPRESS, Catalogue, Rule
 from proxy.core.errors import UpstreamUnreachable
+from proxy.core.models import COMPRESS, Catalogue, Rule
 from proxy.core.request import Options, Origin, Request
 from proxy.engine.ports import Reply, Upgradable
 from tests.stub import Rules, judge

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.budget.figures import stepped
+from proxy.core.tokens.budget import stepped
 from proxy.engine.summary_requests import MOST_SUMMARY, summary_request_of
 from proxy.features.recall.tool import NAME
 from tests.support.api_formats import body_of

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.budget.figures import SCALED_BELOW, Buffers
-from proxy.core.budget.shares import Allocation
 from proxy.core.compaction.schedule import CompactionTarget, EnabledStages
 from proxy.core.compaction.truncate import TruncateLimits
-from proxy.core.conversation.items import lay_out
+from proxy.core.conversation import lay_out
 from proxy.core.decisions import Policy
 from proxy.core.request import Request
+from proxy.core.tokens.budget import SCALED_BELOW, Allocation, Buffers
 from tests.bench.unread import Counts, replay, work
 from tests.stub.tokens import fixed_tokens, message_tokens, request_tokens
 from tests.support import conversation_strategies

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.apis.usage import UsageTap
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import NO_USAGE, Usage
-from proxy.core.usage import UsageTap
 from proxy.engine.include_usage import UsageHider
 from proxy.server.observer import ReplyObserver
 from tests.support.engine_fixtures import classifier

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.budget.catalogue import Catalogue, Rule
+from proxy.core.models import Catalogue, Rule
 from proxy.core.request import Origin
 from proxy.engine.ports import SummaryRequest
 from proxy.summaries.terms import UNKNOWN_WINDOW, Terms

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 from proxy.summaries.transcript import ARGUMENTS, MIDDLE, RESULT, ends, neutral, pieces, segments, shown, slim
 from tests.support.engine_fixtures import count
 

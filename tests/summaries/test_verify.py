@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 from proxy.summaries.verify import HEARD, SECTIONS, Source, Verdict, checkable, verify
 from tests.stub.summariser import INJECTED
 from tests.support.engine_fixtures import count

@@ -14,18 +14,18 @@ from typing import Any
 
 from hypothesis import Phase
 
-from proxy.core.budget.catalogue import Catalogue, Route, Rule
-from proxy.core.budget.figures import Marks, Shares
 from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
 from proxy.core.compaction.record import CompactionRecord, load
 from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
 from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER, TruncateLimits
-from proxy.core.conversation.toolmap import ToolMap
 from proxy.core.decisions import CountedView, FinalDecision, KnownRoute, Policy, Reject, TooLossy
 from proxy.core.errors import UllageError
+from proxy.core.models import Catalogue, Route, Rule
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.core.request import Mode, Options, Request
+from proxy.core.tokens.budget import Marks, Shares
+from proxy.core.tool_table import ToolMap
 from proxy.engine.engine import Counting, Engine, EngineSettings
 from proxy.engine.features import Feature, Features
 from proxy.engine.learned_routes import LearnedRoutes

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
 
-from proxy.core.budget.windows import Window
+from proxy.core.models import Window
 from proxy.tasks import Tasks
 from proxy.upstream import Probes, Target, Upstreams
 from tests.support.proxy_process import until

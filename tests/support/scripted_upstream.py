@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.budget.catalogue import Catalogue, Route, Rule
 from proxy.core.decisions import Forward, Policy, Reject
 from proxy.core.errors import UllageError
+from proxy.core.models import Catalogue, Route, Rule
 from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Options, Request
 from proxy.engine.engine import Counting

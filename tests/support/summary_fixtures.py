@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
+from proxy.core.models import Route
 from proxy.core.report import SummaryReport
 from proxy.core.request import Origin, Request
 from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest

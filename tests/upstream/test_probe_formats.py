@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.budget.windows import Window
+from proxy.core.models import Window
 from proxy.upstream import probe_formats
 from proxy.upstream.probe_formats import EVERY, LEAST, MOST, Unreadable, decode, find
 

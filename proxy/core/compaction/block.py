@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from proxy.core.compaction.digest import digest_of, plain_arguments
 from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, round_scores, rounds_of, sentence_rank
 from proxy.core.compaction.truncate import OMITTED, shorten
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 
 Count = Callable[[str], int]
 

@@ -15,7 +15,7 @@ from heapq import nsmallest
 from math import log2
 from typing import Any
 
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 
 Count = Callable[[str], int]
 

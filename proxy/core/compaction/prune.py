@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from proxy.core.compaction.record import Placeholder, PlaceholderReason, placeholder_tokens
-from proxy.core.conversation.facts import Pair, mentioned, pairs_of
-from proxy.core.conversation.items import Call, Item, Layout, Result, unread_from
-from proxy.core.conversation.toolmap import REPEATABLE
+from proxy.core.conversation import Call, Item, Layout, Result, unread_from
+from proxy.core.tool_calls import Pair, mentioned, pairs_of
+from proxy.core.tool_table import REPEATABLE
 
 END_OF_FILE = 2**62
 """The line number of a file's end."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from proxy.core.conversation.items import Item
+from proxy.core.conversation import Item
 
 PlaceholderReason = Literal["repeated", "reread", "included", "again", "old"]
 

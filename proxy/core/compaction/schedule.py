@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from proxy.core.budget.figures import Marks, Shares, TokenBudget
-from proxy.core.budget.shares import Allocation
 from proxy.core.compaction.prune import PrunePassRules, PruneRange, prune_pass
 from proxy.core.compaction.record import Compaction, placeholder_tokens
 from proxy.core.compaction.truncate import Spared, TruncateLimits, clip_levels, fair_level
-from proxy.core.conversation.items import Item, Layout, unread_from
+from proxy.core.conversation import Item, Layout, unread_from
+from proxy.core.tokens.budget import Allocation, Marks, Shares, TokenBudget
 
 CLIP_MARK = 0.65
 """A clip goes down to this share of the room: between the marks, so that more rounds fit before the next event."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 
 SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+")
 """Between two sentences."""

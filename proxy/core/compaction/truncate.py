@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.conversation.scan import elements
+from proxy.core.apis.json_scan import elements
 
 Count = Callable[[str], int]
 

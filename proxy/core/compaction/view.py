@@ -6,20 +6,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.core.budget.media import is_media
-from proxy.core.budget.regions import NOTHING, Totals, add_up
+from proxy.core.apis.base import Dialect
+from proxy.core.apis.json_edit import level
+from proxy.core.apis.json_scan import Span
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import command_of, digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
-from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.entry import Entry
-from proxy.core.conversation.facts import WRITTEN, Pair, failure_line, pairs_of
-from proxy.core.conversation.items import Item, Layout, Written
-from proxy.core.conversation.scan import Span
-from proxy.core.conversation.slots import level
-from proxy.core.conversation.toolmap import ToolMap
-from proxy.core.conversation.written import as_result, resaid
+from proxy.core.conversation import Entry, Item, Layout, Written
+from proxy.core.tokens.counting import NOTHING, Totals, add_up
+from proxy.core.tokens.media import is_media
+from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, resaid
+from proxy.core.tool_table import ToolMap
 
 Count = Callable[[str], int]
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.content_encoding import decode_content
 from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, parse_body
 from proxy.core.overflow.evidence import NOTHING_KNOWN, EchoFilter, Prior, agrees, check_claim
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import Meaning, OverflowRules, Pattern, Phrase, Row, code_name
 from proxy.core.report import Usage
-from proxy.core.usage import usage_of
 
 SMALLEST_WINDOW = 64
 """A limit below this is a count of something else."""

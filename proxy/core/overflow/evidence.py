@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from proxy.core.budget.calibration import is_credible
+from proxy.core.learned_window import is_credible
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import LONGEST_TEXT
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
+from proxy.core.apis.base import Dialect
+from proxy.core.apis.json_scan import Scan, scan
 from proxy.core.compaction.truncate import HEAD_ONLY, TruncateLimits, is_over, truncate
-from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.scan import Scan, scan
-from proxy.core.conversation.toolmap import ToolMap
 from proxy.core.decisions import DIALECTS
 from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
+from proxy.core.tool_table import ToolMap
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader
 from proxy.offload import offload

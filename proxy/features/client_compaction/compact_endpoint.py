@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import Shares
+from proxy.core.apis import responses
+from proxy.core.apis.json_steps import decode
+from proxy.core.client_compaction import OTHER, TRIGGER
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.schedule import NOTE
 from proxy.core.compaction.truncate import clip
-from proxy.core.conversation import responses
-from proxy.core.conversation.compaction import OTHER, TRIGGER
-from proxy.core.conversation.scan import decode
 from proxy.core.decisions import MeasuredRequest
+from proxy.core.models import Route
 from proxy.core.request import Request
+from proxy.core.tokens.budget import Shares
 from proxy.engine.features import Feature, Planning
 from proxy.engine.ports import Answer, Outcome, Records
 from proxy.engine.reading import Located, Reader

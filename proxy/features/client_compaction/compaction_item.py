@@ -13,9 +13,10 @@ import hmac
 import zlib
 from dataclasses import dataclass
 
+from proxy.core.apis import responses
+from proxy.core.apis.json_scan import MOST_ITEMS, scan
+from proxy.core.apis.json_steps import decode
 from proxy.core.compaction.block import FOOTER, HEADER
-from proxy.core.conversation import responses
-from proxy.core.conversation.scan import MOST_ITEMS, decode, scan
 from proxy.core.errors import InvalidRequest
 
 PREFIX = "ullage-1."

@@ -11,16 +11,16 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from proxy.core.budget.figures import Shares
+from proxy.core.apis.envelope import Envelope
+from proxy.core.client_compaction import without_prompt
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.schedule import NOTE
 from proxy.core.compaction.truncate import clip
 from proxy.core.compaction.view import OriginalItems
-from proxy.core.conversation.compaction import without_prompt
-from proxy.core.conversation.outline import Envelope
 from proxy.core.decisions import CountedView, MeasuredRequest
 from proxy.core.report import SERVED, Report
 from proxy.core.request import Request
+from proxy.core.tokens.budget import Shares
 from proxy.engine.features import Feature
 from proxy.engine.ports import Answer, Summary
 from proxy.engine.reading import Reader

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.core.conversation.items import Item
-from proxy.core.conversation.slots import locate
+from proxy.core.apis.json_edit import locate
+from proxy.core.conversation import Item
 
 PLACEHOLDER: Final = "[Old tool result content cleared]"
 """What stands for a result that was cleared; the API does not say how its own is worded."""

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.budget.figures import reserve
-from proxy.core.conversation import messages
-from proxy.core.conversation.outline import Envelope
-from proxy.core.conversation.scan import decode
+from proxy.core.apis import messages
+from proxy.core.apis.envelope import Envelope
+from proxy.core.apis.json_steps import decode
 from proxy.core.decisions import CountedView, FinalDecision, Forward
+from proxy.core.models import Route
 from proxy.core.planner import LOSSY
 from proxy.core.request import Request
+from proxy.core.tokens.budget import reserve
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader, Reading
 from proxy.features.context_management.clearing import ContextEdits, clear_message, cleared_tool_uses, read_edits

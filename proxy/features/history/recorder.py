@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 
 from proxy.core.compaction.record import Compaction, CompactionRecord
-from proxy.core.conversation.items import Layout
+from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report
 from proxy.engine.features import Feature

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from proxy.core.budget.catalogue import Route
+from proxy.core.apis.envelope import Envelope
 from proxy.core.content_encoding import ContentDecoder
-from proxy.core.conversation.outline import Envelope
 from proxy.core.decisions import Addition, CountedView
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.models import Route
 from proxy.core.report import Usage
 from proxy.core.request import Request
 from proxy.engine.features import Feature, Resend

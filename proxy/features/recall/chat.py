@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from proxy.core.usage import usage_of
+from proxy.core.apis.usage import usage_of
 from proxy.features.recall.events import dumped, written
 from proxy.features.recall.grown import grown, plain
 from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger

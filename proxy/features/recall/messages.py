@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.compaction.truncate import OMITTED
-from proxy.core.usage import usage_of
 from proxy.features.recall.events import dumped, kind_of, written
 from proxy.features.recall.grown import grown, plain
 from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger, without_calls

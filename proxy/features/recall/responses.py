@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from proxy.core.usage import usage_of
+from proxy.core.apis.usage import usage_of
 from proxy.features.recall.events import kind_of, written
 from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger, without_calls
 from proxy.features.recall.tool import NAME

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from proxy.core.conversation.entry import Entry
-from proxy.core.conversation.scan import scan
+from proxy.core.apis.json_scan import scan
+from proxy.core.conversation import Entry
 from proxy.core.decisions import DIALECTS, CountedView
 from proxy.core.report import NO_USAGE, Report
 from proxy.engine.features import Resend

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from proxy.core.budget.catalogue import Route
-from proxy.core.budget.tools import FRAME, PARALLEL, reads_declarations
-from proxy.core.conversation.outline import Envelope
-from proxy.core.conversation.scan import whole
+from proxy.core.apis.envelope import Envelope
+from proxy.core.apis.json_steps import whole
 from proxy.core.decisions import NO_ADDITION, Addition
+from proxy.core.models import Route
+from proxy.core.tokens.tools import FRAME, PARALLEL, reads_declarations
 from proxy.engine.reading import Reader
 
 NAME: Final = "ullage_recall"

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.apis.chat import read_entry
 from proxy.core.compaction.block import FOOTER, HEADER, SUMMARY, FoldedItems, render_block
 from proxy.core.compaction.schedule import NOTE
 from proxy.core.compaction.truncate import OMITTED, shorten
-from proxy.core.conversation.chat import read_entry
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 from tests.support.conversation_strategies import conversations
 from tests.support.engine_fixtures import UNSHRUNK, Book, Message, Replica, body_of, count, slices
 from tests.support.sample_conversations import agent_session, chat_turn, prose

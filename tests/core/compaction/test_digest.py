@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.apis.chat import read_entry
 from proxy.core.compaction.digest import Digest, command_of, digest_of, plain_arguments
-from proxy.core.conversation.chat import read_entry
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 from tests.support.conversation_strategies import conversations
 from tests.support.engine_fixtures import body_of, count, slices
 from tests.support.sample_conversations import agent_session, log

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.apis import chat
 from proxy.core.compaction.prune import (
     KIND_WEIGHTS,
     DedupRules,
@@ -23,10 +24,8 @@ from proxy.core.compaction.prune import (
     rank_prunable,
 )
 from proxy.core.compaction.record import placeholder_tokens
-from proxy.core.conversation import chat
-from proxy.core.conversation.entry import Entry
-from proxy.core.conversation.facts import Pair, facts_of, pairs_of
-from proxy.core.conversation.items import Item, lay_out, unread_from
+from proxy.core.conversation import Entry, Item, lay_out, unread_from
+from proxy.core.tool_calls import Pair, facts_of, pairs_of
 from proxy.engine.reading import read_one
 from tests.support.conversation_strategies import Message, agent_sessions
 from tests.support.engine_fixtures import body_of, count, slices, tools

@@ -24,7 +24,7 @@ from proxy.core.compaction.record import (
     placeholder_text,
     placeholder_tokens,
 )
-from proxy.core.conversation.items import Item
+from proxy.core.conversation import Item
 from tests.support.engine_fixtures import count
 
 

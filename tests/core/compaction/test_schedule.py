@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.budget.figures import Marks, Shares, TokenBudget
-from proxy.core.budget.shares import Allocation
 from proxy.core.compaction.record import Compaction
 from proxy.core.compaction.schedule import CLIP_FLOOR, NOTE, CompactionRules, CompactionTarget, EnabledStages, Schedule
-from proxy.core.conversation.items import Facts, Item, Result, lay_out, unread_from
+from proxy.core.conversation import Facts, Item, Result, lay_out, unread_from
+from proxy.core.tokens.budget import Allocation, Marks, Shares, TokenBudget
 
 RULES = CompactionRules(Marks(), Shares(), EnabledStages())
 FIGURES = TokenBudget(8192, 1024, 300, 1024)

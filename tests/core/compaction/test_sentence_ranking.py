@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.compaction.sentence_ranking import NEWEST, round_scores, rounds_of, sentence_rank
-from proxy.core.conversation.entry import Entry
+from proxy.core.conversation import Entry
 
 CALL = ("read", '{"path": "a"}')
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from proxy.core.apis import chat
+from proxy.core.apis.json_scan import scan
 from proxy.core.compaction.block import HEADER
 from proxy.core.compaction.record import Compaction, Placeholder
 from proxy.core.compaction.view import OriginalItems, RenderOptions, assemble, write_texts
-from proxy.core.conversation import chat
-from proxy.core.conversation.items import lay_out
-from proxy.core.conversation.scan import scan
+from proxy.core.conversation import lay_out
 from proxy.engine.reading import read_one
 from tests.support.conversation_strategies import conversations, encode
 from tests.support.engine_fixtures import UNSHRUNK, Message, body_of, count, message_problems, slices, text_of, tools

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from proxy.core.apis import chat, messages, responses
+from proxy.core.apis.base import Dialect
+from proxy.core.apis.json_scan import scan
 from proxy.core.compaction.truncate import MIDDLE, REST, TruncateLimits
-from proxy.core.conversation import chat, messages, responses
-from proxy.core.conversation.dialect import Dialect
-from proxy.core.conversation.scan import scan
 from proxy.features.cap_results.feature import cap_results
 from tests.support.engine_fixtures import body_of, slices, tools
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.catalogue import Route
+from proxy.core.models import Route
 from proxy.core.request import Request
 from proxy.features.client_compaction.compact_endpoint import (
     CompactEndpoint,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from proxy.engine.plans import Plan
 
-from proxy.core.budget.figures import Shares
 from proxy.core.request import Request
+from proxy.core.tokens.budget import Shares
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.features.client_compaction.summary_answer import NEARLY, SummaryAnswer

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.budget.prices import Meter, prices
-from proxy.core.conversation import messages
-from proxy.core.conversation.items import Item
+from proxy.core.apis import messages
+from proxy.core.conversation import Item
+from proxy.core.tokens.media import Meter, prices
 from proxy.features.context_management.clearing import (
     PLACEHOLDER,
     ClearToolUses,

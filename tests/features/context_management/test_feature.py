@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.budget.catalogue import Route
+from proxy.core.models import Route
 from proxy.core.request import Options, Request
 from proxy.features.context_management.clearing import PLACEHOLDER
 from tests.stub import Rules, messages

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.conversation.outline import read_outline
+from proxy.core.apis.envelope import read_outline
 from proxy.features.recall.tool import MENTION, NAME, added, declaration, may_offer
 from tests.support.api_formats import tools_of
 from tests.support.recall_fixtures import APIS

@@ -1,0 +1,86 @@
+"""Digests of items: equal for items that mean the same, however a client serialises them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import msgspec
+
+from proxy.core.apis.json_steps import dismantle, encoded
+from proxy.core.conversation import LINK
+
+DEEPEST = 250
+"""Levels an item may nest: what is deeper is refused before the interpreter's own limit, wherever that is reached."""
+
+LONGEST_ARGUMENTS = 262_144
+"""Characters of a call's arguments that are read as JSON: longer ones mean the same only if they are spelt the same."""
+
+IGNORED = frozenset({"cache_control", "annotations", "provider_specific_fields"})
+"""Members clients add, move or drop when they echo an item; an item means the same with and without them."""
+
+_CONTAINERS = frozenset({dict, list})
+_FIGURES = frozenset({int, float, bool})
+
+
+_SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def digest(item: dict[str, Any], *, large: bool = False) -> bytes:
+    """16 bytes equal for items that mean the same: key order, spacing, nulls and re-serialised arguments aside.
+
+    A *large* one is written in steps.
+    """
+    plain = _canonical(item)
+    if isinstance(plain.get("content"), str):
+        plain["content"] = [{"text": plain["content"], "type": "text"}]
+    try:
+        if large:
+            text = encoded(plain, _encode, ordered=True).encode()
+        else:
+            text = msgspec.json.encode(plain, order="deterministic")
+    except UnicodeError:  # lone surrogates
+        text = encoded(plain, _SORTED.encode, ordered=True).encode()
+    if large:
+        dismantle(plain)
+    return hashlib.sha256(text).digest()[:LINK]
+
+
+def _encode(value: Any) -> str:
+    return msgspec.json.encode(value, order="deterministic").decode()
+
+
+def _canonical(value: Any, depth: int = 0) -> Any:
+    """Return *value* without ignored and empty members; a zero or ``false`` is not empty."""
+    if depth > DEEPEST:
+        raise RecursionError
+    # Every object of a body comes through here, so plain loops and exact types: parsed JSON has no others.
+    if type(value) is list:
+        return [_canonical(part, depth + 1) for part in value]
+    if type(value) is not dict:
+        return value
+    kept = {}
+    for key, member in value.items():
+        if key in IGNORED:
+            continue
+        if type(member) in _CONTAINERS:
+            member = _canonical(member, depth + 1)
+        elif key == "arguments":
+            member = _arguments(member)
+        if member or type(member) in _FIGURES:
+            kept[key] = member
+    return kept
+
+
+def _arguments(text: Any) -> Any:
+    """Return the value of a call's arguments, so that their spelling does not matter; *text* itself if it is no JSON.
+
+    Some clients send ``arguments`` as an object, or as ``null``: these are returned as they are.
+    """
+    if type(text) is not str or len(text) > LONGEST_ARGUMENTS:
+        return text
+    try:
+        return ["json", json.loads(text)]
+    except (ValueError, RecursionError):
+        return text

@@ -1,0 +1,335 @@
+"""The dialect of ``/v1/messages``: bytes to items, edits to bytes.
+
+Results of tools stand in user messages, so an item that carries one is a ``tool`` item, whatever its role says. What
+the user wrote beside them is ``said``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from proxy.core.apis import json_edit
+from proxy.core.apis.item_digest import digest
+from proxy.core.apis.json_edit import Clip, Path, Slot, joined, leaves, quoted
+from proxy.core.apis.json_scan import Field, elements, members
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
+from proxy.core.conversation import Entry, Item, Role
+from proxy.core.errors import InvalidRequest
+from proxy.core.tokens.counting import memories
+from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens, prices_of
+
+Count = Callable[[str], int]
+
+API = "messages"
+
+LIST = "messages"
+"""The member of the body that holds the items."""
+
+OUTPUT_FIGURES: tuple[str, ...] = ("max_tokens",)
+"""The member that states the output allowance."""
+
+PER_REPLY = 3
+"""What primes the answer, once a request."""
+
+PER_TOOLS = 350
+"""The text with which the provider tells the model how to call tools: 313 to 346 tokens by model and tool choice.
+
+https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview
+"""
+
+PER_MESSAGE = 4
+"""Role and separators of a message."""
+
+PER_CALL = 8
+"""Separators of a call or a result beside its name, input and id."""
+
+MARKER = b'"cache_control"'
+"""Where a provider's prompt cache shall end; a request may hold four of these."""
+
+_ROLES: Final[Mapping[str, Role]] = {"system": "system", "assistant": "assistant"}
+_TEXTS: Final = frozenset({"text", "tool_result", "tool_use", "search_result", "document"})
+"""Blocks that hold text of the client's or the model's own, which may be clipped. All others stay as they are."""
+
+_OPAQUE: Final = frozenset({"signature", "data", "encrypted_content", "encrypted_index"})
+
+
+@dataclass(slots=True)
+class _Weight:
+    """Tokens of one item as they add up."""
+
+    text: int = 0
+    media: int = 0
+    guess: int = 0
+    sealed: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.text + self.media + self.sealed
+
+
+def listed(body: bytes) -> bytes | None:
+    """``None``: what is no list of messages is no request of this API."""
+    del body
+    return None
+
+
+def read_item(raw: bytes, count: Count) -> Item:
+    """The item of one message's bytes. Raises ``InvalidRequest`` where it is not a message at all."""
+    message = json_edit.element(raw, LIST)
+    try:
+        return _read(message, count, len(raw) > ONE_CALL)
+    except RecursionError:
+        raise InvalidRequest("An element of 'messages' is nested too deeply.") from None
+    finally:
+        if len(raw) > ONE_CALL:
+            dismantle(message)
+
+
+def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
+    blocks = _blocks(message)
+    weight = _Weight(PER_MESSAGE)
+    for block in blocks:
+        _weigh(block, weight, count)
+    _weigh_members(message, weight, count)
+    calls = tuple(str(block["id"]) for block in blocks if block.get("type") == "tool_use" and block.get("id"))
+    answers = tuple(str(block["tool_use_id"]) for block in _results(blocks))
+    role = _role(message, blocks)
+    said = sum(count(text) for text in _said(blocks)) if role == "tool" else 0
+    remembered = memories("\n".join(_said(blocks))) if role in ("system", "user") else ""
+    memory = count(remembered) if remembered else 0
+    name, text, media = digest(message, large=large), weight.total, weight.media
+    return Item(role, text, media, name, calls, answers, weight.guess, memory=memory, sealed=weight.sealed, said=said)
+
+
+def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Role:
+    named = _ROLES.get(str(message.get("role")))
+    return named or ("tool" if any(block.get("type") == "tool_result" for block in blocks) else "user")
+
+
+def _weigh_members(message: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+    """Add the members beside role and content, which the API does not define but clients send."""
+    for key, value in message.items():
+        if key in ("role", "content", "cache_control") or not value:
+            continue
+        weight.text += count(value if isinstance(value, str) else quoted(value))
+
+
+def _weigh(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+    """Add the tokens of *block*, and of the blocks inside it, to *weight*."""
+    kind = block.get("type")
+    if _is_media(block):
+        _weigh_media(block, weight, count)
+    elif kind == "text":
+        weight.text += count(_text(block.get("text")))
+    elif kind == "tool_use":
+        written = (block.get("id"), block.get("name"), quoted(block.get("input")))
+        weight.text += PER_CALL + sum(count(_text(text)) for text in written)
+    elif kind == "tool_result":
+        weight.text += PER_CALL + count(_text(block.get("tool_use_id")))
+        for part in _blocks(block):
+            _weigh(part, weight, count)
+    elif kind in ("document", "search_result"):
+        _weigh_document(block, weight, count)
+    else:
+        _weigh_sealed(block, weight, count)
+
+
+def _weigh_media(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+    tokens = part_tokens(block, prices_of(count)) or 0
+    weight.media += tokens
+    if is_guess(block):
+        weight.guess += tokens
+    weight.text += sum(count(str(block[key])) for key in ("title", "context") if block.get(key))
+
+
+def _weigh_document(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+    """Add a document or a search result: its labels, and the text or the blocks of its source."""
+    weight.text += sum(count(_text(block.get(key))) for key in ("title", "context", "source"))
+    source = block.get("source") if block.get("type") == "document" else block
+    if not isinstance(source, dict):
+        return
+    weight.text += count(_text(source.get("data")))
+    for part in _blocks(source):
+        _weigh(part, weight, count)
+
+
+def _weigh_sealed(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+    """A block that must stay as it is; of what only the provider can read the size is all there is to go by."""
+    plain = opaque = 0
+    for path, text in leaves(block):
+        if path[-1] in _OPAQUE:
+            opaque += opaque_tokens(len(text))
+        elif path[-1] != "type":
+            plain += count(text)
+    if block.get("type") == "thinking":
+        opaque = max(0, opaque - plain)  # its signature holds the same words again
+    weight.sealed += PER_CALL + plain + opaque
+    weight.guess += opaque
+
+
+def read_entry(raw: bytes) -> Entry:
+    """What one message says, for those who write about it."""
+    message = decode(raw)
+    blocks = _blocks(message)
+    role = _role(message, blocks)
+    calls = [(_text(b.get("name")), quoted(b.get("input"))) for b in blocks if str(b.get("type")).endswith("tool_use")]
+    media = [str(block.get("type")) for block in blocks if _is_media(block)]
+    said = "\n".join(_said(blocks)) if role == "tool" else ""
+    reasoning = "\n".join(_text(block.get("thinking")) for block in blocks if block.get("type") == "thinking")
+    results = [("\n".join(_spoken(_blocks(block))), block.get("is_error") is True) for block in _results(blocks)]
+    text = "\n".join(_spoken(blocks))
+    del blocks
+    if len(raw) > ONE_CALL:
+        dismantle(message)
+    return Entry(role, text, tuple(calls), tuple(media), reasoning, said, tuple(results))
+
+
+def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
+    """The message with a text block (and *media* blocks) added before or after its own content.
+
+    The content it had stays one unchanged run of bytes. *marker* is the cache marker the new block shall bear. A
+    string becomes a block of its own, so that the bytes are the same with and without a marker beside it.
+    """
+    source = raw.decode()
+    fields = members(source)
+    found = _content_field(fields)
+    more = f',"cache_control":{marker.decode()}' if marker else ""
+    if found is None:
+        close = source.rindex("}")
+        added = '"content":' + joined("null", text, "text", before, media, more)
+        return (source[:close] + ("," if fields else "") + added + source[close:]).encode()
+    value = joined(source[found.start : found.end], text, "text", before, media, more)
+    return (source[: found.start] + value + source[found.end :]).encode()
+
+
+def user_message(text: str) -> bytes:
+    """A user message of our own that holds *text*; for conversations that have no user item to carry it."""
+    return b'{"role":"user","content":' + quoted(text).encode() + b"}"
+
+
+def media_parts(raw: bytes) -> list[bytes]:
+    """The image and document blocks of a message, each as its own bytes."""
+    source = raw.decode()
+    found = _content_field(members(source))
+    if found is None or source[found.start] != "[":
+        return []
+    parts = [source[start:end].encode() for start, end in elements(source, found.start)[0]]
+    values = [(part, decode(part)) for part in parts]
+    return [part for part, value in values if isinstance(value, dict) and _is_media(value)]
+
+
+def marker(raw: bytes) -> bytes:
+    """The last cache marker that a block of the message bears, as JSON; empty where none does."""
+    found = b""
+    for block in _blocks(decode(raw)):
+        for part in (*_blocks(block), block):
+            if isinstance(part.get("cache_control"), dict):
+                found = quoted(part["cache_control"]).encode()
+    return found
+
+
+def replaced(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
+    """The message with *texts* in place of what its tool results say; every other byte stays as it is.
+
+    With *media* the images and files of a result stay behind its text.
+    """
+    blocks = decode(raw)["content"]
+    places = [at for at, block in enumerate(blocks) if isinstance(block, dict) and _is_result(block)]
+    pairs = [
+        (("content", at, "content"), text) for at, text in zip(places, texts, strict=True) if "content" in blocks[at]
+    ]
+    return json_edit.resaid(raw.decode(), pairs, "text", _is_media if media else None).encode()
+
+
+def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
+    """The message cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
+
+    Signed and encrypted blocks, media and what server tools returned are never touched.
+    """
+    return json_edit.clipped(raw, _slots, clip, count, lambda made: read_item(made, count).tokens, tokens)
+
+
+def _slots(holder: Mapping[str, Any], path: Path = ()) -> Iterator[Slot]:
+    """Yield the texts in the ``content`` of a message, a block or a source; *path* is where *holder* stands."""
+    content = holder.get("content")
+    if isinstance(content, str):
+        yield Slot((*path, "content"), content)
+    if not isinstance(content, list):
+        return
+    for at, block in enumerate(content):
+        if isinstance(block, dict) and block.get("type") in _TEXTS:
+            yield from _block_slots(block, (*path, "content", at))
+
+
+def _block_slots(block: Mapping[str, Any], path: Path) -> Iterator[Slot]:
+    if isinstance(block.get("text"), str):
+        yield Slot((*path, "text"), block["text"])
+    if block["type"] == "tool_use":
+        for inner, text in leaves(block.get("input")):
+            yield Slot((*path, "input", *inner), text)
+    if block["type"] == "document":
+        yield from _source_slots(block.get("source") or {}, (*path, "source"))
+    else:
+        yield from _slots(block, path)
+
+
+def _source_slots(source: Mapping[str, Any], path: Path) -> Iterator[Slot]:
+    if source.get("type") == "text" and isinstance(source.get("data"), str):
+        yield Slot((*path, "data"), source["data"])
+    yield from _slots(source, path)
+
+
+def _blocks(holder: Any) -> list[dict[str, Any]]:
+    """The blocks under ``content``; a string is one text block."""
+    content = holder.get("content") if isinstance(holder, dict) else None
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    if not isinstance(content, list):
+        return []
+    return [part if isinstance(part, dict) else {"type": "text", "text": quoted(part)} for part in content]
+
+
+def _is_result(block: Mapping[str, Any]) -> bool:
+    return block.get("type") == "tool_result" and bool(block.get("tool_use_id"))
+
+
+def _results(blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [block for block in blocks if _is_result(block)]
+
+
+def _is_media(block: Mapping[str, Any]) -> bool:
+    """Whether a block is a picture or a file; a document whose source is text or blocks is words."""
+    source = block.get("source")
+    kinds = {"image": (), "document": ("text", "content")}
+    kind = str(block.get("type"))
+    return kind in kinds and isinstance(source, dict) and source.get("type") not in kinds[kind]
+
+
+def _said(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    return (_text(block.get("text")) for block in blocks if block.get("type") == "text")
+
+
+def _spoken(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The words of blocks in order, those inside results and documents too; never a model's thoughts."""
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "text":
+            yield _text(block.get("text"))
+        elif kind in ("tool_result", "search_result", "compaction", "mcp_tool_result"):
+            yield from _spoken(_blocks(block))
+        elif kind == "document" and isinstance(block.get("source"), dict):
+            yield _text(block["source"].get("data") if block["source"].get("type") == "text" else None)
+            yield from _spoken(_blocks(block["source"]))
+
+
+def _content_field(fields: Sequence[Field]) -> Field | None:
+    """The member that holds the content: the last one of that name, as parsers have it."""
+    return next((field for field in reversed(fields) if field.key == "content"), None)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None or isinstance(value, dict) else quoted(value)

@@ -1,1 +1,0 @@
-"""How much room there is: sizes, media, model catalogue, reserve, marks."""

@@ -1,1 +1,0 @@
-"""What a request says: items, rounds, places, the chain; one dialect per API."""

@@ -1,0 +1,1 @@
+"""Token counts: the budget of a request, totals by role, prices of media and tool definitions."""

@@ -1,0 +1,310 @@
+"""What kind of tool a call is of and what it is about: the table of tools, as a pure value.
+
+Clients name their tools and arguments as they like, so all names are data. Nothing here ever fails: arguments that are
+cut off, no JSON or of an odd shape give a call of which only the kind is known.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encoded
+from proxy.core.conversation import Call
+from proxy.core.errors import InvalidRequest
+from proxy.core.tool_calls import NO_FORMS, Forms, short_digest
+
+Kind = Literal[
+    "file_read",
+    "file_edit",
+    "file_write",
+    "grep",
+    "glob",
+    "list",
+    "shell",
+    "shell_read",
+    "web_fetch",
+    "web_search",
+    "search_semantic",
+    "media_read",
+    "agent",
+    "protected",
+    "unknown",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+REPEATABLE = frozenset({"file_read", "grep", "glob"})
+"""Kinds whose calls look and change nothing: the same call with the same result says nothing new."""
+
+TARGETED = REPEATABLE | {"file_edit", "file_write", "list", "media_read", "search_semantic"}
+"""Kinds whose arguments name files or folders."""
+
+MOST_PATHS = 32
+"""Paths of one call that are kept; a patch may name thousands."""
+
+_HEADER = re.compile(r"^(?:\*\*\* (?:Update|Add|Delete) File: |\*\*\* Move to: |\+\+\+ b/)(.+?)\s*$", re.MULTILINE)
+_DOTS = re.compile(r"(?:^|(?<=/))\./+")
+_SLASHES = re.compile(r"[/\\]+")
+_SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_LINES = re.compile(r"\s*\d{1,9}(?:[\s,:;-]+\d{1,9})*\s*")
+"""A figure, or a range of lines, written as a text."""
+
+UNKNOWN_RANGE = (0, 0)
+"""The first and last line of a call whose range is not known."""
+
+LONGEST_FIGURE, LONGEST_RANGE = 9, 64
+"""Digits of a line number, and characters of a range of lines, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool: its kind, or the kinds it takes by the value of its argument ``by`` (``*``: any other value).
+
+    ``path`` are the argument keys that name its target, if not the usual ones; ``patch`` those whose text is a patch
+    with file headers. ``base`` is the number of a file's first line; ``limit`` the lines it reads unless told
+    otherwise; ``unit`` says what its range counts.
+    """
+
+    kind: Kind = "unknown"
+    path: tuple[str, ...] = ()
+    patch: tuple[str, ...] = ()
+    base: int = 1
+    limit: int = 0
+    unit: Literal["lines", "bytes"] = "lines"
+    by: str = ""
+    cases: Mapping[str, Tool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The usual argument keys: of a path, of lists of paths or of objects with a path, and of a range of lines.
+
+    ``about`` are those that say what a call without a path is about.
+    """
+
+    path: tuple[str, ...] = ()
+    many: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    count: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    pair: tuple[str, ...] = ()
+
+
+UNKNOWN = Tool()
+PROTECTED = Tool("protected")
+
+
+class ToolMap:
+    """The table of tools, compiled. Made of names and globs; ``protected`` are names and globs of their own.
+
+    ``forms`` are how calls and results are written as text.
+    """
+
+    def __init__(
+        self, tools: Mapping[str, Tool], protected: Sequence[str] = (), keys: Keys = Keys(), forms: Forms = NO_FORMS
+    ) -> None:
+        self.forms = forms
+        named = {**tools, **dict.fromkeys(protected, PROTECTED)}
+        self._exact = {name: tool for name, tool in named.items() if not _is_glob(name)}
+        self._folded = {name.lower(): tool for name, tool in reversed(self._exact.items())}
+        globs = [(re.compile(fnmatch.translate(name), re.IGNORECASE), t) for name, t in named.items() if _is_glob(name)]
+        self._globs = sorted(globs, key=lambda entry: entry[1].kind != "protected")
+        self._keys = keys
+
+    def find(self, name: str) -> Tool:
+        """The tool a call names: exactly, without its server's prefix, in any case, by a glob; else an unknown one."""
+        bare = name.rpartition("__")[2].rpartition(".")[2]
+        for candidate in (name, bare):
+            if found := self._exact.get(candidate):
+                return found
+        for candidate in (name.lower(), bare.lower()):
+            if found := self._folded.get(candidate):
+                return found
+        return next((tool for pattern, tool in self._globs if pattern.match(name) or pattern.match(bare)), UNKNOWN)
+
+    def call(self, name: str, arguments: str) -> Call:
+        """The facts of one call. Arguments are only read where its kind has a use for them."""
+        tool = self.find(name)
+        if not tool.by and tool.kind not in TARGETED:
+            return Call(tool.kind)
+        values, large = _values(arguments), len(arguments) > ONE_CALL
+        if tool.by:
+            tool = _case(tool, values)
+        if tool.kind not in TARGETED:
+            return Call(tool.kind)
+        paths = list(dict.fromkeys(self._paths(tool, values, arguments)))[:MOST_PATHS]
+        names = tuple(zlib.crc32(_basename(path).encode("utf-8", "replace")) for path in paths)
+        same = _same(name, values, large) if tool.kind in REPEATABLE and isinstance(values, dict) else 0
+        first, last = self._range(tool, values)
+        if large:
+            dismantle(values)
+        return Call(tool.kind, same, tuple(map(short_digest, paths)), names, first, last, tool.limit)
+
+    def targets(self, name: str, arguments: str) -> list[str]:
+        """The paths a call names, as the client wrote them."""
+        tool, values = self.find(name), _values(arguments)
+        if tool.by and isinstance(values, dict):
+            tool = tool.cases.get(str(values.get(tool.by))) or tool.cases.get("*", UNKNOWN)
+        return list(dict.fromkeys(self._written(tool, values, arguments))) if tool.kind in TARGETED else []
+
+    def about(self, arguments: str) -> str:
+        """What a call is about that names no path, such as its query; empty if it does not say."""
+        values = _values(arguments)
+        found = [values.get(key) for key in self._keys.about] if isinstance(values, dict) else []
+        return next((text for text in found if isinstance(text, str) and text.strip()), "")
+
+    def _paths(self, tool: Tool, values: Any, arguments: str) -> Iterator[str]:
+        for path in self._written(tool, values, arguments):
+            yield _plain(path)
+
+    def _written(self, tool: Tool, values: Any, arguments: str) -> Iterator[str]:
+        if tool.patch:
+            texts = [values.get(key) for key in tool.patch] if isinstance(values, dict) else [arguments]
+            for text in texts:
+                yield from _HEADER.findall(text) if isinstance(text, str) else ()
+        if not isinstance(values, dict):
+            return
+        keys = tool.path or self._keys.path
+        yield from _texts(values, keys)
+        for key in self._keys.many:
+            yield from _members(values.get(key), keys)
+
+    def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
+        """Return the first and last line, counted from one; last 0 if it is open, first 0 if the range is not known."""
+        keys = self._keys
+        if not isinstance(values, dict) or self._has_unknown_figure(tool, values):
+            return UNKNOWN_RANGE
+        pair = next((values[key] for key in keys.pair if values.get(key)), None)
+        if pair is not None:
+            return _pair_range(pair)
+        first, count, last = (_figure(values, group) for group in (keys.first, keys.count, keys.last))
+        if tool.unit != "lines" and (first, count, last) != (None, None, None):
+            return UNKNOWN_RANGE
+        return _line_range(first, count or 0, last or 0, tool.base)
+
+    def _has_unknown_figure(self, tool: Tool, values: Mapping[str, Any]) -> bool:
+        """Return whether a figure may limit the call in a way that is not known.
+
+        Under a name that is none of the usual ones it may be a range of anything: bytes, pages, the last lines.
+        """
+        keys = self._keys
+        ranges = (*keys.first, *keys.count, *keys.last)
+        usual = {*tool.path, *keys.path, *ranges, *keys.pair}
+        if any(_holds_figure(value) for key, value in values.items() if key not in usual):
+            return True
+        return any(_is_odd(values.get(key)) for key in ranges)
+
+
+NO_TOOLS = ToolMap({})
+"""A table that knows no tool: every call is of an unknown kind."""
+
+
+def _values(arguments: str) -> Any:
+    try:
+        if len(arguments) > ONE_CALL:
+            return decode(arguments.encode())
+        return json.loads(arguments)
+    except (ValueError, RecursionError, InvalidRequest):
+        return None
+
+
+def _case(tool: Tool, values: Any) -> Tool:
+    """What *tool* does when it is called with *values*, of which one member says."""
+    action = values.get(tool.by) if isinstance(values, dict) else None
+    if not isinstance(action, str):
+        return UNKNOWN
+    return tool.cases.get(action) or tool.cases.get("*", UNKNOWN)
+
+
+def _same(name: str, values: Any, large: bool) -> int:
+    text = encoded(values, _SORTED.encode, ordered=True) if large else _SORTED.encode(values)
+    return short_digest(f"{name}\0{text}") or 1
+
+
+def _is_glob(name: str) -> bool:
+    return any(char in name for char in "*?[")
+
+
+def _plain(path: str) -> str:
+    return _SLASHES.sub("/", _DOTS.sub("", _SLASHES.sub("/", path.strip())))
+
+
+def _basename(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _members(value: Any, keys: Sequence[str]) -> Iterator[str]:
+    """The paths in a list of paths or of objects with one."""
+    for member in value if isinstance(value, list) else [value]:
+        if isinstance(member, str) and member:
+            yield member
+        elif isinstance(member, dict):
+            yield from _texts(member, keys)
+
+
+def _texts(values: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
+    """Yield the texts under *keys* that are not empty."""
+    for key in keys:
+        value = values.get(key)
+        if isinstance(value, str) and value:
+            yield value
+
+
+def _line_range(first: int | None, count: int, last: int, base: int) -> tuple[int, int]:
+    """Return the range of *count* lines from *first* on, or to *last*; *base* is the number of a file's first line."""
+    if min(first or 0, count, last) < 0:
+        return UNKNOWN_RANGE  # counted from the end
+    start = 1 if first is None else max(1, first + 1 - base)
+    end = start + count - 1 if count else 0
+    return start, last or end
+
+
+def _pair_range(pair: Any) -> tuple[int, int]:
+    """Return the range in a list of the first and the last line; a last one below zero leaves it open."""
+    if not isinstance(pair, list) or len(pair) != 2:
+        return UNKNOWN_RANGE
+    first, last = pair
+    if type(first) is not int or type(last) is not int or first <= 0:
+        return UNKNOWN_RANGE
+    return first, max(0, last)
+
+
+def _figure(values: Mapping[str, Any], keys: Sequence[str]) -> int | None:
+    """The first of the figures under *keys*; models write them as texts, too."""
+    found = (values.get(key) for key in keys)
+    return next((int(str(value)) for value in found if type(value) is int or _is_digits(value)), None)
+
+
+def _is_digits(value: Any) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= LONGEST_FIGURE
+
+
+def _is_odd(value: Any) -> bool:
+    """Whether *value*, where a figure should stand, says something that is none."""
+    return not (value is None or isinstance(value, int) or _is_digits(value))
+
+
+def _holds_figure(value: Any) -> bool:
+    """Whether there is a figure, or a range of lines as a text, anywhere in *value*."""
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if _is_figure(node):
+            return True
+        if isinstance(node, dict):
+            stack.extend(node.values())
+        elif isinstance(node, list):
+            stack.extend(node)
+    return False
+
+
+def _is_figure(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= LONGEST_RANGE and _LINES.fullmatch(value) is not None
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,147 @@
+"""Texts that may be clipped: found wherever they stand, replaced without touching a byte beside them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.apis import chat
+from proxy.core.apis.json_edit import (
+    MOST_PARTS,
+    Slot,
+    argument_slots,
+    clipped,
+    joined,
+    leaves,
+    level,
+    locate,
+    replaced,
+    with_fewer_parts,
+)
+from tests.support import conversation_strategies
+
+values = st.recursive(
+    st.one_of(st.none(), st.integers(), st.text(max_size=5)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@st.composite
+def written(draw: st.DrawFn) -> tuple[Any, str]:
+    """A value and its JSON in any style."""
+    value = draw(values)
+    return value, conversation_strategies.encode(draw, value).decode()
+
+
+def at(value: Any, path: tuple[str | int, ...]) -> Any:
+    """What stands at *path*."""
+    for key in path:
+        value = value[key]
+    return value
+
+
+@settings(max_examples=150)
+@given(written())
+def test_every_text_is_located(case: tuple[Any, str]) -> None:
+    """Each text of a value, and nothing else, is found at its path, and its span spells it."""
+    value, source = case
+    found = dict(leaves(value))
+    assert all(at(value, path) == text for path, text in found.items())
+    spans = dict(locate(source, list(found)))
+    assert {path: json.loads(source[start:end]) for path, (start, end) in spans.items()} == found
+
+
+@settings(max_examples=150)
+@given(written(), st.text(max_size=6))
+def test_replacing_touches_nothing_else(case: tuple[Any, str], text: str) -> None:
+    """A replaced text is the new one; what stands before and behind it is the same bytes."""
+    value, source = case
+    for path, old in leaves(value):
+        made = replaced(source, [(Slot(path, old), text)])
+        assert at(json.loads(made), path) == text
+        start, end = dict(locate(source, [path]))[path]
+        assert made.startswith(source[:start])
+        assert made.endswith(source[end:])
+
+
+def test_arguments_are_json_before_and_after() -> None:
+    """A text inside JSON inside a text is replaced there, and figures beside it keep their spelling."""
+    source = json.dumps({"arguments": '{"path": "a", "deep": {"note": "b\\n"}, "n": 1.10}', "x": 1})
+    slots = list(argument_slots(("arguments",), json.loads(source)["arguments"]))
+    assert [(slot.inner, slot.text) for slot in slots] == [(("path",), "a"), (("deep", "note"), "b\n")]
+    made = json.loads(replaced(source, [(slot, f'"{slot.text}"') for slot in slots]))["arguments"]
+    assert json.loads(made) == {"path": '"a"', "deep": {"note": '"b\n"'}, "n": 1.1}
+    assert "1.10" in made
+    assert list(argument_slots(("a",), "{no json")) == [Slot(("a",), "{no json")]
+
+
+def test_the_longest_are_clipped_to_what_is_asked() -> None:
+    """Short texts stay, long ones come down to one level, and no more is taken than the target needs."""
+    raw = json.dumps({"a": "x" * 10, "b": "y" * 300, "c": "z" * 200}).encode()
+    made = clipped(
+        raw, lambda value: (Slot((key,), text) for key, text in value.items()), lambda t, n: t[:n], len, len, 150
+    )
+    found = json.loads(made)
+    assert found["a"] == "x" * 10
+    assert len(found["b"]) == len(found["c"])
+    assert 140 <= len(made) <= 150
+
+
+def test_levels() -> None:
+    """The cap is the largest that lets all sizes in."""
+    assert level([], 10) == 0
+    assert level([3, 5], 10) == 5
+    assert level([3, 50, 50], 43) == 20
+    assert level([9, 9], 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "expected"),
+    [
+        ('"own"', True, '[{"type":"text","text":"new"},{"type":"text","text":"own"}]'),
+        ("[ 1 ]", False, '[1,{"type":"text","text":"new"}]'),
+        ("null", True, '[{"type":"text","text":"new"}]'),
+        ('""', False, '[{"type":"text","text":"new"}]'),
+    ],
+)
+def test_what_is_joined_stays_one_run(value: str, before: bool, expected: str) -> None:
+    """A content becomes a list in which its own stands unchanged beside the added part."""
+    assert joined(value, "new", "text", before, ()) == expected
+
+
+def test_many_parts_become_one_text() -> None:
+    """Of more parts than are clipped one by one neighbours are joined; marks, media and all bytes beside them stay."""
+    many = [{"type": "text", "text": f"line {at}"} for at in range(MOST_PARTS)]
+    marked = {"type": "text", "text": "marked", "cache_control": {"type": "ephemeral"}}
+    picture = {"type": "image_url", "image_url": {"url": "data:,x"}}
+    message = {"role": "user", "content": [*many, marked, *many, picture, many[0]], "name": "ann"}
+    raw = json.dumps(message, indent=1).encode()
+    made = json.loads(with_fewer_parts(raw))
+    whole = {"type": "text", "text": "\n".join(part["text"] for part in many)}
+    assert made == {**message, "content": [whole, marked, whole, picture, many[0]]}
+    assert with_fewer_parts(raw).endswith(raw[raw.index(b'"name"') :])
+    few = json.dumps({"role": "user", "content": many}).encode()
+    assert with_fewer_parts(few) is few
+
+
+def test_clipping_many_parts_costs_as_much_as_they_are() -> None:
+    """Ten times the parts are counted no more often: what is clipped is one text."""
+    asked = {}
+    for size in (500, 5_000):
+        parts = [{"type": "text", "text": "word"} for _ in range(size)]
+        raw = json.dumps({"role": "user", "content": parts}).encode()
+        counts: list[str] = []
+
+        def count(text: str, counts: list[str] = counts) -> int:
+            counts.append(text)
+            return len(text)
+
+        made = chat.clipped(raw, lambda text, tokens: text[:tokens], count, 300)
+        assert len(json.loads(made)["content"]) == 1
+        asked[size] = len(counts)
+    assert asked[5_000] == asked[500] < 50

@@ -1,0 +1,151 @@
+"""Large values are written in calls of bounded size, and the text is what one call makes of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.apis import json_steps
+from proxy.core.apis.json_steps import MOST, ONE_CALL, decode, dismantle, encoded, parsed
+from proxy.core.errors import InvalidRequest
+
+SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+PLAIN = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | WORDS
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner), max_leaves=60)
+
+
+@given(VALUES, st.integers(1, 12), st.integers(1, 4))
+def test_the_text_is_that_of_one_call(value: Any, most: int, batch: int) -> None:
+    """Whatever is written at once, each encoder's own text comes of it, sorted or not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_steps, "MOST", most)
+        patch.setattr(json_steps, "_BATCH", batch)
+        assert encoded(value, PLAIN.encode) == PLAIN.encode(value)
+        assert encoded(value, SORTED.encode, ordered=True) == SORTED.encode(value)
+        text = encoded(value, lambda part: msgspec.json.encode(part, order="deterministic").decode(), ordered=True)
+        assert text == msgspec.json.encode(value, order="deterministic").decode()
+
+
+def chain(levels: int, end: Any) -> Any:
+    """*end* under so many objects."""
+    for _ in range(levels):
+        end = {"a": end, "b": 1}
+    return end
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"all": [chain(100, "end") for _ in range(500)]},
+        [1] * 100_000,
+        [[]] * 100_000,
+        {f"k{at}": {} for at in range(50_000)},
+        chain(200, [{"a": "b"}] * 30_000),
+        chain(200, [chain(20, 1) for _ in range(2_000)]),
+    ],
+    ids=["deep", "figures", "lists", "members", "chain", "chains"],
+)
+def test_no_call_writes_much_and_few_are_made(value: Any) -> None:
+    """Each call gets at most so many values, and there are not many more calls than that takes."""
+    sizes: list[int] = []
+
+    def encode(part: Any) -> str:
+        sizes.append(nodes(part))
+        return PLAIN.encode(part)
+
+    assert encoded(value, encode) == PLAIN.encode(value)
+    assert max(sizes) <= 2 * MOST
+    assert len(sizes) < nodes(value) / 10 + 10_000
+
+
+def nodes(value: Any) -> int:
+    """How many values there are in *value*."""
+    count, stack = 0, [value]
+    while stack:
+        node = stack.pop()
+        count += 1
+        stack.extend(node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
+    return count
+
+
+@given(VALUES)
+def test_small_values_are_left_alone(value: Any) -> None:
+    """What is freed quickly is not taken apart."""
+    before = PLAIN.encode(value)
+    dismantle(value)
+    assert PLAIN.encode(value) == before
+
+
+@pytest.mark.parametrize("levels", [0, 100])
+def test_large_values_are_taken_apart(levels: int) -> None:
+    """The long lists in a large value are emptied, wherever they stand."""
+    lists = [[{"a": at} for at in range(9_000)] for _ in range(3)]
+    value = chain(levels, {"all": lists[0], "more": [lists[1], lists[2]]})
+    dismantle(value)
+    assert not value
+    assert not lists[0]
+    assert levels or not any(lists)
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        (b'"\\ud83d"', "\ud83d"),
+        (b'"\\ud83d\\ude00"', "😀"),
+        (b"[Infinity, 1e999]", [float("inf")] * 2),
+        (b"9" * 40, int("9" * 40)),
+        (b' {"a":1,"a":2} ', {"a": 2}),
+    ],
+)
+def test_values_are_those_of_the_standard_parser(raw: bytes, value: object) -> None:
+    """What the standard parser reads is read the same."""
+    assert decode(raw) == value
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"\xed\xa0\x80"', b"[" * 100_000, b"1 2", b"nul"])
+def test_what_is_no_json_cannot_be_decoded(raw: bytes) -> None:
+    """No JSON, bad UTF-8 or too deep: the client's mistake."""
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        decode(raw)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_is_parsed_in_steps_is_the_same(data: st.DataObject) -> None:
+    """A large value is the same whether it is parsed at once or step by step."""
+    inner = st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=8),
+        lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(max_size=3), each, max_size=4),
+        max_leaves=30,
+    )  # fmt: skip
+    value = data.draw(inner)
+    whole = {"a": [value] * 2, "b": {"c": "x" * ONE_CALL, "d": [[value], value, "y" * ONE_CALL]}, "a2": value}
+    raw = json.dumps(whole).encode()
+    assert len(raw) > ONE_CALL
+    assert decode(raw) == json.loads(raw) == whole
+    for spoilt in (raw[:-1], raw.replace(b'"c"', b'"c', 1), raw + b"]"):
+        with pytest.raises(InvalidRequest):
+            decode(spoilt)
+
+
+@pytest.mark.parametrize(
+    "value", ['"\\ud800"', "NaN", "1e400", "1" * 5000, "[" * 40 + "]" * 40, '{"a":1,"a":[2]}', "}"]
+)
+def test_long_texts_are_parsed_as_the_standard_parser_does(value: str) -> None:
+    """In steps or in one call: the same value, or the same error."""
+    for text in (value, f'{{"long":"{"x" * ONE_CALL}","b":[{value}]}}'):
+        try:
+            expected = repr(json.loads(text))
+        except ValueError:
+            with pytest.raises(ValueError):
+                parsed(text)
+        else:
+            assert repr(parsed(text)) == expected

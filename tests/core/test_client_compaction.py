@@ -1,0 +1,318 @@
+"""Whose compaction a request is, and what is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.core.apis.envelope import read_outline
+from proxy.core.client_compaction import (
+    CLIENTS,
+    HEAD,
+    METADATA_HEADER,
+    TAIL,
+    announced,
+    asks_elsewhere,
+    asks_recap,
+    asks_to_go_on,
+    client_of,
+    is_summariser,
+    without_prompt,
+)
+
+CLAUDE = (
+    "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\nWrite an <analysis> block, then a <summary> block."
+)
+CODEX = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary for another LLM."
+OPENCODE = "You are a context summarization agent. You are given a conversation between a user and an agent."
+TOOLS = [{"type": "function", "function": {"name": "read_file", "parameters": {"type": "object"}}}]
+
+TOOLED = {"tools": TOOLS}
+
+
+def user(*texts: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
+
+
+def asked(*items: dict[str, Any], **members: Any) -> str:
+    """Whose compaction a request with these items is."""
+    outline = read_outline(json.dumps({"model": "m", "messages": [], **members}), ("max_tokens",))
+    history = any(item.get("role") == "assistant" for item in items[:-1])
+    return client_of(outline, json.dumps(items[0]).encode(), json.dumps(items[-1]).encode(), history)
+
+
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": CLAUDE}
+
+
+@pytest.mark.parametrize(
+    ("items", "members", "client"),
+    [
+        ([user("Go on."), user("A question?", CLAUDE)], {"tools": TOOLS, "system": "You are Claude."}, "claude-code"),
+        ([{"role": "user", "content": "\n" + CLAUDE}], {"tools": TOOLS}, "claude-code"),
+        ([{"role": "user", "content": [RESULT, {"type": "text", "text": CLAUDE}]}], {}, "claude-code"),
+        ([{"type": "message", **user("Go on.")}, {"type": "message", **user(CODEX)}], {"tools": TOOLS}, "codex"),
+        ([user("Go on."), {"type": "compaction_trigger"}], {}, "codex"),
+        ([{"role": "system", "content": OPENCODE}, user("<conversation>" + "x" * 99_999)], {}, "opencode"),
+        ([user("The conversation: ...")], {"system": [{"type": "text", "text": OPENCODE}]}, "opencode"),
+        ([user("Hm.")], {"instructions": "You are a context summarization assistant. Your task is"}, "pi"),
+        (
+            [user("First, reason in your scratchpad. Then, generate the <state_snapshot>.")],
+            {"tools": TOOLS},
+            "qwen-code",
+        ),
+        (
+            [user("First, reason in your <analysis> block. Then, produce the <state_snapshot> XML.")],
+            {"tools": TOOLS},
+            "qwen-code",
+        ),
+        ([user('<explicit_instructions type="summarize_task">\nThe current', "<environment_details>")], {}, "cline"),
+        ([user("Please summarize our conversation so far.")], {}, "other"),
+        ([user("x" * 9000 + "\nNow write a detailed summary of this session.")], {"tool_choice": "none"}, "other"),
+        ([user("Create a summary of the discussion.")], {"tools": TOOLS, "tool_choice": {"type": "none"}}, "other"),
+    ],
+)
+def test_a_compaction_is_known_for_what_it_is(items: list[Any], members: dict[str, Any], client: str) -> None:
+    """The client's own prompt tells, where it puts it; else the form of the request does."""
+    assert asked(*items, **members) == client
+    assert client in CLIENTS
+
+
+WORK = {"role": "assistant", "content": "Done: the parser reads the new form."}
+
+
+@pytest.mark.parametrize(
+    ("system", "prompt", "members", "client"),
+    [
+        (
+            "",
+            "Your task is to create a detailed summary of the RECENT portion of the conversation.",
+            TOOLED,
+            "claude-code",
+        ),
+        (
+            "",
+            "You have exceeded the maximum number of tokens, please stop coding and write a memento.",
+            TOOLED,
+            "codex",
+        ),
+        ("", "Provide a detailed prompt for continuing our conversation above.", {}, "opencode"),
+        ("", '<explicit_instructions type="condense">\nThe user has asked', TOOLED, "cline"),
+        ("", "Please provide a concise summary of our conversation so far, capturing the key context", {}, "continue"),
+        ("The conversation context above needs to be compacted.", "Provide a detailed summary.", {}, "crush"),
+        ("*Briefly* summarize this partial conversation about programming.", "# USER\nfix it", {}, "aider"),
+        ("## Summary Task", "Please summarize the conversation history provided in the system prompt.", {}, "goose"),
+        ("You are a specialized system component responsible for distilling chat history", "Go.", {}, "gemini-cli"),
+    ],
+)
+def test_present_and_older_prompts_of_clients_are_known(
+    system: str, prompt: str, members: dict[str, Any], client: str
+) -> None:
+    """Each client's own words name it, those it had before, too."""
+    items = [{"role": "system", "content": system}] if system else [user("Fix it.")]
+    assert asked(*items, WORK, user(prompt), **members) == client
+    assert client in CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("items", "members"),
+    [
+        (
+            [user("Fix it."), WORK, user("Turn all of this session into a handoff that another model resumes from.")],
+            TOOLED,
+        ),
+        ([user("Fix it."), WORK, user("Do not call any tools. Summarize the whole conversation for later.")], TOOLED),
+        ([user("Fix it."), WORK, user("Condense our history: your text will replace the conversation.")], {}),
+        (
+            [
+                {"role": "system", "content": "You compress chats."},
+                user("Summarize this chat to resume it:\n" + "a: b\n" * 500),
+            ],
+            {},
+        ),
+        (
+            [
+                {"role": "developer", "content": "Your job is to condense a conversation into a summary."},
+                user("a: b\n" * 99),
+            ],
+            {},
+        ),
+    ],
+)
+def test_unknown_words_tell_by_intent_and_form(items: list[Any], members: dict[str, Any]) -> None:
+    """What asks for what is needed to go on is a compaction; with tools, if nothing is left to call them for."""
+    assert asked(*items, **members) == "other"
+
+
+@pytest.mark.parametrize(
+    ("items", "members"),
+    [
+        ([user("Turn all of this session into a handoff that another model resumes from.")], TOOLED),
+        ([user("Fix it."), WORK, user("Write a handoff of this session to NEXT.md for the next agent.")], TOOLED),
+        ([user("Fix it."), WORK, user("Add a command that summarizes the history in a new session.")], TOOLED),
+        ([user("Fix it."), WORK, user("Please summarize our conversation so far.")], TOOLED),
+        ([user("Fix it."), WORK, user("Continue where you left off; the context was compacted.")], TOOLED),
+        ([user("Fix it."), WORK, user("Summarize the history of Rome.")], {}),
+        ([user("Fix it."), WORK, user("Should we compact the conversation or use a larger context window?")], {}),
+        ([user("Fix it."), WORK, user("Summarize our discussion in an e-mail to my manager.")], {}),
+        ([user("Summarize this chat between Ann and Bob:\n\n" + "Ann: hi\nBob: hello\n" * 40)], {}),
+        ([user("Here is a summary of our conversation so far; continue from it: the parser is done.")], {}),
+        (
+            [
+                user("Fix it."),
+                WORK,
+                {"role": "tool", "tool_call_id": "c", "content": "Summarize this session to resume it."},
+            ],
+            {},
+        ),
+    ],
+)
+def test_ordinary_summaries_are_none(items: list[Any], members: dict[str, Any]) -> None:
+    """A summary of a file, of a pasted chat or for other people, and work on such texts, is an ordinary request."""
+    assert asked(*items, **members) == ""
+
+
+TITLE = "You are a title generator. You output ONLY a thread title. Nothing else."
+
+
+@pytest.mark.parametrize(
+    ("items", "members"),
+    [
+        ([user("Hello.")], {}),
+        ([user("Please summarize our conversation so far.")], {"tools": TOOLS}),
+        ([{"role": "system", "content": TITLE}, user("Generate a title for this conversation:"), user("Hi")], {}),
+        ([{"role": "system", "content": TITLE}, user("Summarize the conversation in a few words.")], {}),
+        ([user("Write a title that can summarize the chat history.")], {}),
+        ([user("What does this prompt do?\n" + CLAUDE)], {"tools": TOOLS}),
+        ([user("CRITICAL: Respond with TEXT ONLY. Which questions may the user ask next?")], {"tools": TOOLS}),
+        ([{"role": "tool", "tool_call_id": "c", "content": CLAUDE}], {"tools": TOOLS}),
+        ([{"role": "user", "content": [RESULT]}], {"tools": TOOLS}),
+        ([{"type": "function_call_output", "call_id": "c", "output": CODEX}], {}),
+        ([{"role": "assistant", "content": CODEX}], {}),
+        ([user("Which file names a compaction_trigger?")], {}),
+        ([user("Summarize this file: " + "x" * 500)], {}),
+        ([user(OPENCODE)], {"tools": TOOLS}),
+    ],
+)
+def test_everything_else_is_left_alone(items: list[Any], members: dict[str, Any]) -> None:
+    """Titles, probes, quotations of a prompt and what tools returned make no compaction."""
+    assert asked(*items, **members) == ""
+
+
+def test_nothing_that_cannot_be_read_is_a_compaction() -> None:
+    """An element that is no JSON object is for others to refuse."""
+    outline = read_outline("{}", ())
+    assert client_of(outline, b"{", b'{"CRITICAL: Respond with TEXT ONLY') == ""
+    assert client_of(outline, b"[]", b'["CRITICAL: Respond with TEXT ONLY"]') == ""
+    assert client_of(outline, b'{"role":"system","content": You are a context summarization agent', b"1") == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "client"),
+    [
+        ('{"request_kind":"compaction","compaction":{"trigger":"auto"},"window_number":2}', "codex"),
+        ('{"request_kind":"turn","window_number":2}', ""),
+        ('{"request_kind":"turn","note":"compaction"}', ""),
+        ('{"request_kind":"compaction"', ""),
+        ('["compaction"]', ""),
+        ("", ""),
+    ],
+)
+def test_headers_announce_a_compaction(said: str, client: str) -> None:
+    """Codex says in a header what a request is for."""
+    assert announced({METADATA_HEADER: said} if said else {}) == client
+
+
+@pytest.mark.parametrize(
+    ("item", "left"),
+    [
+        ({"role": "user", "content": CODEX}, None),
+        (user(CLAUDE), None),
+        (user("A question?", CLAUDE), user("A question?")),
+        (
+            {"role": "user", "content": [RESULT, {"type": "text", "text": CLAUDE}]},
+            {"role": "user", "content": [RESULT]},
+        ),
+        (user("A question?", "Now summarize our conversation."), user("A question?")),
+        ({"type": "compaction_trigger"}, {"type": "compaction_trigger"}),
+        ({"role": "user"}, None),
+    ],
+)
+def test_the_words_that_ask_are_taken_out(item: dict[str, Any], left: dict[str, Any] | None) -> None:
+    """What the user said, and what tools returned, beside the client's prompt stays."""
+    found = without_prompt(json.dumps(item).encode())
+    assert (json.loads(found) if found else None) == left
+
+
+def test_what_cannot_be_read_asks_nothing() -> None:
+    """A broken item is left out."""
+    assert without_prompt(b"{") == b""
+
+
+CHAT = "Ann: did you read it?\nBob: I did, it is fine.\n" * 100
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Sum up this session so that a new agent can resume it: write a summary of all that matters.",
+        "Distill the transcript into notes; they will be the only memory you have.",
+        CHAT + "\n\nCondense these messages so that the work can continue.",
+        "Compress the conversation below without losing decisions.\n\n" + CHAT,
+        "请总结到目前为止的对话，以便继续工作。",
+    ],
+)
+def test_a_wish_to_go_on_is_found_at_either_end(text: str) -> None:
+    """What is made, of what and what for: at the head or at the tail, before or behind a conversation."""
+    assert asks_to_go_on(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Continue with the session.",
+        "Write a function that summarizes the history and continues.",
+        "What does this do?\nsummarize the conversation so that it continues",
+        "Is the summary of the conversation continued below?",
+        "Translate: summarize the conversation to continue it.",
+        "Another language model started on this and wrote a summary of the conversation; continue from it.",
+        "写一个函数，压缩对话历史，以便继续。",
+    ],
+)
+def test_other_deeds_are_no_wish_to_go_on(text: str) -> None:
+    """Code, questions, translations and summaries that are handed on name the same things and want another."""
+    assert not asks_to_go_on(text)
+
+
+def test_with_tools_the_reader_must_be_elsewhere() -> None:
+    """If tools may be called, a wish to go on must say that its answer is read elsewhere or calls nothing."""
+    assert asks_elsewhere("Write a summary of this session for the next agent.")
+    assert asks_elsewhere("Summarize the conversation. Do not call any tools.")
+    assert not asks_elsewhere("Write a summary of this session and continue.")
+    assert not asks_elsewhere("x" * HEAD + " Write a summary of this session for the next agent.")
+
+
+def test_a_recap_is_of_the_conversation_it_stands_in() -> None:
+    """A pasted conversation, and the history of something else, are not."""
+    assert asks_recap("Summarize our chat so far.", history=False)
+    assert asks_recap("Summarize our chat so far: what we did, what is left and what we wanted to do.", history=True)
+    assert not asks_recap("Summarize this chat:\n\n" + CHAT, history=False)
+    assert not asks_recap("Summarize the history of Rome.", history=True)
+
+
+def test_a_summariser_is_one_by_its_role() -> None:
+    """The first words of a system text say so; before a history it must also say that things go on."""
+    assert is_summariser("You are an assistant that condenses conversations.", history=False)
+    assert not is_summariser("You are an assistant that condenses conversations.", history=True)
+    assert is_summariser("You condense chats.\nYour task is to summarize a chat so that it can continue.", history=True)
+    assert not is_summariser("You are a coding agent. Keep the conversation short.", history=False)
+    assert not is_summariser("You are a judge of how well a summary tells a conversation.", history=False)
+
+
+def test_only_both_ends_are_looked_at() -> None:
+    """What stands in the middle of a long text is told by somebody else, and costs nothing."""
+    wish = " Write a summary of this session so that it can be resumed. "
+    assert asks_to_go_on("x " * 100 + wish)
+    assert not asks_to_go_on("x " * HEAD + wish + "x " * TAIL)

@@ -1,0 +1,250 @@
+"""Facts of calls and results: small, without text, joined by id."""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.apis import chat, messages, responses
+from proxy.core.apis.base import Dialect
+from proxy.core.conversation import Entry, Facts, Item, Result
+from proxy.core.tool_calls import as_result, facts_of, failure_line, mentioned, pairs_of, resaid, settled
+from proxy.engine.reading import read_one
+from tests.support.engine_fixtures import count, tools
+
+
+def result_of(text: str, *, failed: bool = False) -> Result:
+    facts = facts_of(Entry("tool", "", results=((text, failed),)), tools().call)
+    assert facts is not None
+    return facts.results[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "ok"),
+    [
+        ("fine", True),
+        ("no error at all", True),
+        ("", False),
+        ("Error: no such file", False),
+        ("<tool_use_error>x", False),
+        ("ENOENT: gone", False),
+        ("1 passed\nexit code 0", True),
+        ("boom\nExit code: 1", False),
+    ],
+)
+def test_success_is_read_from_the_edges(text: str, ok: bool) -> None:
+    """A result that is empty or opens or closes with a failure did not succeed."""
+    assert result_of(text).ok is ok
+    assert result_of(text, failed=True).ok is False
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("     5→a\n     6→b\n     7→c", (5, 7)),
+        ("12\tx\n13\ty\n", (12, 13)),
+        ("00001| x\n00002| y", (1, 2)),
+        ("2024 was\n1999 is", (0, 0)),
+        ("plain\ntext", (0, 0)),
+        ("", (0, 0)),
+    ],
+)
+def test_a_listing_tells_its_own_lines(text: str, shown: tuple[int, int]) -> None:
+    """Line numbers count only where they number the lines that are there."""
+    found = result_of(text)
+    assert (found.first, found.last) == shown
+
+
+def test_lines_and_completeness() -> None:
+    """A final line end is no line; a notice that something is missing is noticed at either edge."""
+    assert [result_of(text).lines for text in ("", "a", "a\n", "a\nb", "\n")] == [0, 1, 1, 2, 1]
+    assert result_of("x\n" * 3000 + "(file has more lines)").partial
+    assert not result_of("x\n" * 10).partial
+
+
+def test_what_the_model_wrote_is_kept_as_digests() -> None:
+    """File names, quoted openings and conclusions in the model's words are recognised later, without the words."""
+    entry = Entry("assistant", "Based on src/app/main.py: it prints `Traceback (most recent call last)` twice.")
+    facts = facts_of(entry, tools().call)
+    assert facts is not None
+    assert facts.decides
+    seen = set(mentioned(facts.mentions))
+    assert zlib.crc32(b"main.py") in seen
+    assert result_of("Traceback (most recent call last):\n ...").opening in seen
+    assert facts_of(Entry("assistant", "Well then"), tools().call) is None
+    assert facts_of(Entry("user", "see main.py"), tools().call) is None
+
+
+def test_results_meet_the_newest_call_of_their_id() -> None:
+    """An id that is used again belongs to its latest call; a result without a call has no pair."""
+
+    def call(name: str) -> Facts:
+        return Facts(calls=(tools().call(name, "{}"),))
+
+    answer = Facts(results=(result_of("x"),))
+    items = [
+        Item("assistant", 1, 0, b"", ("a",), facts=call("Read")),
+        Item("tool", 1, 0, b"", (), ("a",), facts=answer),
+        Item("tool", 1, 0, b"", (), ("lost",), facts=answer),
+        Item("tool", 1, 0, b"", (), ("a", "b"), facts=answer),
+        Item("assistant", 1, 0, b"", ("a",), facts=call("Bash")),
+        Item("tool", 1, 0, b"", (), ("a",), facts=answer),
+    ]
+    assert [(pair.call_index, pair.index, pair.call.kind) for pair in pairs_of(items, 0, 6)] == [
+        (0, 1, "file_read"),
+        (4, 5, "shell"),
+    ]
+
+
+def test_the_line_that_tells_of_a_failure() -> None:
+    """It is the first one that does, stripped; none where nothing failed."""
+    assert failure_line("ok\n  KeyError: an error\nfatal") == "KeyError: an error"
+    assert failure_line("all good") == ""
+
+
+@pytest.mark.parametrize("text", ["a" * 65_536, "a-" * 32_768, "a" * 60_000 + ".py"])
+def test_a_long_word_costs_little(text: str) -> None:
+    """What a model wrote without a space is read in time that grows with its length, not with its square."""
+    began = time.process_time()
+    facts_of(Entry("assistant", text), tools().call)
+    assert time.process_time() - began < 5  # by the square: half a minute and more
+
+
+TASK = {"role": "user", "content": "Fix a.py."}
+ASKS = "I look.\n<read_file>\n<path>a.py</path>\n</read_file>"
+ASKS_USER = "<ask_followup_question>\n<question>Which?</question>\n</ask_followup_question>"
+GIVES = "[read_file for 'a.py'] Result:\n# never delete this file\nx = 1"
+DIALECTS: list[Dialect] = [chat, messages, responses]
+
+
+def read(*talk: dict[str, Any], dialect: Dialect = chat) -> list[Item]:
+    items = [read_one(dialect, json.dumps(message).encode(), count, tools()) for message in talk]
+    return list(settled(items, 0))
+
+
+def spoken(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def given_back(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+@pytest.mark.parametrize(
+    ("call", "result", "kind"),
+    [
+        (ASKS, GIVES, "file_read"),
+        (
+            '<tool_call>\n{"name": "Read", "arguments": {"file_path": "a<b.py"}}\n</tool_call>',
+            "<tool_response>\nx",
+            "file_read",
+        ),
+        (
+            "<function=read_file>\n<parameter=path>a.py</parameter>\n</function>",
+            "EXECUTION RESULT of [read_file]:\nx",
+            "file_read",
+        ),
+        ('Thought: look\nAction: grep\nAction Input: {"pattern": "x"}', "Observation: a.py:1", "grep"),
+        ('Action:\n{"name": "web_search", "arguments": "limits"}', "Observation:\nnothing", "web_search"),
+        ("Let me see.\n```bash\nls\n```", "<returncode>0</returncode>\n<output>\na.py\n</output>", "unknown"),
+        ("<execute_bash>\nls\n</execute_bash>", "OBSERVATION:\na.py", "shell"),
+        (ASKS + "\n<list_files>\n<path>.</path>\n</list_files>", GIVES, "unknown"),
+    ],
+)
+def test_a_result_written_as_text_is_one_if_it_was_asked_for(call: str, result: str, kind: str) -> None:
+    """The user's message is a tool item with a result of that call; without the call before it, it is the user's."""
+    items = read(TASK, spoken(call), given_back(result))
+    assert [item.role for item in items] == ["user", "assistant", "tool"]
+    (pair,) = pairs_of(items, 0, 3)
+    assert (pair.index, pair.call_index, pair.call.kind) == (2, 1, kind)
+    for before in (spoken("Done."), TASK, {"role": "assistant", "tool_calls": [], "content": "See a.py."}):
+        assert [item.role for item in read(TASK, before, given_back(result))][2] == "user"
+    assert read(given_back(result))[0].role == "user"
+    assert read(spoken(call), TASK, given_back(result))[2].role == "user"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (ASKS, "Read a.py again, please."),
+        (ASKS, "See: " + GIVES),
+        (ASKS, "[write_file for 'a.py'] Result:\ndone"),
+        (
+            ASKS_USER,
+            "[ask_followup_question for 'Which?'] Result:\n<answer>The first.</answer>",
+        ),
+        ("Type <read_file> to read.", GIVES),
+    ],
+)
+def test_what_the_user_says_stays_the_users(call: str, said: str) -> None:
+    """A question's answer, a result of another tool, and a quotation are no results."""
+    assert read(TASK, spoken(call), given_back(said))[2].role == "user"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_parts_behind_a_result_are_the_users(dialect: Dialect) -> None:
+    """Nothing inside a result makes a part; what stands in parts of its own is what the user said."""
+    kind = "input_text" if dialect is responses else "text"
+    texts = [
+        "[read_file for 'a.py'] Result:",
+        "<feedback>obey me</feedback>",
+        "Be quick.",
+        "<environment_details>1</environment_details>",
+    ]
+    message = {"role": "user", "content": [{"type": kind, "text": text} for text in texts]}
+    item = read(TASK, spoken(ASKS), message, dialect=dialect)[2]
+    assert item.role == "tool"
+    assert item.said == count("Be quick.")
+    raw = json.dumps(message).encode()
+    assert item.facts is not None
+    assert item.facts.written is not None
+    entry = as_result(raw, dialect.read_entry(raw), item.facts.written)
+    assert (entry.role, entry.said) == ("tool", "Be quick.")
+    assert entry.results == (("<feedback>obey me</feedback>", False),)
+    made = json.loads(resaid(raw, "[gone]", item.facts.written, None))["content"]
+    assert [part["text"] for part in made] == ["[read_file for 'a.py'] Result:\n[gone]", "Be quick.", texts[3]]
+
+
+@pytest.mark.parametrize(
+    ("content", "made"),
+    [
+        (GIVES, "[read_file for 'a.py'] Result:\n[gone]"),
+        ("<tool_response>\nx = 1\n</tool_response>", "<tool_response>\n[gone]\n</tool_response>"),
+        (
+            "<returncode>1</returncode>\n<output>\nx\n</output>\n",
+            "<returncode>1</returncode>\n<output>\n[gone]\n</output>",
+        ),
+        ("Observation: x", "Observation:\n[gone]"),
+    ],
+)
+def test_a_result_that_gives_way_keeps_its_frame(content: str, made: str) -> None:
+    """The model still sees that this is a result, and where it ends."""
+    written = tools().forms.result(content)
+    assert written is not None
+    raw = json.dumps({"role": "user", "content": content, "x": 1}).encode()
+    assert json.loads(resaid(raw, "[gone]", written, None)) == {"role": "user", "content": made, "x": 1}
+
+
+def test_items_are_settled_the_same_in_every_later_request() -> None:
+    """A prefix that was settled before is gone on from, wherever it ended."""
+    talk = [TASK, spoken(ASKS), given_back(GIVES), given_back(GIVES), given_back("And now?"), given_back(GIVES)]
+    items = [read_one(chat, json.dumps(message).encode(), count, tools()) for message in talk]
+    whole = settled(items, 0)
+    assert [item.role for item in whole] == ["user", "assistant", "tool", "tool", "user", "user"]
+    for end in range(len(items)):
+        assert whole[:end] + settled([*whole[:end], *items[end:]], end) == whole
+
+
+@given(
+    st.text(max_size=200),
+    st.sampled_from([GIVES, "<tool_response>", "<tool_call>{", "<function=x>", "Action: a\nAction Input: {"]),
+)
+def test_nothing_written_is_ever_an_error(text: str, piece: str) -> None:
+    """Any text in either role is an item."""
+    assert len(read(spoken(piece + text), given_back(piece + text), given_back([{"type": "text", "text": text}]))) == 3

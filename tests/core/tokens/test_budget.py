@@ -1,0 +1,265 @@
+"""How much room there is: reserve, budget and marks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.tokens.budget import (
+    DEFAULT_RESERVE,
+    PARTS,
+    SCALED_BELOW,
+    Allocation,
+    Buffers,
+    Marks,
+    Shares,
+    TokenBudget,
+    borrowed,
+    economy_cap,
+    reserve,
+    scaled,
+    used,
+)
+
+windows = st.integers(1, 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("requested", "most", "window", "held"),
+    [
+        (1_000, 100, 8_192, 1_000),
+        (9_000, None, 8_192, 9_000),
+        (None, None, 8_192, 1_024),
+        (None, 500, 8_192, 500),
+        (None, None, 1_000_000, DEFAULT_RESERVE),
+        (None, 128_000, 1_000_000, DEFAULT_RESERVE),
+        (None, 128_000, 128_000, 16_000),
+        (0, None, 8_192, 1_024),
+        (-5, None, 8_192, 1_024),
+        (None, 0, 8_192, 1_024),
+    ],
+)
+def test_reserve(requested: int | None, most: int | None, window: int, held: int) -> None:
+    """What a request asks for is held unclamped; else the least of the model's limit, an eighth, and 16K."""
+    assert reserve(requested, most, window) == held
+
+
+@given(st.none() | st.integers(1, 10**6), windows)
+def test_a_reserve_nobody_asked_for_is_small(most: int | None, window: int) -> None:
+    """Without a figure of the request at most an eighth of the window is held."""
+    assert 0 <= reserve(None, most, window) <= window // 8
+
+
+@pytest.mark.parametrize("marks", [(0.9, 0.4, 0.6), (0.9, 0.9, 0.4), (1.1, 0.6, 0.4), (0.9, 0.6, 0.0), (0.4, 0.6, 0.9)])
+def test_marks_must_rise(marks: tuple[float, float, float]) -> None:
+    """Marks out of order or out of bounds cannot be made."""
+    with pytest.raises(ValueError, match="rise from low to soft to high"):
+        Marks(*marks)
+    with pytest.raises(ValueError):
+        Marks(high=float("nan"))
+
+
+def test_the_measured_defaults() -> None:
+    """The defaults are those that were measured."""
+    assert Marks() == Marks(high=0.90, soft=0.60, low=0.40)
+    assert Shares() == Shares(pins=0.20, digest=0.10, steps=0.03, block=0.40)
+
+
+@given(windows, st.integers(0, 2_000_000), st.integers(0, 2_000_000))
+def test_budgets(window: int, held: int, fixed: int) -> None:
+    """The budget is what the reserve leaves, never below zero; past places keep a budget of their own."""
+    figures = TokenBudget(window, held, fixed)
+    assert figures.budget == max(0, window - held)
+    assert figures.baseline == window - window // 32
+    assert TokenBudget(window, 0, fixed).baseline == figures.baseline
+
+
+@given(windows, st.integers(0, 2_000_000))
+def test_steps_of_the_fixed_part(window: int, fixed: int) -> None:
+    """The fixed part is rounded up to whole steps of a sixty-fourth of the window."""
+    stepped = TokenBudget(window, 0, fixed).quantised_fixed
+    step = max(1, window // 64)
+    assert stepped % step == 0
+    assert 0 <= stepped - fixed < step
+
+
+@given(windows, st.integers(0, 2_000_000), st.floats(0, 1), st.floats(0, 1))
+def test_marks_rise_with_their_share(window: int, fixed: int, one: float, two: float) -> None:
+    """A mark lies between the fixed part and the budget, and a larger share lies higher."""
+    figures = TokenBudget(window, 0, fixed)
+    low, high = sorted((one, two))
+    assert figures.mark(low, figures.budget) <= figures.mark(high, figures.budget)
+    assert figures.quantised_fixed <= figures.mark(low, figures.budget)
+    assert figures.mark(high, figures.budget) <= max(figures.quantised_fixed, figures.budget)
+    assert figures.mark(1, figures.budget) == max(figures.quantised_fixed, figures.budget)
+
+
+def test_a_mark() -> None:
+    """A mark is the fixed part plus its share of the rest."""
+    assert TokenBudget(window=6_400, reserve=400, fixed=1_000).mark(0.5, 6_000) == 1_000 + 2_500
+
+
+@pytest.mark.parametrize(("tokens", "factor", "ours"), [(8_192, 1.0, 8_192), (9_000, 1.5, 6_000), (10, 3.0, 3)])
+def test_a_providers_figure_in_ours(tokens: int, factor: float, ours: int) -> None:
+    """A provider that counts more than we do leaves us fewer of our own tokens."""
+    assert scaled(tokens, factor) == ours
+
+
+@pytest.mark.parametrize(
+    ("reserve", "max_input", "budget", "lasting"),
+    [
+        (16_000, None, 384_000, 387_500),
+        (16_000, 272_000, 272_000, 272_000),
+        (128_000, 272_000, 272_000, 272_000),
+        (200_000, 272_000, 200_000, 272_000),
+        (500_000, 272_000, 0, 272_000),
+        (16_000, 390_000, 384_000, 387_500),
+    ],
+)
+def test_an_input_limit_beside_the_window(reserve: int, max_input: int | None, budget: int, lasting: int) -> None:
+    """The input may use the least of its own limit and what the answer leaves of the window, at every place."""
+    figures = TokenBudget(400_000, reserve, 1_000, max_input=max_input)
+    assert (figures.budget, figures.baseline) == (budget, lasting)
+    assert figures.ceiling <= lasting
+
+
+USUAL = Buffers(reserve=16_000, warning=24_000, auto_compact=12_000, blocking=3_000)
+MARKS = Marks()
+
+
+def levels(figures: TokenBudget) -> tuple[int, int, int, int]:
+    return (
+        figures.low(MARKS, figures.baseline),
+        figures.soft(MARKS, figures.baseline),
+        figures.high(MARKS, figures.baseline),
+        figures.ceiling,
+    )
+
+
+def test_buffers_of_a_large_window() -> None:
+    """In a window of 200,000 the usual buffers stand at 160,000, 172,000 and 181,000; the smaller threshold wins."""
+    figures = TokenBudget(200_000, 16_000, 0, 16_000, buffers=USUAL)
+    full = Marks(high=1.0, soft=0.99, low=0.4)
+    assert figures.soft(full, figures.baseline) == 160_000
+    assert figures.high(full, figures.baseline) == 172_000
+    assert figures.ceiling == 181_000
+    assert figures.high(Marks(high=0.5, soft=0.4, low=0.2), figures.baseline) == figures.baseline // 2
+
+
+@pytest.mark.parametrize(("window", "fixed"), [(4_096, 0), (4_096, 2_000), (8_192, 0), (32_768, 0), (32_768, 17_000)])
+def test_buffers_shrink_with_a_small_room(window: int, fixed: int) -> None:
+    """Small windows, also beside large tools, keep thresholds in order with room between them."""
+    figures = TokenBudget(window, window // 8, fixed, window // 8, buffers=USUAL)
+    low, soft, high, ceiling = levels(figures)
+    room = window - figures.quantised_fixed
+    assert figures.quantised_fixed + room // 8 < low < soft < high < ceiling < window
+    assert high - low > room // 5
+
+
+@given(st.integers(512, 2_000_000), st.floats(0, 0.95), st.booleans(), st.none() | st.integers(1000, 10**6))
+def test_thresholds_are_in_order_whatever_the_window(window: int, share: float, cheap: bool, tier: int | None) -> None:
+    """Low, soft and high rise and stay inside the window, with buffers and with a cap, and fixed text lowers none."""
+    cap = economy_cap(window, tier) if cheap else None
+    figures = TokenBudget(window, window // 8, int(share * window), window // 8, None, cap, USUAL)
+    low, soft, high, ceiling = levels(figures)
+    assert low <= soft <= high <= window
+    assert ceiling <= window
+    if figures.quantised_fixed < figures.baseline:
+        assert figures.quantised_fixed <= low
+    bare = TokenBudget(window, window // 8, 0, window // 8, None, cap, USUAL)
+    assert bare.low(MARKS, bare.baseline) <= max(low, figures.quantised_fixed)
+
+
+def test_no_buffers_change_nothing() -> None:
+    """Without buffers the marks alone decide."""
+    figures = TokenBudget(SCALED_BELOW, 0, 0)
+    assert figures.high(MARKS, figures.baseline) == figures.mark(MARKS.high, figures.baseline)
+    assert figures.low(MARKS, figures.baseline) == figures.mark(MARKS.low, figures.baseline)
+
+
+def test_buffers_must_shrink_towards_the_end() -> None:
+    """Buffers out of order cannot be made."""
+    with pytest.raises(ValueError, match="shrink from warning"):
+        Buffers(warning=3_000, blocking=3_000)
+    with pytest.raises(ValueError, match="shrink from warning"):
+        Buffers(auto_compact=2_000, blocking=3_000)
+
+
+@pytest.mark.parametrize(
+    ("window", "tier", "cap"),
+    [(128_000, None, 64_000), (1_000_000, None, 120_000), (1_000_000, 200_000, 120_000), (1_000_000, 100_000, 90_000)],
+)
+def test_the_cap_of_economy(window: int, tier: int | None, cap: int) -> None:
+    """Half the window, 120,000 tokens, or a tenth below a dearer price: whichever is least."""
+    assert economy_cap(window, tier) == cap
+
+
+def test_a_cap_beside_large_tools_leaves_a_quarter_of_the_room() -> None:
+    """Tools above the cap do not make every request a compaction."""
+    figures = TokenBudget(400_000, 16_000, 150_000, 16_000, price_cap=120_000)
+    room = figures.baseline - figures.quantised_fixed
+    assert figures.high(MARKS, figures.baseline) == figures.quantised_fixed + int(0.9 * int(0.25 * room))
+    assert figures.budget == 384_000
+
+
+TYPICAL = Allocation(system=0.05, tools=0.10, memory=0.05, summary=0.10, recent=0.30, older=0.10, reserve=0.30)
+
+
+@st.composite
+def allocations(draw: st.DrawFn) -> Allocation:
+    """Shares that add up to one at most."""
+    weights = [draw(st.integers(0, 10)) for _ in PARTS]
+    whole = max(1, sum(weights) + draw(st.integers(0, 10)))
+    return Allocation(**{part: weight / whole for part, weight in zip(PARTS, weights, strict=True)})
+
+
+regions = st.dictionaries(
+    st.sampled_from(["system", "tools", "format", "memory", "summary", "user", "assistant", "tool", "reserve"]),
+    st.integers(0, 5000),
+)
+
+
+@pytest.mark.parametrize("bad", [{"system": 0.6, "recent": 0.5}, {"tools": -0.1}, {"reserve": 1.1}])
+def test_shares_that_cannot_be_are_refused(bad: dict[str, Any]) -> None:
+    """No allocation of more than the whole, and none of a negative share, can be made."""
+    with pytest.raises(ValueError, match="add up to at most 1"):
+        Allocation(**bad)
+
+
+@given(allocations(), st.integers(0, 10**6), st.integers(0, 10**6), regions)
+def test_what_is_lent_is_there(shares: Allocation, window: int, fixed: int, by_region: dict[str, int]) -> None:
+    """Whole tokens of all shares fit the window; messages get their own and what is left, never the answer's."""
+    own = sum(shares.tokens(part, window) for part in PARTS)
+    assert own + shares.spare(window) == window
+    assert shares.spare(window) >= 0
+    history, block = shares.for_history(window, fixed), shares.for_block(window, fixed)
+    assert shares.tokens("summary", window) <= block <= history <= window - shares.tokens("reserve", window)
+    if fixed <= window:
+        assert history + min(fixed, window - history) <= window
+    assert shares.tokens("tools", window) <= shares.for_tools(window, fixed) <= window
+    parts = used(by_region, shares, window)
+    assert tuple(parts) == PARTS
+    assert sum(parts.values()) == sum(by_region.values())
+    over = borrowed(by_region, shares, window)
+    assert all(parts[part] - tokens == shares.tokens(part, window) for part, tokens in over.items())
+
+
+def test_unused_shares_are_lent() -> None:
+    """What system text and tools leave goes to messages; where they take more than theirs, messages keep their own."""
+    assert TYPICAL.for_history(10_000, 2_000) == 5_000
+    assert TYPICAL.for_history(10_000, 500) == 6_500
+    assert TYPICAL.for_history(10_000, 9_000) == 5_000
+    assert TYPICAL.for_block(10_000, 2_000) == 1_000
+    assert TYPICAL.for_tools(10_000, 400) == 1_600
+    assert TYPICAL.for_tools(10_000, 4_000) == 1_000
+
+
+def test_messages_beyond_the_recent_share_are_older() -> None:
+    """The newest messages fill their share; only what is beyond both can have been borrowed."""
+    by_region = {"user": 500, "assistant": 1_000, "tool": 3_000, "tools": 1_500, "reserve": 1_000}
+    parts = used(by_region, TYPICAL, 10_000)
+    assert (parts["recent"], parts["older"]) == (3_000, 1_500)
+    assert borrowed(by_region, TYPICAL, 10_000) == {"tools": 500, "older": 500}
