@@ -172,7 +172,7 @@ class Process:
             few = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
             logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
 
-        probes = open_probes(settings, upstream, tasks, told, store)
+        probes = open_probes(settings, upstream, tasks, told, store.records)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
 
         def summarised(report: SummaryReport) -> None:

@@ -235,14 +235,14 @@ def open_summaries(
         LRUCache(TENANTS),
     )
     return Jobs(
-        store.shelf,
+        store.summaries,
         writer,
-        Ledger(store.shelf, wanted.spend, LRUCache(TENANTS), time.monotonic, time.time),
+        Ledger(store.summaries, wanted.spend, LRUCache(TENANTS), time.monotonic, time.time),
         terms,
         memory,
         resolve=catalogue.resolve,
         breaker=lambda: Breaker(time.monotonic, random.random, SUMMARISER),
-        label=lambda tenant: hmac.digest(store.prefix_key(tenant), b"label", "sha256")[:4].hex(),
+        label=lambda tenant: hmac.digest(store.records.prefix_key(tenant), b"label", "sha256")[:4].hex(),
         spawn=tasks.spawn,
         observe=observe,
         clock=time.monotonic,

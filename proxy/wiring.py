@@ -89,12 +89,12 @@ def open_engine(
         policy.tools,
         settings.server.limits.items,
     )
-    learned = LearnedRoutes(store, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
-    records = CompactionRecords(reader, store, policy, caches.records(), LRUCache(ASKED), jobs)
+    learned = LearnedRoutes(store.records, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
+    records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(ASKED), jobs)
     features = Features(_features(settings, catalogue, reader, store, records, history, faults))
     shrunk_tools: ShrunkTools = caches.LockedCache(TOOL_ARRAYS)
     mode = settings.compression.mode
-    measurer = Measurer(catalogue, reader, store, learned, features, policy, mode, shrunk_tools)
+    measurer = Measurer(catalogue, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
     sending = UpstreamCalls(upstream, catalogue, measurer, retries, classifier, calls or CallSettings(), faults)
     counting = {each.name: each.count_tokens for each in settings.upstreams}
@@ -193,7 +193,7 @@ def _features(
     """The optional features that *settings* want, in the order in which they prepare a request."""
     wanted, shares = settings.compression, _shares(settings)
     serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
-    features: list[Feature] = [ClientCompaction(reader, store, catalogue.resolve, shares, time.time, serving)]
+    features: list[Feature] = [ClientCompaction(reader, store.records, catalogue.resolve, shares, time.time, serving)]
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
     if owned:
         features.append(ContextManagement(reader, catalogue.resolve, owned))
@@ -297,16 +297,16 @@ def open_archive(
         return None
     terms = ArchiveLimits(wanted.days * DAY, wanted.max_item, wanted.queue)
     # Known for an hour: what the store lost meanwhile is written again, and what it has lives on.
-    return Archive(store.originals, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
+    return Archive(store.archive, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
 
 
 def open_history_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
     """What notes what becomes of conversations."""
     recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST_SECONDS)
-    return HistoryRecorder(store.register, recent, time.time, archive)
+    return HistoryRecorder(store.conversations, recent, time.time, archive)
 
 
 def open_history(settings: Settings, store: Store) -> History:
     """What tells callers of their conversations."""
     compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
-    return History(store.register, store.originals, time.time, compacts=compacts, summaries=summaries)
+    return History(store.conversations, store.archive, time.time, compacts=compacts, summaries=summaries)

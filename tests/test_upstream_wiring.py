@@ -87,7 +87,7 @@ async def test_processes_leave_notes_for_each_other(tmp_path: Path) -> None:
         "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: None
     )
     try:
-        one, other = SharedProbeCache(store), SharedProbeCache(store)
+        one, other = SharedProbeCache(store.records), SharedProbeCache(store.records)
         assert await other.recall("windows up") is None
         one.remember("windows up", b"32768")
         await until(lambda: len(tasks) == 0)

@@ -242,7 +242,7 @@ def visible_tenants(settings: Settings, key: str) -> list[bytes]:
 
 async def _of(store: Store, route: Route, callers: Iterable[bytes]) -> LearnedFacts | None:
     """Of several callers' lessons the one with the smallest window."""
-    lessons = [lesson for tenant in callers if (lesson := load(await store.read_route(tenant, route.lesson)))]
+    lessons = [lesson for tenant in callers if (lesson := load(await store.records.read_route(tenant, route.lesson)))]
     now = time.time()
     told = [_told(route, lesson, now) for lesson in lessons]
     return min(told, key=lambda each: each.window or learned_window.MOST, default=None)

@@ -1,14 +1,14 @@
 """The store: Redis protocol, embedded Valkey, key names, sealed records, memory."""
 
+from proxy.store.backend import EmbeddedUnavailable, StoreError, StoreMisconfigured, StoreUnsupported
 from proxy.store.breaker import Breaker, Patience
 from proxy.store.embedded import Embedded, is_running
-from proxy.store.errors import EmbeddedUnavailable, StoreError, StoreMisconfigured, StoreUnsupported
-from proxy.store.master import existing as existing_key
-from proxy.store.master import from_directory as master_key
-from proxy.store.opener import Store, open_store
+from proxy.store.encryption import ensure_master_key as master_key
+from proxy.store.encryption import find_master_key as existing_key
 from proxy.store.state import INSTEAD, StoreState
 from proxy.store.state import describe as describe_store
 from proxy.store.state import status as store_status
+from proxy.store.store import Store, open_store
 
 __all__ = [
     "INSTEAD",

@@ -11,6 +11,7 @@ Three locks decide everything, and a lock ends with its holder, even by ``kill -
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
@@ -21,10 +22,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from proxy.store.errors import EmbeddedUnavailable
-from proxy.store.locks import FileLock
-from proxy.store.notices import Warn
-from proxy.store.place import binary, known_socket, private_directory, socket_path
+from proxy.store.backend import EmbeddedUnavailable
+from proxy.store.embedded_paths import binary, known_socket, private_directory, socket_path
+from proxy.store.state import Warn
 
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
@@ -288,6 +288,34 @@ def _discard(path: Path) -> None:
 
 def _unusable(directory: Path, error: OSError) -> EmbeddedUnavailable:
     return EmbeddedUnavailable(f"store.path {directory} cannot be used: {error.strerror or error}")
+
+
+class FileLock:
+    """A ``flock`` on *path*, which is created when missing. Opening raises ``OSError``."""
+
+    def __init__(self, path: Path) -> None:
+        # Not inherited by children: a server we start must not keep our ownership alive.
+        self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.held = False
+
+    def take(self, *, shared: bool = False) -> bool:
+        """Whether the lock is ours now; never waits."""
+        try:
+            fcntl.flock(self.handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self.held = True
+        return True
+
+    def release(self) -> None:
+        """Let others have the lock."""
+        fcntl.flock(self.handle, fcntl.LOCK_UN)
+        self.held = False
+
+    def close(self) -> None:
+        """Close our handle; the lock stays with a child that was given it, and ends otherwise."""
+        os.close(self.handle)
+        self.held = False
 
 
 async def answers(socket: Path) -> bool:

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from cachetools import LRUCache
@@ -22,12 +22,10 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from proxy.store import scripts
+from proxy.store.backend import StoreMisconfigured, StoreUnsupported, Unavailable
 from proxy.store.breaker import Breaker, State
-from proxy.store.errors import StoreMisconfigured, StoreUnsupported, Unavailable
-from proxy.store.failures import BREAKING, FAULTS, REFUSALS, kind_of
-from proxy.store.refusals import Refusals, Refused
-from proxy.store.waits import Waits
+from proxy.store.deadlines import WaitBudget
+from proxy.store.redis_errors import BREAKING, FAULTS, REFUSALS, Refusals, Refused, kind_of
 
 T = TypeVar("T")
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
@@ -47,6 +45,44 @@ _FORCED: dict[str, Any] = {
     "protocol": 2,  # the newer one adds a handshake and pushes that nothing here uses
     "driver_info": None,  # two more round trips on every new connection, to tell the server our name
 }
+
+
+# Lua scripts, where reading and writing must be one step: a server runs nothing else meanwhile.
+
+_EXTEND: Final = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
+"""Renews a lease for its holder only."""
+
+_RELEASE: Final = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('unlink', KEYS[1]) or 0"
+"""Gives a lease back for its holder only."""
+
+_SWAP: Final = """
+if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('set', KEYS[1], ARGV[2], 'px', ARGV[3])
+return 1
+"""
+"""Replaces a value without a moment in which it is missing; a value written meanwhile stays."""
+
+_ADD: Final = "redis.call('incrby', KEYS[1], ARGV[1]) return redis.call('pexpire', KEYS[1], ARGV[2])"
+"""Adds to a count that expires when nothing is added any more."""
+
+_NOTE: Final = """
+redis.call('hset', KEYS[1], ARGV[1], ARGV[2])
+if redis.call('hlen', KEYS[1]) > tonumber(ARGV[3]) then
+  local fields = redis.call('hkeys', KEYS[1])
+  table.sort(fields)
+  redis.call('hdel', KEYS[1], fields[1])
+end
+if redis.call('pttl', KEYS[1]) < tonumber(ARGV[4]) then redis.call('pexpire', KEYS[1], ARGV[4]) end
+return 1
+"""
+"""Sets a field. The hash lives as long as its longest-lived field; when full, the field that sorts first goes."""
+
+_RANK: Final = """
+redis.call('zadd', KEYS[1], ARGV[2], ARGV[1])
+redis.call('zremrangebyrank', KEYS[1], 0, -1 - tonumber(ARGV[3]))
+return redis.call('pexpire', KEYS[1], ARGV[4])
+"""
+"""Scores a member; only the highest scores stay."""
 
 
 class Servers:
@@ -75,7 +111,7 @@ class Servers:
         self._breakers: LRUCache[str, Breaker] = LRUCache(256)
         self.refusals = Refusals()
         self._slots = asyncio.Semaphore(POOL)
-        self._waits = Waits(clock)
+        self._waits = WaitBudget(clock)
         self._under_way: set[asyncio.Task[Any]] = set()
 
     @property
@@ -149,26 +185,26 @@ class Servers:
     async def extend(self, key: str, value: bytes, seconds: float) -> bool:
         """Let *key* live *seconds* from now if it holds *value*; whether it does."""
         lifetime = str(int(seconds * 1000))
-        return bool(await self._ask("extend", key, lambda: self._script(scripts.EXTEND, key, value, lifetime)))
+        return bool(await self._ask("extend", key, lambda: self._script(_EXTEND, key, value, lifetime)))
 
     async def release(self, key: str, value: bytes) -> bool:
         """Forget *key* if it holds *value*; whether it did."""
-        return bool(await self._ask("release", key, lambda: self._script(scripts.RELEASE, key, value)))
+        return bool(await self._ask("release", key, lambda: self._script(_RELEASE, key, value)))
 
     async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         """Keep *new* for *seconds* under *key* if it holds *old*; whether it did."""
         lifetime = str(int(seconds * 1000))
-        return bool(await self._ask("swap", key, lambda: self._script(scripts.SWAP, key, old, new, lifetime)))
+        return bool(await self._ask("swap", key, lambda: self._script(_SWAP, key, old, new, lifetime)))
 
     async def add(self, key: str, amount: int, seconds: float) -> None:
         """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
         lifetime = str(int(seconds * 1000))
-        await self._ask("add", key, lambda: self._script(scripts.ADD, key, str(amount), lifetime))
+        await self._ask("add", key, lambda: self._script(_ADD, key, str(amount), lifetime))
 
     async def note(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
         """Set *field* of the table under *key*, which lives *seconds* from now at least."""
         lifetime = str(int(seconds * 1000))
-        await self._ask("note", key, lambda: self._script(scripts.NOTE, key, field, value, str(most), lifetime))
+        await self._ask("note", key, lambda: self._script(_NOTE, key, field, value, str(most), lifetime))
 
     async def table(self, key: str) -> Mapping[bytes, bytes]:
         """All fields of the table under *key*; empty where there is none."""
@@ -180,7 +216,7 @@ class Servers:
     async def rank(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
         """Set the score of *member* under *key*, which lives *seconds* from now, and keep the *most* highest."""
         lifetime = str(int(seconds * 1000))
-        await self._ask("rank", key, lambda: self._script(scripts.RANK, key, member, repr(score), str(most), lifetime))
+        await self._ask("rank", key, lambda: self._script(_RANK, key, member, repr(score), str(most), lifetime))
 
     async def ranked(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores, the highest first."""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.store.breaker import State
-from proxy.store.failures import REFUSALS
+from proxy.store.redis_errors import REFUSALS
+
+Warn = Callable[[str, dict[str, object]], None]
+"""Takes ``(event, facts)`` for the log."""
+
+EVERY = 60.0
+"""Seconds between two lines about the same kind of error."""
 
 INSTEAD = ", in place of the configured store, which cannot be used"
 
@@ -57,3 +65,36 @@ def _trouble(state: StoreState) -> str:
     if state.refusal:
         return f", refuses what it is asked ({state.refusal}): {REFUSALS[state.refusal]}"
     return ", not reachable: serving without it"
+
+
+class ThrottledWarnings:
+    """Counts errors by kind and passes on what is worth a line; never sees keys or values."""
+
+    def __init__(self, warn: Warn, clock: Callable[[], float] = time.monotonic) -> None:
+        self._warn = warn
+        self._clock = clock
+        self._said: dict[str, float] = {}
+        self._standing: dict[str, object] = {"store": True}
+        self.counts: Counter[str] = Counter()
+
+    def say(self, event: str, /, **facts: object) -> None:
+        """Pass *event* on, now."""
+        self._warn(event, facts)
+
+    def change(self, subject: str, state: object, event: str, /, **facts: object) -> None:
+        """Pass *event* on if *subject* was in another state before."""
+        if self._standing.get(subject) != state:
+            self._standing[subject] = state
+            self._warn(event, facts)
+
+    def count(self, kind: str, event: str = "", **facts: object) -> None:
+        """Count one error of *kind*; pass *event* on unless it was within the last minute."""
+        self.counts[kind] += 1
+        now = self._clock()
+        if event and now - self._said.get(event, -EVERY) >= EVERY:
+            self._said[event] = now
+            self._warn(event, {"kind": kind, **facts})
+
+    def snapshot(self) -> Mapping[str, int]:
+        """How many errors of each kind there were so far."""
+        return dict(self.counts)

@@ -70,7 +70,7 @@ class Shelf(Protocol):
     ) -> tuple[int, bytes] | None:
         """The summary under the first of *chains* that has one, with its index."""
 
-    async def keep(self, tenant: bytes, root: bytes, policy: bytes, chain: bytes, value: bytes) -> bytes:
+    async def save(self, tenant: bytes, root: bytes, policy: bytes, chain: bytes, value: bytes) -> bytes:
         """Keep *value* unless another replica was first; returns the one that holds."""
 
     async def lease(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> Lease | None:

@@ -322,7 +322,7 @@ class Jobs:
         cut, chain = passage.prefix.length, passage.prefix.prefix_hash
         spent = draft.input_tokens + draft.output_tokens + (base.tokens_spent if base else 0)
         value = dump(draft.text, cut, spent, summariser.model, int(time.time()))
-        held = await self._shelf.keep(passage.request.tenant, passage.root_hash, policy, chain, value)
+        held = await self._shelf.save(passage.request.tenant, passage.root_hash, policy, chain, value)
         summary = load(held, cut) or Summary(draft.text, cut, spent, summariser.model)
         self._memory.summaries[policy, chain] = summary
         return summary

@@ -51,7 +51,7 @@ class Writer:
         if not text:
             return None
         kept = dump(text, passage.prefix.length, 1000, "gpt-4o-mini", 1_800_000_000)
-        await self._store.shelf.keep(TENANT, passage.root_hash, b"p" * 8, passage.prefix.prefix_hash, kept)
+        await self._store.summaries.save(TENANT, passage.root_hash, b"p" * 8, passage.prefix.prefix_hash, kept)
         return Summary(text, passage.prefix.length, 1000, "gpt-4o-mini")
 
     write = ready
@@ -103,15 +103,15 @@ async def measured(path: Path, window: int, tokens: int) -> Taken:
 async def _grown(path: Path, window: int, tokens: int, store: Store, tasks: Tasks, server: Valkey) -> Taken:
     taken = Taken(path.stem, window)
     archive = Archive(
-        store.originals,
+        store.archive,
         ArchiveLimits(604_800.0, 262_144, 2**26),
         {},
         tasks.spawn,
         lambda outcome, number: None,
         time.monotonic,
     )
-    chronicle = HistoryRecorder(store.register, {}, lambda: 1_800_000_000.0, archive)
-    desk = Replica(store, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
+    chronicle = HistoryRecorder(store.conversations, {}, lambda: 1_800_000_000.0, archive)
+    desk = Replica(store.records, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
     for messages in places(path):
         body = body_of(messages)
         plan = await desk.plan(body, window)

@@ -11,7 +11,7 @@ from types import ModuleType
 from proxy import caches, cli, upstream_wiring, wiring
 from proxy.engine import records as events
 from proxy.server import admin
-from proxy.store import records, sealed
+from proxy.store import encryption, tables
 
 SHARE = 64
 """By which the caches are smaller."""
@@ -21,8 +21,8 @@ BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (caches, ("ITEM_BYTES", "PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
     (wiring, ("SIZES", "ASKED", "LEARNED", "ARCHIVED", "NOTED")),
     (upstream_wiring, ("TENANTS", "STRETCHES")),
-    (records, ("_RENEWED", "_MARKS")),
-    (sealed, ("_TENANTS",)),
+    (tables, ("_RENEWED", "_REQUESTS")),
+    (encryption, ("_TENANTS",)),
     (events, ("SPARED",)),
     (admin, ("CALLERS",)),
 )

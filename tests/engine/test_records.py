@@ -117,7 +117,7 @@ async def test_tenants_and_labels_share_nothing() -> None:
     assert len({key[1] for key in keys}) == len({key[3] for key in keys}) == 3
 
 
-async def test_the_memory_store_serves_as_recorder(tmp_path: Path) -> None:
+async def test_the_memory_store_holds_the_records(tmp_path: Path) -> None:
     """Over the real store in memory two replicas that take turns send the same views."""
     faults: list[str] = []
     tasks = Tasks(lambda name, error: faults.append(name))
@@ -125,7 +125,7 @@ async def test_the_memory_store_serves_as_recorder(tmp_path: Path) -> None:
         "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: faults.append(event)
     )
     try:
-        two = [Replica(store), Replica(store)]
+        two = [Replica(store.records), Replica(store.records)]
         messages = agent_session(30, 300)
         for at, end in enumerate(requests_of(messages)):
             views = [await desk.view(messages[:end], WINDOW) for desk in (two if at % 2 else two[::-1])]

@@ -105,8 +105,8 @@ WISH = json.dumps({"conversation": NAME}).encode()
 async def known(at: House) -> None:
     """One conversation of one tenant."""
     last = RequestNote(VERSION, 0, "up,m", "chat", 9, 8192, 7000, 900, 900, "verbatim", (), 0, b"", 0, 0)
-    at.register.seen(TENANT, NAME, ROOT, 1.0, lasting=False)
-    at.register.note(TENANT, ROOT, name_of(last), dump(last), lasting=False)
+    at.register.save_conversation(TENANT, NAME, ROOT, 1.0, long_lived=False)
+    at.register.save_note(TENANT, ROOT, name_of(last), dump(last), long_lived=False)
     await asyncio.sleep(0)
     while not await at.conversations.show(TENANT, NAME):  # noqa: ASYNC110 - the register has no event
         await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from proxy.store import Store, open_store
-from proxy.store.place import binary
+from proxy.store.embedded_paths import binary
 from proxy.tasks import Tasks
 
 STARTED_WITHIN, ANSWERS_WITHIN = 30.0, 10.0

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store.embedded import STOP, Embedded, answers, say
-from proxy.store.errors import EmbeddedUnavailable
+from proxy.store.backend import EmbeddedUnavailable
+from proxy.store.embedded import STOP, Embedded, FileLock, answers, say
 from proxy.tasks import Tasks
 from tests.store.conftest import Opener, eventually
 
@@ -34,7 +34,7 @@ async def main():
     store = await open_store(
         "embedded", directory=Path(sys.argv[1]), key=None, spawn=tasks.spawn, warn=lambda event, facts: None
     )
-    held = await store.save(b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, sys.argv[2].encode())
+    held = await store.records.save(b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, sys.argv[2].encode())
     print(store.state().owner, held.decode(), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await store.close()
@@ -166,14 +166,14 @@ async def test_an_owner_that_leaves_while_its_server_starts_again_does_not_wait_
 async def test_a_killed_server_is_back_soon_with_its_data(opener: Opener) -> None:
     """After ``kill -9`` of the server the owner starts it again, and its records are there."""
     store = await opener("embedded")
-    await store.save(TENANT, ROOT, ROUTE, A, b"x")
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     await asyncio.sleep(1.2)  # the append-only file is written once a second
     first = _pid(opener.directory)
     os.kill(first, signal.SIGKILL)
     await eventually(lambda: _pid(opener.directory) not in (0, first))
 
     async def found() -> bool:
-        return await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+        return await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
 
     deadline = time.monotonic() + 15
     while not await found():
@@ -190,7 +190,7 @@ async def test_the_server_of_a_killed_process_is_adopted_with_its_data(opener: O
     store = await opener("embedded")
     assert store.state().owner
     assert _pid(opener.directory) == pid
-    assert await store.save(TENANT, ROOT, ROUTE, A, b"from now") == b"from before"
+    assert await store.records.save(TENANT, ROOT, ROUTE, A, b"from now") == b"from before"
     os.kill(pid, signal.SIGKILL)  # not our child: its end has to be noticed all the same
     await eventually(lambda: _pid(opener.directory) not in (0, pid))
     second = _pid(opener.directory)
@@ -203,12 +203,12 @@ async def test_a_guest_takes_over_when_the_owner_is_killed(opener: Opener) -> No
     first = await asyncio.to_thread(Process, opener.directory, "first")
     store = await opener("embedded")
     assert store.state().owner is False
-    assert await store.save(TENANT, ROOT, ROUTE, A, b"second") == b"first"
+    assert await store.records.save(TENANT, ROOT, ROUTE, A, b"second") == b"first"
     pid = _pid(opener.directory)
     await asyncio.to_thread(first.kill)
     await eventually(lambda: bool(store.state().owner))
     assert _pid(opener.directory) == pid
-    assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"first")
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"first")
     await store.close()
     assert not _alive(pid)
 
@@ -280,10 +280,10 @@ async def test_a_path_that_cannot_be_used_is_memory_with_a_warning(opener: Opene
     """A data directory that cannot be made turns the store into memory, says so, and everything works."""
     (short_path / "file").write_text("in the way")
     store = await opener("embedded", directory=short_path / "file" / "data")
-    assert (store.state().kind, store.state().up, store.reachable()) == ("memory", False, True)
+    assert (store.state().kind, store.state().up, store.records.reachable()) == ("memory", False, True)
     assert opener.events == ["store.memory_instead"]
     assert str(short_path) in str(opener.warned[0][1]["cause"])
-    assert await store.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+    assert await store.records.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the administrator may write everywhere")
@@ -340,26 +340,26 @@ async def test_damaged_data_is_moved_aside_and_begun_anew(opener: Opener, spoil:
     data, aside = opener.directory / "appendonlydir", opener.directory / "appendonlydir.damaged"
     for damaged in (1, 2):
         store = await opener("embedded")
-        await store.save(TENANT, ROOT, ROUTE, A, b"old")
+        await store.records.save(TENANT, ROOT, ROUTE, A, b"old")
         await store.close()
         spoil(data)
         store = await opener("embedded")
         assert (store.state().kind, store.state().up) == ("embedded", True)
-        assert await store.newest(TENANT, ROOT, ROUTE, [A]) is None
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
         assert opener.events == ["store.begun_anew"] * damaged
         assert opener.warned[-1][1]["moved_to"] == str(aside)
         assert aside.exists()
-        await store.save(TENANT, ROOT, ROUTE, A, b"new")
+        await store.records.save(TENANT, ROOT, ROUTE, A, b"new")
         await store.close()
         store = await opener("embedded")
-        assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"new")
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"new")
         await store.close()
 
 
 async def test_data_that_is_damaged_under_a_running_proxy_is_begun_anew(opener: Opener) -> None:
     """A server that died and cannot read its data comes back without it, and nobody has to restart the proxy."""
     store = await opener("embedded")
-    await store.save(TENANT, ROOT, ROUTE, A, b"old")
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"old")
     await asyncio.sleep(1.2)  # the append-only file is written once a second
     os.kill(_pid(opener.directory), signal.SIGSTOP)
     _garbled(opener.directory / "appendonlydir")
@@ -367,7 +367,7 @@ async def test_data_that_is_damaged_under_a_running_proxy_is_begun_anew(opener: 
     await eventually(lambda: "store.begun_anew" in opener.events, 30)
     await eventually(lambda: store.state().up, 30)
     deadline = time.monotonic() + 15
-    while await store.save(TENANT, ROOT, ROUTE, A, b"new") != b"new" or not store.state().up:
+    while await store.records.save(TENANT, ROOT, ROUTE, A, b"new") != b"new" or not store.state().up:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.1)
 
@@ -375,3 +375,36 @@ async def test_data_that_is_damaged_under_a_running_proxy_is_begun_anew(opener: 
 async def test_nobody_there_says_nothing(short_path: Path) -> None:
     """Asking a socket without a server is an empty answer, not an error."""
     assert await say(short_path / "nobody", b"PING\r\n") == b""
+
+
+def test_one_holder_at_a_time_and_many_that_share(tmp_path: Path) -> None:
+    """An exclusive lock keeps everybody out; shared ones keep only the exclusive one out."""
+    one, two, three = (FileLock(tmp_path / "lock") for _ in range(3))
+    assert one.take()
+    assert not two.take()
+    assert not two.take(shared=True)
+    one.release()
+    assert two.take(shared=True)
+    assert three.take(shared=True)
+    assert not one.take()
+    assert (one.held, two.held, three.held) == (False, True, True)
+    two.close()
+    three.release()
+    assert one.take()
+    one.close()
+    three.close()
+
+
+def test_a_lock_that_was_handed_to_a_child_lasts_as_long_as_the_child(tmp_path: Path) -> None:
+    """Closing our handle leaves the lock with the child that inherited it, and only with that one."""
+    lock, other = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+    assert lock.take()
+    wait = [sys.executable, "-c", "input()"]
+    heir = subprocess.Popen(wait, stdin=subprocess.PIPE, pass_fds=(lock.handle,))
+    stranger = subprocess.Popen(wait, stdin=subprocess.PIPE)
+    lock.close()
+    assert not other.take()
+    heir.communicate(b"\n")
+    assert other.take()
+    stranger.communicate(b"\n")
+    other.close()

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store import Store, StoreMisconfigured, StoreUnsupported, keys
+from proxy.store import Store, StoreMisconfigured, StoreUnsupported, key_names
 from proxy.store.redis import OPERATION, POOL, Servers
+from proxy.tasks import Tasks
 from tests.store.conftest import Opener, Valkey, eventually, free_port
 
 TENANT, ROOT, ROUTE, A = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16
@@ -27,7 +28,7 @@ async def _slowest(store: Store, calls: int) -> float:
     slowest = 0.0
     for n in range(calls):
         began = time.monotonic()
-        await store.newest(TENANT, ROOT, ROUTE, [_place(n)])
+        await store.records.newest(TENANT, ROOT, ROUTE, [_place(n)])
         slowest = max(slowest, time.monotonic() - began)
     return slowest
 
@@ -35,7 +36,7 @@ async def _slowest(store: Store, calls: int) -> float:
 async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey: Valkey, opener: Opener) -> None:
     """A frozen server delays each call by its deadline only, opens the breaker, and is back in use after it wakes."""
     store = await opener(valkey.url)
-    await store.save(TENANT, ROOT, ROUTE, A, b"x")
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     valkey.signal(signal.SIGSTOP)
     try:
         began = time.monotonic()
@@ -43,28 +44,28 @@ async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey
         assert time.monotonic() - began < 3, "one caller does not wait for each of its operations"
         await eventually(lambda: store.state().breaker == "open")
         assert not store.state().up
-        assert await store.save(TENANT, ROOT, ROUTE, A, b"mine meanwhile") == b"mine meanwhile"
+        assert await store.records.save(TENANT, ROOT, ROUTE, A, b"mine meanwhile") == b"mine meanwhile"
         assert opener.events.count("store.down") == 1
     finally:
         valkey.signal(signal.SIGCONT)
 
     await eventually(lambda: store.state().up, 20)
-    assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
     assert opener.events.count("store.up") == 1
 
 
 async def test_a_killed_server_is_a_miss_and_its_data_is_back_after_restart(valkey: Valkey, opener: Opener) -> None:
     """Calls go on without a server that was killed, and find its records when it is back."""
     store = await opener(valkey.url)
-    await store.save(TENANT, ROOT, ROUTE, A, b"x")
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     await asyncio.sleep(1.2)  # the append-only file is written once a second
     valkey.kill()
     assert await _slowest(store, 20) < 10 * OPERATION
-    assert await store.newest(TENANT, ROOT, ROUTE, [A]) is None
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
     assert set(store.state().errors) <= {"down", "open"}
     valkey.start()
     await eventually(lambda: store.state().up, 20)
-    assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
 
 
 async def test_a_server_that_is_down_at_start_is_used_when_it_comes(short_path: Path, opener: Opener) -> None:
@@ -72,15 +73,19 @@ async def test_a_server_that_is_down_at_start_is_used_when_it_comes(short_path: 
     server = Valkey(short_path)
     early, late = await opener(server.url), await opener(server.url)
     assert not early.state().up
-    assert await early.newest(TENANT, ROOT, ROUTE, [A]) is None
-    assert await early.save(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
-    assert early.prefix_key(TENANT) != late.prefix_key(TENANT)
+    assert await early.records.newest(TENANT, ROOT, ROUTE, [A]) is None
+    assert await early.records.save(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
+    assert early.records.prefix_key(TENANT) != late.records.prefix_key(TENANT)
     assert "store.down" in opener.events
     server.start()
     try:
         await eventually(lambda: early.state().up and late.state().up)
-        assert early.prefix_key(TENANT) == late.prefix_key(TENANT)
-        assert await early.save(TENANT, ROOT, ROUTE, A, b"x") == await late.save(TENANT, ROOT, ROUTE, A, b"y") == b"x"
+        assert early.records.prefix_key(TENANT) == late.records.prefix_key(TENANT)
+        assert (
+            await early.records.save(TENANT, ROOT, ROUTE, A, b"x")
+            == await late.records.save(TENANT, ROOT, ROUTE, A, b"y")
+            == b"x"
+        )
     finally:
         server.kill()
 
@@ -128,23 +133,23 @@ async def test_a_caller_that_leaves_says_nothing_about_the_server(
 ) -> None:
     """However many callers leave midway, the breaker stays closed, and no connection and no turn is lost."""
     # A busy machine may be late for once: what is tried here are callers, not the server's pace.
-    for patience in ("proxy.store.redis.OPERATION", "proxy.store.waits.REQUEST"):
+    for patience in ("proxy.store.redis.OPERATION", "proxy.store.deadlines.REQUEST"):
         monkeypatch.setattr(patience, 10.0)
     store = await opener(valkey.url)
     await _storm(store, 0.003)
     assert store.state().breaker == "closed"
     for n in range(2 * POOL):
-        assert await store.newest(TENANT, ROOT, ROUTE, [_place(n % 50)]) == (0, b"record %d" % (n % 50))
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [_place(n % 50)]) == (0, b"record %d" % (n % 50))
 
 
 async def _storm(store: Store, patience: float) -> None:
     for n in range(50):
-        await store.save(TENANT, ROOT, ROUTE, _place(n), b"record %d" % n)
+        await store.records.save(TENANT, ROOT, ROUTE, _place(n), b"record %d" % n)
     dice, wrong, answered, cancelled = random.Random(7), [], 0, 0
 
     async def ask(n: int) -> None:
         nonlocal answered
-        found = await store.newest(TENANT, ROOT, ROUTE, [_place(n)])
+        found = await store.records.newest(TENANT, ROOT, ROUTE, [_place(n)])
         answered += found is not None
         if found not in (None, (0, b"record %d" % n)):
             wrong.append(found)
@@ -167,12 +172,12 @@ async def _storm(store: Store, patience: float) -> None:
 async def test_a_full_server_still_reads(valkey: Valkey, opener: Opener) -> None:
     """When the server has no memory left, records are read on, writes return the given record, nothing opens."""
     store = await opener(valkey.url)
-    await store.save(TENANT, ROOT, ROUTE, A, b"x")
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     valkey.say("CONFIG SET maxmemory-policy noeviction")
     valkey.say("CONFIG SET maxmemory 1")
     for n in range(20):
-        assert await store.save(TENANT, ROOT, ROUTE, _place(n), b"y") == b"y"
-        assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+        assert await store.records.save(TENANT, ROOT, ROUTE, _place(n), b"y") == b"y"
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
     assert store.state().breaker == "closed"
     assert store.state().errors == {"oom": 20}
     assert opener.events.count("store.full") == 1
@@ -216,8 +221,8 @@ async def test_a_lying_server_is_a_miss(nonsense: bytes, opener: Opener) -> None
     store.records.ready = True
     for _ in range(10):
         began = time.monotonic()
-        assert await store.newest(TENANT, ROOT, ROUTE, [A]) is None
-        assert await store.save(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
+        assert await store.records.save(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
         assert time.monotonic() - began < 10 * OPERATION
     assert store.state().errors
     await store.close()
@@ -231,7 +236,7 @@ async def test_a_crowd_on_a_hung_server_leaves_together(valkey: Valkey, opener: 
     valkey.signal(signal.SIGSTOP)
     try:
         began = time.monotonic()
-        found = await asyncio.gather(*(store.newest(TENANT, ROOT, ROUTE, [_place(n)]) for n in range(500)))
+        found = await asyncio.gather(*(store.records.newest(TENANT, ROOT, ROUTE, [_place(n)]) for n in range(500)))
         assert time.monotonic() - began < 20 * OPERATION
         assert found == [None] * 500
     finally:
@@ -267,7 +272,7 @@ async def test_a_wrong_password_is_told_apart_and_never_shown(valkey_on_tcp: Val
     """A refused password is reported as such, without the password, and the store goes on without its server."""
     valkey_on_tcp.say("CONFIG SET requirepass right")
     store = await opener(f"redis://:wrong-secret@127.0.0.1:{valkey_on_tcp.port}")
-    assert await store.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+    assert await store.records.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
     assert store.state().url_redacted == f"redis://***@127.0.0.1:{valkey_on_tcp.port}"
     assert opener.warned[0] == ("store.down", {"cause": "auth"})
     assert "secret" not in repr(opener.warned) + repr(store.state())
@@ -319,15 +324,15 @@ async def test_a_cluster_keeps_conversations_and_its_breaker_is_per_node(short_p
         await eventually(lambda: "cluster_state:ok" in server.say("CLUSTER INFO"))
         store = await opener(f"redis+cluster://127.0.0.1:{server.port}")
         assert store.state().up
-        assert await store.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
-        assert await store.save(TENANT, ROOT, ROUTE, A, b"y") == b"x"
-        assert await store.newest(TENANT, ROOT, ROUTE, [_place(1), A]) == (1, b"x")
+        assert await store.records.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+        assert await store.records.save(TENANT, ROOT, ROUTE, A, b"y") == b"x"
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [_place(1), A]) == (1, b"x")
         server.signal(signal.SIGSTOP)
         assert await _slowest(store, 20) < 10 * OPERATION
         await eventually(lambda: store.state().breaker == "open")
         server.signal(signal.SIGCONT)
         await eventually(lambda: store.state().up, 20)
-        assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
         await store.close()
     finally:
         server.kill()
@@ -344,8 +349,45 @@ async def test_the_master_a_sentinel_names_is_used(short_path: Path, valkey_on_t
     try:
         store = await opener(f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/main/0")
         assert store.state().up
-        assert await store.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
-        assert valkey_on_tcp.say(f"EXISTS {keys.event(ROOT, ROUTE, A)}").startswith(":1")
+        assert await store.records.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+        assert valkey_on_tcp.say(f"EXISTS {key_names.event(ROOT, ROUTE, A)}").startswith(":1")
         await store.close()
     finally:
         sentinel.kill()
+
+
+async def test_a_table_loses_the_field_that_sorts_first_and_keeps_its_longest_life(valkey: Valkey) -> None:
+    """Of more fields than it may have the first goes; a note of short life shortens no longer one."""
+    tasks = Tasks(lambda name, error: None)
+    servers = Servers(valkey.url, spawn=tasks.spawn)
+    for number in (3, 1, 2):
+        await servers.note("t", f"{number}", b"%d" % number, 3, 100)
+    await servers.note("t", "4", b"4", 3, 10)
+    assert await servers.table("t") == {b"2": b"2", b"3": b"3", b"4": b"4"}
+    assert int(valkey.say("PTTL t").strip().lstrip(":")) > 20_000
+    await servers.note("t", "4", b"four", 3, 10)
+    assert (await servers.table("t"))[b"4"] == b"four"
+    await servers.close()
+
+
+async def test_a_list_keeps_the_newest(valkey: Valkey) -> None:
+    """Of more members than it may have the lowest scores go; a member's score is its last one."""
+    tasks = Tasks(lambda name, error: None)
+    servers = Servers(valkey.url, spawn=tasks.spawn)
+    for score, member in enumerate((b"a", b"b", b"c", b"a", b"d")):
+        await servers.rank("l", member, float(score), 3, 100)
+    assert await servers.ranked("l", 9) == [(b"d", 4.0), (b"a", 3.0), (b"c", 2.0)]
+    assert await servers.ranked("l", 1) == [(b"d", 4.0)]
+    assert 0 < int(valkey.say("PTTL l").strip().lstrip(":")) <= 100_000
+    await servers.close()
+
+
+async def test_only_who_holds_a_value_gives_it_back(valkey: Valkey) -> None:
+    """A value goes once, and whoever names another one is told so."""
+    tasks = Tasks(lambda name, error: None)
+    servers = Servers(valkey.url, spawn=tasks.spawn)
+    await servers.claim("k", b"mine", 100)
+    assert not await servers.release("k", b"yours")
+    assert await servers.release("k", b"mine")
+    assert not await servers.release("k", b"mine")
+    await servers.close()

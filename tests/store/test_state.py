@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.store import StoreState, describe_store, store_status
+from proxy.store.state import EVERY, ThrottledWarnings
 
 HERE = Path("/data/ullage")
 
@@ -45,3 +46,18 @@ def test_the_status_names_the_refusal() -> None:
     assert store_status(_state())["refusal"] is None
     found = store_status(_state(up=False, refusal="disk", errors={"disk": 3}))
     assert found == {"kind": "redis", "up": False, "breaker": "closed", "refusal": "disk", "errors": {"disk": 3}}
+
+
+def test_states_are_told_once_and_repetitions_once_a_minute() -> None:
+    """Every error is counted; the operator hears of changes, and of repeated errors once a minute."""
+    heard, now = [], 0.0
+    notices = ThrottledWarnings(lambda event, facts: heard.append((event, facts)), lambda: now)
+    for state in (True, False, False, False, True):
+        notices.change("store", state, "up" if state else "down")
+    for _ in range(100):
+        notices.count("oom", "full")
+    notices.count("slow")
+    now = EVERY
+    notices.count("oom", "full")
+    assert heard == [("down", {}), ("up", {}), ("full", {"kind": "oom"}), ("full", {"kind": "oom"})]
+    assert notices.snapshot() == {"oom": 101, "slow": 1}

@@ -161,10 +161,10 @@ async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valk
     """When the holder of a lease is gone for good, another replica writes as soon as the lease has run out."""
     server = await stub()
     store = await opener(valkey.url)
-    bench = Bench(server, store.shelf, lease=0.5)
+    bench = Bench(server, store.summaries, lease=0.5)
     passage = summary_request_of(entries_of(8))
     policy = bench.jobs._policy(passage, bench.jobs._terms.summariser(passage, bench.jobs._resolve))
-    assert await store.shelf.lease(passage.root_hash, policy, passage.last_compaction, 0.5) is not None
+    assert await store.summaries.lease(passage.root_hash, policy, passage.last_compaction, 0.5) is not None
     bench.jobs.prepare(passage)
     await settled(bench)
     assert [report.reason for report in bench.reports] == ["elsewhere"]

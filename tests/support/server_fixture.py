@@ -15,12 +15,12 @@ from proxy.core.report import Report, Usage
 from proxy.engine import ports
 from proxy.features.history.history import History
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
+from proxy.store.archive_table import ArchiveTable
+from proxy.store.conversation_table import ConversationTable
+from proxy.store.encryption import Sealer
 from proxy.store.memory import Memory
-from proxy.store.notices import Notices
-from proxy.store.originals import Originals
-from proxy.store.records import Records
-from proxy.store.register import Register
-from proxy.store.sealed import Sealer
+from proxy.store.state import ThrottledWarnings
+from proxy.store.tables import TableAccess
 from proxy.tasks import Tasks
 from proxy.upstream import Target, Timeouts, Upstreams
 
@@ -138,7 +138,7 @@ class House:
     port: int
     reports: list[Report]
     models: Models
-    register: Register
+    register: ConversationTable
     conversations: History
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
@@ -220,7 +220,7 @@ async def house(
         reports: list[Report] = []
         models = Models(upstream, [ListedUpstream("up")], "up", [], lambda model: {"context_length": 4096})
         register = a_register()
-        originals = Originals(register._backend, register._records)
+        originals = ArchiveTable(register._access)
         conversations = History(register, originals, time.time, compacts=True, summaries="background")
         server = Server(
             config,
@@ -244,11 +244,11 @@ async def house(
             await upstream.close()
 
 
-def a_register() -> Register:
+def a_register() -> ConversationTable:
     """A register over a store of this process."""
     tasks, memory = Tasks(lambda name, error: None), Memory()
-    notices = Notices(lambda event, facts: None)
-    return Register(memory, Records(memory, Sealer(b"m" * 32), spawn=tasks.spawn, notices=notices))
+    warnings = ThrottledWarnings(lambda event, facts: None)
+    return ConversationTable(TableAccess(memory, Sealer(b"m" * 32), spawn=tasks.spawn, warnings=warnings))
 
 
 def chunk(data: bytes) -> bytes:

@@ -118,7 +118,7 @@ class Dictionary:
         names = [(tenant, (root, policy, chain)) for chain in chains]
         return next(((i, self.texts[name]) for i, name in enumerate(names) if name in self.texts), None)
 
-    async def keep(self, tenant: bytes, root: bytes, policy: bytes, chain: bytes, value: bytes) -> bytes:
+    async def save(self, tenant: bytes, root: bytes, policy: bytes, chain: bytes, value: bytes) -> bytes:
         return self.texts.setdefault((tenant, (root, policy, chain)), value)
 
     async def lease(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> Right | None:

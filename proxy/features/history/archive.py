@@ -12,7 +12,7 @@ from proxy.core.compaction.record import Compaction
 from proxy.core.decisions import CountedView
 from proxy.engine.ports import Clock
 from proxy.features.history.pages import ITEM, Entry, dump, reference
-from proxy.store.originals import Originals
+from proxy.store.archive_table import ArchiveTable
 
 Outcome = Literal["kept", "dropped", "too_big", "failed"]
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
@@ -51,7 +51,7 @@ class Archive:
 
     def __init__(
         self,
-        originals: Originals,
+        originals: ArchiveTable,
         terms: ArchiveLimits,
         known: MutableMapping[tuple[bytes, bytes], bool],
         spawn: Spawn,
@@ -125,7 +125,7 @@ class Archive:
     async def _written(self, job: _Job) -> int:
         """How many originals of *job* the store took before it failed."""
         for done, (name, content) in enumerate(job.originals):
-            if not await self._originals.keep(job.tenant, job.root, name, content, self._terms.seconds):
+            if not await self._originals.save(job.tenant, job.root, name, content, self._terms.seconds):
                 return done
             self._known[job.root, name] = True
             self._observe("kept", 1)

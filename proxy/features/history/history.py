@@ -9,8 +9,8 @@ from proxy.core.errors import Conflict
 from proxy.features.history.notes import CompactionNote, RequestNote, load, show_compaction, show_request, show_summary
 from proxy.features.history.pages import ITEM, ITEMS, MOST_ITEMS, Page, read_reference, show_item, show_list
 from proxy.features.history.pages import load as load_list
-from proxy.store.originals import Originals
-from proxy.store.register import Kind, Register
+from proxy.store.archive_table import ArchiveTable
+from proxy.store.conversation_table import ConversationTable, Kind
 from proxy.summaries.contracts import SummaryNote
 
 REQUEST_SECONDS = 3600.0
@@ -25,7 +25,13 @@ class History:
     """
 
     def __init__(
-        self, register: Register, originals: Originals, now: Callable[[], float], *, compacts: bool, summaries: str
+        self,
+        register: ConversationTable,
+        originals: ArchiveTable,
+        now: Callable[[], float],
+        *,
+        compacts: bool,
+        summaries: str,
     ) -> None:
         self._register = register
         self._originals = originals
@@ -45,7 +51,7 @@ class History:
 
         Raises ``StoreUnavailable``.
         """
-        roots = await self._register.roots(tenant, conversation)
+        roots = await self._register.root_hashes(tenant, conversation)
         threads = await asyncio.gather(*(self._thread(tenant, root) for root in roots))
         known = [thread for thread in threads if thread is not None]
         return {"conversation": conversation, "threads": known} if known else None
@@ -60,13 +66,15 @@ class History:
         """
         if not self._compacts:
             raise Conflict("Nothing is compacted here: compression.mode is not on.")
-        roots = await self._register.roots(tenant, conversation)
+        roots = await self._register.root_hashes(tenant, conversation)
         found = await asyncio.gather(*(self._register.notes(tenant, root) for root in roots))
         known = [root for root, notes in zip(roots, found, strict=True) if notes]
         if not known:
             return None
         extent = "now" if share is None else f"{share:g}"
-        await asyncio.gather(*(self._register.mark(tenant, root, REQUEST_SECONDS, extent) for root in known))
+        await asyncio.gather(
+            *(self._register.request_compaction(tenant, root, REQUEST_SECONDS, extent) for root in known)
+        )
         goal = "" if share is None else f" to {share:g} of its room"
         writes = "by rule alone, since summaries.mode is off" if self._summaries == "off" else "with a model's summary"
         return {
@@ -114,7 +122,7 @@ class History:
         for note in jobs:
             wanted += [("summary", note.policy, note.chain)]
             wanted += [("lease", note.policy, note.since), ("refused", note.policy, note.since)]
-        there = await self._register.there(root, wanted)
+        there = await self._register.which_exist(root, wanted)
         return self._shown(last, events, jobs, there)
 
     def _shown(

@@ -11,7 +11,7 @@ from proxy.core.report import Report
 from proxy.engine.features import Feature
 from proxy.features.history.archive import Archive
 from proxy.features.history.notes import CompactionNote, RequestNote, dump, name_of
-from proxy.store.register import Register
+from proxy.store.conversation_table import ConversationTable
 from proxy.summaries.contracts import NOTE_VERSION, SummaryNote
 
 LEAST_SECONDS = 60.0
@@ -27,7 +27,7 @@ class HistoryRecorder(Feature):
 
     def __init__(
         self,
-        register: Register,
+        register: ConversationTable,
         recent: MutableMapping[tuple[str, bytes], bool],
         now: Callable[[], float],
         archive: Archive | None = None,
@@ -52,13 +52,13 @@ class HistoryRecorder(Feature):
             return
         self._recent[key] = True
         now, lasting = self._now(), record is not None
-        self._register.seen(request.tenant, report.conversation, root, now, lasting=lasting)
+        self._register.save_conversation(request.tenant, report.conversation, root, now, long_lived=lasting)
         last = _last(report, view, view.layout, int(now))
-        self._register.note(request.tenant, root, name_of(last), dump(last), lasting=lasting)
+        self._register.save_note(request.tenant, root, name_of(last), dump(last), long_lived=lasting)
         if fresh and record is not None:
             archive = self._archive.keep(view, root, record.compaction) if self._archive else ""
             event = _event(report, view, view.layout, record, int(now), archive)
-            self._register.note(request.tenant, root, name_of(event), dump(event), lasting=True)
+            self._register.save_note(request.tenant, root, name_of(event), dump(event), long_lived=True)
 
     def job(self, tenant: bytes, root: bytes, note: SummaryNote) -> None:
         """Note what has become of a summary; that it was passed over again, only now and then."""
@@ -67,7 +67,7 @@ class HistoryRecorder(Feature):
             if key in self._recent:
                 return
             self._recent[key] = True
-        self._register.note(tenant, root, name_of(note), dump(note), lasting=True)
+        self._register.save_note(tenant, root, name_of(note), dump(note), long_lived=True)
 
 
 def _last(report: Report, view: CountedView, layout: Layout, now: int) -> RequestNote:

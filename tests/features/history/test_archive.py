@@ -33,7 +33,7 @@ class Shelf:
     def name(self, tenant: bytes, content: bytes) -> bytes:
         return Replica().book.prefix_key(tenant + content)[:16]
 
-    async def keep(self, tenant: bytes, root: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
+    async def save(self, tenant: bytes, root: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
         await self.open.wait()
         self.calls += 1
         if len(self.values) >= self.most:

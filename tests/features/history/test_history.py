@@ -12,8 +12,8 @@ from proxy.features.history.history import REQUEST_SECONDS, History
 from proxy.features.history.notes import CompactionNote, RequestNote, dump, name_of
 from proxy.features.history.pages import ITEM, Entry, Page, reference
 from proxy.features.history.pages import dump as dump_list
-from proxy.store.originals import Originals
-from proxy.store.register import Register
+from proxy.store.archive_table import ArchiveTable
+from proxy.store.conversation_table import ConversationTable
 from proxy.summaries.contracts import NOTE_VERSION as VERSION
 from proxy.summaries.contracts import SummaryNote
 from tests.support.server_fixture import a_register
@@ -22,15 +22,15 @@ TENANT, OTHER, NAME = b"t" * 32, b"o" * 32, "abcdefgh-_123456"
 CHAIN = b"c" * 16
 
 
-def told_of(register: Register, *, compacts: bool = True, summaries: str = "background") -> History:
-    originals = Originals(register._backend, register._records)
+def told_of(register: ConversationTable, *, compacts: bool = True, summaries: str = "background") -> History:
+    originals = ArchiveTable(register._access)
     return History(register, originals, lambda: 1_000_100.0, compacts=compacts, summaries=summaries)
 
 
-async def fill(register: Register, *roots: bytes) -> None:
+async def fill(register: ConversationTable, *roots: bytes) -> None:
     """A conversation with an event, a summary and a last request at each of *roots*."""
     for at, root in enumerate(roots):
-        register.seen(TENANT, NAME, root, 1_000_000.0 + at, lasting=True)
+        register.save_conversation(TENANT, NAME, root, 1_000_000.0 + at, long_lived=True)
         for note in (
             RequestNote(
                 VERSION, 1_000_000, "up,m", "chat", 30, 8192, 7000, 9000, 3500, "compacted", (), 20, CHAIN, 0, 0
@@ -53,7 +53,7 @@ async def fill(register: Register, *roots: bytes) -> None:
                 1_000_160,
             ),
         ):
-            register.note(TENANT, root, name_of(note), dump(note), lasting=True)
+            register.save_note(TENANT, root, name_of(note), dump(note), long_lived=True)
     await asyncio.sleep(0.01)
 
 
@@ -94,7 +94,7 @@ async def test_a_wish_says_what_will_happen(summaries: str, word: str) -> None:
     assert (got["threads"], got["expires_in_seconds"]) == (2, REQUEST_SECONDS)
     assert word in str(got["message"])
     for root in (b"r" * 16, b"s" * 16):
-        assert await register.there(root, [("mark", b"", b"")]) == [True]
+        assert await register.which_exist(root, [("mark", b"", b"")]) == [True]
 
 
 async def test_where_nothing_is_compacted_a_wish_is_refused() -> None:
@@ -108,15 +108,15 @@ async def test_where_nothing_is_compacted_a_wish_is_refused() -> None:
 async def test_originals_are_told_a_page_at_a_time() -> None:
     """A list shows how its items begin, an item its text; another tenant is told of neither."""
     register = a_register()
-    originals = Originals(register._backend, register._records)
+    originals = ArchiveTable(register._access)
     told, root = told_of(register), b"r" * 16
     entries = []
     for index in range(5):
         content = b'{"role":"tool","content":"%d"}' % index
         name = originals.name(TENANT, content)
-        await originals.keep(TENANT, root, name, ITEM + content, 60)
+        await originals.save(TENANT, root, name, ITEM + content, 60)
         entries.append(Entry(index, "tool", name, len(content)))
-    await originals.keep(TENANT, root, b"n" * 16, dump_list([*entries, Entry(9, "tool", b"", 10**6)]), 60)
+    await originals.save(TENANT, root, b"n" * 16, dump_list([*entries, Entry(9, "tool", b"", 10**6)]), 60)
     first = await told.original(TENANT, reference(root, b"n" * 16), Page())
     assert first is not None
     assert (first["total"], first["next_offset"]) == (6, 3)

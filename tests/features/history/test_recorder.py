@@ -74,7 +74,7 @@ async def test_other_requests_are_noted_once_in_a_while() -> None:
     (last,) = load(await book.notes(first), RequestNote, "z")
     assert later.view is not None
     assert last.items == len(later.view.measured.parsed.items)
-    assert await book.register.roots(TENANT, first.report.conversation)
+    assert await book.register.root_hashes(TENANT, first.report.conversation)
 
 
 async def test_an_event_that_had_to_go_further_is_noted_from_the_view_before_it() -> None:

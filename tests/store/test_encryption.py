@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -9,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zstandard import ZstdCompressor
 
-from proxy.store.sealed import MAX_PLAIN, Sealer, derive, pack
+from proxy.store import encryption, key_names
+from proxy.store.backend import Unavailable
+from proxy.store.encryption import MAX_PLAIN, Sealer, derive, naming_secret, pack
+from proxy.store.memory import Memory
 
 MASTER, TENANT, NAME = b"m" * 32, b"t" * 32, "ullage1:{r}:e:x:y"
 
@@ -138,3 +143,73 @@ def test_an_original_that_unpacks_to_too_much_is_a_miss() -> None:
     unsized = ZstdCompressor(write_content_size=False).compress(b"x" * 1000)
     for packed in (bomb, unsized, b"", b"noise", pack(b"x" * 5000)[:-3]):
         assert sealer.open(TENANT, NAME, sealer.seal_packed(TENANT, NAME, packed)) is None
+
+
+def test_everybody_who_starts_at_once_gets_one_key(tmp_path: Path) -> None:
+    """Twenty that look for the key at the same moment all get the one that was made, and no draft is left."""
+    with ThreadPoolExecutor(20) as pool:
+        found = set(pool.map(lambda _: encryption.ensure_master_key(tmp_path), range(20)))
+    assert len(found) == 1
+    assert os.listdir(tmp_path) == [encryption.KEY_FILE]
+
+
+def test_a_key_that_is_no_key_is_refused(tmp_path: Path) -> None:
+    """A file of another size is not taken for a key."""
+    (tmp_path / encryption.KEY_FILE).write_bytes(b"")
+    with pytest.raises(ValueError, match="0 bytes"):
+        encryption.ensure_master_key(tmp_path)
+
+
+async def test_the_first_key_in_a_store_is_everybodys() -> None:
+    """The first replica puts its key, the others adopt it."""
+    store = Memory()
+    assert await encryption.share_master_key(store, b"1" * 32) == (b"1" * 32, True)
+    assert await encryption.share_master_key(store, b"2" * 32) == (b"1" * 32, False)
+
+
+async def test_what_cannot_be_a_key_is_not_agreed_on() -> None:
+    """Another size under the key's name is an error."""
+    store = Memory()
+    await store.claim(key_names.MASTER, b"x", None)
+    with pytest.raises(Unavailable, match="master_key"):
+        await encryption.share_master_key(store, b"1" * 32)
+
+
+async def test_names_outlive_a_master_key() -> None:
+    """Whoever has the new key and the old one finds the old one's names; later the new one alone does."""
+    store = Memory()
+    first = await encryption.share_naming_secret(store, [b"1" * 32])
+    assert first == naming_secret(b"1" * 32)
+    assert await encryption.share_naming_secret(store, [b"1" * 32, b"2" * 32]) == first, (
+        "the next key may be known ahead"
+    )
+    assert await encryption.share_naming_secret(store, [b"2" * 32, b"1" * 32]) == first
+    assert await encryption.share_naming_secret(store, [b"2" * 32]) == first
+    assert await encryption.share_naming_secret(store, [b"3" * 32, b"2" * 32]) == first
+    assert await encryption.share_naming_secret(store, [b"3" * 32]) == first
+
+
+async def test_a_key_that_replaces_a_lost_one_names_anew() -> None:
+    """Without the old key its names cannot be found; everybody with the new one agrees on others all the same."""
+    store = Memory()
+    first = await encryption.share_naming_secret(store, [b"1" * 32])
+    second = await encryption.share_naming_secret(store, [b"2" * 32])
+    assert second == naming_secret(b"2" * 32) != first
+    assert await encryption.share_naming_secret(store, [b"1" * 32]) == first
+
+
+async def test_names_that_somebody_wrote_are_not_believed() -> None:
+    """What does not open with the key is passed over, and left where it is."""
+    store = Memory()
+    (place,) = [key_names.names(derive(b"1" * 32, b"fingerprint", b"")[:8])]
+    await store.claim(place, b"forged", None)
+    assert await encryption.share_naming_secret(store, [b"1" * 32]) == naming_secret(b"1" * 32)
+
+
+def test_looking_for_a_key_makes_none(tmp_path: Path) -> None:
+    """Whether there is a key in a directory is told without creating one."""
+    assert encryption.find_master_key(tmp_path) is None
+    assert os.listdir(tmp_path) == []
+
+    made = encryption.ensure_master_key(tmp_path)
+    assert encryption.find_master_key(tmp_path) == made

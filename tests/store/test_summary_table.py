@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store import Store, keys
-from proxy.store.shelf import SLOT, SLOTS
+from proxy.store import Store, key_names
+from proxy.store.summary_table import SLOT, SLOTS
 from tests.store.conftest import Opener, Valkey, eventually
 from tests.support.valkey_groups import keys_of, six_nodes, whole
 
@@ -30,25 +30,25 @@ async def store(request: pytest.FixtureRequest, opener: Opener) -> Store:
 
 async def test_the_first_summary_holds_and_the_newest_is_found(store: Store) -> None:
     """The first text kept for a prefix is everybody's; of several prefixes the one named first is returned."""
-    shelf = store.shelf
+    shelf = store.summaries
     assert await shelf.newest(TENANT, ROOT, POLICY, [A, B]) is None
-    assert await shelf.keep(TENANT, ROOT, POLICY, A, b"first") == b"first"
-    assert await shelf.keep(TENANT, ROOT, POLICY, A, b"second") == b"first"
-    await shelf.keep(TENANT, ROOT, POLICY, B, b"longer")
+    assert await shelf.save(TENANT, ROOT, POLICY, A, b"first") == b"first"
+    assert await shelf.save(TENANT, ROOT, POLICY, A, b"second") == b"first"
+    await shelf.save(TENANT, ROOT, POLICY, B, b"longer")
     assert await shelf.newest(TENANT, ROOT, POLICY, [C, B, A]) == (1, b"longer")
 
 
 async def test_other_tenants_and_policies_see_nothing(store: Store) -> None:
     """A text is found by its own tenant under its own policy only."""
-    shelf = store.shelf
-    await shelf.keep(TENANT, ROOT, POLICY, A, b"mine")
+    shelf = store.summaries
+    await shelf.save(TENANT, ROOT, POLICY, A, b"mine")
     assert await shelf.newest(TENANT, ROOT, b"q" * 8, [A]) is None
     assert await shelf.newest(OTHER, ROOT, POLICY, [A]) is None
 
 
 async def test_one_holder_at_a_time(store: Store) -> None:
     """A lease is given once, renewed by its holder alone, and free again when it is given back or has run out."""
-    shelf = store.shelf
+    shelf = store.summaries
     lease = await shelf.lease(ROOT, POLICY, A, 60)
     assert lease is not None
     assert await shelf.lease(ROOT, POLICY, A, 60) is None
@@ -68,7 +68,7 @@ async def test_one_holder_at_a_time(store: Store) -> None:
 
 async def test_a_refusal_and_a_pause_are_seen_by_all(store: Store) -> None:
     """Marks made in the background are there soon, for their own conversation and tenant."""
-    shelf = store.shelf
+    shelf = store.summaries
     assert not await shelf.is_refused(ROOT, POLICY, A)
     shelf.refuse(ROOT, POLICY, A, 60)
     shelf.pause(TENANT, 60)
@@ -81,7 +81,7 @@ async def test_a_refusal_and_a_pause_are_seen_by_all(store: Store) -> None:
 
 async def test_the_last_hour_is_added_up(store: Store) -> None:
     """Tokens count for an hour in slots of ten minutes, sent and spent apart; a later hour starts afresh."""
-    shelf = store.shelf
+    shelf = store.summaries
     for at in (0, SLOT, SLOT * SLOTS):
         shelf.count(TENANT, "in", 1000, NOW + at)
     shelf.count(TENANT, "out", 300, NOW)
@@ -96,13 +96,13 @@ async def test_the_last_hour_is_added_up(store: Store) -> None:
 async def test_a_hung_store_gives_nothing_and_takes_no_harm(valkey: Valkey, opener: Opener) -> None:
     """While the server is frozen there is no text, no lease, no figure, and nothing is raised."""
     store = await opener(valkey.url)
-    shelf = store.shelf
+    shelf = store.summaries
     lease = await shelf.lease(ROOT, POLICY, A, 60)
     assert lease is not None
     valkey.signal(signal.SIGSTOP)
     try:
         assert await shelf.newest(TENANT, ROOT, POLICY, [A]) is None
-        assert await shelf.keep(TENANT, ROOT, POLICY, A, b"mine") == b"mine"
+        assert await shelf.save(TENANT, ROOT, POLICY, A, b"mine") == b"mine"
         assert await shelf.lease(ROOT, POLICY, B, 60) is None
         assert not await shelf.is_refused(ROOT, POLICY, A)
         assert await shelf.spending(TENANT, NOW) == (0, 0, False)
@@ -121,25 +121,29 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
         store = await opener(f"redis+cluster://{hosts}", key=b"one master key for all of them!!")
         assert store.state().up
-        shelf, roots = store.shelf, [bytes([at]) * 16 for at in range(12)]
+        shelf, roots = store.summaries, [bytes([at]) * 16 for at in range(12)]
         for root in roots:
-            assert await store.save(TENANT, root, "r", A, b"event") == b"event"
-            assert await shelf.keep(TENANT, root, POLICY, B, b"text") == b"text"
+            assert await store.records.save(TENANT, root, "r", A, b"event") == b"event"
+            assert await shelf.save(TENANT, root, POLICY, B, b"text") == b"text"
             lease = await shelf.lease(root, POLICY, A, 60)
             assert lease is not None
             assert await lease.renew(60)
             assert await shelf.lease(root, POLICY, A, 60) is None
-            store.register.note(TENANT, root, "z", b"note", lasting=True)
-            await store.register.mark(TENANT, root, 60)
-            assert await store.originals.keep(TENANT, root, A, b"original", 60)
-            await store.newest(TENANT, root, "r", [B, A])
-            assert await store.pop_request(TENANT, root), "a wish comes along with the look for records"
+            store.conversations.save_note(TENANT, root, "z", b"note", long_lived=True)
+            await store.conversations.request_compaction(TENANT, root, 60)
+            assert await store.archive.save(TENANT, root, A, b"original", 60)
+            await store.records.newest(TENANT, root, "r", [B, A])
+            assert await store.records.pop_request(TENANT, root), "a wish comes along with the look for records"
         shelf.count(TENANT, "in", 7, NOW)
         held = [keys_of(server) for server in servers[:3]]
         assert all(held), "the conversations are not spread over the masters"
         for root in roots:
-            names = {keys.event(root, "r", A), keys.summary(root, POLICY, B), keys.lease(root, POLICY, A)}
-            names |= {keys.notes(root), keys.original(root, A)}
+            names = {
+                key_names.event(root, "r", A),
+                key_names.summary(root, POLICY, B),
+                key_names.lease(root, POLICY, A),
+            }
+            names |= {key_names.notes(root), key_names.original(root, A)}
             assert sum(names <= found for found in held) == 1
         await eventually(lambda: sum(keys_of(server) == held[0] for server in servers) == 2)
         servers[0].kill()
@@ -152,7 +156,7 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
 
 
 def _slot_of(server: Valkey, root: bytes) -> int:
-    return int(server.say(f"CLUSTER KEYSLOT {keys.event(root, 'r', A)}")[1:])
+    return int(server.say(f"CLUSTER KEYSLOT {key_names.event(root, 'r', A)}")[1:])
 
 
 async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, opener: Opener) -> None:
@@ -163,7 +167,7 @@ async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, 
         there, onward = servers[0], servers[1]
         roots = [root for at in range(60) if _slot_of(there, root := bytes([at]) * 16) <= 5460][:4]
         for root in roots:
-            assert await store.save(TENANT, root, "r", A, b"event") == b"event"
+            assert await store.records.save(TENANT, root, "r", A, b"event") == b"event"
         ids = [server.say("CLUSTER MYID").splitlines()[1] for server in (there, onward)]
         for root in roots:
             slot = _slot_of(there, root)
@@ -171,8 +175,8 @@ async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, 
             assert there.say(f"CLUSTER SETSLOT {slot} MIGRATING {ids[1]}").startswith("+OK")
             # Half-way: what is there is read, what is not is asked of the other side, and nothing takes long.
             async with asyncio.timeout(5):
-                await store.newest(TENANT, root, "r", [B, A])
-                assert await store.save(TENANT, root, "r", B, b"meanwhile") == b"meanwhile"
+                await store.records.newest(TENANT, root, "r", [B, A])
+                assert await store.records.save(TENANT, root, "r", B, b"meanwhile") == b"meanwhile"
             names = [name for name in there.say(f"CLUSTER GETKEYSINSLOT {slot} 100").splitlines() if "ullage1" in name]
             for name in names:
                 moved = there.say(f"MIGRATE 127.0.0.1 {onward.port} {name} 0 2000 REPLACE")
@@ -181,10 +185,10 @@ async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, 
                 assert server.say(f"CLUSTER SETSLOT {slot} NODE {ids[1]}").startswith("+OK")
         async with asyncio.timeout(30):
             for root in roots:
-                while await store.newest(TENANT, root, "r", [A]) != (0, b"event"):  # noqa: ASYNC110
+                while await store.records.newest(TENANT, root, "r", [A]) != (0, b"event"):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         await eventually(lambda: store.state().up, 20)
-        assert all(keys.event(root, "r", A) in keys_of(onward) for root in roots)
+        assert all(key_names.event(root, "r", A) in keys_of(onward) for root in roots)
 
 
 async def test_a_server_that_evicts_anything_never_gives_a_wrong_answer(valkey: Valkey, opener: Opener) -> None:
@@ -197,12 +201,12 @@ async def test_a_server_that_evicts_anything_never_gives_a_wrong_answer(valkey: 
     for at in range(400):
         root = at.to_bytes(16, "big")
         record = root * 200 + os.urandom(4_000)
-        held = await one.save(TENANT, root, "r", A, record)
-        theirs = await two.save(TENANT, root, "r", A, b"another")
+        held = await one.records.save(TENANT, root, "r", A, record)
+        theirs = await two.records.save(TENANT, root, "r", A, b"another")
         assert held == record
         assert theirs in (record, b"another"), "only an eviction in between may let the second one win"
         older = (at // 2).to_bytes(16, "big")
-        seen = await two.newest(TENANT, older, "r", [A])
+        seen = await two.records.newest(TENANT, older, "r", [A])
         missed, found = missed + (seen is None), found + (seen is not None)
         if seen is not None:
             assert seen[1] == b"another" or seen[1].startswith(older * 200), "a record of another conversation"
@@ -215,12 +219,12 @@ async def test_a_server_that_evicts_anything_never_gives_a_wrong_answer(valkey: 
 async def test_a_record_sealed_by_a_later_version_is_a_miss(valkey: Valkey, opener: Opener) -> None:
     """A replica of this version beside a later one: neither fails, both end with one record that both can read."""
     store = await opener(valkey.url, key=b"k" * 32)
-    name = keys.event(ROOT, "r", A)
-    assert await store.save(TENANT, ROOT, "r", A, b"old") == b"old"
-    sealed = (await store._backend.read([name]))[0]
+    name = key_names.event(ROOT, "r", A)
+    assert await store.records.save(TENANT, ROOT, "r", A, b"old") == b"old"
+    sealed = (await store._access.backend.read([name]))[0]
     assert sealed is not None
-    await store._backend.remove(name)
-    await store._backend.claim(name, b"\x03" + sealed[1:], 60)
-    assert await store.newest(TENANT, ROOT, "r", [A]) is None
-    assert await store.save(TENANT, ROOT, "r", A, b"ours") == b"ours"
-    assert await store.newest(TENANT, ROOT, "r", [A]) == (0, b"ours")
+    await store._access.backend.remove(name)
+    await store._access.backend.claim(name, b"\x03" + sealed[1:], 60)
+    assert await store.records.newest(TENANT, ROOT, "r", [A]) is None
+    assert await store.records.save(TENANT, ROOT, "r", A, b"ours") == b"ours"
+    assert await store.records.newest(TENANT, ROOT, "r", [A]) == (0, b"ours")

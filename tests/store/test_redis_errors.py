@@ -1,4 +1,4 @@
-"""Servers that answer and do not do what they are asked: each is noticed, named once, and noticed again when mended."""
+"""What goes wrong has a name, and only some of it is the server's fault."""
 
 from __future__ import annotations
 
@@ -7,13 +7,43 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from redis import exceptions
 
-from proxy.store import keys
-from proxy.store.errors import Unavailable
-from proxy.store.failures import REFUSALS
+from proxy.store import key_names
+from proxy.store.backend import Unavailable
 from proxy.store.memory import Memory
-from proxy.store.refusals import Refusals, Refused, trial, try_again
+from proxy.store.redis_errors import BREAKING, FAULTS, REFUSALS, Refusals, Refused, kind_of, trial, try_again
 from tests.store.conftest import Opener, Valkey, eventually, free_port
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "breaks"),
+    [
+        (exceptions.OutOfMemoryError(), "oom", False),
+        (exceptions.MaxConnectionsError(), "pool", False),
+        (exceptions.NoPermissionError(), "permission", False),
+        (exceptions.ReadOnlyError(), "readonly", False),
+        (exceptions.ResponseError("WRONGTYPE Operation against"), "wrongtype", False),
+        (exceptions.ResponseError("MISCONF Errors writing to the AOF file"), "disk", False),
+        (exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."), "replicas", False),
+        (exceptions.MasterDownError("MASTERDOWN"), "loading", True),
+        (exceptions.ResponseError("something"), "error", False),
+        (exceptions.AuthenticationError(), "auth", True),
+        (exceptions.BusyLoadingError(), "loading", True),
+        (exceptions.ClusterDownError("CLUSTERDOWN"), "cluster", True),
+        (exceptions.TimeoutError(), "slow", True),
+        (TimeoutError(), "slow", True),
+        (exceptions.ConnectionError(), "down", True),
+        (ConnectionResetError(), "down", True),
+        (ValueError(), "protocol", True),
+    ],
+)
+def test_every_failure_has_a_name(error: BaseException, kind: str, breaks: bool) -> None:
+    """What a library or a socket raises is told by a fixed word, and blamed on the server where it is to blame."""
+    assert isinstance(error, FAULTS)
+    assert kind_of(error) == kind
+    assert (kind in BREAKING) is breaks
+
 
 TENANT, ROOT, ROUTE, A, B = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, b"b" * 16
 OPERATIONS = [
@@ -78,22 +108,22 @@ async def test_a_server_that_refuses_is_not_up_until_it_does_what_it_is_asked(
 ) -> None:
     """Records are read on, the store is not up, one line says what to do, and mended it is up with no request."""
     store = await opener(valkey.url, key=b"k" * 32)
-    await store.save(TENANT, ROOT, ROUTE, A, b"x")
-    store.register.seen(TENANT, "talk", ROOT, 1.0, lasting=False)
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
+    store.conversations.save_conversation(TENANT, "talk", ROOT, 1.0, long_lived=False)
     await eventually(lambda: store.state().operations >= 3)
     mended = spoil(valkey)
     # A snapshot fails in a process of its own, a moment later.
     for _ in range(200):
-        assert await store.save(TENANT, ROOT, ROUTE, B, b"y") == b"y"
-        store.register.seen(TENANT, "talk", ROOT, 2.0, lasting=False)
+        assert await store.records.save(TENANT, ROOT, ROUTE, B, b"y") == b"y"
+        store.conversations.save_conversation(TENANT, "talk", ROOT, 2.0, long_lived=False)
         await asyncio.sleep(0.02)
         if not store.state().up:
             break
-        valkey.say(f"UNLINK {keys.event(ROOT, ROUTE, B)}")
+        valkey.say(f"UNLINK {key_names.event(ROOT, ROUTE, B)}")
     assert (store.state().up, store.state().refusal, store.state().breaker) == (False, kind, "closed")
-    assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
     for _ in range(5):
-        await store.save(TENANT, ROOT, ROUTE, B, b"y")
+        await store.records.save(TENANT, ROOT, ROUTE, B, b"y")
     mended()
     await eventually(lambda: store.state().up and len(opener.events) > 1, 20)
     assert opener.events == [event, "store.up"]
@@ -102,8 +132,8 @@ async def test_a_server_that_refuses_is_not_up_until_it_does_what_it_is_asked(
 
 async def test_an_idle_store_is_tried(valkey: Valkey, opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that stops taking writes is noticed although no request needs one, then and at the start."""
-    monkeypatch.setattr("proxy.store.opener._LOOK", 0.05)
-    monkeypatch.setattr("proxy.store.opener._REREAD", 0.05)
+    monkeypatch.setattr("proxy.store.store._LOOK", 0.05)
+    monkeypatch.setattr("proxy.store.store._REREAD", 0.05)
     store = await opener(valkey.url, key=b"k" * 32)
     assert store.state().up
     mended = _read_only(valkey)
@@ -131,7 +161,7 @@ async def test_a_replica_that_serves_nothing_is_left_alone(valkey: Valkey, opene
     store = await opener(valkey.url, key=b"k" * 32)
     _tell(valkey, "CONFIG SET replica-serve-stale-data no", f"REPLICAOF 127.0.0.1 {free_port()}")
     for n in range(8):
-        assert await store.newest(TENANT, ROOT, ROUTE, [bytes((n,)) * 16]) is None
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [bytes((n,)) * 16]) is None
     await eventually(lambda: store.state().breaker == "open")
     _tell(valkey, "REPLICAOF NO ONE")
     await eventually(lambda: store.state().up, 20)
@@ -143,12 +173,12 @@ async def test_every_operation_has_a_trial_that_touches_no_record(
 ) -> None:
     """A trial works on a server that is well, more than once, and on a key of its own that ends."""
     store = await opener(valkey.url, key=b"k" * 32)
-    place = keys.event(ROOT, ROUTE, A)
-    await store.save(TENANT, ROOT, ROUTE, A, b"x")
+    place = key_names.event(ROOT, ROUTE, A)
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     for _ in range(2):
-        await trial(store._backend, Refused(operation, "", place))
-    assert await store.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
-    tried = keys.trial(place, operation)
+        await trial(store._access.backend, Refused(operation, "", place))
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    tried = key_names.trial(place, operation)
     assert valkey.say(f"PTTL {tried}").strip() in (":-2", ":60000") or 0 < int(valkey.say(f"PTTL {tried}")[1:]) <= 60000
 
 

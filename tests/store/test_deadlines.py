@@ -7,13 +7,13 @@ import gc
 
 import pytest
 
-from proxy.store.waits import FORGOTTEN, REQUEST, Waits
+from proxy.store.deadlines import FORGOTTEN, REQUEST, WaitBudget
 
 
 async def test_a_caller_has_one_patience_for_all_its_operations() -> None:
     """What was waited for in vain is taken off the next waits of the same task, and is forgotten after a while."""
     now = [50.0]
-    waits = Waits(lambda: now[0])
+    waits = WaitBudget(lambda: now[0])
     assert waits.left(0.06) == 0.06
     waits.note(0.06)
     waits.note(0.06)
@@ -28,7 +28,7 @@ async def test_a_caller_has_one_patience_for_all_its_operations() -> None:
 
 async def test_others_are_as_patient_as_ever() -> None:
     """One task's waiting is none of another's, and a task that ended leaves nothing behind."""
-    waits = Waits(lambda: 50.0)
+    waits = WaitBudget(lambda: 50.0)
 
     async def wait() -> float:
         waits.note(REQUEST)

@@ -1,0 +1,65 @@
+"""The archive: originals that left a view, sealed, under names that only their tenant can form."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Sequence
+from typing import Final
+
+from proxy.core.errors import StoreUnavailable
+from proxy.store import key_names
+from proxy.store.backend import Unavailable
+from proxy.store.encryption import MAX_PLAIN, pack
+from proxy.store.tables import TableAccess
+
+OFF_LOOP: Final = 65_536
+"""Bytes from which an original is compressed in a thread."""
+
+
+class ArchiveTable:
+    """Archived originals of every conversation."""
+
+    def __init__(self, access: TableAccess) -> None:
+        self._access = access
+        self._backend = access.backend
+
+    def name(self, tenant: bytes, content: bytes) -> bytes:
+        """The name (16 bytes) of an original with this *content*, or a digest of it: equal content, equal name."""
+        key = self._access.sealer.prefix_key(tenant)
+        return hmac.digest(key, b"original\0" + content, "sha256")[:16]
+
+    async def save(self, tenant: bytes, root_hash: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
+        """Store *plain* for *seconds* from now. Return False if the store did not take it."""
+        if len(plain) > MAX_PLAIN:
+            return False
+        packed = pack(plain) if len(plain) < OFF_LOOP else await asyncio.to_thread(pack, plain)
+        key = key_names.original(root_hash, name)
+        sealed = self._access.sealer.seal_packed(tenant, key, packed)
+        try:
+            present = await self._access.run_with_retries(lambda: self._backend.claim(key, sealed, seconds))
+            if present is not None:
+                await self._access.run_with_retries(lambda: self._backend.refresh(key, seconds))
+        except Unavailable as error:
+            self._access.count_failure(error)
+            return False
+        return True
+
+    async def read(self, tenant: bytes, root_hash: bytes, names: Sequence[bytes]) -> list[bytes | None]:
+        """The originals under *names*, in order; None for each that is missing or another tenant's.
+
+        Raises ``StoreUnavailable``.
+        """
+        if not names:
+            return []
+        keys = [key_names.original(root_hash, name) for name in names]
+        try:
+            values = await self._access.run_with_retries(lambda: self._backend.read(keys))
+        except Unavailable as error:
+            self._access.count_failure(error)
+            raise StoreUnavailable from error
+        sealer = self._access.sealer
+        return [
+            sealer.open(tenant, key, value) if value is not None else None
+            for key, value in zip(keys, values, strict=True)
+        ]

@@ -1,0 +1,131 @@
+"""The store's part of summaries: texts, leases to write one, marks of failure, counts of spending.
+
+Nothing here raises. If the store does not answer, nothing is found, no lease is granted and nothing is counted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from proxy.store import key_names
+from proxy.store.backend import Unavailable
+from proxy.store.tables import MAX_HASHES, TableAccess
+
+SLOT, SLOTS = 600.0, 6
+"""Seconds of one slot in which spending is counted; the last hour is the running slot and the six before it."""
+
+_MARK: Final = b"1"
+"""The value of a key whose presence is all that counts."""
+
+
+class Lease:
+    """The right to write one summary, until it is released or expires."""
+
+    __slots__ = ("_access", "_name", "_value")
+
+    def __init__(self, access: TableAccess, name: str, value: bytes) -> None:
+        self._access = access
+        self._name = name
+        self._value = value
+
+    async def renew(self, seconds: float) -> bool:
+        """Hold the lease for *seconds* from now. Return False if it is lost; True if the store does not answer."""
+        try:
+            return await self._access.run(self._access.backend.extend(self._name, self._value, seconds))
+        except Unavailable as error:
+            self._access.count_failure(error)
+            return True
+
+    async def release(self) -> None:
+        """Give the lease back."""
+        try:
+            await self._access.run(self._access.backend.release(self._name, self._value))
+        except Unavailable as error:
+            self._access.count_failure(error)
+
+
+class SummaryTable:
+    """Summaries, leases, failures and spending. *policy* (8 bytes) names all that a summary's text depends on."""
+
+    def __init__(self, access: TableAccess) -> None:
+        self._access = access
+        self._backend = access.backend
+
+    async def newest(
+        self, tenant: bytes, root_hash: bytes, policy: bytes, prefix_hashes: Sequence[bytes]
+    ) -> tuple[int, bytes] | None:
+        """The summary under the first of *prefix_hashes* (512 are read) that has one, as ``(index, summary)``."""
+        names = [key_names.summary(root_hash, policy, each) for each in prefix_hashes[:MAX_HASHES]]
+        return await self._access.read_first(tenant, names)
+
+    async def save(self, tenant: bytes, root_hash: bytes, policy: bytes, prefix_hash: bytes, value: bytes) -> bytes:
+        """Store the summary *value* unless there is one; return the one that is valid from now on."""
+        return await self._access.write(tenant, key_names.summary(root_hash, policy, prefix_hash), value)
+
+    async def lease(self, root_hash: bytes, policy: bytes, prefix_hash: bytes, seconds: float) -> Lease | None:
+        """A lease for *seconds*. Return None if another replica has it or the store does not answer."""
+        name, value = key_names.lease(root_hash, policy, prefix_hash), os.urandom(16)
+        try:
+            present = await self._access.run(self._backend.claim(name, value, seconds))
+        except Unavailable as error:
+            self._access.count_failure(error)
+            return None
+        return Lease(self._access, name, value) if present is None else None
+
+    async def is_refused(self, root_hash: bytes, policy: bytes, prefix_hash: bytes) -> bool:
+        """True if a summary since this prefix failed not long ago."""
+        return bool(await self._read([key_names.refused(root_hash, policy, prefix_hash)]))
+
+    def refuse(self, root_hash: bytes, policy: bytes, prefix_hash: bytes, seconds: float) -> None:
+        """Mark for *seconds* that a summary since this prefix failed, in the background."""
+        name = key_names.refused(root_hash, policy, prefix_hash)
+        self._access.run_in_background(self._mark(name, seconds), "summary refusal")
+
+    async def spending(self, tenant: bytes, now: float) -> tuple[int, int, bool]:
+        """Tokens that *tenant* sent and that its summaries took in the last hour, and True if it is paused.
+
+        *now* is Unix time, which replicas share well enough.
+        """
+        name, slot = self._name(tenant), int(now // SLOT)
+        slots = range(slot, slot - SLOTS - 1, -1)
+        names = [key_names.pause(name), *(key_names.bucket(name, kind, at) for kind in ("in", "out") for at in slots)]
+        values = await self._read(names)
+        if not values:
+            return 0, 0, False
+        counts = [_number(value) for value in values[1:]]
+        return sum(counts[: len(slots)]), sum(counts[len(slots) :]), values[0] is not None
+
+    def count(self, tenant: bytes, kind: str, tokens: int, now: float) -> None:
+        """Add *tokens* that *tenant* sent (``in``) or that its summaries took (``out``), in the background."""
+        name = key_names.bucket(self._name(tenant), kind, int(now // SLOT))
+        self._access.run_in_background(
+            self._access.run(self._backend.add(name, tokens, SLOT * (SLOTS + 1))), "spending"
+        )
+
+    def pause(self, tenant: bytes, seconds: float) -> None:
+        """Pause summaries for *tenant* for *seconds*, in the background."""
+        self._access.run_in_background(self._mark(key_names.pause(self._name(tenant)), seconds), "summary pause")
+
+    async def _mark(self, name: str, seconds: float) -> None:
+        await self._access.run(self._backend.claim(name, _MARK, seconds))
+
+    async def _read(self, names: Sequence[str]) -> Sequence[bytes | None]:
+        """The plain values under *names*; empty if none is set or the store does not answer."""
+        try:
+            values = await self._access.run(self._backend.read(names))
+        except Unavailable as error:
+            self._access.count_failure(error)
+            return []
+        return values if any(value is not None for value in values) else []
+
+    def _name(self, tenant: bytes) -> bytes:
+        return hmac.digest(self._access.sealer.prefix_key(tenant), b"spending", "sha256")[:16]
+
+
+def _number(value: bytes | None) -> int:
+    if value is None or not value.lstrip(b"-").isdigit():
+        return 0
+    return int(value)

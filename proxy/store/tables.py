@@ -1,0 +1,306 @@
+"""The compaction records that the engine reads and writes, and what every table of the store shares.
+
+Nothing here raises to the engine. A failure is counted, reported once per change of state, and answered as a miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+from cachetools import TTLCache
+
+from proxy.store import deadlines, key_names
+from proxy.store.backend import Backend, Unavailable
+from proxy.store.encryption import MAX_PLAIN, Sealer
+from proxy.store.redis_errors import REFUSALS
+from proxy.store.state import ThrottledWarnings
+
+LIFETIME: Final = 7 * 24 * 3600.0
+"""Seconds that a record lives after it was last in use."""
+
+ROUTE_LIFETIME: Final = 24 * 3600.0
+"""Seconds that a learned route lives: a provider may change its limits."""
+
+PAUSES: Final = (0.05, 0.2)
+"""Seconds between the attempts of an operation that no request waits for."""
+
+MAX_HASHES: Final = 512
+"""Prefix hashes that one look-up reads at most."""
+
+_RENEW_AFTER, _RENEWED = 3600.0, 8192
+"""Seconds until a record in use is renewed again, and how many records a process remembers to have renewed."""
+
+_REQUESTS_FOR, _REQUESTS = 5.0, 4096
+"""Seconds that an operator's request is remembered between ``newest`` and ``pop_request``, and how many are."""
+
+T = TypeVar("T")
+Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+
+
+class TableAccess:
+    """What all tables share: the backend, the sealer, timing, retries, counts and warnings.
+
+    ``ready`` is False until the backend may be used. ``sealer`` is replaced when the master key becomes known.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        sealer: Sealer,
+        *,
+        spawn: Spawn,
+        warnings: ThrottledWarnings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.backend = backend
+        self.sealer = sealer
+        self.ready = True
+        self._spawn = spawn
+        self._warnings = warnings
+        self._clock = clock
+        self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER, timer=clock)
+        self.hits = self.misses = self.operations = 0
+        self.seconds = self.latency = 0.0
+
+    async def run(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Run *operation*, count and time it. Raises ``Unavailable``."""
+        if not self.ready:
+            operation.close()
+            raise Unavailable("down")
+        began = self._clock()
+        try:
+            return await operation
+        finally:
+            seconds = self._clock() - began
+            self.operations += 1
+            self.seconds += seconds
+            self.latency += (seconds - self.latency) * (1.0 if self.operations == 1 else 0.05)
+            self.report_state()
+
+    async def run_with_retries(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run *operation*, which no request waits for; repeat it if the store was only slow. Raises ``Unavailable``."""
+        for pause in PAUSES:
+            try:
+                return await self.run(operation())
+            except Unavailable as error:
+                if error.kind not in ("slow", "pool"):
+                    raise
+            await asyncio.sleep(pause)
+        return await self.run(operation())
+
+    def run_in_background(self, operation: Coroutine[Any, Any, object], name: str) -> None:
+        """Run *operation* as a task called *name*; a failure is counted."""
+        self._spawn(self._counted(operation), name)
+
+    async def _counted(self, operation: Coroutine[Any, Any, object]) -> None:
+        try:
+            await operation
+        except Unavailable as error:
+            self.count_failure(error)
+
+    async def read_first(self, tenant: bytes, names: Sequence[str]) -> tuple[int, bytes] | None:
+        """The value under the first of *names* (all of one conversation) that has one, as ``(index, value)``.
+
+        Return None if there is none or the store does not answer.
+        """
+        if not names:
+            return None
+        values = await self.read_values(names)
+        return self.first_of(tenant, names, values) if values is not None else None
+
+    async def read_values(self, names: Sequence[str]) -> Sequence[bytes | None] | None:
+        """The sealed values under *names*, in order. Return None if the store does not answer, which is a miss."""
+        try:
+            return await self.run(self.backend.read(names))
+        except Unavailable as error:
+            self.misses += 1
+            self.count_failure(error)
+            return None
+
+    def first_of(self, tenant: bytes, names: Sequence[str], values: Sequence[bytes | None]) -> tuple[int, bytes] | None:
+        """The first of *values* that opens, as ``(index, value)``; what does not open is removed."""
+        for index, (name, value) in enumerate(zip(names, values, strict=True)):
+            if value is None:
+                continue
+            plain = self.sealer.open(tenant, name, value)
+            if plain is not None:
+                self.hits += 1
+                self._keep_alive(tenant, name, value, plain)
+                return index, plain
+            self._count_unreadable(value)
+            self.run_in_background(self.backend.remove(name), "store removal")
+        self.misses += 1
+        return None
+
+    async def write(self, tenant: bytes, name: str, value: bytes, *, replace: bool = False) -> bytes:
+        """Store *value* under *name* unless there is one, or *replace*; return the one that is valid from now on."""
+        if len(value) > MAX_PLAIN:
+            self._warnings.count("too_big", "store.record_too_big", bytes=len(value))
+            return value
+        try:
+            async with asyncio.timeout(deadlines.REQUEST):
+                theirs = await self._write(tenant, name, value, replace=replace)
+        except Unavailable as error:
+            self.count_failure(error)
+            return value
+        except TimeoutError:
+            self.count_failure(Unavailable("slow"))
+            return value
+        if theirs is None:
+            return value
+        self._renew(name)
+        return theirs
+
+    async def _write(self, tenant: bytes, name: str, value: bytes, *, replace: bool) -> bytes | None:
+        """Store *value*; return None if that worked, else the readable value present. Raises ``Unavailable``."""
+        sealer = self.sealer
+        sealed = sealer.seal(tenant, name, value)
+        if replace:
+            await self.run(self.backend.remove(name))
+        present = await self._claim(name, sealed)
+        if present is None:
+            return None
+        theirs = sealer.open(tenant, name, present)
+        if theirs is not None:
+            return theirs
+        self._count_unreadable(present)
+        await self.run(self.backend.remove(name))
+        present = await self._claim(name, sealed)
+        return sealer.open(tenant, name, present) if present is not None else None
+
+    async def _claim(self, name: str, sealed: bytes) -> bytes | None:
+        self._renewed[name] = True
+        try:
+            return await self.run(self.backend.claim(name, sealed, LIFETIME))
+        except Unavailable as error:
+            if error.kind != "wrongtype":
+                raise
+            # A value of another type under our name is removed once; if it comes back at once it is left alone.
+            self._warnings.count("wrongtype", "store.foreign_value")
+            await self.run(self.backend.remove(name))
+            return await self.run(self.backend.claim(name, sealed, LIFETIME))
+
+    def _keep_alive(self, tenant: bytes, name: str, value: bytes, plain: bytes) -> None:
+        """Renew a value in use, and seal it with the present key: the former one may be removed some day."""
+        if not self.sealer.is_former(value):
+            self._renew(name)
+        elif name not in self._renewed:  # at most once an hour: a replica that seals with the former key does the same
+            self._renewed[name] = True
+            sealed = self.sealer.seal(tenant, name, plain)
+            self.run_in_background(self.run(self.backend.swap(name, value, sealed, LIFETIME)), "store rotation")
+
+    def _renew(self, name: str) -> None:
+        if name not in self._renewed:
+            self._renewed[name] = True
+            self.run_in_background(self.backend.refresh(name, LIFETIME), "store renewal")
+
+    def report_state(self) -> None:
+        """Log that the store is up, down or refusing operations, if that changed."""
+        state, refusal = self.backend.breaker, self.backend.refusal
+        if state == "open" or not self.ready:
+            self._warnings.change("store", False, "store.down", state=state)
+        elif state == "half-open":
+            return
+        elif refusal:
+            event = "store.full" if refusal == "oom" else "store.refused"
+            self._warnings.change("store", refusal, event, kind=refusal, advice=REFUSALS[refusal])
+        else:
+            self._warnings.change("store", True, "store.up", state=state)
+
+    def count_failure(self, error: Unavailable) -> None:
+        """Count the failure of an operation."""
+        self._warnings.count(error.kind)
+        self.report_state()
+
+    def _count_unreadable(self, value: bytes) -> None:
+        if self.sealer.is_foreign(value):
+            self._warnings.count("unknown_key", "store.unknown_key", advice="see store.other_keys")
+        else:
+            self._warnings.count("integrity", "store.integrity")
+
+
+class RecordTable:
+    """The engine's ``Records``: compaction records, operators' requests and learned routes."""
+
+    def __init__(self, access: TableAccess, clock: Callable[[], float] = time.monotonic) -> None:
+        self._access = access
+        self._backend = access.backend
+        self._requests: TTLCache[str, bytes] = TTLCache(_REQUESTS, _REQUESTS_FOR, timer=clock)
+
+    def prefix_key(self, tenant: bytes) -> bytes:
+        """The secret (32 bytes) that keys this tenant's prefix hashes."""
+        return self._access.sealer.prefix_key(tenant)
+
+    def item_key(self) -> bytes:
+        """The secret (32 bytes) that proves which items in a request are ours."""
+        return self._access.sealer.item_key()
+
+    def reachable(self) -> bool:
+        """True if records can be read now."""
+        return self._access.ready and self._backend.breaker == "closed"
+
+    async def newest(
+        self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]
+    ) -> tuple[int, bytes] | None:
+        """The record under the first of *prefix_hashes* (512 are read) that has one, as ``(index, record)``."""
+        names = [key_names.event(root_hash, route, each) for each in prefix_hashes[:MAX_HASHES]]
+        if not names:
+            return None
+        # An operator's request is read along: that costs no operation of its own.
+        request = key_names.mark(root_hash)
+        values = await self._access.read_values([*names, request])
+        if values is None:
+            return None
+        if values[-1] is not None:
+            self._requests[request] = values[-1]
+        return self._access.first_of(tenant, names, values[:-1])
+
+    async def save(
+        self, tenant: bytes, root_hash: bytes, route: str, prefix_hash: bytes, record: bytes, *, replace: bool = False
+    ) -> bytes:
+        """Store *record* unless the boundary has one, or *replace*; return the one that is valid from now on."""
+        return await self._access.write(tenant, key_names.event(root_hash, route, prefix_hash), record, replace=replace)
+
+    async def pop_request(self, tenant: bytes, root_hash: bytes) -> str:
+        """How far an operator asked to compact this conversation, as ``newest`` saw: ``now`` or a share.
+
+        Return an empty string if nobody asked. Only one caller gets the request.
+        """
+        name = key_names.mark(root_hash)
+        value = self._requests.pop(name, None)
+        extent = self._access.sealer.open(tenant, name, value) if value is not None else None
+        if value is None or extent is None:
+            return ""
+        try:
+            released = await self._access.run(self._backend.release(name, value))
+        except Unavailable as error:
+            self._access.count_failure(error)
+            return ""
+        return extent.decode("ascii", "replace") if released else ""
+
+    async def read_route(self, tenant: bytes, route: str) -> bytes | None:
+        """What was last saved about *route* for *tenant*. Return None if nothing was, or the store does not answer."""
+        name = self._route_name(tenant, route)
+        try:
+            (value,) = await self._access.run(self._backend.read([name]))
+        except Unavailable as error:
+            self._access.count_failure(error)
+            return None
+        return self._access.sealer.open(tenant, name, value) if value is not None else None
+
+    def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
+        """Save *value* about *route* for *tenant* in the background; the last one saved is valid."""
+        name = self._route_name(tenant, route)
+        sealed = self._access.sealer.seal(tenant, name, value)
+        self._access.run_in_background(self._replace(name, sealed), "store lesson")
+
+    async def _replace(self, name: str, sealed: bytes) -> None:
+        await self._access.run(self._backend.remove(name))
+        await self._access.run(self._backend.claim(name, sealed, ROUTE_LIFETIME))
+
+    def _route_name(self, tenant: bytes, route: str) -> str:
+        return key_names.lesson(hmac.digest(self.prefix_key(tenant), b"lesson\0" + route.encode(), "sha256")[:16])
