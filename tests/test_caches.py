@@ -18,7 +18,7 @@ from proxy.core.conversation import Item
 from proxy.core.decisions import DIALECTS
 from proxy.engine.reading import Reader
 from tests.bench.small import BOUNDS, SHARE
-from tests.support.api_formats import body_of
+from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import tokenizers
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
@@ -56,7 +56,7 @@ async def test_a_prefix_takes_what_it_is_thought_to(api: str) -> None:
     seen: dict[bytes, Item] = {}
     known, around = prefixes(), envelopes()
     reader, dialect = Reader(tokenizers(), seen, around, {}, known), DIALECTS[api]
-    warm, body = (json.dumps(body_of(api, agent_session(n, 30), AGENT_TOOLS)).encode() for n in (2, 600))
+    warm, body = (json.dumps(request_body(api, agent_session(n, 30), AGENT_TOOLS)).encode() for n in (2, 600))
     await _read(reader, dialect, warm)
     for memory in (seen, known, around):
         memory.clear()

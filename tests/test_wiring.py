@@ -14,7 +14,7 @@ from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.wiring import open_archive, open_engine, open_history, open_history_recorder, server_config
 from tests.store.conftest import Opener, opener, short_path
-from tests.support.engine_fixtures import TENANT, body_of
+from tests.support.engine_fixtures import TENANT, chat_body
 from tests.support.sample_conversations import agent_session
 
 UPSTREAMS: list[dict[str, Any]] = [
@@ -61,7 +61,7 @@ async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:
         catalogue = Catalogue([Rule("*", "open", 8192)], {}, "open")
         engine = open_engine(settings, catalogue, Tokenizers(), store)
         # Names of their own: else the second would adopt what was decided for the first.
-        request = Request("chat", body_of(agent_session(60, 300)), TENANT, "r", Options(conversation=str(fold)))
+        request = Request("chat", chat_body(agent_session(60, 300)), TENANT, "r", Options(conversation=str(fold)))
         used[fold] = (await engine.planner.fit(request)).report.stages
     await store.close()
     await tasks.finish(1.0)

@@ -318,8 +318,8 @@ def _edited(found: Fitted, record: CompactionRecord | None) -> Iterator[tuple[st
 
 def _stages_of(record: CompactionRecord) -> dict[int, str]:
     """The stage that made each edited item smaller, by index."""
-    found = {swap.index: "prune" if swap.why == "old" else "dedup" for swap in record.compaction.swaps}
-    return {**found, **{index: "truncate" for index, _ in record.compaction.trims}}
+    found = {swap.index: "prune" if swap.reason == "old" else "dedup" for swap in record.compaction.placeholders}
+    return {**found, **{index: "truncate" for index, _ in record.compaction.truncations}}
 
 
 def _tools_in(reading: Reading) -> int:

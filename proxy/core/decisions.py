@@ -215,7 +215,7 @@ class MeasuredRequest:
         rules = policy.rules
         if self.parsed.envelope.stored:
             # Calls whose results are here, and results whose calls are, may be what the provider keeps.
-            rules = replace(rules, rungs=replace(rules.rungs, fold=False, drop=False))
+            rules = replace(rules, enabled_stages=replace(rules.enabled_stages, fold=False, drop=False))
         return Schedule(self.parsed.items, layout, budget, rules)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.conversation import Entry
 from proxy.summaries.transcript import ARGUMENTS, MIDDLE, RESULT, ends, neutral, pieces, segments, shown, slim
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 
 BLOB = base64.b64encode(random.Random(1).randbytes(3000)).decode()
 
@@ -81,7 +81,7 @@ def test_what_is_cut_is_cut_between_words() -> None:
     """Where a middle is left out no half of a name or figure stands, unless it is longer than any name."""
     names = [f"ledger_{at:05}" for at in range(2000)]
     (piece,) = pieces([Entry("tool", " ".join(names))])
-    (segment,) = segments([Entry("user", "\n".join(names[:500]))], 300, count)
+    (segment,) = segments([Entry("user", "\n".join(names[:500]))], 300, count_tokens)
     for text in (piece, segment):
         assert MIDDLE in text
         words = text.replace(MIDDLE, "").replace("|", "").split()
@@ -92,8 +92,8 @@ def test_what_is_cut_is_cut_between_words() -> None:
 @given(st.lists(st.builds(Entry, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3000)), max_size=12))
 def test_no_segment_is_larger_than_asked(entries: list[Entry]) -> None:
     """The transcript in runs: none above the limit, every item in one of them, in order."""
-    found = segments(entries, 300, count)
-    assert all(count(segment) <= 300 for segment in found)
+    found = segments(entries, 300, count_tokens)
+    assert all(count_tokens(segment) <= 300 for segment in found)
     speakers = [
         line for segment in found for line in segment.split("\n") if line in ("user:", "assistant:", "tool result:")
     ]

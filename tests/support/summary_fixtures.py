@@ -19,7 +19,7 @@ from proxy.summaries.contracts import Shelf
 from proxy.tasks import Tasks
 from proxy.upstream import Target, Upstreams
 from tests.stub import Stub
-from tests.support.engine_fixtures import count, tokenizers
+from tests.support.engine_fixtures import count_tokens, tokenizers
 from tests.support.sample_conversations import log
 
 TENANT, ROOT, SINCE = b"t" * 32, b"r" * 16, b"s" * 16
@@ -41,7 +41,9 @@ def summary_request_of(
     """All of *entries* as a passage whose cuts are after every second item."""
     sums = [0]
     for entry in entries:
-        sums.append(sums[-1] + count(entry.text) + sum(count(text) for call in entry.calls for text in call) + 4)
+        sums.append(
+            sums[-1] + count_tokens(entry.text) + sum(count_tokens(text) for call in entry.calls for text in call) + 4
+        )
     cuts = tuple(Prefix(at, at.to_bytes(16, "big"), sums[at]) for at in range(2, len(entries) + 1, 2))
     origin = Origin("/v1/chat/completions", (("Authorization", "Bearer sk-abc"),))
     request = Request("chat", b"", tenant, "r", origin=origin)
@@ -52,7 +54,7 @@ def summary_request_of(
     )  # fmt: skip
 
 
-class Bench:
+class SummaryReplica:
     """One replica. Of *terms*, ``seconds`` is how long a call may take, else as long as a request waits."""
 
     def __init__(self, stub: Stub, shelf: Shelf, *, aligned: bool = False, sent: int = 10**7, **terms: Any) -> None:
@@ -87,10 +89,10 @@ class Bench:
 Name = tuple[bytes, bytes, bytes]
 
 
-class Right:
+class DictLease:
     """A lease on a dictionary."""
 
-    def __init__(self, leases: dict[Name, Right], name: Name) -> None:
+    def __init__(self, leases: dict[Name, DictLease], name: Name) -> None:
         self._leases = leases
         self._name = name
 
@@ -102,12 +104,12 @@ class Right:
             del self._leases[self._name]
 
 
-class Dictionary:
+class DictSummaryTable:
     """Implements ``proxy.summaries.contracts.Shelf``; nothing runs out by itself."""
 
     def __init__(self) -> None:
         self.texts: dict[tuple[bytes, Name], bytes] = {}
-        self.leases: dict[Name, Right] = {}
+        self.leases: dict[Name, DictLease] = {}
         self.refusals: set[Name] = set()
         self.counts: Counter[tuple[bytes, str]] = Counter()
         self.paused: set[bytes] = set()
@@ -121,11 +123,11 @@ class Dictionary:
     async def save(self, tenant: bytes, root: bytes, policy: bytes, chain: bytes, value: bytes) -> bytes:
         return self.texts.setdefault((tenant, (root, policy, chain)), value)
 
-    async def lease(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> Right | None:
+    async def lease(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> DictLease | None:
         name = (root, policy, chain)
         if name in self.leases:
             return None
-        right = self.leases[name] = Right(self.leases, name)
+        right = self.leases[name] = DictLease(self.leases, name)
         return right
 
     async def is_refused(self, root: bytes, policy: bytes, chain: bytes) -> bool:

@@ -54,7 +54,7 @@ def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limi
     for index, (start, end) in enumerate(where.spans):
         raw = body[start:end]
         # Every line end is an escape of two bytes: most items need no closer look.
-        if len(raw) <= limits.size and raw.count(b"\\n") < limits.lines:
+        if len(raw) <= limits.max_bytes and raw.count(b"\\n") < limits.max_lines:
             continue
         smaller = _capped(body, where, index, dialect, tools, limits)
         if smaller is not None:
@@ -71,11 +71,11 @@ def _capped(
     if not item.answers:
         return None
     said = [text for text, _ in dialect.read_entry(body[start:end]).results]
-    if len(said) != len(item.answers) or not any(is_over(text, limits.lines, limits.size) for text in said):
+    if len(said) != len(item.answers) or not any(is_over(text, limits.max_lines, limits.max_bytes) for text in said):
         return None
     kinds = _kinds(body, where, index, dialect, tools)
     cut = [
-        truncate(text, limits.lines, limits.size, tail=kinds.get(name) not in HEAD_ONLY)
+        truncate(text, limits.max_lines, limits.max_bytes, tail=kinds.get(name) not in HEAD_ONLY)
         for name, text in zip(item.answers, said, strict=True)
     ]
     return dialect.replaced(body[start:end], cut, media=True)
