@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from proxy.caches import LockedCache, SizedCache, envelopes, items, prefixes
-from proxy.core.apis.base import Dialect
+from proxy.core.apis.base import ApiFormat
 from proxy.core.conversation import Item
 from proxy.core.decisions import DIALECTS
 from proxy.engine.reading import Reader
@@ -44,7 +44,7 @@ def test_what_is_too_large_is_not_kept() -> None:
     assert dict(memory) == {"a": b"1234"}
 
 
-async def _read(reader: Reader, dialect: Dialect, body: bytes) -> None:
+async def _read(reader: Reader, dialect: ApiFormat, body: bytes) -> None:
     reading = await reader.read(dialect, "o200k_base", TENANT, reader.locate(dialect, TENANT, body))
     reading.layout()
     reading.links(b"k" * 32, "")
