@@ -35,7 +35,7 @@ from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Bridge, Bridged, OnTold, Probes, Target, Timeouts, Upstreams
 
-NOWHERE: Final = "-"
+NO_UPSTREAM: Final = "-"
 """The upstream of every model where none is configured: then nothing is served, but models can be listed."""
 
 ANTHROPIC: Final = "anthropic"
@@ -58,7 +58,7 @@ def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Cata
             for name, facts in configuration.model_table().items()
         }
     )
-    default = settings.default_upstream().name if settings.upstreams else NOWHERE
+    default = settings.default_upstream().name if settings.upstreams else NO_UPSTREAM
     rules = [
         ModelRule(
             rule.name,
@@ -151,14 +151,14 @@ class SharedProbeCache:
         self._recorder.save_route(self._nobody, name, value)
 
 
-def open_names(settings: Settings) -> NameOf:
+def open_model_names(settings: Settings) -> NameOf:
     """What its upstream calls a model, by the name it was asked for."""
     if not any(rule.model for rule in settings.models):
         return same_name
     return lambda model: settings.model(model).model or model
 
 
-def open_headers(settings: Settings) -> HeadersOf:
+def open_model_headers(settings: Settings) -> HeadersOf:
     """What *settings* add to requests for a model, by the name it was asked for."""
     if not any(rule.headers for rule in settings.models):
         return no_headers
@@ -224,7 +224,7 @@ def open_summaries(
         ),
         max_jobs=wanted.jobs,
         timeout=wanted.timeout,
-        headers_of=open_headers(settings),
+        headers_of=open_model_headers(settings),
     )
     agent = f"ullage/{configuration.version()} (summary)"
     writer = Writer(upstream, tokenizers, load_prompts(), agent, wanted.timeout, aligned=wanted.aligned)

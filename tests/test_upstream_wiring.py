@@ -13,7 +13,7 @@ from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import (
-    NOWHERE,
+    NO_UPSTREAM,
     SharedProbeCache,
     open_bridge,
     open_catalogue,
@@ -61,7 +61,7 @@ def test_a_told_window_reaches_the_catalogue() -> None:
 
 def test_without_upstreams_models_still_have_figures() -> None:
     """Where nothing is configured, models can be looked up all the same."""
-    assert open_catalogue(Settings()).resolve("gpt-4o").upstream == NOWHERE
+    assert open_catalogue(Settings()).resolve("gpt-4o").upstream == NO_UPSTREAM
 
 
 async def test_who_may_be_asked() -> None:
