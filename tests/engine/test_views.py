@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from proxy.core.conversation import lay_out
 
 from proxy.core.compaction.schedule import CompactionTarget, EnabledStages
+from proxy.core.conversation import lay_out
 from proxy.core.decisions import Policy
 from proxy.core.tokens.budget import SCALED_BELOW, Allocation, Buffers
 from proxy.engine.retries import sent_prompt
