@@ -3,7 +3,7 @@
 The parent runs ``Supervisor(...).run()``, which starts workers, restarts those that crash, drains and ends them. Each
 worker is a fresh interpreter that runs one coroutine function, named as ``module:function`` and called as
 ``await function(argument, worker)``; its result is the exit code. Workers share a port with SO_REUSEPORT
-(https://man7.org/linux/man-pages/man7/socket.7.html): the parent keeps a ``reserve``d socket, and each worker binds one.
+(https://man7.org/linux/man-pages/man7/socket.7.html): the parent keeps a ``reserve``d socket, each worker binds one.
 """
 
 from __future__ import annotations
