@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 from proxy.core.models import Route
 from proxy.core.report import SummaryReport
 from proxy.core.request import Origin, Request
@@ -26,17 +26,20 @@ TENANT, ROOT, SINCE = b"t" * 32, b"r" * 16, b"s" * 16
 ROUTE = Route("stub", "gpt-4o-mini", 8192, None, "o200k_base", "configured")
 
 
-def entries_of(rounds: int, size: int = 200) -> list[Entry]:
+def entries_of(rounds: int, size: int = 200) -> list[ItemText]:
     """A task and so many rounds, each with a note."""
-    found = [Entry("system", "Never touch vendor/."), Entry("user", "Look through the ledgers, one after the other.")]
+    found = [
+        ItemText("system", "Never touch vendor/."),
+        ItemText("user", "Look through the ledgers, one after the other."),
+    ]
     for at in range(1, rounds + 1):
-        found.append(Entry("assistant", "Next.", (("read_file", f'{{"path": "src/ledger_{at}.py"}}'),)))
-        found.append(Entry("tool", f"{log(at, size)}\nNote {at}: the shard of ledger_{at} is {9400 + at}."))
+        found.append(ItemText("assistant", "Next.", (("read_file", f'{{"path": "src/ledger_{at}.py"}}'),)))
+        found.append(ItemText("tool", f"{log(at, size)}\nNote {at}: the shard of ledger_{at} is {9400 + at}."))
     return found
 
 
 def summary_request_of(
-    entries: Sequence[Entry], *, window: int = 8192, cap: int = 384, tenant: bytes = TENANT
+    entries: Sequence[ItemText], *, window: int = 8192, cap: int = 384, tenant: bytes = TENANT
 ) -> SummaryRequest:
     """All of *entries* as a passage whose cuts are after every second item."""
     sums = [0]

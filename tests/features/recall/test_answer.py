@@ -149,7 +149,7 @@ async def test_a_long_stream_is_whole_or_broken_off(
     start_recall: StartRecall, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
     """What is too much to be looked at is never cut off without a word; a plain stream is never too much."""
-    monkeypatch.setattr(answer, "WHOLE", 4_096)
+    monkeypatch.setattr(answer, "MOST_BYTES", 4_096)
     server, door = await start_recall("chat", Answer("Yes."))
     event = b'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":"%b"}}]}\n\n'
     stream = b"".join(event % (b"%d" % at * 300) for at in range(40)) + b"data: [DONE]\n\n"

@@ -16,8 +16,8 @@ from proxy.features.recall.search import (
     SHORTEST,
     UNREADABLE,
     WORDS,
+    Arguments,
     Piece,
-    Wanted,
     _pattern,
     answer,
     read_arguments,
@@ -124,14 +124,14 @@ def test_without_room_nothing_is_shown() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("", Wanted()),
-        ('{"query":"  a b "}', Wanted("a b")),
-        ('{"item":"12","offset":-5,"limit":0}', Wanted(item=12, limit=1)),
-        ('{"limit":1e9,"offset":2.0}', Wanted(limit=MOST_RESULTS, offset=2)),
-        ('{"limit":true,"item":null,"query":7}', Wanted()),
+        ("", Arguments()),
+        ('{"query":"  a b "}', Arguments("a b")),
+        ('{"item":"12","offset":-5,"limit":0}', Arguments(item=12, limit=1)),
+        ('{"limit":1e9,"offset":2.0}', Arguments(limit=MOST_RESULTS, offset=2)),
+        ('{"limit":true,"item":null,"query":7}', Arguments()),
     ],
 )
-def test_arguments_are_brought_inside_their_bounds(text: str, wanted: Wanted) -> None:
+def test_arguments_are_brought_inside_their_bounds(text: str, wanted: Arguments) -> None:
     """Figures as text or fractions are taken, odd ones are bounded or left out."""
     assert read_arguments(text, 3) == wanted
 
