@@ -56,7 +56,7 @@ from tests.support.scripted_upstream import (
     read_whole,
 )
 
-KEY = ("authorization", "Bearer own")
+KEY, OTHER = ("authorization", "Bearer own"), ("accept", "*/*")
 OK = b'{"ok":true}'
 Value = bytes | Sequence[bytes]
 """A body; in pieces it comes in chunks, and is a stream of events if it begins with ``data:``."""
@@ -207,7 +207,7 @@ class Player:
             "r1",
             Options(**given),  # type: ignore[arg-type]
             path_model,
-            origin=Origin("/v1/chat/completions", (KEY,)),
+            origin=Origin("/v1/chat/completions", (KEY, OTHER)),
             purpose="count" if count else "answer",
         )
 
@@ -367,8 +367,9 @@ def _is_view(player: Player, call: Call, name: str) -> bool:
     return not message_problems(body, call.body) and not outline_problems(body, call.body)
 
 
-def _has_key(call: Call) -> bool:
-    return KEY in [tuple(header) for header in call.headers]
+def _headers(call: Call) -> list[tuple[str, str]]:
+    """Those of the client's header fields that were sent on."""
+    return [(name, value) for name, value in call.headers if (name, value) in (KEY, OTHER)]
 
 
 CHECKS: Sequence[tuple[str, Callable[..., bool]]] = [
@@ -379,8 +380,8 @@ CHECKS: Sequence[tuple[str, Callable[..., bool]]] = [
     ("same messages", lambda player, call: _messages(call.body) == _messages(player._before())),
     ("other messages", lambda player, call: _messages(call.body) != _messages(player._before())),
     (r"messages of (\w+)", lambda player, call, name: _messages(call.body) == _messages(player._bytes(name))),
-    ("keyless", lambda player, call: not _has_key(call)),
-    ("with key", lambda player, call: _has_key(call)),
+    ("keyless", lambda player, call: _headers(call) == [OTHER]),
+    ("with key", lambda player, call: _headers(call) == [KEY, OTHER]),
     (r"without (\S+)", lambda player, call, text: text.encode() not in call.body),
     (r"with (\S+)", lambda player, call, text: text.encode() in call.body),
     (r"(\w+)=(\S+)", _member),
