@@ -12,7 +12,7 @@ from proxy.core.request import Request
 from proxy.core.tokens.budget import Shares
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
-from proxy.features.client_compaction.summary_answer import NEARLY, SummaryAnswer
+from proxy.features.client_compaction.summary_answer import NEARLY
 from tests.support.engine_fixtures import TENANT, Message, Replica, chat_body, tokenizers, tool_map_of_package
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
