@@ -11,7 +11,7 @@ import pytest
 
 from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.errors import InvalidRequest, UpstreamUnreachable
-from proxy.core.models import Rule
+from proxy.core.models import ModelRule
 from proxy.core.report import Usage
 from proxy.engine.engine import Counting
 from proxy.engine.ports import Reply
@@ -254,8 +254,8 @@ async def test_a_size_to_compact_from_refuses_and_clips_nothing(system: int, sai
 
 async def test_a_count_for_a_fallback_takes_no_key_along_and_records_nothing() -> None:
     """Where another model would answer, its upstream is asked without the client's key, and nothing is recorded."""
-    small = Rule("small", "stub", 2048, steps=("", "big"))
-    room = EngineFixture(rules=[Rule("big", "other", WINDOW), small])
+    small = ModelRule("small", "stub", 2048, steps=("", "big"))
+    room = EngineFixture(rules=[ModelRule("big", "other", WINDOW), small])
     keyless: list[tuple[str, bool]] = []
     upstream = upstream_replying(ScriptedReply(200, [b'{"input_tokens":77}']))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.core.errors import InvalidRequest, UpstreamTimeout
-from proxy.core.models import Catalogue, Rule
+from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Request
 from proxy.engine.engine import Engine
 from proxy.engine.measuring import Measurer
@@ -116,7 +116,7 @@ async def test_the_upstreams_name_of_the_model_is_used_while_that_works(monkeypa
     for locate, sent in ((Measurer.locate, b"gpt-4o-mini"), (broken, b"fast")):
         monkeypatch.setattr(Measurer, "locate", locate)
         room, upstream = (
-            EngineFixture(rules=[Rule("fast", "other", WINDOW, model="gpt-4o-mini")]),
+            EngineFixture(rules=[ModelRule("fast", "other", WINDOW, model="gpt-4o-mini")]),
             upstream_replying(ScriptedReply(200, [b"{}"])),
         )
         answer = await room.ask(body, upstream)
@@ -126,7 +126,10 @@ async def test_the_upstreams_name_of_the_model_is_used_while_that_works(monkeypa
 
 async def test_without_a_route_the_default_upstream_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """If resolving the model is what failed, the default upstream may still know it."""
-    room, upstream = EngineFixture(rules=[Rule("*", "other", WINDOW)]), upstream_replying(ScriptedReply(200, [b"{}"]))
+    room, upstream = (
+        EngineFixture(rules=[ModelRule("*", "other", WINDOW)]),
+        upstream_replying(ScriptedReply(200, [b"{}"])),
+    )
     monkeypatch.setattr(Catalogue, "resolve", broken)
     answer = await room.ask(agent_body(600), upstream)
     assert (became(answer), upstream.names, upstream.bodies) == (DEGRADED, ["stub"], [agent_body(600)])

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.core.attempts import is_smaller
 from proxy.core.errors import UpstreamUnreachable
-from proxy.core.models import COMPRESS, Catalogue, Rule
+from proxy.core.models import COMPRESS, Catalogue, ModelRule
 from proxy.core.request import Options, Origin, Request
 from proxy.engine.ports import Reply, Upgradable
 from tests.stub import Rules, judge
@@ -42,7 +42,7 @@ class House:
         self.rules = rules
         self.broken: Callable[[str], Reply | None] = lambda upstream: None
         self.catalogue = Catalogue(
-            [Rule(BIG, "other", other), Rule("*", "own", told or own, steps=steps or (COMPRESS,))], {}, "own"
+            [ModelRule(BIG, "other", other), ModelRule("*", "own", told or own, steps=steps or (COMPRESS,))], {}, "own"
         )
         self.replica = Replica(
             DictRecords(), replace(POLICY, lower_output=lower), upstream=self, catalogue=self.catalogue

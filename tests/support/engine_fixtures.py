@@ -20,7 +20,7 @@ from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, En
 from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER, TruncateLimits
 from proxy.core.decisions import CountedView, FinalDecision, KnownRoute, Policy, Reject, TooLossy
 from proxy.core.errors import UllageError
-from proxy.core.models import Catalogue, Route, Rule
+from proxy.core.models import Catalogue, ModelRule, Route
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.core.request import Mode, Options, Request
@@ -199,7 +199,7 @@ class Replica:
         self.policy = policy = replace(policy, tools=tool_map_of_package())
         self.reader = reader = Reader(tokenizers(), {}, {}, {}, {}, tool_map_of_package())
         self.learned = LearnedRoutes(self.book, {}, {}, time.monotonic)
-        catalogue = catalogue or Catalogue([Rule("*", "stub")], {}, "stub")
+        catalogue = catalogue or Catalogue([ModelRule("*", "stub")], {}, "stub")
         resolve = catalogue.resolve
         self.compacting = ClientCompaction(
             reader, self.book, resolve, policy.rules.shares, lambda: 1_760_000_000.0, serving or {}

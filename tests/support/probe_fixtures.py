@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
 
-from proxy.core.models import Window
+from proxy.core.models import ServerWindow
 from proxy.tasks import Tasks
 from proxy.upstream import Probes, Target, Upstreams
 from tests.support.proxy_process import until
@@ -89,7 +89,7 @@ class ProbedServer:
         self.clock = ManualClock()
         self.failures: list[BaseException] = []
         self.tasks = Tasks(lambda _, error: self.failures.append(error))
-        self.heard: list[dict[str, Window]] = []
+        self.heard: list[dict[str, ServerWindow]] = []
         url = f"{site.url}{suffix}"
         self.upstream = Upstreams([Target("up", url, KEY, headers={"x-team": "t"})])
         self.probes = Probes(

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.core.decisions import Forward, Policy, Reject
 from proxy.core.errors import UllageError
-from proxy.core.models import Catalogue, Route, Rule
+from proxy.core.models import Catalogue, ModelRule, Route
 from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Options, Request
 from proxy.engine.engine import Counting
@@ -166,14 +166,14 @@ class EngineFixture:
         window: int | None = WINDOW,
         mode: Mode = "on",
         counting: Counting = "auto",
-        rules: Sequence[Rule] = (),
+        rules: Sequence[ModelRule] = (),
         owned: Sequence[str] = (),
         policy: Policy = POLICY,
     ) -> None:
         self.book = DictRecords()
         self.time = 0.0
         self.faults: list[tuple[Where, type[Exception]]] = []
-        self.catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
+        self.catalogue = Catalogue([*rules, ModelRule("*", "stub", window)], {}, "stub")
         self.switch = Switch()
         self.replica = Replica(
             self.book,

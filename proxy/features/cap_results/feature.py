@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from proxy.core.apis.base import Dialect
+from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import Scan, scan
 from proxy.core.compaction.truncate import HEAD_ONLY, TruncateLimits, is_over, truncate
 from proxy.core.decisions import DIALECTS
@@ -45,7 +45,7 @@ class CapResults(Feature):
         return request if body is request.body else replace(request, body=body, prepared=("truncate",))
 
 
-def cap_results(body: bytes, scanned: Scan, api: Dialect, tools: ToolMap, limits: TruncateLimits) -> bytes:
+def cap_results(body: bytes, scanned: Scan, api: ApiFormat, tools: ToolMap, limits: TruncateLimits) -> bytes:
     """Return *body* with its tool results within *limits*; *body* itself if they are.
 
     Results of reads keep their head, all others head and end.
@@ -65,7 +65,7 @@ def cap_results(body: bytes, scanned: Scan, api: Dialect, tools: ToolMap, limits
 
 
 def _capped_item(
-    body: bytes, scanned: Scan, index: int, api: Dialect, tools: ToolMap, limits: TruncateLimits
+    body: bytes, scanned: Scan, index: int, api: ApiFormat, tools: ToolMap, limits: TruncateLimits
 ) -> bytes | None:
     """Return an item with its results cut to *limits*; None if it has no result that is too big."""
     raw = body[slice(*scanned.spans[index])]
@@ -85,7 +85,7 @@ def _capped_item(
     return api.replaced(raw, cut, media=True)
 
 
-def _call_kinds(body: bytes, scanned: Scan, index: int, api: Dialect, tools: ToolMap) -> dict[str, str]:
+def _call_kinds(body: bytes, scanned: Scan, index: int, api: ApiFormat, tools: ToolMap) -> dict[str, str]:
     """Return the kinds of the calls shortly before the item at *index*, by id; of calls with one id the last."""
     for start, end in reversed(scanned.spans[max(0, index - MOST_STEPS) : index]):
         raw = body[start:end]

@@ -17,7 +17,7 @@ from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.schedule import NOTE
 from proxy.core.compaction.truncate import clip
 from proxy.core.compaction.view import OriginalItems
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 from proxy.core.decisions import CountedView, MeasuredRequest
 from proxy.core.report import SERVED, Report
 from proxy.core.request import Request
@@ -102,7 +102,7 @@ class SummaryAnswers(Feature):
         return _encodable(render_block(folded, word_tokens + text_tokens + NOTE, text_tokens, count, summary.text))
 
 
-def _entries(original: OriginalItems) -> dict[int, Entry]:
+def _entries(original: OriginalItems) -> dict[int, ItemText]:
     """Return what the items say, by index, without system messages and without the client's prompt for a summary."""
     items = original.items
     indexes = [i for i in range(len(items)) if items[i].role != "system"]

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from proxy.core.apis.json_scan import scan
 from proxy.core.apis.usage import usage_of
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 from proxy.core.decisions import DIALECTS, CountedView
 from proxy.core.report import NO_USAGE, Report
 from proxy.engine.features import Resend
@@ -222,7 +222,7 @@ class RecallSession:
         folded = set(range(record.compaction.cut)).difference(record.compaction.anchors)
         return changed | folded | record.edits.keys()
 
-    def _labels(self, entries: Sequence[Entry]) -> list[str]:
+    def _labels(self, entries: Sequence[ItemText]) -> list[str]:
         """The heading of each item: its role, or the calls that it holds the results of."""
         items = self._view.measured.parsed.items
         call_texts: dict[str, str] = {}
@@ -241,7 +241,7 @@ def _call_text(name: str, arguments: str) -> str:
     return text if len(text) <= LABEL else text[: LABEL - 4] + "...)"
 
 
-def _text(entry: Entry) -> str:
+def _text(entry: ItemText) -> str:
     calls = [f"{name}({arguments})" for name, arguments in entry.calls]
     media = [f"[{kind}, not shown]" for kind in entry.media]
     return "\n".join([part for part in (entry.text, *calls, *media) if part])

@@ -10,7 +10,7 @@ from proxy.core.apis.chat import read_entry
 from proxy.core.compaction.block import FOOTER, HEADER, SUMMARY, FoldedItems, render_block
 from proxy.core.compaction.schedule import NOTE
 from proxy.core.compaction.truncate import OMITTED, shorten
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 from tests.support.conversation_strategies import conversations
 from tests.support.engine_fixtures import (
     UNSHRUNK,
@@ -135,7 +135,7 @@ def test_without_any_known_word_the_newest_stay() -> None:
 def test_room_left_over_goes_to_rounds_in_full() -> None:
     """Where pins and digest leave room, the rounds worth most keep all their words, in their order."""
     long = "We looked at every part of it, one after the other, and it took a while to see through. "
-    entries = [Entry("assistant", f"Round {at} begins. {long * 2}It ends {at}.") for at in range(20)]
+    entries = [ItemText("assistant", f"Round {at} begins. {long * 2}It ends {at}.") for at in range(20)]
     made = render_block(FoldedItems(tuple(entries), ()), 900, 120, count_tokens)
     whole = [at for at, entry in enumerate(entries) if entry.text in made]
     assert whole[0] == 0
@@ -147,7 +147,8 @@ def test_room_left_over_goes_to_rounds_in_full() -> None:
 def test_steps_are_the_newest_in_order() -> None:
     """Steps are one line a round, the first and the newest that fit, oldest first, with their calls."""
     entries = [
-        Entry("assistant", f"Now I do thing number {at}.", (("run", f'{{"command":"make {at}"}}'),)) for at in range(50)
+        ItemText("assistant", f"Now I do thing number {at}.", (("run", f'{{"command":"make {at}"}}'),))
+        for at in range(50)
     ]
     made = render_block(FoldedItems(tuple(entries), ()), 600, 400, count_tokens)
     lines = [line for line in made.splitlines() if line.startswith("- Now")]
@@ -160,7 +161,7 @@ def test_steps_are_the_newest_in_order() -> None:
 
 def test_a_step_in_chinese_says_something() -> None:
     """A sentence without spaces is shortened at a character, not thrown away."""
-    entry = Entry("assistant", "我先检查一下订单的状态然后再决定要不要修改数据库里的记录" * 8)
+    entry = ItemText("assistant", "我先检查一下订单的状态然后再决定要不要修改数据库里的记录" * 8)
     assert "我先检查" in render_block(FoldedItems((entry,), ()), 700, 600, count_tokens)
 
 
@@ -211,7 +212,7 @@ def test_a_megabyte_of_anything_costs_a_bounded_amount(text: str) -> None:
         calls, size = calls + 1, size + len(piece)
         return count_tokens(piece)
 
-    entries = (Entry("assistant", text), Entry("tool", text), Entry("user", text))
+    entries = (ItemText("assistant", text), ItemText("tool", text), ItemText("user", text))
     made = render_block(FoldedItems(entries, (text,)), 600, 400, watched)
     assert count_tokens(made) <= 600
     assert calls <= 800

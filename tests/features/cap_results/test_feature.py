@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.core.apis import chat, messages, responses
-from proxy.core.apis.base import Dialect
+from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import scan
 from proxy.core.compaction.truncate import MIDDLE, REST, TruncateLimits
 from proxy.features.cap_results.feature import cap_results
@@ -74,7 +74,7 @@ def result_of(api: str, text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("api", "dialect"), [("chat", chat), ("messages", messages), ("responses", responses)])
-def test_an_image_does_not_keep_the_text_beside_it_from_being_capped(api: str, dialect: Dialect) -> None:
+def test_an_image_does_not_keep_the_text_beside_it_from_being_capped(api: str, dialect: ApiFormat) -> None:
     """The text is cut to the limits, and the image stays behind it as it was."""
     body = json.dumps({dialect.LIST: [result_of(api, "x\n" * 3000)]}).encode()
     once = cap_results(body, scan(body, dialect.LIST), dialect, tool_map_of_package(), LIMITS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.models import Catalogue, Rule
+from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Options, Request
 from proxy.engine.engine import BoundEngine
 from proxy.engine.run import Run
@@ -19,7 +19,7 @@ from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import TENANT, Replica
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
-CATALOGUE = Catalogue([Rule("*", "stub", window=200_000)], {}, "stub")
+CATALOGUE = Catalogue([ModelRule("*", "stub", window=200_000)], {}, "stub")
 CLEAR = {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 3000}}]}
 COMPACT = {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}}]}
 
