@@ -38,8 +38,6 @@ COMPLEX = {
     "proxy/core/apis/json_steps.py::_large": HOT,
     "proxy/core/planner.py::choose_compaction": ENGINE,
     "proxy/core/compaction/schedule.py::Schedule::newest_compaction": ENGINE,
-    "proxy/engine/upstream_calls.py::UpstreamCalls::_call": ENGINE,
-    "proxy/engine/body_edits.py::rerouted": ENGINE,
     "proxy/engine/reading.py::Reader::_read": ENGINE,
     "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
     "proxy/server/handler.py::Handler::_relay": ENGINE,
