@@ -102,7 +102,9 @@ def _linked(read: Sequence[Item]) -> int:
 
 def outlines() -> ByBytes[bytes, Envelope]:
     """A memory of what stood around items: tools and system texts, above all. A letter takes four bytes at most."""
-    return ByBytes(OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.said.values()))))
+    return ByBytes(
+        OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.texts.values())))
+    )
 
 
 def records() -> ByBytes[tuple[str, bytes], CompactionRecord]:

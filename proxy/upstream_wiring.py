@@ -13,7 +13,7 @@ from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, published
+from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, read_published_table
 from proxy.engine.ports import Records
 from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings
@@ -52,7 +52,7 @@ TENANTS, STRETCHES = 10_000, 50_000
 
 def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Catalogue:
     """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
-    table = published(
+    table = read_published_table(
         {
             name: ModelLimits(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
             for name, facts in configuration.model_table().items()

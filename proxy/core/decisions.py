@@ -47,7 +47,7 @@ class Policy:
         """The token budget of a request; *window* and *requested* are in the provider's tokens, *fixed* in ours."""
         default = reserve(None, route.max_output, window)
         max_input = None if route.max_input is None else scaled(route.max_input, token_ratio)
-        price_cap = scaled(economy_cap(window, route.tier), token_ratio) if self.economy else None
+        price_cap = scaled(economy_cap(window, route.price_tier), token_ratio) if self.economy else None
         reserved = reserve(requested, route.max_output, window)
         return TokenBudget(
             scaled(window, token_ratio),

@@ -156,7 +156,7 @@ class Measurer:
         self, request: Request, reading: Reading, known: KnownRoute, window: int, target: CompactionTarget | None
     ) -> MeasuredRequest:
         policy, route, token_ratio = self.policy, known.route, known.token_ratio
-        envelope, requested = reading.outline, reading.outline.requested
+        envelope, requested = reading.outline, reading.outline.requested_output
         counts = TokenCounts(reading.fixed, reading.sizes, reading.totals, reading.members)
         client_compaction = request.client_compaction or _client_compaction(reading)
         addition = self._addition(request, envelope, route, window) if not client_compaction else NO_ADDITION
@@ -218,7 +218,7 @@ class Measurer:
 
         A token of JSON is more than two bytes, so that its tokens are under half of the mark.
         """
-        name = (window, budget, route.max_output, route.max_input, route.tier)
+        name = (window, budget, route.max_output, route.max_input, route.price_tier)
         mark = self._lowest_marks.get(name)
         if mark is None:
             figures = self.policy.budget(route, window, None, 0, 1.0)

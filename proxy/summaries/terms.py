@@ -53,11 +53,11 @@ class Terms:
         configured = self.model and (self.allowed is None or passage.request.tenant in self.allowed)
         chosen = resolve(self.model) if configured else route
         if chosen.name == route.name:
-            added = self.headers_of(route.asked or route.model)
+            added = self.headers_of(route.requested_model or route.model)
             return Summariser(route.upstream, route.model, api, passage.window, True, True, route.encoding, added)
         lent = chosen.upstream == route.upstream
         window = int((chosen.window or UNKNOWN_WINDOW) / 1.5)  # its count may be larger than ours by half
-        api, added = api if lent else "chat", self.headers_of(chosen.asked or chosen.model)
+        api, added = api if lent else "chat", self.headers_of(chosen.requested_model or chosen.model)
         return Summariser(chosen.upstream, chosen.model, api, window, False, lent, chosen.encoding, added)
 
     def forbid(self, passage: SummaryRequest, summariser: Summariser) -> bool:

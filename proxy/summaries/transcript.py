@@ -89,8 +89,8 @@ def pieces(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str]:
         lines = [f"{_NAMES[entry.role]}:"]
         if entry.text:
             lines.append(shown(entry.text, limit))
-        if entry.said:
-            lines += ["user:", shown(entry.said, USER)]
+        if entry.user_text:
+            lines += ["user:", shown(entry.user_text, USER)]
         for name, arguments in entry.calls:
             lines += [f"calls {neutral(name)}:", shown(arguments, int(detail * ARGUMENTS))]
         lines += [f"({neutral(kind)}, not shown)" for kind in entry.media]

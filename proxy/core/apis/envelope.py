@@ -67,27 +67,27 @@ def continues_stored(body: bytes) -> bool:
 class Envelope:
     """Facts of an outline. ``text`` is its JSON, ``fields`` the spans of its members in that text.
 
-    ``least`` is the smallest output figure that the other members allow; ``said`` are the words of the members that
+    ``least_output`` is the smallest output figure that the other members allow; ``texts`` are the words of the members that
     hold the operator's. ``stored``: the conversation goes on from what the provider keeps and we cannot see;
-    ``unseen``: the provider counts more than what is here. From ``managed`` tokens on, if set, the client wants the
+    ``has_unseen_input``: the provider counts more than what is here. From ``provider_compacts_from`` tokens on, if set, the client wants the
     provider itself to shorten the conversation. ``session`` is what the body calls the conversation.
     """
 
     text: str
     model: str
     stream: bool
-    requested: int | None
+    requested_output: int | None
     fields: Mapping[str, Field]
-    least: int = 0
+    least_output: int = 0
     stored: bool = False
-    unseen: bool = False
-    managed: int | None = None
+    has_unseen_input: bool = False
+    provider_compacts_from: int | None = None
     session: str = ""
-    said: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     def counted(self) -> dict[str, str]:
         """The text of every member that a provider counts as input: words as they are, all else as JSON."""
-        found = {key: self.said.get(key) or self.value(key) for key in COUNTED if key in self.fields}
+        found = {key: self.texts.get(key) or self.value(key) for key in COUNTED if key in self.fields}
         return {key: value for key, value in found.items() if value not in EMPTY}
 
     def value(self, key: str) -> str:
@@ -98,7 +98,7 @@ class Envelope:
     def thinking(self, output: int) -> dict[str, str]:
         """The members that state a budget for thinking as they have to be beside a lower figure of *output*."""
         found = {key: json.loads(self.value(key)) for key in THINKING_MEMBERS if key in self.fields}
-        return lowered(found, self.requested, output) if found and self.requested else {}
+        return lowered(found, self.requested_output, output) if found and self.requested_output else {}
 
 
 def read_envelope(text: str, figures: Sequence[str]) -> Envelope:
@@ -120,14 +120,15 @@ def read_envelope(text: str, figures: Sequence[str]) -> Envelope:
         text=text,
         model=model or "",
         stream=values["stream"] is True,
-        requested=next((v for key in figures if _is_figure(v := values[key])), None),
+        requested_output=next((v for key in figures if _is_figure(v := values[key])), None),
         fields=fields,
-        least=least_output({key: _value(text, fields, key) for key in THINKING_MEMBERS}),
+        least_output=least_output({key: _value(text, fields, key) for key in THINKING_MEMBERS}),
         stored=any(_value(text, fields, key) for key in STORED),
-        unseen=any(_value(text, fields, key) for key in UNSEEN) or bool(HOSTED.search(_raw(text, fields, "tools"))),
+        has_unseen_input=any(_value(text, fields, key) for key in UNSEEN)
+        or bool(HOSTED.search(_raw(text, fields, "tools"))),
         session=session_in({key: _value(text, fields, key) for key in SESSION}),
-        managed=_managed(_value(text, fields, "truncation"), _value(text, fields, "context_management")),
-        said={key: words for key in SYSTEM if (words := _words(_value(text, fields, key)))},
+        provider_compacts_from=_managed(_value(text, fields, "truncation"), _value(text, fields, "context_management")),
+        texts={key: words for key in SYSTEM if (words := _words(_value(text, fields, key)))},
     )
 
 

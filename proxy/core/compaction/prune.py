@@ -65,8 +65,8 @@ def _note_later(pair: Pair, later: _LaterResults) -> None:
         return
     if call.kind in ("file_edit", "file_write"):
         later.changed.update({path: pair.call_index for path in call.paths if path not in later.changed})
-    if call.same:
-        later.same.setdefault((call.same, result.digest), pair.index)
+    if call.repeat_key:
+        later.same.setdefault((call.repeat_key, result.digest), pair.index)
     if call.kind == "file_read" and len(call.paths) == 1 and len(later.readings[call.paths[0]]) < COMPARED:
         later.readings[call.paths[0]].append(pair)
 
@@ -75,7 +75,7 @@ def _replacement(pair: Pair, later: _LaterResults, read: Iterable[int], rules: D
     call, result = pair.call, pair.result
     if call.kind not in REPEATABLE:
         return None
-    same = later.same.get((call.same, result.digest)) if rules.exact and call.same else None
+    same = later.same.get((call.repeat_key, result.digest)) if rules.exact and call.repeat_key else None
     if same is not None and same != pair.index:
         return Placeholder(pair.index, "repeated", same)
     if len(call.paths) != 1:
@@ -106,7 +106,7 @@ def certain_lines(call: Call, result: Result) -> tuple[int, int] | None:
     """The lines a reading has shown for certain; ``None`` where that cannot be told."""
     if not call.first or not _is_in_lines(call, result):
         return None
-    if result.partial or (not call.last and call.most and result.lines >= call.most):
+    if result.partial or (not call.last and call.line_limit and result.lines >= call.line_limit):
         return (result.first, result.last) if result.last else None
     return min(call.first, result.first or call.first), call.last or END_OF_FILE
 

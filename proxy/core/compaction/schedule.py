@@ -140,7 +140,7 @@ class Schedule:
     def newest_compaction(self, since: Compaction | None, target: CompactionTarget = NO_TARGET) -> Compaction | None:
         """The newest event of the conversation: *since* when nothing happened after it, ``None`` when nothing did."""
         figures, count, event = self._figures, self._layout.count, since
-        places = self._layout.places
+        places = self._layout.boundaries
         at, end = bisect_left(places, (since.boundary if since else 0) + 1), bisect_left(places, count)
         while at < end:
             # A view only grows from place to place until the next event: the first place above the mark by halving.
@@ -148,7 +148,7 @@ class Schedule:
             if at < end:
                 event = self._compact(places[at], event, figures.baseline) or event
                 at += 1
-        budget = min(figures.baseline, figures.budget)
+        budget = min(figures.baseline, figures.input)
         if target.limit is not None:
             budget = min(budget, target.limit)
         if target.wait_for_summary:
@@ -197,7 +197,7 @@ class Schedule:
 
     def _event(self, place: int, cut: int, budget: int, before: Compaction | None) -> Compaction:
         """The fold at *place* that keeps what stands from *cut* on as it was after *before*, its block at its cap."""
-        anchors = self._layout.anchors(place, cut)
+        anchors = self._layout.verbatim_users(place, cut)
         block, text = self._block(cut, anchors, budget)
         event = Compaction(place, cut, block, text, anchors, stages=("fold",))
         if before is not None:
@@ -243,7 +243,7 @@ class Schedule:
     def _levels(self, place: int, budget: int) -> _Levels:
         """The marks at *place*. The present place may use all that its own request leaves, past ones the ceiling."""
         fixed, figures = self._fixed, self._figures
-        ceiling = min(budget, figures.room if place == self._layout.count else figures.ceiling)
+        ceiling = min(budget, figures.view_limit if place == self._layout.count else figures.ceiling)
         low = figures.low(self._marks, budget) - fixed
         return _Levels(
             low,

@@ -102,7 +102,7 @@ class TokenBudget:
     # Computed once, when the budget is built:
     quantised_fixed: int = field(init=False, compare=False)
     """``fixed`` in steps of window/64, so that a clock in the system text moves no cut."""
-    budget: int = field(init=False, compare=False)
+    input: int = field(init=False, compare=False)
     """What the input of this very request may use."""
     baseline: int = field(init=False, compare=False)
     """The budget of past boundaries: it must not follow a request's output figure, or every cut would move with it."""
@@ -111,21 +111,21 @@ class TokenBudget:
 
     Past boundaries go by it too: else they would miss the compactions that such a request brought about when it came.
     """
-    room: int = field(init=False, compare=False)
+    view_limit: int = field(init=False, compare=False)
     """What the view of this very request may take: less than the ceiling or, for a short answer, more."""
 
     def __post_init__(self) -> None:
         step = max(1, self.window // 64)
         derive = partial(object.__setattr__, self)  # the class is frozen
         derive("quantised_fixed", -(-self.fixed // step) * step)
-        budget, baseline = max(0, self.beside(self.reserve)), self.beside(self.window // 32)
+        budget, baseline = max(0, self.input_budget(self.reserve)), self.input_budget(self.window // 32)
         blocking = self._short_of(self.buffers.blocking)
-        derive("budget", budget)
+        derive("input", budget)
         derive("baseline", baseline)
         derive("ceiling", min(baseline, self.window - self.default_reserve, blocking))
-        derive("room", min(baseline, budget, blocking))
+        derive("view_limit", min(baseline, budget, blocking))
 
-    def beside(self, reserve: int) -> int:
+    def input_budget(self, reserve: int) -> int:
         """What the input may use beside an answer of *reserve* tokens; below zero where the answer alone is too big."""
         return input_room(self.window, reserve, self.max_input)
 

@@ -168,7 +168,7 @@ class ClientCompaction(Feature):
         raw = [parsed.item(i) for i in range(len(parsed.items))]
         told = [i for i, item in enumerate(parsed.items) if item.role != "system" and not is_trigger(raw[i])]
         entries = {i: responses.read_entry(raw[i]) for i in told}
-        budget = max(figures.budget, figures.window // 4)
+        budget = max(figures.input, figures.window // 4)
         most = int(shares.block * max(0, budget - figures.fixed)) or budget // 4
         text = min(int((shares.digest + shares.steps) * budget), max(NOTE, counts.history // 2), most)
         users = [i for i in told if parsed.items[i].role == "user" and i not in ours]

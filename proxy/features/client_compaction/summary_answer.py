@@ -58,7 +58,7 @@ class SummaryAnswers(Feature):
         envelope = measured.parsed.envelope
         if not measured.client_compaction or view.observation or not measured.prefix_hashes:
             return None
-        if envelope.unseen or not _wants_text(envelope):
+        if envelope.has_unseen_input or not _wants_text(envelope):
             return None
         ready = await self._records.summed_up(measured)
         if ready is None:
@@ -71,7 +71,7 @@ class SummaryAnswers(Feature):
         text = await offload(size, self._text, measured, original, summary)
         count = self._reader.count(measured.route.encoding, measured.route.model)
         tokens = int(count(text) * measured.token_ratio)
-        if envelope.requested is not None and tokens > envelope.requested:
+        if envelope.requested_output is not None and tokens > envelope.requested_output:
             return None
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
         model = request.path_model or envelope.model
@@ -91,15 +91,15 @@ class SummaryAnswers(Feature):
         """The summary, and what it does not tell: the user's words, and what came after it."""
         count = self._reader.count(measured.route.encoding, measured.route.model)
         figures, shares, items = measured.budget, self._shares, raw.items
-        budget = max(figures.budget, figures.window // 4)
+        budget = max(figures.input, figures.window // 4)
         text = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))
         words = int(shares.pins * budget)
         told = [i for i in range(len(items)) if items[i].role != "system"]
         entries = {i: raw.entry(i) for i in told[:-1]}
         if told and (rest := without_prompt(raw.item(told[-1]))):
             entries[told[-1]] = raw.dialect.read_entry(rest)
-        users = [i for i, entry in entries.items() if items[i].role == "user" or entry.said]
-        said = [entries[i].said or entries[i].text for i in users]
+        users = [i for i, entry in entries.items() if items[i].role == "user" or entry.user_text]
+        said = [entries[i].user_text or entries[i].text for i in users]
         ends = [clip(each, int(words * WORDS), count) for each in (*said[:1], *said[1:][-1:])]
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
         folded = FoldedItems(later, tuple(said[1:-1]), *ends)

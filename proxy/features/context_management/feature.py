@@ -73,7 +73,7 @@ def _window(request: Request, outline: Envelope, wanted: ContextEdits) -> int | 
     """The window that holds for *request*, in the provider's tokens; ``None`` where nobody made it smaller."""
     limits = [] if request.options.window is None else [request.options.window]
     if wanted.compact_from is not None:
-        limits.append(wanted.compact_from + reserve(outline.requested, None, wanted.compact_from))
+        limits.append(wanted.compact_from + reserve(outline.requested_output, None, wanted.compact_from))
     return min(limits, default=None)
 
 

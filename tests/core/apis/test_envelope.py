@@ -30,7 +30,7 @@ def test_facts() -> None:
     """Model, stream, output figure and the counted members are read from the outline's text."""
     text = '{"model":"m","stream":true,"max_tokens":5,"tools":[ {"a": 1} ],"x":1,"response_format":null,"messages":[]}'
     found = read_envelope(text, FIGURES)
-    assert (found.model, found.stream, found.requested) == ("m", True, 5)
+    assert (found.model, found.stream, found.requested_output) == ("m", True, 5)
     assert found.counted() == {"tools": '[ {"a": 1} ]'}
     assert found.value("x") == "1"
     with pytest.raises(KeyError):
@@ -52,7 +52,7 @@ def test_facts() -> None:
 )
 def test_the_first_figure_that_is_one_holds(figures: dict[str, Any], requested: int | None) -> None:
     """The output figure is the first positive whole number, in the order the API prefers."""
-    assert read_envelope(json.dumps(figures), FIGURES).requested == requested
+    assert read_envelope(json.dumps(figures), FIGURES).requested_output == requested
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -99,7 +99,7 @@ def test_other_members_may_repeat() -> None:
     """Of a member that decides nothing the last one holds, as parsers have it."""
     found = read_envelope('{"tools":["a"],"tools":["b"],"max_tokens":1,"max_tokens":2}', FIGURES)
     assert found.counted() == {"tools": '["b"]'}
-    assert found.requested == 2
+    assert found.requested_output == 2
 
 
 new_values = st.one_of(

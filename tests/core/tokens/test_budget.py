@@ -72,7 +72,7 @@ def test_the_measured_defaults() -> None:
 def test_budgets(window: int, held: int, fixed: int) -> None:
     """The budget is what the reserve leaves, never below zero; past places keep a budget of their own."""
     figures = TokenBudget(window, held, fixed)
-    assert figures.budget == max(0, window - held)
+    assert figures.input == max(0, window - held)
     assert figures.baseline == window - window // 32
     assert TokenBudget(window, 0, fixed).baseline == figures.baseline
 
@@ -91,10 +91,10 @@ def test_marks_rise_with_their_share(window: int, fixed: int, one: float, two: f
     """A mark lies between the fixed part and the budget, and a larger share lies higher."""
     figures = TokenBudget(window, 0, fixed)
     low, high = sorted((one, two))
-    assert figures.mark(low, figures.budget) <= figures.mark(high, figures.budget)
-    assert figures.quantised_fixed <= figures.mark(low, figures.budget)
-    assert figures.mark(high, figures.budget) <= max(figures.quantised_fixed, figures.budget)
-    assert figures.mark(1, figures.budget) == max(figures.quantised_fixed, figures.budget)
+    assert figures.mark(low, figures.input) <= figures.mark(high, figures.input)
+    assert figures.quantised_fixed <= figures.mark(low, figures.input)
+    assert figures.mark(high, figures.input) <= max(figures.quantised_fixed, figures.input)
+    assert figures.mark(1, figures.input) == max(figures.quantised_fixed, figures.input)
 
 
 def test_a_mark() -> None:
@@ -122,7 +122,7 @@ def test_a_providers_figure_in_ours(tokens: int, factor: float, ours: int) -> No
 def test_an_input_limit_beside_the_window(reserve: int, max_input: int | None, budget: int, lasting: int) -> None:
     """The input may use the least of its own limit and what the answer leaves of the window, at every place."""
     figures = TokenBudget(400_000, reserve, 1_000, max_input=max_input)
-    assert (figures.budget, figures.baseline) == (budget, lasting)
+    assert (figures.input, figures.baseline) == (budget, lasting)
     assert figures.ceiling <= lasting
 
 
@@ -202,7 +202,7 @@ def test_a_cap_beside_large_tools_leaves_a_quarter_of_the_room() -> None:
     figures = TokenBudget(400_000, 16_000, 150_000, 16_000, price_cap=120_000)
     room = figures.baseline - figures.quantised_fixed
     assert figures.high(MARKS, figures.baseline) == figures.quantised_fixed + int(0.9 * int(0.25 * room))
-    assert figures.budget == 384_000
+    assert figures.input == 384_000
 
 
 TYPICAL = Allocation(system=0.05, tools=0.10, memory=0.05, summary=0.10, recent=0.30, older=0.10, reserve=0.30)
