@@ -65,7 +65,7 @@ from proxy.core.decisions import (
     Written,
 )
 from proxy.core.errors import OUTPUT, ContextTooLong
-from proxy.core.tokens.budget import TokenBudget, input_room, scaled, summary_room
+from proxy.core.tokens.budget import TokenBudget, input_limit, summary_output, to_our_tokens
 from proxy.core.tool_calls import pairs_of
 
 LOSSY = frozenset({"drop", "clip"})
@@ -139,7 +139,7 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     view = build_view(measured, written)
     reserve = written.lowered_output or view.budget.reserve
     room = view.budget.input_budget(reserve)
-    excess = scaled(view.expected_tokens, measured.token_ratio) - room
+    excess = to_our_tokens(view.expected_tokens, measured.token_ratio) - room
     if excess <= 0:
         return Forward(view)
     found = _go_on_from(written)
@@ -294,14 +294,14 @@ def choose_compaction(
 
 def _smaller_reserves(measured: MeasuredRequest, budget: TokenBudget) -> list[int]:
     """The reserves to try instead of the request's own, larger ones first."""
-    least = scaled(measured.parsed.envelope.least_output, measured.token_ratio)
+    least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
     half, small = budget.window // 2, min(1024, budget.window // 4)
     return [reserve for reserve in (max(least, half), max(least, small)) if reserve < budget.reserve]
 
 
 def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int | None:
     """The output figure beside *used* tokens of input; None if that is no less than what was asked for."""
-    least = scaled(measured.parsed.envelope.least_output, measured.token_ratio)
+    least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
     left = max(1, least, budget.window - used - budget.window // 64)
     return left if left < budget.reserve else None
 
@@ -432,8 +432,8 @@ def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> Counted
     if _excess(view, reserve) <= 0:
         return view
     if policy.lower_output != "never":
-        least = scaled(measured.parsed.envelope.least_output, measured.token_ratio)
-        reserve = min(reserve, summary_room(budget.window, least))
+        least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
+        reserve = min(reserve, summary_output(budget.window, least))
     if _excess(view, reserve) <= 0:
         return _with_reserve(view, layout, None, reserve)
     return _pruned(view, policy, layout, reserve)
@@ -441,7 +441,7 @@ def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> Counted
 
 def _excess(view: CountedView, reserve: int) -> int:
     """Tokens by which *view* is too large beside an answer of *reserve*."""
-    return scaled(view.expected_tokens, view.measured.token_ratio) - view.budget.input_budget(reserve)
+    return to_our_tokens(view.expected_tokens, view.measured.token_ratio) - view.budget.input_budget(reserve)
 
 
 def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> CountedView | None:
@@ -476,7 +476,7 @@ def _with_reserve(view: CountedView, layout: Layout, record: CompactionRecord | 
     output: int | None = None
     if measured.requested_output is not None and reserve < budget.reserve:
         made = _compacted(unshrunk, replace(written, lowered_output=reserve)) if record else view
-        used = scaled(made.expected_tokens, measured.token_ratio)
+        used = to_our_tokens(made.expected_tokens, measured.token_ratio)
         output = min(budget.reserve, max(reserve, budget.window - used - budget.window // 64))
     if record is None and output is None:
         return view
@@ -501,7 +501,7 @@ def is_certain(view: CountedView, reserve: int) -> bool:
     if known.stated_window is None:
         return False
     ratio = max(1.0, known.token_ratio)
-    return view.tokens > input_room(known.stated_window, int(reserve * ratio), known.route.max_input)
+    return view.tokens > input_limit(known.stated_window, int(reserve * ratio), known.route.max_input)
 
 
 def refusal(view: CountedView, reserve: int) -> ContextTooLong:

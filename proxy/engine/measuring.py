@@ -25,7 +25,7 @@ from proxy.core.decisions import (
 )
 from proxy.core.models import Catalogue, Route
 from proxy.core.request import Mode, Request
-from proxy.core.tokens.budget import TokenBudget, input_room, reserve
+from proxy.core.tokens.budget import TokenBudget, answer_reserve, input_limit
 from proxy.engine.features import Features
 from proxy.engine.learned_routes import CachedRoute, LearnedRoutes
 from proxy.engine.ports import Records
@@ -196,8 +196,8 @@ class Measurer:
             return view
         known = self._learned.known_route(route, request.tenant, learned, request.options.window)
         assert known.window is not None  # else it is sent uncounted
-        reserved = reserve(head.requested, route.max_output, known.window)
-        budget = input_room(known.window, reserved, route.max_input)
+        reserved = answer_reserve(head.requested, route.max_output, known.window)
+        budget = input_limit(known.window, reserved, route.max_input)
         tokens = bound(request.body, head, self._lowest_mark(route, known.window, budget))
         if not tokens:
             return None

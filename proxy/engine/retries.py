@@ -19,7 +19,7 @@ from proxy.core.errors import InvalidRequest
 from proxy.core.overflow.evidence import Prior, check_claim
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
-from proxy.core.tokens.budget import reserve
+from proxy.core.tokens.budget import answer_reserve
 from proxy.engine.body_edits import with_lower_output, with_truncation
 from proxy.engine.learned_routes import LearnedRoutes, SentPrompt
 from proxy.engine.measuring import Measurer
@@ -85,7 +85,7 @@ class Retries:
             return
         counted = None if located.outline.has_unseen_input else await self._tokens_of(view, located)
         sent = sent_prompt(view)
-        output = sent.output if sent else reserve(located.outline.requested_output, route.max_output, 0)
+        output = sent.output if sent else answer_reserve(located.outline.requested_output, route.max_output, 0)
         self._learned.overflowed(route, request.tenant, overflow, counted, output)
 
     async def smaller(self, view: View, overflow: Overflow, decide: Decide) -> View | None:

@@ -127,7 +127,7 @@ class TokenBudget:
 
     def input_budget(self, reserve: int) -> int:
         """What the input may use beside an answer of *reserve* tokens; below zero where the answer alone is too big."""
-        return input_room(self.window, reserve, self.max_input)
+        return input_limit(self.window, reserve, self.max_input)
 
     def mark(self, share: float, budget: int) -> int:
         """The level at which *share* of the room inside *budget*, as far as it is to be used, is used."""
@@ -172,31 +172,31 @@ class TokenBudget:
         return self.window - int(scale * ((held or 0) + (buffer or 0)))
 
 
-def reserve(requested: int | None, max_output: int | None, window: int) -> int:
+def answer_reserve(requested: int | None, max_output: int | None, window: int) -> int:
     """Tokens kept for the answer: what the request asks for, unclamped; else a share of the window."""
     if requested is not None and requested > 0:
         return requested
     return min(max_output or DEFAULT_RESERVE, window // 8, DEFAULT_RESERVE)
 
 
-def summary_room(window: int, least: int = 0) -> int:
+def summary_output(window: int, least: int = 0) -> int:
     """Tokens of output in which a conversation can be summed up, however many were asked for; at least *least*."""
     return max(least, min(MOST_SUMMED, window // 8))
 
 
-def input_room(window: int, reserve: int, max_input: int | None) -> int:
+def input_limit(window: int, reserve: int, max_input: int | None) -> int:
     """Tokens of input that a *window* takes beside an answer of *reserve*, when inputs are limited to *max_input*."""
     room = window - reserve
     return room if max_input is None else min(room, max_input)
 
 
-def stepped(tokens: int) -> int:
+def rounded_down(tokens: int) -> int:
     """The largest power of two, or one and a half of it, that is not above *tokens*: no small change moves it."""
     power = 1 << max(0, tokens.bit_length() - 1)
     return min(tokens, power + power // 2 if power + power // 2 <= tokens else power)
 
 
-def scaled(tokens: int, factor: float) -> int:
+def to_our_tokens(tokens: int, factor: float) -> int:
     """A provider's figure in tokens of our own count, when the provider counts *factor* times what we count."""
     return int(tokens / factor)
 

@@ -13,7 +13,7 @@ from proxy.core.decisions import CountedView, FinalDecision, Forward
 from proxy.core.models import Route
 from proxy.core.planner import LOSSY
 from proxy.core.request import Request
-from proxy.core.tokens.budget import reserve
+from proxy.core.tokens.budget import answer_reserve
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader, Reading
 from proxy.features.context_management.clearing import ContextEdits, clear_message, cleared_tool_uses, read_edits
@@ -73,7 +73,7 @@ def _window(request: Request, outline: Envelope, wanted: ContextEdits) -> int | 
     """The window that holds for *request*, in the provider's tokens; ``None`` where nobody made it smaller."""
     limits = [] if request.options.window is None else [request.options.window]
     if wanted.compact_from is not None:
-        limits.append(wanted.compact_from + reserve(outline.requested_output, None, wanted.compact_from))
+        limits.append(wanted.compact_from + answer_reserve(outline.requested_output, None, wanted.compact_from))
     return min(limits, default=None)
 
 

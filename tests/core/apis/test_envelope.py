@@ -15,7 +15,7 @@ from proxy.core.apis.envelope import (
     LEAST_THINKING,
     continues_stored,
     least_output,
-    lowered,
+    lowered_thinking,
     read_envelope,
     splice,
 )
@@ -164,9 +164,9 @@ def test_the_operators_words_are_counted_as_words() -> None:
 
 def test_what_the_output_figure_may_not_fall_below() -> None:
     """A budget for thinking has to be smaller than the output figure."""
-    assert outline(thinking={"type": "enabled", "budget_tokens": 2000}).least == 1025, "it is lowered to 1,024 first"
-    assert outline(thinking={"type": "enabled", "budget_tokens": 800}).least == 801
-    assert outline(thinking={"type": "adaptive"}).least == outline(thinking=None).least == outline().least == 0
+    assert outline(thinking={"type": "enabled", "budget_tokens": 2000}).least_output == 1025, "it is lowered to 1,024 first"
+    assert outline(thinking={"type": "enabled", "budget_tokens": 800}).least_output == 801
+    assert outline(thinking={"type": "adaptive"}).least_output == outline(thinking=None).least_output == outline().least_output == 0
 
 
 UNSEEN: list[tuple[dict[str, Any], bool, bool]] = [
@@ -186,7 +186,7 @@ UNSEEN: list[tuple[dict[str, Any], bool, bool]] = [
 def test_what_cannot_be_seen(members: dict[str, Any], stored: bool, unseen: bool) -> None:
     """History that the provider keeps, and input that it adds by itself, are known as such."""
     found = outline(**members)
-    assert (found.stored, found.unseen) == (stored, unseen)
+    assert (found.stored, found.has_unseen_input) == (stored, unseen)
 
 
 MANAGED: list[tuple[dict[str, Any], int | None]] = [
@@ -206,7 +206,7 @@ MANAGED: list[tuple[dict[str, Any], int | None]] = [
 @pytest.mark.parametrize(("members", "managed"), MANAGED)
 def test_from_where_the_provider_shortens_the_conversation(members: dict[str, Any], managed: int | None) -> None:
     """The least that the client asks the provider to act at, by itself."""
-    assert outline(**members).managed == managed
+    assert outline(**members).provider_compacts_from == managed
 
 
 def test_a_budget_for_thinking_beside_a_lower_figure() -> None:
@@ -258,7 +258,7 @@ def test_a_lowered_budget_is_below_the_figure_and_no_less_than_the_least(
     least = least_output(members)
     assert least == min(budget, LEAST_THINKING) + 1
     output = max(least, min(output, requested))
-    found = lowered(members, requested, output)
+    found = lowered_thinking(members, requested, output)
     after = {key: json.loads(found[key]) if key in found else value for key, value in members.items()}
     values = [text for text in json.dumps(after).replace("}", " ").replace(",", " ").split() if text.isdigit()]
     (now,) = map(int, values)
@@ -269,9 +269,13 @@ def test_a_lowered_budget_is_below_the_figure_and_no_less_than_the_least(
 
 def test_a_budget_that_leaves_the_answer_half_stays() -> None:
     """Nothing changes that need not: another budget costs the prompt cache."""
-    assert lowered({"thinking": {"budget_tokens": 4_000}}, 32_000, 9_000) == {}
-    assert lowered({"thinking": {"budget_tokens": 4_000}}, 32_000, 7_000) == {"thinking": '{"budget_tokens": 1024}'}
-    assert lowered({"thinking": {"budget_tokens": 31_999}}, 32_000, 31_449) == {"thinking": '{"budget_tokens": 24576}'}
+    assert lowered_thinking({"thinking": {"budget_tokens": 4_000}}, 32_000, 9_000) == {}
+    assert lowered_thinking({"thinking": {"budget_tokens": 4_000}}, 32_000, 7_000) == {
+        "thinking": '{"budget_tokens": 1024}'
+    }
+    assert lowered_thinking({"thinking": {"budget_tokens": 31_999}}, 32_000, 31_449) == {
+        "thinking": '{"budget_tokens": 24576}'
+    }
 
 
 @pytest.mark.parametrize("budget", [None, True, -1, 0, "8000", 1.5, {}])
@@ -280,4 +284,4 @@ def test_what_is_no_budget_is_left_alone(budget: Any) -> None:
     for stated in (*nested(budget), {"thinking": budget}, {"reasoning": [budget]}, {"extra_body": {"google": budget}}):
         if stated.get("thinking_budget") is None:
             assert least_output(stated) == 0
-            assert lowered(stated, 32_000, 2_000) == {}
+            assert lowered_thinking(stated, 32_000, 2_000) == {}

@@ -17,10 +17,10 @@ from proxy.core.tokens.budget import (
     Marks,
     Shares,
     TokenBudget,
+    answer_reserve,
     borrowed,
     economy_cap,
-    reserve,
-    scaled,
+    to_our_tokens,
     used,
 )
 
@@ -44,13 +44,13 @@ windows = st.integers(1, 2_000_000)
 )
 def test_reserve(requested: int | None, most: int | None, window: int, held: int) -> None:
     """What a request asks for is held unclamped; else the least of the model's limit, an eighth, and 16K."""
-    assert reserve(requested, most, window) == held
+    assert answer_reserve(requested, most, window) == held
 
 
 @given(st.none() | st.integers(1, 10**6), windows)
 def test_a_reserve_nobody_asked_for_is_small(most: int | None, window: int) -> None:
     """Without a figure of the request at most an eighth of the window is held."""
-    assert 0 <= reserve(None, most, window) <= window // 8
+    assert 0 <= answer_reserve(None, most, window) <= window // 8
 
 
 @pytest.mark.parametrize("marks", [(0.9, 0.4, 0.6), (0.9, 0.9, 0.4), (1.1, 0.6, 0.4), (0.9, 0.6, 0.0), (0.4, 0.6, 0.9)])
@@ -105,7 +105,7 @@ def test_a_mark() -> None:
 @pytest.mark.parametrize(("tokens", "factor", "ours"), [(8_192, 1.0, 8_192), (9_000, 1.5, 6_000), (10, 3.0, 3)])
 def test_a_providers_figure_in_ours(tokens: int, factor: float, ours: int) -> None:
     """A provider that counts more than we do leaves us fewer of our own tokens."""
-    assert scaled(tokens, factor) == ours
+    assert to_our_tokens(tokens, factor) == ours
 
 
 @pytest.mark.parametrize(
