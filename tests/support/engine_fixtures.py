@@ -37,7 +37,7 @@ from proxy.engine.reports import report_of
 from proxy.engine.retries import Retries
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.features.cap_results.feature import CapResults
-from proxy.features.client_compaction.compact_endpoint import ClientCompaction, UpstreamCompaction
+from proxy.features.client_compaction.feature import ClientCompaction, UpstreamCompaction
 from proxy.features.context_management.feature import ContextManagement
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tools import Tools

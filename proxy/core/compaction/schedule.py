@@ -212,7 +212,7 @@ class Schedule:
 
         A function of the folded prefix's weights and the budget only.
         """
-        shares, budget = self._shares, self._figures.spendable(budget)
+        shares, budget = self._shares, self._figures.affordable(budget)
         room = max(0, budget - self._fixed)
         users = self._users[cut] - sum(self._items[i].tokens for i in anchors)
         pins = min(int(shares.pins * budget), users + users // 16)
@@ -230,7 +230,7 @@ class Schedule:
         low, place, fixed = self._marks.low, self._layout.count, self._fixed
         share = low / 2 if share is None else share
         # Its block is as much smaller than that of other events as its view is.
-        room = self._figures.spendable(budget) - fixed
+        room = self._figures.affordable(budget) - fixed
         goal, for_block = int(share * room), fixed + int(min(1.0, share / low) * room)
         levels = replace(self._levels(place, budget), goal=goal)
         present = self.view_tokens(place, before)

@@ -164,9 +164,16 @@ def test_the_operators_words_are_counted_as_words() -> None:
 
 def test_what_the_output_figure_may_not_fall_below() -> None:
     """A budget for thinking has to be smaller than the output figure."""
-    assert outline(thinking={"type": "enabled", "budget_tokens": 2000}).least_output == 1025, "it is lowered to 1,024 first"
+    assert outline(thinking={"type": "enabled", "budget_tokens": 2000}).least_output == 1025, (
+        "it is lowered to 1,024 first"
+    )
     assert outline(thinking={"type": "enabled", "budget_tokens": 800}).least_output == 801
-    assert outline(thinking={"type": "adaptive"}).least_output == outline(thinking=None).least_output == outline().least_output == 0
+    assert (
+        outline(thinking={"type": "adaptive"}).least_output
+        == outline(thinking=None).least_output
+        == outline().least_output
+        == 0
+    )
 
 
 UNSEEN: list[tuple[dict[str, Any], bool, bool]] = [
@@ -230,6 +237,19 @@ def test_a_budget_for_thinking_beside_a_lower_figure() -> None:
         (b'{"conversation": "\xff"}', True),
         (b"{}", False),
         (b"", False),
+        (b'{"input": [{"type": "item_reference", "id": "msg_1"}]}', True),
+        (b'{"input": [{"role": "user", "content": "x"}, {"id": "msg_1", "type": null}]}', True),
+        (b'{"input": [{"id":"msg_1"}]}', True),
+        (b'{"input": [{"type": "item_r\\u0065ference", "id": "msg_1"}]}', True),
+        (b'{"input": [{"id": "msg_1"}], "input": []}', True),
+        (b'{"input": [{"role": "user", "content": "an \\"item_reference\\", or {\\"id\\": \\"x\\"}"}]}', False),
+        (b'{"input": "item_reference"}', False),
+        (b'{"input": [], "metadata": {"id": "x"}, "tools": [{"type": "item_reference"}]}', False),
+        (b'{"messages": [{"id": "msg_1"}]}', False),
+        (
+            b'{"input": [{"type": "function_call", "id": "fc_1", "name": "f", "arguments": "{}", "call_id": "c"}]}',
+            False,
+        ),
     ],
 )
 def test_a_body_that_goes_on_from_what_is_stored_is_recognised(body, found):
