@@ -205,14 +205,14 @@ class Jobs:
             outcome, rest = ("adopted" if draft is None else "written"), float("inf")
             self._memory.failures.pop(key, None)
         except NotWritten as error:
-            reason, calls, taken = error.reason, error.calls, error.taken
-            if error.tried:
+            reason, calls, taken = error.reason, error.calls, error.tokens_used
+            if error.model_asked:
                 outcome, rest = "failed", self._refuse(wanted, summariser)
             elif reason == "elsewhere":
                 rest = self._terms.lease_seconds
             elif reason == "budget":
                 first, _ = self._memory.too_expensive.get(key, (wanted.prefix.length, 0))
-                rest, self._memory.too_expensive[key] = 0.0, (first, error.needed)
+                rest, self._memory.too_expensive[key] = 0.0, (first, error.tokens_needed)
         except Exception:
             # A fault of our own is reported by whoever keeps the task. It would be there, and be paid for, again.
             self._memory.not_before[key] = float("inf")
@@ -251,13 +251,13 @@ class Jobs:
     ) -> tuple[Summary | None, Draft | None]:
         """A summary, and how it came about unless another replica wrote it. Raises ``NotWritten``."""
         if reason := self._may_not(wanted, summariser):
-            raise NotWritten(reason, tried=False)
+            raise NotWritten(reason, model_asked=False)
         policy = self._policy(wanted, summariser)
         lease = await self._shelf.lease(wanted.root_hash, policy, wanted.last_compaction, self._terms.lease_seconds)
         if lease is None:
             found = await self._elsewhere(wanted, policy) if wait else None
             if found is None:
-                raise NotWritten("elsewhere", tried=False)
+                raise NotWritten("elsewhere", model_asked=False)
             return found, None
         renewal = self._spawn(self._hold(lease), "summary lease")
         try:
@@ -275,7 +275,7 @@ class Jobs:
         if base is not None and base.length >= enough:
             return base, None
         if await self._shelf.is_refused(wanted.root_hash, policy, wanted.last_compaction):
-            raise NotWritten("refused_before", tried=False)
+            raise NotWritten("refused_before", model_asked=False)
         # What was too dear before is tried as it was then: a longer prefix would only cost more.
         length, _ = (0, 0) if wait else self._memory.too_expensive.get(self._key(wanted), (0, 0))
         wanted = wanted.up_to(length) if length > wanted.folded else wanted
@@ -283,7 +283,7 @@ class Jobs:
         try:
             draft = await self._draft(wanted, summariser, base)
         except NotWritten as error:
-            self._note(wanted, summariser, "failed" if error.tried else "skipped", error.reason)
+            self._note(wanted, summariser, "failed" if error.model_asked else "skipped", error.reason)
             raise
         summary = await self._keep(wanted, summariser, policy, base, draft)
         self._note(wanted, summariser, "ready", left=draft.output_tokens)
@@ -310,10 +310,10 @@ class Jobs:
         try:
             draft = await self._writer.write(wanted, summariser, base, allow)
         except NotWritten as error:
-            taken = sum(error.taken)
+            taken = sum(error.tokens_used)
             if error.limited:
                 self._ledger.pause(tenant)
-            if error.tried:
+            if error.model_asked:
                 breaker.failed()
             raise
         else:
