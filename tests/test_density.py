@@ -26,8 +26,6 @@ COMPLEX = {
     "proxy/core/compaction/block.py::choose_pins": COMPACTION,
     "proxy/core/compaction/prune.py::prune_pass": COMPACTION,
     "proxy/core/compaction/prune.py::_values": COMPACTION,
-    "proxy/core/compaction/schedule.py::Schedule::run": ENGINE,
-    "proxy/core/compaction/schedule.py::Schedule::_compact": ENGINE,
     "proxy/core/compaction/view.py::write_texts": COMPACTION,
     "proxy/core/compaction/view.py::_results": COMPACTION,
     "proxy/core/compaction/view.py::assemble": COMPACTION,

@@ -17,7 +17,7 @@ from proxy.core.apis import responses
 from proxy.core.apis.json_steps import decode
 from proxy.core.client_compaction import OTHER, TRIGGER
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.compaction.schedule import NOTE
+from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import clip
 from proxy.core.decisions import MeasuredRequest
 from proxy.core.models import Route
@@ -170,11 +170,11 @@ class ClientCompaction(Feature):
         entries = {i: responses.read_entry(raw[i]) for i in told}
         budget = max(figures.budget, figures.window // 4)
         most = int(shares.block * max(0, budget - figures.fixed)) or budget // 4
-        text = min(int((shares.digest + shares.steps) * budget), max(NOTE, counts.history // 2), most)
+        text = min(int((shares.digest + shares.steps) * budget), max(BLOCK_FRAME, counts.history // 2), most)
         users = [i for i in told if parsed.items[i].role == "user" and i not in ours]
         kept = self._kept(users, parsed.items, int(shares.pins * budget)) if kind == "endpoint" else []
         pins = tuple(entries[i].text for i in users if i not in kept)
-        block = min(int(shares.pins * budget) + text, most) + NOTE
+        block = min(int(shares.pins * budget) + text, most) + BLOCK_FRAME
         said = "\n".join(entries[i].text for i in kept)
         before = [clip(entries[i].text, int(block * EARLIER_SHARE) // len(ours), count) for i in sorted(ours)]
         folded = FoldedItems(tuple(entry for i, entry in entries.items() if i not in ours), pins, carrier_text=said)

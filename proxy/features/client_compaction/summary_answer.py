@@ -14,7 +14,7 @@ from typing import Final
 from proxy.core.apis.envelope import Envelope
 from proxy.core.client_compaction import without_prompt
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.compaction.schedule import NOTE
+from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import clip
 from proxy.core.compaction.view import OriginalItems
 from proxy.core.decisions import CountedView, MeasuredRequest
@@ -103,7 +103,7 @@ class SummaryAnswers(Feature):
         ends = [clip(each, int(words * WORDS), count) for each in (*said[:1], *said[1:][-1:])]
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
         folded = FoldedItems(later, tuple(said[1:-1]), *ends)
-        return _encodable(render_block(folded, words + text + NOTE, text, count, summary.text))
+        return _encodable(render_block(folded, words + text + BLOCK_FRAME, text, count, summary.text))
 
 
 def _wants_text(outline: Envelope) -> bool:
