@@ -22,10 +22,7 @@ COMPACTION = "to be unfolded once the way of a compacted request is shorter"
 
 # Functions above the limit, and why. It only shrinks: an entry that is no longer needed fails the test.
 COMPLEX = {
-    "proxy/core/compaction/prune.py::_replacement": COMPACTION,
     "proxy/core/compaction/block.py::choose_pins": COMPACTION,
-    "proxy/core/compaction/prune.py::prune_pass": COMPACTION,
-    "proxy/core/compaction/prune.py::_values": COMPACTION,
     "proxy/core/compaction/view.py::write_texts": COMPACTION,
     "proxy/core/compaction/view.py::_results": COMPACTION,
     "proxy/core/compaction/view.py::assemble": COMPACTION,
