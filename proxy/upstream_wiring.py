@@ -13,29 +13,29 @@ from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.models import COMPRESS, Catalogue, Facts, Rule, Told, published
+from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, published
 from proxy.engine.ports import Records
 from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings
 from proxy.store import Breaker, Patience, Store
 from proxy.summaries import (
+    JobCaches,
     Jobs,
-    Ledger,
-    Memory,
-    Observe,
-    Tell,
-    Terms,
+    OnNote,
+    OnReport,
+    SpendingLimits,
+    SummaryConfig,
     Writer,
     credentials,
-    is_subscription,
+    ignore_note,
+    is_subscription_key,
     load_prompts,
-    untold,
 )
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Bridge, Bridged, OnTold, Probes, Target, Timeouts, Upstreams
 
-NOWHERE: Final = "-"
+NO_UPSTREAM: Final = "-"
 """The upstream of every model where none is configured: then nothing is served, but models can be listed."""
 
 ANTHROPIC: Final = "anthropic"
@@ -50,17 +50,17 @@ TENANTS, STRETCHES = 10_000, 50_000
 """Bounds of what a process remembers of summaries beside their texts: clients, stretches of conversations."""
 
 
-def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
+def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Catalogue:
     """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
     table = published(
         {
-            name: Facts(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
+            name: ModelLimits(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
             for name, facts in configuration.model_table().items()
         }
     )
-    default = settings.default_upstream().name if settings.upstreams else NOWHERE
+    default = settings.default_upstream().name if settings.upstreams else NO_UPSTREAM
     rules = [
-        Rule(
+        ModelRule(
             rule.name,
             rule.upstream,
             rule.context_window,
@@ -135,7 +135,7 @@ def _timeouts(upstream: configuration.Upstream) -> Timeouts:
     return Timeouts(given.connect, given.first_byte, given.idle, given.total, given.keep_alive)
 
 
-class Board:
+class SharedProbeCache:
     """Where processes that share a store leave for each other what servers said of their windows: no tenant's words."""
 
     def __init__(self, recorder: Records) -> None:
@@ -151,14 +151,14 @@ class Board:
         self._recorder.save_route(self._nobody, name, value)
 
 
-def open_names(settings: Settings) -> NameOf:
+def open_model_names(settings: Settings) -> NameOf:
     """What its upstream calls a model, by the name it was asked for."""
     if not any(rule.model for rule in settings.models):
         return same_name
     return lambda model: settings.model(model).model or model
 
 
-def open_headers(settings: Settings) -> HeadersOf:
+def open_model_headers(settings: Settings) -> HeadersOf:
     """What *settings* add to requests for a model, by the name it was asked for."""
     if not any(rule.headers for rule in settings.models):
         return no_headers
@@ -189,7 +189,13 @@ def open_probes(
     asked = {each.name: each.base_url for each in settings.upstreams if each.probe and not each.bridged}
     agent = f"ullage/{configuration.version()}"
     return Probes(
-        asked, upstream.send, tasks.spawn, time.perf_counter, agent, told, Board(recorder) if recorder else None
+        asked,
+        upstream.send,
+        tasks.spawn,
+        time.perf_counter,
+        agent,
+        told,
+        SharedProbeCache(recorder) if recorder else None,
     )
 
 
@@ -200,27 +206,29 @@ def open_summaries(
     store: Store,
     upstream: Upstreams,
     tasks: Tasks,
-    observe: Observe,
-    tell: Tell = untold,
+    observe: OnReport,
+    tell: OnNote = ignore_note,
 ) -> Jobs | None:
     """What writes summaries as *settings* have it; ``None`` where no model is to be asked."""
     wanted = settings.summaries
     if wanted.mode == "off" or settings.compression.mode != "on":
         return None
-    terms = Terms(
+    terms = SummaryConfig(
         mode=wanted.mode,
         model=wanted.model,
-        allowed=tenants_of(key.get_secret_value() for key in wanted.allow) if wanted.allow else None,
-        subscriptions=wanted.subscription_tokens,
-        keyed=frozenset(up.name for up in settings.upstreams if up.carries_key),
-        guarded=frozenset(up.name for up in settings.upstreams if any(map(is_subscription, _keys(up)))),
-        most=wanted.jobs,
+        allowed_tenants=tenants_of(key.get_secret_value() for key in wanted.allow) if wanted.allow else None,
+        allow_subscriptions=wanted.subscription_tokens,
+        keyed_upstreams=frozenset(up.name for up in settings.upstreams if up.carries_key),
+        subscription_upstreams=frozenset(
+            up.name for up in settings.upstreams if any(map(is_subscription_key, _keys(up)))
+        ),
+        max_jobs=wanted.jobs,
         timeout=wanted.timeout,
-        headers_of=open_headers(settings),
+        headers_of=open_model_headers(settings),
     )
     agent = f"ullage/{configuration.version()} (summary)"
     writer = Writer(upstream, tokenizers, load_prompts(), agent, wanted.timeout, aligned=wanted.aligned)
-    memory = Memory(
+    memory = JobCaches(
         caches.texts(),
         LRUCache(STRETCHES),
         LRUCache(STRETCHES),
@@ -231,7 +239,7 @@ def open_summaries(
     return Jobs(
         store.summaries,
         writer,
-        Ledger(store.summaries, wanted.spend, LRUCache(TENANTS), time.monotonic, time.time),
+        SpendingLimits(store.summaries, wanted.spend, LRUCache(TENANTS), time.monotonic, time.time),
         terms,
         memory,
         resolve=catalogue.resolve,

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from proxy import app
-from proxy.app import CannotListen, House, Start
+from proxy.app import CannotListen, Process, StartOptions
 from proxy.settings import Settings
 from proxy.store import StoreMisconfigured
 from proxy.tasks import Tasks
@@ -23,9 +23,9 @@ from proxy.telemetry.logs import Logs
 from proxy.workers import Worker
 from tests.conftest import StartStub
 from tests.store.conftest import short_path
-from tests.support.process_inspection import servers
+from tests.support.process_inspection import store_servers
 from tests.support.proxy_process import free_port, until
-from tests.support.server_fixture import Stage, answer, listening
+from tests.support.server_fixture import ScriptedServer, listening, raw_answer
 
 __all__ = ["short_path"]
 
@@ -61,12 +61,14 @@ class Part:
 
 
 @asynccontextmanager
-async def running(folder: Path, configured: Settings) -> AsyncIterator[tuple[House, str, Part]]:
+async def running(folder: Path, configured: Settings) -> AsyncIterator[tuple[Process, str, Part]]:
     """A built process, its address, and its parts."""
     part = Part(folder)
     port = free_port()
     server = configured.server.model_copy(update={"port": port})
-    house = await House.build(Start(configured.model_copy(update={"server": server})), ONE, part.logs, part.tasks)
+    house = await Process.build(
+        StartOptions(configured.model_copy(update={"server": server})), ONE, part.logs, part.tasks
+    )
     try:
         yield house, f"http://127.0.0.1:{port}", part
     finally:
@@ -97,9 +99,9 @@ async def test_a_process_serves_and_tells_its_figures(
 
 async def test_what_a_server_says_of_its_window_is_logged(tmp_path: Path) -> None:
     """A server that tells its window is asked once a request is worth it, and the log names model and window."""
-    stage = Stage()
+    stage = ScriptedServer()
     entry = b'{"id": "m1", "object": "model", "owned_by": "vllm", "max_model_len": 4096}'
-    stage.reply = answer(b'{"object": "list", "data": [' + entry + b"]}", "Content-Type: application/json")
+    stage.reply = raw_answer(b'{"object": "list", "data": [' + entry + b"]}", "Content-Type: application/json")
     body = {"model": "m1", "messages": [{"role": "user", "content": "word " * 8000}]}
     async with listening(stage) as port:
         configured = settings(f"http://127.0.0.1:{port}/v1", models=[])
@@ -147,7 +149,7 @@ async def test_a_taken_port_closes_what_was_opened(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         part = Part(tmp_path)
         with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: address already in use. Give another --port"):
-            await House.build(Start(settings(server={"port": port})), ONE, part.logs, part.tasks)
+            await Process.build(StartOptions(settings(server={"port": port})), ONE, part.logs, part.tasks)
         assert len(part.tasks) == 0
         await part.close()
 
@@ -163,11 +165,11 @@ async def test_a_start_that_breaks_in_the_middle_leaves_no_server(
     monkeypatch.setattr(app, "open_catalogue", broken)
     part = Part(short_path)
     with pytest.raises(LookupError):
-        await House.build(
-            Start(settings(store={"url": "embedded", "path": str(short_path / "d")})), ONE, part.logs, part.tasks
+        await Process.build(
+            StartOptions(settings(store={"url": "embedded", "path": str(short_path / "d")})), ONE, part.logs, part.tasks
         )
     assert (short_path / "d" / "valkey.log").exists(), "it never came up: nothing was tested"
-    assert servers(short_path) == []
+    assert store_servers(short_path) == []
     await part.close()
 
 
@@ -185,7 +187,7 @@ def test_an_address_that_cannot_be_listened_on_is_named(host: str, error: OSErro
     assert text in str(CannotListen(host, 1, error))
 
 
-async def prepared(folder: Path, configured: Settings) -> tuple[Start, str, str]:
+async def prepared(folder: Path, configured: Settings) -> tuple[StartOptions, str, str]:
     """What workers of *configured* start with, the store in words, and what was logged meanwhile."""
     part = Part(folder)
     async with AsyncExitStack() as opened:

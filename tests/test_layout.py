@@ -35,7 +35,6 @@ EXEMPT = {
     "proxy/server/config.py": "plain values with defaults, no behaviour",
     "proxy/server/contracts.py": "protocols, no behaviour",
     "proxy/store/backend.py": "a protocol and exceptions, no behaviour",
-    "proxy/summaries/contracts.py": "protocols, no behaviour",
 }
 
 # In pieces, so that this file does not hold what it looks for.

@@ -8,40 +8,44 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 from proxy.core.models import Route
 from proxy.core.report import SummaryReport
 from proxy.core.request import Origin, Request
 from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
 from proxy.store import Breaker, Patience
-from proxy.summaries import Jobs, Ledger, Memory, Terms, Writer, load_prompts
-from proxy.summaries.contracts import Shelf
+from proxy.summaries import JobCaches, Jobs, SpendingLimits, SummaryConfig, Writer, load_prompts
 from proxy.tasks import Tasks
 from proxy.upstream import Target, Upstreams
 from tests.stub import Stub
-from tests.support.engine_fixtures import count, tokenizers
+from tests.support.engine_fixtures import count_tokens, tokenizers
 from tests.support.sample_conversations import log
 
 TENANT, ROOT, SINCE = b"t" * 32, b"r" * 16, b"s" * 16
 ROUTE = Route("stub", "gpt-4o-mini", 8192, None, "o200k_base", "configured")
 
 
-def entries_of(rounds: int, size: int = 200) -> list[Entry]:
+def entries_of(rounds: int, size: int = 200) -> list[ItemText]:
     """A task and so many rounds, each with a note."""
-    found = [Entry("system", "Never touch vendor/."), Entry("user", "Look through the ledgers, one after the other.")]
+    found = [
+        ItemText("system", "Never touch vendor/."),
+        ItemText("user", "Look through the ledgers, one after the other."),
+    ]
     for at in range(1, rounds + 1):
-        found.append(Entry("assistant", "Next.", (("read_file", f'{{"path": "src/ledger_{at}.py"}}'),)))
-        found.append(Entry("tool", f"{log(at, size)}\nNote {at}: the shard of ledger_{at} is {9400 + at}."))
+        found.append(ItemText("assistant", "Next.", (("read_file", f'{{"path": "src/ledger_{at}.py"}}'),)))
+        found.append(ItemText("tool", f"{log(at, size)}\nNote {at}: the shard of ledger_{at} is {9400 + at}."))
     return found
 
 
 def summary_request_of(
-    entries: Sequence[Entry], *, window: int = 8192, cap: int = 384, tenant: bytes = TENANT
+    entries: Sequence[ItemText], *, window: int = 8192, cap: int = 384, tenant: bytes = TENANT
 ) -> SummaryRequest:
     """All of *entries* as a passage whose cuts are after every second item."""
     sums = [0]
     for entry in entries:
-        sums.append(sums[-1] + count(entry.text) + sum(count(text) for call in entry.calls for text in call) + 4)
+        sums.append(
+            sums[-1] + count_tokens(entry.text) + sum(count_tokens(text) for call in entry.calls for text in call) + 4
+        )
     cuts = tuple(Prefix(at, at.to_bytes(16, "big"), sums[at]) for at in range(2, len(entries) + 1, 2))
     origin = Origin("/v1/chat/completions", (("Authorization", "Bearer sk-abc"),))
     request = Request("chat", b"", tenant, "r", origin=origin)
@@ -52,10 +56,10 @@ def summary_request_of(
     )  # fmt: skip
 
 
-class Bench:
+class SummaryReplica:
     """One replica. Of *terms*, ``seconds`` is how long a call may take, else as long as a request waits."""
 
-    def __init__(self, stub: Stub, shelf: Shelf, *, aligned: bool = False, sent: int = 10**7, **terms: Any) -> None:
+    def __init__(self, stub: Stub, shelf: Any, *, aligned: bool = False, sent: int = 10**7, **terms: Any) -> None:
         self.reports: list[SummaryReport] = []
         self.failed: list[tuple[str, BaseException]] = []
         self.tasks = Tasks(lambda name, error: self.failed.append((name, error)))
@@ -65,10 +69,10 @@ class Bench:
             self.upstream, tokenizers(), load_prompts(), "ullage/1 (summary)", seconds, aligned=aligned
         )
         self.now = 1000.0
-        ledger = Ledger(shelf, 0.1, {}, lambda: self.now, time.time)
-        ledger.sent(TENANT, sent)
+        ledger = SpendingLimits(shelf, 0.1, {}, lambda: self.now, time.time)
+        ledger.add_sent(TENANT, sent)
         self.jobs = Jobs(
-            shelf, self.writer, ledger, Terms(**{"timeout": 5.0, **terms}), Memory({}, {}, {}, {}, {}, {}),
+            shelf, self.writer, ledger, SummaryConfig(**{"timeout": 5.0, **terms}), JobCaches({}, {}, {}, {}, {}, {}),
             resolve=lambda model: replace(ROUTE, model=model),
             breaker=lambda: Breaker(lambda: self.now, lambda: 0.5, Patience(3, None, 60.0, 600.0, 300.0)),
             label=lambda tenant: tenant[:2].hex(),
@@ -87,10 +91,10 @@ class Bench:
 Name = tuple[bytes, bytes, bytes]
 
 
-class Right:
+class DictLease:
     """A lease on a dictionary."""
 
-    def __init__(self, leases: dict[Name, Right], name: Name) -> None:
+    def __init__(self, leases: dict[Name, DictLease], name: Name) -> None:
         self._leases = leases
         self._name = name
 
@@ -102,12 +106,12 @@ class Right:
             del self._leases[self._name]
 
 
-class Dictionary:
-    """Implements ``proxy.summaries.contracts.Shelf``; nothing runs out by itself."""
+class DictSummaryTable:
+    """A ``SummaryTable`` over dictionaries; nothing runs out by itself."""
 
     def __init__(self) -> None:
         self.texts: dict[tuple[bytes, Name], bytes] = {}
-        self.leases: dict[Name, Right] = {}
+        self.leases: dict[Name, DictLease] = {}
         self.refusals: set[Name] = set()
         self.counts: Counter[tuple[bytes, str]] = Counter()
         self.paused: set[bytes] = set()
@@ -121,11 +125,11 @@ class Dictionary:
     async def save(self, tenant: bytes, root: bytes, policy: bytes, chain: bytes, value: bytes) -> bytes:
         return self.texts.setdefault((tenant, (root, policy, chain)), value)
 
-    async def lease(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> Right | None:
+    async def lease(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> DictLease | None:
         name = (root, policy, chain)
         if name in self.leases:
             return None
-        right = self.leases[name] = Right(self.leases, name)
+        right = self.leases[name] = DictLease(self.leases, name)
         return right
 
     async def is_refused(self, root: bytes, policy: bytes, chain: bytes) -> bool:

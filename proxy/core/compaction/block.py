@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from proxy.core.compaction.digest import digest_of, plain_arguments
 from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, round_scores, rounds_of, sentence_rank
 from proxy.core.compaction.truncate import OMITTED, shorten
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
 
@@ -54,7 +54,7 @@ class FoldedItems:
     carries the block: it need not be repeated.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ItemText, ...]
     user_texts: tuple[str, ...]
     task: str = ""
     newest: str = ""
@@ -241,12 +241,12 @@ def _with_words(rounds: Sequence[Round], lines: Sequence[str], tokens: int, coun
     return found
 
 
-def _step(entry: Entry) -> str:
+def _step(entry: ItemText) -> str:
     said = next((part.strip() for part in SENTENCE_END.split(entry.text[:2048]) if len(part.strip()) > 10), "")
     return " -> ".join(part for part in (shorten(said, 140), _called(entry)) if part)
 
 
-def _called(entry: Entry) -> str:
+def _called(entry: ItemText) -> str:
     calls = [f"{name}({_brief(arguments)})" for name, arguments in entry.calls]
     return ", ".join(calls[:6])
 

@@ -122,6 +122,10 @@ class PruneRange:
                 savings[index] = self.reduced.get(index, item.tokens) - placeholder_tokens(item)
         return savings
 
+    def pairs(self, indexes: Collection[int]) -> list[Pair]:
+        """The results at *indexes*, each with its call, in order."""
+        return [pair for pair in pairs_of(self.items, self.start, self.end) if pair.index in indexes]
+
 
 def prune_pass(
     among: PruneRange, need: int, window: int, rules: PrunePassRules
@@ -134,19 +138,19 @@ def prune_pass(
     if sums[among.end] - sums[among.start] < need:
         return None
     savings = among.savings()
-    pairs = [pair for pair in pairs_of(among.items, among.start, among.end) if pair.index in savings]
+    pairs = among.pairs(savings)
     referenced = {each.same_as for each in among.placeholders}
     duplicates = _worthwhile_duplicates(pairs, savings, referenced, rules)
     need -= sum(savings[index] for index in duplicates)
-    if need <= 0:
-        return (tuple(sorted(duplicates.values())), ("dedup",)) if duplicates else None
+    if duplicates and need <= 0:
+        return tuple(sorted(duplicates.values())), ("dedup",)
     if rules.prune is None:
         return None
     prune = rules.prune.scaled(window)
     worthwhile = {index for index, saved in savings.items() if saved >= rules.min_saving}
     old = _prunable(among, pairs, worthwhile.difference(duplicates, referenced), prune)
     pruned = _first_that_save(need, old, savings)
-    if sum(savings[index] for index in pruned) < max(need, prune.min_saving):
+    if not pruned or sum(savings[index] for index in pruned) < max(need, prune.min_saving):
         return None
     chosen = _without_references_to(pruned, duplicates) | pruned
     return tuple(sorted(chosen.values())), ("dedup", "prune") if duplicates else ("prune",)
@@ -318,11 +322,14 @@ def certain_lines(call: Call, result: Result) -> tuple[int, int] | None:
 def _is_in_lines(call: Call, result: Result) -> bool:
     """True if what came back can be the lines that were asked for.
 
-    More lines than that, or just as many bytes, mean that the tool counts bytes.
+    More lines than that, or just as many bytes, mean that the tool counts bytes. An offset without an end proves
+    nothing, unless the lines are numbered.
     """
-    asked = call.last - call.first + 1 if call.last else 0
-    if not asked or result.last:
+    if result.last:
         return True
+    if not call.last:
+        return call.first <= 1
+    asked = call.last - call.first + 1
     is_in_bytes = result.lines < asked and abs(result.size - asked) <= ADDED_LINES
     return result.lines <= asked + ADDED_LINES and not is_in_bytes
 

@@ -6,15 +6,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.core.apis.base import Dialect
+from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_edit import level
 from proxy.core.apis.json_scan import Span
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import command_of, digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
-from proxy.core.conversation import Entry, Item, Layout, Written
-from proxy.core.tokens.counting import NOTHING, Totals, add_up
+from proxy.core.conversation import Item, ItemText, Layout, WrittenResult
+from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
 from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, resaid
 from proxy.core.tool_table import ToolMap
@@ -36,19 +36,19 @@ class OriginalItems:
     spans: tuple[Span, ...]
     items: Sequence[Item]
     layout: Layout
-    dialect: Dialect
+    dialect: ApiFormat
 
     def item(self, index: int) -> bytes:
         """The client's own bytes of one item."""
         start, end = self.spans[index]
         return self.body[start:end]
 
-    def entry(self, index: int) -> Entry:
+    def entry(self, index: int) -> ItemText:
         """What one item says; a result that the client wrote as text is a result."""
         found, written = self.dialect.read_entry(self.item(index)), self.written(index)
         return found if written is None else as_result(self.item(index), found, written)
 
-    def written(self, index: int) -> Written | None:
+    def written(self, index: int) -> WrittenResult | None:
         """How the client wrote the item as text, if it is a tool result that was asked for; else ``None``."""
         item = self.items[index]
         return item.facts.written if item.role == "tool" and item.facts is not None else None
@@ -70,7 +70,7 @@ class AssembledItems:
 
     content: bytes
     tokens: int
-    roles: Totals = NOTHING
+    roles: RoleTotals = NOTHING
     summary_tokens: int = 0
 
 
@@ -112,10 +112,10 @@ def write_texts(
     return _encodable(render_block(said, event.block_tokens, event.text_tokens, count, summary)), edits
 
 
-def _entries(raw: OriginalItems, indexes: Sequence[int]) -> dict[int, Entry]:
+def _entries(raw: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemText]:
     """What the items say, by index. Equal ones are read once."""
-    known: dict[tuple[bytes, Written | None], Entry] = {}
-    found: dict[int, Entry] = {}
+    known: dict[tuple[bytes, WrittenResult | None], ItemText] = {}
+    found: dict[int, ItemText] = {}
     for index in indexes:
         name = raw.item(index), raw.written(index)
         entry = known.get(name)
@@ -220,7 +220,7 @@ def _names(raw: OriginalItems, pair: Pair, count: Count) -> list[str]:
     item = raw.items[pair.index]
     lines = _result_text(raw, pair).splitlines()[:DIGESTED_LINES]
     room = item.tokens // NAMES // len(item.answers) - HEADINGS
-    return digest_of([Entry("tool", line) for line in lines], room, count).lines() if room > 0 else []
+    return digest_of([ItemText("tool", line) for line in lines], room, count).lines() if room > 0 else []
 
 
 def _brief(line: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from proxy.core.apis.base import Dialect
+from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import Scan, scan
 from proxy.core.compaction.truncate import HEAD_ONLY, TruncateLimits, is_over, truncate
 from proxy.core.decisions import DIALECTS
@@ -45,7 +45,7 @@ class CapResults(Feature):
         return request if body is request.body else replace(request, body=body, prepared=("truncate",))
 
 
-def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limits: TruncateLimits) -> bytes:
+def cap_results(body: bytes, where: Scan, dialect: ApiFormat, tools: ToolMap, limits: TruncateLimits) -> bytes:
     """*body* with its tool results within *limits*; *body* itself where they are.
 
     What a result becomes depends on it and its call only. Reads keep their head, everything else head and end.
@@ -64,7 +64,7 @@ def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limi
 
 
 def _capped(
-    body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolMap, limits: TruncateLimits
+    body: bytes, where: Scan, index: int, dialect: ApiFormat, tools: ToolMap, limits: TruncateLimits
 ) -> bytes | None:
     start, end = where.spans[index]
     item = dialect.read_item(body[start:end], len)
@@ -81,7 +81,7 @@ def _capped(
     return dialect.replaced(body[start:end], cut, media=True)
 
 
-def _kinds(body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolMap) -> dict[str, str]:
+def _kinds(body: bytes, where: Scan, index: int, dialect: ApiFormat, tools: ToolMap) -> dict[str, str]:
     """The kinds of the calls shortly before item *index*, by id; of calls with one id the last."""
     found: dict[str, str] = {}
     for start, end in reversed(where.spans[max(0, index - MOST_STEPS) : index]):

@@ -24,11 +24,11 @@ from proxy.core.compaction.prune import (
     rank_prunable,
 )
 from proxy.core.compaction.record import placeholder_tokens
-from proxy.core.conversation import Entry, Item, lay_out, unread_from
+from proxy.core.conversation import Item, ItemText, lay_out, unread_from
 from proxy.core.tool_calls import Pair, facts_of, pairs_of
 from proxy.engine.reading import read_one
 from tests.support.conversation_strategies import Message, agent_sessions
-from tests.support.engine_fixtures import body_of, count, slices, tools
+from tests.support.engine_fixtures import chat_body, count_tokens, message_slices, tool_map_of_package
 from tests.support.sample_conversations import coding_session
 
 Step = tuple[str, dict[str, Any], str]
@@ -37,7 +37,7 @@ Step = tuple[str, dict[str, Any], str]
 def pairs(*steps: Step) -> list[Pair]:
     items: list[Item] = []
     for number, (name, arguments, result) in enumerate(steps):
-        call = facts_of(Entry("assistant", "", ((name, json.dumps(arguments)),)), tools().call)
+        call = facts_of(ItemText("assistant", "", ((name, json.dumps(arguments)),)), tool_map_of_package().call)
         items.append(Item("assistant", 10, 0, b"", (str(number),), facts=call))
         items.append(
             Item(
@@ -47,7 +47,7 @@ def pairs(*steps: Step) -> list[Pair]:
                 b"",
                 (),
                 (str(number),),
-                facts=facts_of(Entry("tool", "", results=((result, False),)), tools().call),
+                facts=facts_of(ItemText("tool", "", results=((result, False),)), tool_map_of_package().call),
             )
         )
     return pairs_of(items, 0, len(items))
@@ -113,6 +113,7 @@ def test_lines_decide_what_covers() -> None:
         ({"offset": 0, "length": 4096}, "y\n" * 2048),
         ({"offset": 0, "limit": 4096}, "y\n" * 2048),
         ({"offset": 0, "limit": 100}, "y\n" * 2048),
+        ({"offset": 9}, "y\n" * 2048),
         ({"head": 100}, "y\n" * 100),
         ({"pages": "1-2"}, "y\n" * 100),
     ],
@@ -162,9 +163,13 @@ def agent(*names: str, says: dict[int, str] | None = None, tokens: int = 500) ->
     """Rounds of one call each; ``says`` is what the model writes before round n."""
     items = [Item("user", 10, 0, b"")]
     for number, name in enumerate(names):
-        entry = Entry("assistant", (says or {}).get(number, ""), ((name, json.dumps({"path": f"src/f{number}.py"})),))
-        items.append(Item("assistant", 10, 0, b"", (str(number),), facts=facts_of(entry, tools().call)))
-        result = facts_of(Entry("tool", "", results=((f"the result of step {number} is long", False),)), tools().call)
+        entry = ItemText(
+            "assistant", (says or {}).get(number, ""), ((name, json.dumps({"path": f"src/f{number}.py"})),)
+        )
+        items.append(Item("assistant", 10, 0, b"", (str(number),), facts=facts_of(entry, tool_map_of_package().call)))
+        result = facts_of(
+            ItemText("tool", "", results=((f"the result of step {number} is long", False),)), tool_map_of_package().call
+        )
         items.append(Item("tool", tokens, 0, b"", (), (str(number),), facts=result))
     return items
 
@@ -233,7 +238,9 @@ RULES = PrunePassRules(DedupRules(), PruneRules(protect_rounds=1, protect_tokens
 
 
 def stretch_of(messages: list[Message]) -> PruneRange:
-    items: list[Item] = [read_one(chat, raw, count, tools()) for raw in slices(body_of(messages))]
+    items: list[Item] = [
+        read_one(chat, raw, count_tokens, tool_map_of_package()) for raw in message_slices(chat_body(messages))
+    ]
     return PruneRange(items, lay_out(items), 0, len(items))
 
 

@@ -25,7 +25,7 @@ from proxy.core.compaction.record import (
     placeholder_tokens,
 )
 from proxy.core.conversation import Item
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 
 
 @pytest.mark.parametrize("why", ["repeated", "reread", "included", "again", "old"])
@@ -33,7 +33,7 @@ from tests.support.engine_fixtures import count
 def test_a_line_is_short_and_invents_nothing(why: PlaceholderReason, ok: bool) -> None:
     """It carries no long number and no path of its own, names the target, and fits what it is charged at."""
     text = placeholder_text(why, "Read", "TARGET", ok=ok, line="LINE")
-    assert count(text) <= LINE
+    assert count_tokens(text) <= LINE
     assert not re.search(r"\d{3}|[/\\]", text)
     assert ("TARGET" in text) is (why != "repeated")
     assert ("LINE" in text) is (why == "old" and not ok)

@@ -14,7 +14,7 @@ from msgspec import structs
 from proxy.core.compaction.record import Compaction
 from proxy.core.compaction.schedule import CompactionTarget, Schedule
 from proxy.core.compaction.stages import BLOCK_FRAME, CLIP_FLOOR, CompactionRules, EnabledStages
-from proxy.core.conversation import Facts, Item, Result, lay_out, unread_from
+from proxy.core.conversation import Item, ItemFacts, Result, lay_out, unread_from
 from proxy.core.tokens.budget import Allocation, Marks, Shares, TokenBudget
 
 RULES = CompactionRules(Marks(), Shares(), EnabledStages())
@@ -22,7 +22,9 @@ FIGURES = TokenBudget(8192, 1024, 300, 1024)
 
 
 def item(role: str, tokens: int, calls: Sequence[str] = (), answers: Sequence[str] = ()) -> Item:
-    facts = Facts(results=tuple(Result(n, n, True, 1, 4 * tokens) for n, _ in enumerate(answers))) if answers else None
+    facts = (
+        ItemFacts(results=tuple(Result(n, n, True, 1, 4 * tokens) for n, _ in enumerate(answers))) if answers else None
+    )
     return Item(role, tokens, 0, bytes(16), tuple(calls), tuple(answers), facts=facts)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from proxy.core.compaction.stages import (
     Stages,
     shortest,
 )
-from proxy.core.conversation import Facts, Item, Result, lay_out
+from proxy.core.conversation import Item, ItemFacts, Result, lay_out
 from proxy.core.tokens.budget import Marks, Shares, TokenBudget
 
 RULES = CompactionRules(Marks(), Shares(), EnabledStages())
@@ -26,7 +26,9 @@ LEVELS = Levels(high=6_000, budget=6_600, goal=2_500, clip_to=4_000)
 
 
 def item(role: str, tokens: int, calls: Sequence[str] = (), answers: Sequence[str] = ()) -> Item:
-    facts = Facts(results=tuple(Result(n, n, True, 1, 4 * tokens) for n, _ in enumerate(answers))) if answers else None
+    facts = (
+        ItemFacts(results=tuple(Result(n, n, True, 1, 4 * tokens) for n, _ in enumerate(answers))) if answers else None
+    )
     return Item(role, tokens, 0, bytes(16), tuple(calls), tuple(answers), facts=facts)  # type: ignore[arg-type]
 
 
