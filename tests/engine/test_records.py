@@ -214,7 +214,7 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
     records = desk.book.records()  # type: ignore[attr-defined]
     kept = [(old, new) for old, new in pairwise(records) if new.block and new.block == old.block]
     assert kept
-    assert all("The tests are to pass." in new.block and new.spent == old.spent > 0 for old, new in kept)
+    assert all("The tests are to pass." in new.block and new.summary_spent == old.summary_spent > 0 for old, new in kept)
     assert len(told.asked) == len({record.block for record in records if record.block})
 
 
