@@ -184,7 +184,7 @@ async def characters_counted(rounds: int) -> int:
             total += len(text)
             return tokenizers().count(encoding, text)
 
-    desk.fitter._reader._counter = Meter()
+    desk.reader._counter = Meter()
     session = agent_session(rounds, 300)
     for end in range(4, len(session) + 1, 2):
         await desk.plan(chat_body(session[:end], tools=AGENT_TOOLS), 8192)
