@@ -12,7 +12,7 @@ from cachetools import LRUCache, TTLCache
 from proxy import caches
 from proxy import settings as configuration
 from proxy.core.compaction.prune import KIND_WEIGHTS, DedupRules, PrunePassRules, PruneRules
-from proxy.core.compaction.schedule import CompactionRules, EnabledStages
+from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Policy
 from proxy.core.errors import UpstreamUnreachable
@@ -29,7 +29,7 @@ from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.features.cap_results.feature import CapResults
-from proxy.features.client_compaction.compact_endpoint import ClientCompaction, UpstreamCompaction
+from proxy.features.client_compaction.feature import ClientCompaction, UpstreamCompaction
 from proxy.features.client_compaction.summary_answer import SummaryAnswers
 from proxy.features.context_management.feature import ContextManagement
 from proxy.features.history.archive import Archive, ArchiveLimits, Outcome

@@ -113,7 +113,7 @@ async def proxy_in_process(
     faults: list[tuple[str, str, Exception]] = []
     noticed = Faults(lambda where, name, fault: faults.append((where, name, fault)))
     archive = open_archive(settings, store, tasks, lambda outcome, count: None)
-    history = open_history_recorder(store, archive)
+    long_history = open_history_recorder(store, archive)
     catalogue = open_catalogue(settings)
     config = ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ()))
     engine = open_engine(
@@ -122,7 +122,7 @@ async def proxy_in_process(
         tokenizers(),
         store,
         upstream,
-        history=history,
+        long_history=long_history,
         calls=call_settings(config),
         faults=noticed,
     )
