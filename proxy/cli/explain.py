@@ -112,11 +112,9 @@ class _Given(Catalogue):
     def resolve(self, model: str, size: int = 0) -> Route:
         """The route of what was given instead of *model*."""
         route = self._real.resolve(self._model or model, size)
-        return (
-            route
-            if self._window is None
-            else replace(route, window=self._window, source="configured", window_origin="")
-        )
+        if self._window is None:
+            return route
+        return replace(route, window=self._window, source="configured", window_origin="")
 
 
 async def fit_request(
