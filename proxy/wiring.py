@@ -12,7 +12,7 @@ from cachetools import LRUCache, TTLCache
 from proxy import caches
 from proxy import settings as configuration
 from proxy.core.compaction.prune import KIND_WEIGHTS, DedupRules, PrunePassRules, PruneRules
-from proxy.core.compaction.schedule import CompactionRules, EnabledStages
+from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Policy
 from proxy.core.errors import UpstreamUnreachable

@@ -15,7 +15,8 @@ from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import Envelope
 from proxy.core.apis.json_scan import Scan
 from proxy.core.compaction.record import Compaction, CompactionRecord
-from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, LowerOutput, Schedule
+from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, Schedule
+from proxy.core.compaction.stages import CompactionRules
 from proxy.core.compaction.view import OriginalItems
 from proxy.core.conversation import Item, Layout
 from proxy.core.errors import ContextTooLong

@@ -16,18 +16,27 @@ from proxy.engine.reading import Located
 def rerouted(request: Request, located: Located, model: str) -> bytes:
     """The body of *request* for another *model*: its name, and no reasoning that only its author can read."""
     body, envelope, where = located.body, located.outline, located.scan
-    items, edits = body[where.start : where.end], {"model": json.dumps(model)}
-    if MARKS.search(items):
-        portable = PORTABLE[request.api]
-        raws = [body[start:end] for start, end in where.spans]
-        left = [portable(raw) if MARKS.search(raw) else raw for raw in raws]
-        if left != raws:
-            items, edits = b",".join(filter(None, left)), {**edits, **WITHOUT.get(request.api, {})}
+    edits = {"model": json.dumps(model)}
+    items = _portable_items(request.api, located)
+    if items != body[where.start : where.end]:
+        edits |= WITHOUT.get(request.api, {})
     at = len(body[: where.start].decode())
     edited = splice(envelope, at, items, {key: value for key, value in edits.items() if key in envelope.fields})
     if "model" in envelope.fields:
         return edited
     return edited.replace(b"{", b'{"model":' + edits["model"].encode() + b",", 1)
+
+
+def _portable_items(api: str, located: Located) -> bytes:
+    """The items without what only the model that wrote it can read; the client's own bytes if there is nothing such."""
+    body, where = located.body, located.scan
+    items = body[where.start : where.end]
+    if not MARKS.search(items):
+        return items
+    portable = PORTABLE[api]
+    originals = [body[start:end] for start, end in where.spans]
+    left = [portable(item) if MARKS.search(item) else item for item in originals]
+    return items if left == originals else b",".join(filter(None, left))
 
 
 def renamed(body: bytes, located: Located, model: str) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from proxy.core.apis.envelope import Envelope
 from proxy.core.client_compaction import without_prompt
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.compaction.schedule import NOTE
+from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import clip
 from proxy.core.compaction.view import OriginalItems
 from proxy.core.conversation import ItemText
@@ -99,7 +99,9 @@ class SummaryAnswers(Feature):
         ends = [clip(text, int(word_tokens * WORDS), count) for text in (*user_texts[:1], *user_texts[1:][-1:])]
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
         folded = FoldedItems(later, tuple(user_texts[1:-1]), *ends)
-        return _encodable(render_block(folded, word_tokens + text_tokens + NOTE, text_tokens, count, summary.text))
+        return _encodable(
+            render_block(folded, word_tokens + text_tokens + BLOCK_FRAME, text_tokens, count, summary.text)
+        )
 
 
 def _entries(original: OriginalItems) -> dict[int, ItemText]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from proxy.core.compaction.record import Compaction
-from proxy.core.compaction.schedule import CLIP_FLOOR, NOTE, CompactionRules, CompactionTarget, EnabledStages, Schedule
+from proxy.core.compaction.schedule import CompactionTarget, Schedule
+from proxy.core.compaction.stages import BLOCK_FRAME, CLIP_FLOOR, CompactionRules, EnabledStages
 from proxy.core.conversation import Item, ItemFacts, Result, lay_out, unread_from
 from proxy.core.tokens.budget import Allocation, Marks, Shares, TokenBudget
 
@@ -111,7 +112,7 @@ def test_a_view_that_can_be_brought_under_the_budget_is(items: list[Item], asked
     plan = schedule(items, asked)
     event = plan.newest_compaction(None)
     budget = min(asked.baseline, asked.budget)
-    floor = asked.quantised_fixed + 2 * NOTE + CLIP_FLOOR * (2 + len(items) - lay_out(tuple(items)).cuts[-1])
+    floor = asked.quantised_fixed + 2 * BLOCK_FRAME + CLIP_FLOOR * (2 + len(items) - lay_out(tuple(items)).cuts[-1])
     tails = [cut for cut in lay_out(tuple(items)).cuts if cut < len(items)]
     run = len(items) - tails[max(0, len(tails) - 9)]
     if floor + CLIP_FLOOR * run <= budget:
@@ -296,12 +297,12 @@ def test_an_allocation_makes_an_event_deeper() -> None:
     most = SHARED.for_history(8192, FIGURES.quantised_fixed)
     assert most < int(0.18 * 8192)
     assert shared.view_tokens <= most < plain.view_tokens
-    assert shared.block_tokens <= SHARED.for_block(8192, FIGURES.quantised_fixed) + NOTE < plain.block_tokens
+    assert shared.block_tokens <= SHARED.for_block(8192, FIGURES.quantised_fixed) + BLOCK_FRAME < plain.block_tokens
     tight = replace(RULES, allocation=Allocation(reserve=1.0))
     alone = schedule(items, rules=tight).newest_compaction(None)
     assert alone is not None
     assert alone.cut <= lay_out(tuple(items)).cuts[-1], "whatever the shares, the newest round is kept"
-    assert alone.block_tokens == NOTE
+    assert alone.block_tokens == BLOCK_FRAME
 
 
 @settings(max_examples=120)
@@ -332,7 +333,7 @@ def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item]
     assert not swapped
     start = max(each for each in lay_out(tuple(items)).cuts if each <= border)
     users = [index for index, item in enumerate(items) if item.role == "user" and index < start]
-    least = sum(item.tokens for item in items[start:] if item.role != "system") + NOTE
+    least = sum(item.tokens for item in items[start:] if item.role != "system") + BLOCK_FRAME
     least += sum(items[index].tokens for index in {*users[:1], *users[-1:]})
     if asked.quantised_fixed + least <= asked.room:
         assert not cut
@@ -369,7 +370,7 @@ def test_the_block_gives_way_before_an_unread_result() -> None:
     assert event is not None
     assert event.stages == ("drop",)
     assert event.truncations == event.clips == ()
-    assert event.block_tokens >= NOTE
+    assert event.block_tokens >= BLOCK_FRAME
     assert FIGURES.quantised_fixed + event.view_tokens <= FIGURES.budget
 
 
