@@ -22,11 +22,7 @@ COMPACTION = "to be unfolded once the way of a compacted request is shorter"
 
 # Functions above the limit, and why. It only shrinks: an entry that is no longer needed fails the test.
 COMPLEX = {
-    "proxy/core/compaction/prune.py::_replacement": COMPACTION,
     "proxy/core/compaction/block.py::choose_pins": COMPACTION,
-    "proxy/core/compaction/prune.py::prune_pass": COMPACTION,
-    "proxy/core/compaction/prune.py::_values": COMPACTION,
-    "proxy/core/compaction/schedule.py::Schedule::_compact": ENGINE,
     "proxy/core/compaction/view.py::write_texts": COMPACTION,
     "proxy/core/compaction/view.py::_results": COMPACTION,
     "proxy/core/compaction/view.py::assemble": COMPACTION,
@@ -37,7 +33,6 @@ COMPLEX = {
     "proxy/core/apis/json_steps.py::_write": HOT,
     "proxy/core/apis/json_steps.py::_large": HOT,
     "proxy/core/planner.py::choose_compaction": ENGINE,
-    "proxy/core/compaction/schedule.py::Schedule::newest_compaction": ENGINE,
     "proxy/engine/reading.py::Reader::_read": ENGINE,
     "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
     "proxy/server/handler.py::Handler::_relay": ENGINE,

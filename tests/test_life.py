@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from proxy.core.compaction import block, digest
-from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
+from proxy.core.compaction.schedule import CompactionTarget
+from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.decisions import Policy
 from proxy.core.tokens.budget import Buffers, Marks, Shares
 from tests.support.engine_fixtures import POLICY, DictRecords, Message, Replica, chat_body, message_slices, tokenizers

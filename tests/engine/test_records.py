@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 
 from proxy.core.compaction.prune import PrunePassRules
-from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
+from proxy.core.compaction.schedule import CompactionTarget
+from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.decisions import Policy
 from proxy.core.models import Route
 from proxy.core.request import Options, Request

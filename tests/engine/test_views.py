@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compaction.schedule import CompactionTarget, EnabledStages
+from proxy.core.compaction.schedule import CompactionTarget
+from proxy.core.compaction.stages import EnabledStages
 from proxy.core.conversation import lay_out
 from proxy.core.decisions import Policy
 from proxy.core.tokens.budget import SCALED_BELOW, Allocation, Buffers

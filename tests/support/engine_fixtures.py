@@ -16,7 +16,8 @@ from hypothesis import Phase
 
 from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
 from proxy.core.compaction.record import CompactionRecord, load
-from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
+from proxy.core.compaction.schedule import CompactionTarget
+from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER, TruncateLimits
 from proxy.core.decisions import CountedView, FinalDecision, KnownRoute, Policy, Reject, TooLossy
 from proxy.core.errors import UllageError

@@ -18,7 +18,7 @@ from proxy.core.apis import responses
 from proxy.core.apis.json_steps import decode
 from proxy.core.client_compaction import TRIGGER
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.compaction.schedule import NOTE
+from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import clip
 from proxy.core.conversation import Item
 from proxy.core.decisions import MeasuredRequest
@@ -85,11 +85,11 @@ def compact(measured: MeasuredRequest, kind: Kind, ours: frozenset[int], shares:
 
 def _sizes(measured: MeasuredRequest, shares: Shares) -> _Sizes:
     figures = measured.budget
-    budget = max(figures.budget, figures.window // 4)
+    budget = max(figures.input, figures.window // 4)
     most = int(shares.block * max(0, budget - figures.fixed)) or budget // 4
     user_words = int(shares.pins * budget)
-    text = min(int((shares.digest + shares.steps) * budget), max(NOTE, measured.counts.history // 2), most)
-    return _Sizes(user_words, text, min(user_words + text, most) + NOTE)
+    text = min(int((shares.digest + shares.steps) * budget), max(BLOCK_FRAME, measured.counts.history // 2), most)
+    return _Sizes(user_words, text, min(user_words + text, most) + BLOCK_FRAME)
 
 
 def _newest(indexes: Sequence[int], items: Sequence[Item], tokens: int) -> list[int]:
