@@ -37,7 +37,7 @@ from proxy.features.history.history import History
 from proxy.features.history.recorder import LEAST_SECONDS, HistoryRecorder
 from proxy.features.recall.answer import Recall
 from proxy.features.recall.session import Limits as RecallLimits
-from proxy.server import Limits, ListedUpstream, Models, ServerConfig
+from proxy.server import Limits, ListedUpstream, Models, ServerConfig, no_headers
 from proxy.server.access import Access
 from proxy.settings import Settings, Stages
 from proxy.store import (
@@ -137,7 +137,9 @@ def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> 
 
 def call_settings(config: ServerConfig) -> CallSettings:
     """What is configured of calls that the engine makes."""
-    return CallSettings(config.headers_of, config.usage_upstreams, Access(config).check_stored)
+    access = Access(config)
+    headers_of = None if config.headers_of is no_headers else config.headers_of
+    return CallSettings(headers_of, config.usage_upstreams, access.check_stored if access.shares_keys else None)
 
 
 class Offline:
