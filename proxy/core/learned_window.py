@@ -78,7 +78,7 @@ class Calibration(msgspec.Struct, frozen=True):
 def prior_calibration(model: str, *, configured_encoding: bool = False) -> Calibration:
     """Return the calibration to begin with.
 
-    Its factor is 1 for a model whose own vocabulary we count with (or a *configured_encoding*), else its family's prior.
+    Its factor is 1 for a model whose own vocabulary we count with, or with a *configured_encoding*; else its family's.
     """
     name = model.rpartition("/")[2].lower()
     if configured_encoding or any(fnmatchcase(name, family) for family in OWN):
@@ -127,7 +127,7 @@ LEAST, MOST = 256, 100_000_000
 """Windows outside of this are misread: a smaller one would refuse every request, a larger one does not exist."""
 
 STATED_SECONDS = 3_600.0
-"""How long a stated limit holds. It costs one refused request to learn it again, and servers restart with larger ones."""
+"""How long a stated limit holds. Learning it again costs one refused request, and servers restart with larger ones."""
 
 REPEATED_SECONDS = 3_600.0
 """A refusal without a figure teaches only if another one was this recent: one alone may be a provider's bad moment."""
