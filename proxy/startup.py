@@ -99,7 +99,7 @@ def _listening(settings: Settings, facts: Mapping[str, str]) -> str:
 
 def _upstream(upstream: Upstream, settings: Settings) -> str:
     key = "its own key" if upstream.api_key else "the client's key"
-    if upstream.ambient:
+    if upstream.has_ambient_credentials:
         key = "its surroundings' credentials"
     default = ", default" if upstream == settings.default_upstream() else ""
     where = f"{upstream.provider} through LiteLLM  {upstream.base_url}" if upstream.bridged else upstream.base_url

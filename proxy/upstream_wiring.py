@@ -104,7 +104,7 @@ def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
             upstream.provider,
             _bridged_address(upstream),
             _key(upstream),
-            upstream.ambient,
+            upstream.has_ambient_credentials,
             _headers(upstream),
             upstream.options,
             _timeouts(upstream),

@@ -174,9 +174,9 @@ class Offline:
 def _policy(settings: Settings) -> Policy:
     wanted = settings.compression
     stages = wanted.stages
-    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.is_configured else None
     rules = CompactionRules(
-        Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest),
+        Marks(wanted.high_mark, wanted.soft_mark, wanted.effective_low_mark),
         _shares(settings),
         EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled),
         allocation,
