@@ -13,7 +13,7 @@ from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, published
+from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, read_published_table
 from proxy.engine.ports import Records
 from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings
@@ -54,8 +54,8 @@ CACHED_TENANTS, CACHED_PASSAGES = 10_000, 50_000
 
 
 def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Catalogue:
-    """Build the catalogue of *settings* and the published model table. Reads 3 MB: call it in a thread."""
-    table = published(
+    """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
+    table = read_published_table(
         {
             name: ModelLimits(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
             for name, facts in configuration.model_table().items()
@@ -211,8 +211,8 @@ def open_summaries(
     store: Store,
     upstream: Upstreams,
     tasks: Tasks,
-    observe: OnReport,
-    tell: OnNote = ignore_note,
+    on_report: OnReport,
+    on_note: OnNote = ignore_note,
 ) -> Jobs | None:
     """Build the jobs that write summaries; None if no model is to be asked."""
     wanted = settings.summaries
@@ -251,7 +251,7 @@ def open_summaries(
         breaker=lambda: Breaker(time.monotonic, random.random, SUMMARISER),
         label=lambda tenant: hmac.digest(store.records.prefix_key(tenant), b"label", "sha256")[:4].hex(),
         spawn=tasks.spawn,
-        observe=observe,
+        on_report=on_report,
         clock=time.monotonic,
-        tell=tell,
+        on_note=on_note,
     )
