@@ -251,10 +251,10 @@ def test_a_newest_round_that_cannot_fit_is_refused_at_once() -> None:
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
     messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": calls}, *results]
     request, blocks = measured(messages), 0
-    events, progress = Replica(DictRecords()).measurer.events, looked_up(request)
+    compactions, progress = Replica(DictRecords()).compactions, looked_up(request)
     decision = decide(request, PLANNING, progress)
     while isinstance(decision, NeedBlock):
         blocks += 1
-        decision = decide(request, PLANNING, asyncio.run(events.write(request, decision)))
+        decision = decide(request, PLANNING, asyncio.run(compactions.write(request, decision)))
     assert isinstance(decision, Reject)
     assert blocks <= 1
