@@ -64,7 +64,7 @@ class OriginalItems:
     def written_result(self, index: int) -> WrittenResult | None:
         """How the client wrote a tool result as plain text; None if the item is no such result."""
         item = self.items[index]
-        return item.facts.written if item.role == "tool" and item.facts is not None else None
+        return item.facts.written_result if item.role == "tool" and item.facts is not None else None
 
     def with_results(self, index: int, texts: Sequence[str], *, media: bool = False) -> bytes:
         """One item with *texts* in place of its tool results; with *media*, their images stay."""
@@ -217,8 +217,8 @@ def _folded_items(original: OriginalItems, compaction: Compaction, edits: Mappin
     task, newest = _repeated_texts(original, anchors, carrier)
     user_texts: list[str] = []
     for index, text in texts.items():
-        if index not in anchors and (text.said or original.items[index].role == "user"):
-            user_texts.append(text.said or text.text)
+        if index not in anchors and (text.user_text or original.items[index].role == "user"):
+            user_texts.append(text.user_text or text.text)
     return FoldedItems(tuple(texts.values()), tuple(user_texts), task, newest, carried.text if carried else "")
 
 
@@ -332,21 +332,15 @@ def assemble(
         pieces.append(message)
         summary_tokens = original.api.read_item(message, count).tokens
         if carrier >= 0:
-            own.append(_measured(original, carrier, edits, count))
+            own.append(_carrier_item(original, carrier, edits, count))
             summary_tokens -= own[-1].tokens
-        if carrier == compaction.cut:
-            start += 1
-    edited = sorted(index for index in edits if index >= start)
-    pieces += _slices(original, start, edited, edits)
+        start += carrier == compaction.cut
+    tail = sorted(index for index in edits if index >= start)
+    pieces += _slices(original, start, tail, edits)
     own += [original.items[index] for index in range(start, len(original.items)) if index not in edits]
-    own += [_measured(original, index, edits, count) for index in edited]
+    own += [original.api.read_item(edits[index], count) for index in tail]
     roles = add_up(own)
     return AssembledItems(b",".join(pieces), roles.system + roles.history + summary_tokens, roles, summary_tokens)
-
-
-def _measured(original: OriginalItems, index: int, edits: Mapping[int, bytes], count: Count) -> Item:
-    """The numbers of one item as it is in the view."""
-    return original.api.read_item(edits[index], count) if index in edits else original.items[index]
 
 
 def _carrier(original: OriginalItems, compaction: Compaction) -> int:
@@ -355,6 +349,11 @@ def _carrier(original: OriginalItems, compaction: Compaction) -> int:
         return compaction.cut
     task = original.layout.task
     return task if task is not None and task < compaction.cut else -1
+
+
+def _carrier_item(original: OriginalItems, carrier: int, edits: Mapping[int, bytes], count: Count) -> Item:
+    """The numbers of the client's own item in the carrier, without the block."""
+    return original.api.read_item(edits[carrier], count) if carrier in edits else original.items[carrier]
 
 
 def _carrier_message(
