@@ -100,8 +100,8 @@ def item_texts(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str
         lines = [f"{_NAMES[entry.role]}:"]
         if entry.text:
             lines.append(quoted(entry.text, limit))
-        if entry.said:
-            lines += ["user:", quoted(entry.said, USER)]
+        if entry.user_text:
+            lines += ["user:", quoted(entry.user_text, USER)]
         for name, arguments in entry.calls:
             lines += [f"calls {neutralised(name)}:", quoted(arguments, int(detail * ARGUMENTS))]
         lines += [f"({neutralised(kind)}, not shown)" for kind in entry.media]
