@@ -12,7 +12,7 @@ from typing import Final
 
 from proxy.core import learned_window
 from proxy.core.errors import NotFound
-from proxy.core.learned_window import prior
+from proxy.core.learned_window import prior_calibration
 from proxy.core.models import Catalogue, Route, ServerWindow
 from proxy.engine.learned_routes import LearnedRoute, believed, load
 from proxy.server.access import client_tenant, proxy_tenant
@@ -167,7 +167,7 @@ def _row(
 
 def _factor(route: Route, taught: LearnedFacts | None) -> tuple[float, str]:
     """Return the provider's tokens for each of our own, and where the figure comes from."""
-    factor = prior(route.model, exact=route.configured_encoding).factor
+    factor = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
     if taught is not None and taught.factor != factor:
         return taught.factor, "learned"
     if route.configured_encoding:
@@ -258,7 +258,7 @@ def _told(route: Route, lesson: LearnedRoute, now: float) -> LearnedFacts:
     if window is None or window == route.window:
         return LearnedFacts(None, "", factor)
     stated = window == lesson.belief.stated
-    at = lesson.belief.stated_at if stated else lesson.belief.lowered_at
+    at = lesson.belief.stated_at if stated else lesson.belief.inferred_at
     return LearnedFacts(window, "stated by an error" if stated else "worked out", factor, round(max(0.0, now - at), 1))
 
 
