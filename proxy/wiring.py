@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from cachetools import LRUCache, TTLCache
+from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
@@ -20,7 +20,7 @@ from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
 from proxy.engine.engine import Engine, EngineSettings
-from proxy.engine.features import Feature, Features
+from proxy.engine.features import Features
 from proxy.engine.learned_routes import LearnedRoutes, NoticeCallback, ignore_notice
 from proxy.engine.measuring import Measurer, ShrunkTools
 from proxy.engine.ports import Reply, Upgradable, Upstream
@@ -28,15 +28,7 @@ from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
-from proxy.features.cap_results.feature import CapResults
-from proxy.features.client_compaction.feature import ClientCompaction, UpstreamCompaction
-from proxy.features.client_compaction.summary_answer import SummaryAnswers
-from proxy.features.context_management.feature import ContextManagement
-from proxy.features.history.archive import Archive, ArchiveLimits, Outcome
-from proxy.features.history.history import History
-from proxy.features.history.recorder import LEAST_SECONDS, HistoryRecorder
-from proxy.features.recall.answer import Recall
-from proxy.features.recall.session import Limits as RecallLimits
+from proxy.features.opening import FeatureParts, OpenHistory, open_features
 from proxy.server import Limits, ListedUpstream, Models, ServerConfig
 from proxy.server.access import Access
 from proxy.settings import Settings, Stages
@@ -44,7 +36,7 @@ from proxy.store import (
     Store,
 )
 from proxy.summaries import Jobs
-from proxy.tasks import Faults, Tasks
+from proxy.tasks import Faults
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
 from proxy.upstream_wiring import open_model_headers, open_model_names
@@ -69,7 +61,7 @@ def open_engine(
     upstream: Upstream,
     notice: NoticeCallback = ignore_notice,
     jobs: Jobs | None = None,
-    history: HistoryRecorder | None = None,
+    history: OpenHistory | None = None,
     calls: CallSettings | None = None,
     faults: Faults | None = None,
 ) -> Engine:
@@ -91,7 +83,8 @@ def open_engine(
     )
     learned = LearnedRoutes(store.records, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(ASKED), jobs)
-    features = Features(_features(settings, catalogue, reader, store, records, history, faults))
+    parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults)
+    features = Features([*open_features(parts), *(history.features if history else ())])
     shrunk_tools: ShrunkTools = caches.LockedCache(TOOL_ARRAYS)
     mode = settings.compression.mode
     measurer = Measurer(catalogue, reader, store.records, learned, features, policy, mode, shrunk_tools)
@@ -181,35 +174,6 @@ def _shares(settings: Settings) -> Shares:
     return Shares(wanted.pins, wanted.digest, wanted.steps, summary=wanted.summary)
 
 
-def _features(
-    settings: Settings,
-    catalogue: Catalogue,
-    reader: Reader,
-    store: Store,
-    records: CompactionRecords,
-    history: HistoryRecorder | None,
-    faults: Faults,
-) -> list[Feature]:
-    """The optional features that *settings* want, in the order in which they prepare a request."""
-    wanted, shares = settings.compression, _shares(settings)
-    serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
-    features: list[Feature] = [ClientCompaction(reader, store.records, catalogue.resolve, shares, time.time, serving)]
-    owned = [each.name for each in settings.upstreams if each.context_management == "own"]
-    if owned:
-        features.append(ContextManagement(reader, catalogue.resolve, owned))
-    limits = _always(wanted.stages)
-    if limits is not None:
-        features.append(CapResults(reader, limits))
-    if wanted.client_compaction == "answer":
-        features.append(SummaryAnswers(records, reader, shares, time.time))
-    if wanted.recall.enabled:
-        limits_of_recall = RecallLimits(wanted.recall.results, wanted.recall.max_tokens)
-        features.append(Recall(reader, limits_of_recall, faults))
-    if history is not None:
-        features.append(history)
-    return features
-
-
 def _mild(stages: Stages) -> PrunePassRules:
     dedup, prune = stages.dedup, stages.prune
     weights = {**KIND_WEIGHTS, **prune.weights}
@@ -222,11 +186,6 @@ def _mild(stages: Stages) -> PrunePassRules:
 def _truncate(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
     return TruncateLimits(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
-
-
-def _always(stages: Stages) -> TruncateLimits | None:
-    wanted = stages.truncate
-    return TruncateLimits(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
 
 
 def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
@@ -277,36 +236,3 @@ def server_config(settings: Settings) -> ServerConfig:
             connections=limits.connections,
         ),
     )
-
-
-NOTED: Final = 10_000
-"""Conversations that were noted a moment ago, of which a process remembers that."""
-
-ARCHIVED: Final = 100_000
-"""Originals that a process remembers to have written: about 200 bytes each."""
-
-DAY: Final = 86_400.0
-
-
-def open_archive(
-    settings: Settings, store: Store, tasks: Tasks, observe: Callable[[Outcome, int], None]
-) -> Archive | None:
-    """What keeps originals as *settings* have it; ``None`` where none are kept."""
-    wanted = settings.archive
-    if not wanted.enabled:
-        return None
-    terms = ArchiveLimits(wanted.days * DAY, wanted.max_item, wanted.queue)
-    # Known for an hour: what the store lost meanwhile is written again, and what it has lives on.
-    return Archive(store.archive, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
-
-
-def open_history_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
-    """What notes what becomes of conversations."""
-    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST_SECONDS)
-    return HistoryRecorder(store.conversations, recent, time.time, archive)
-
-
-def open_history(settings: Settings, store: Store) -> History:
-    """What tells callers of their conversations."""
-    compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
-    return History(store.conversations, store.archive, time.time, compacts=compacts, summaries=summaries)
