@@ -111,7 +111,7 @@ def _linked(read: Sequence[Item]) -> int:
 def envelopes() -> SizedCache[bytes, Envelope]:
     """Return a cache of envelopes, which are mostly tools and system texts. A character takes four bytes at most."""
     return SizedCache(
-        OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.said.values())))
+        OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.texts.values())))
     )
 
 

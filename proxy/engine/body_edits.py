@@ -9,7 +9,7 @@ from proxy.core.apis.envelope import Envelope, splice
 from proxy.core.apis.portable import MARKS, PORTABLE, WITHOUT
 from proxy.core.decisions import DIALECTS, CountedView, UncountedView, View
 from proxy.core.request import Request
-from proxy.core.tokens.budget import input_room, scaled
+from proxy.core.tokens.budget import input_limit, to_our_tokens
 from proxy.engine.reading import Located
 
 
@@ -65,12 +65,12 @@ def with_lower_output(located: Located, view: View, most: int) -> View | None:
     body = splice(envelope, len(view.body[:start].decode()), view.body[start:end], figures | thinking)
     stages = ("output", "thinking") if thinking else ("output",)
     if isinstance(view, CountedView):
-        lowered = scaled(most, view.known.token_ratio)
+        lowered = to_our_tokens(most, view.known.token_ratio)
         view = replace(view, body=body, edits=replace(view.edits, lowered_output=lowered))
     else:
         budget = None
         if view.known.window is not None and not view.is_off:
-            budget = max(0, input_room(view.known.window, most, view.known.route.max_input))
+            budget = max(0, input_limit(view.known.window, most, view.known.route.max_input))
         view = replace(view, body=body, lowered_output=most, budget=budget)
     return _with_stages(view, stages)
 

@@ -215,7 +215,7 @@ class Reader:
             kept.totals = totals
         tools = dialect.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
         fixed = dialect.PER_REPLY + tools + totals.system + sum(sizes.values())
-        remembered = sum(self._remembered(scope, text, count) for text in found.outline.said.values())
+        remembered = sum(self._remembered(scope, text, count) for text in found.outline.texts.values())
         return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept, remembered)
 
     def count(self, encoding: str, model: str = "") -> Meter:

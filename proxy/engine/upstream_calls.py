@@ -174,7 +174,7 @@ class UpstreamCalls:
             headers = [pair for pair in headers if pair[0].lower() != "accept-encoding"]
             headers.append(("Accept-Encoding", "identity"))
             body = asking
-        added = settings.headers_of(route.asked)
+        added = settings.headers_of(route.requested_model)
         run.reply = await self._upstream.send(route.upstream, "POST", origin.path_qs, headers, body, added)
         return asking is not None
 
@@ -191,7 +191,7 @@ class UpstreamCalls:
     async def _named(self, view: View) -> bytes:
         """The body to send: the view's, under the name that the upstream has for the model."""
         route = view.known.route
-        if view.request.path_model or route.model == route.asked:
+        if view.request.path_model or route.model == route.requested_model:
             return view.body
         located = await self._measurer.located(replace(view.request, body=view.body))
         return renamed(view.body, located, route.model)

@@ -114,11 +114,11 @@ async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
     after = Route("up", "m", 65_536, None, "o200k_base", "server")
     here.overflowed(before, ONE, Overflow("input", 16_384), 20_000)
     lesson = here.known(before, ONE).lesson
-    assert before.after(lesson.window, lesson.beside) == 16_384
-    assert after.after(lesson.window, lesson.beside) == 65_536
+    assert before.window_after(lesson.window, lesson.beside) == 16_384
+    assert after.window_after(lesson.window, lesson.beside) == 65_536
     here.overflowed(after, ONE, Overflow("input", 50_000), 60_000)
     lesson = here.known(after, ONE).lesson
-    assert after.after(lesson.window, lesson.beside) == 50_000
+    assert after.window_after(lesson.window, lesson.beside) == 50_000
     assert here.answered(SentPrompt(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False
     assert here.known(after, ONE).lesson.beside == 65_536
 
@@ -224,7 +224,7 @@ async def test_what_is_learned_is_told_once() -> None:
 )
 def test_the_remedy_fits_the_server(how: str, word: str) -> None:
     """What to do about a cut prompt is said in the words of the server it is about."""
-    text = remedy(replace(ROUTE, how=how))
+    text = remedy(replace(ROUTE, window_origin=how))
     assert word in text
     assert len(text) <= 200
 

@@ -62,7 +62,7 @@ class House:
 def facts(reading: Reading, tenant: bytes = ANN) -> tuple[object, ...]:
     """Everything that is known of a body, without what only serves the next reading."""
     outline = reading.outline
-    around = (outline.text, outline.model, outline.stream, outline.requested, dict(outline.fields))
+    around = (outline.text, outline.model, outline.stream, outline.requested_output, dict(outline.fields))
     spans = (reading.scan.start, reading.scan.end, reading.scan.spans)
     read = (reading.items, reading.sizes, reading.fixed, reading.history)
     return spans, around, read, reading.layout(), reading.links(KEY + tenant, "")
@@ -86,7 +86,7 @@ async def test_what_a_reading_says() -> None:
     assert reading.sizes == {"tools": len('[{"a": 1}]')}
     assert reading.fixed == chat.PER_REPLY + chat.PER_MESSAGE + 3 + 10
     assert reading.history == chat.PER_MESSAGE + 5
-    assert reading.outline.requested == 7
+    assert reading.outline.requested_output == 7
     assert reading.layout() == lay_out(reading.items)
     assert reading.links(KEY, "") == prefix_hashes(KEY, "", reading.items)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.tokens.budget import stepped
+from proxy.core.tokens.budget import rounded_down
 from proxy.engine.summary_requests import MOST_SUMMARY, summary_request_of
 from proxy.features.recall.tool import NAME
 from tests.support.api_formats import request_body
@@ -19,10 +19,10 @@ from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 @given(st.integers(1, 10**7))
 def test_a_step_is_near_and_seldom_moves(tokens: int) -> None:
     """A step is at most its figure and more than two thirds of it, and two in each doubling."""
-    step = stepped(tokens)
+    step = rounded_down(tokens)
     assert step <= tokens < step * 1.5 + 1
-    assert stepped(step) == step
-    assert stepped(MOST_SUMMARY) == MOST_SUMMARY
+    assert rounded_down(step) == step
+    assert rounded_down(MOST_SUMMARY) == MOST_SUMMARY
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])

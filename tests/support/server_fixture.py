@@ -39,7 +39,7 @@ class PassThrough:
 
     def __init__(self, name: str, upstream: Upstreams, settings: CallSettings) -> None:
         self.seen: list[Request] = []
-        self._route = Route(name, "m", None, None, "o200k_base", "unknown", asked="m")
+        self._route = Route(name, "m", None, None, "o200k_base", "unknown", requested_model="m")
         self._calls = Replica(upstream=upstream, calls=settings).calls
 
     async def exchange(self, request: Request) -> Answer:

@@ -235,8 +235,8 @@ class _LaterResults:
         if call.kind in ("file_edit", "file_write"):
             for path in call.paths:
                 self.changed.setdefault(path, pair.call_index)
-        if call.same:
-            self.same.setdefault((call.same, result.digest), pair.index)
+        if call.repeat_key:
+            self.same.setdefault((call.repeat_key, result.digest), pair.index)
         if call.kind == "file_read" and len(call.paths) == 1:
             readings = self.readings[call.paths[0]]
             if len(readings) < COMPARED:
@@ -264,9 +264,9 @@ def find_duplicates(pairs: Sequence[Pair], rules: DedupRules) -> list[Placeholde
 
 def _repeated(pair: Pair, later: _LaterResults, rules: DedupRules) -> Placeholder | None:
     """The placeholder for a result that the same call gave again later."""
-    if not rules.exact or not pair.call.same:
+    if not rules.exact or not pair.call.repeat_key:
         return None
-    same_as = later.same.get((pair.call.same, pair.result.digest))
+    same_as = later.same.get((pair.call.repeat_key, pair.result.digest))
     if same_as is None or same_as == pair.index:
         return None
     return Placeholder(pair.index, "repeated", same_as)
@@ -313,7 +313,7 @@ def certain_lines(call: Call, result: Result) -> tuple[int, int] | None:
     """The first and last line that a reading has shown for certain; None if that is unknown."""
     if not call.first or not _is_in_lines(call, result):
         return None
-    may_be_cut = not call.last and call.most and result.lines >= call.most
+    may_be_cut = not call.last and call.line_limit and result.lines >= call.line_limit
     if not result.partial and not may_be_cut:
         return min(call.first, result.first or call.first), call.last or END_OF_FILE
     return (result.first, result.last) if result.last else None

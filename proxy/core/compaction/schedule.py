@@ -136,7 +136,7 @@ class Schedule:
         *last* itself if nothing happened after it, None if nothing ever did.
         """
         last = self._past(last)
-        limit = min(self._budget.baseline, self._budget.budget)
+        limit = min(self._budget.baseline, self._budget.input)
         if target.limit is not None:
             limit = min(limit, target.limit)
         if not target.wait_for_summary:
@@ -163,7 +163,7 @@ class Schedule:
 
     def _past(self, last: Compaction | None) -> Compaction | None:
         """The newest compaction before the end of this request."""
-        boundaries = self._layout.places
+        boundaries = self._layout.boundaries
         start = last.boundary + 1 if last else 1
         at, end = bisect_left(boundaries, start), bisect_left(boundaries, self._layout.count)
         compaction = last
@@ -195,7 +195,7 @@ class Schedule:
         """
         low, count, fixed = self._marks.low, self._layout.count, self._fixed
         share = low / 2 if share is None else share
-        room = self._budget.spendable(limit) - fixed
+        room = self._budget.affordable(limit) - fixed
         goal = int(share * room)
         # The block is as much smaller than that of other compactions as the view is.
         block_limit = fixed + int(min(1.0, share / low) * room)
@@ -221,7 +221,7 @@ class Schedule:
         The end of the request may use all that the request leaves, past boundaries only the ceiling.
         """
         fixed, budget = self._fixed, self._budget
-        ceiling = min(limit, budget.room if boundary == self._layout.count else budget.ceiling) - fixed
+        ceiling = min(limit, budget.view_limit if boundary == self._layout.count else budget.ceiling) - fixed
         low = budget.low(self._marks, limit) - fixed
         high = min(budget.high(self._marks, limit) - fixed, ceiling)
         goal = low

@@ -262,7 +262,7 @@ class Stages:
 
     def _folded(self, boundary: int, cut: int, limit: int, last: Compaction | None, *, bare: bool) -> Compaction:
         """The fold of all items before *cut*; items from there on stay as they are after *last*."""
-        anchors = self._layout.anchors(boundary, cut)
+        anchors = self._layout.verbatim_users(boundary, cut)
         block, text = self._block_tokens(cut, anchors, limit)
         stages: tuple[str, ...] = ("fold",)
         if bare:
@@ -283,7 +283,7 @@ class Stages:
         Depends only on the sizes of the folded items and on *limit*.
         """
         shares, allocation = self._rules.shares, self._rules.allocation
-        fixed, limit = self._budget.quantised_fixed, self._budget.spendable(limit)
+        fixed, limit = self._budget.quantised_fixed, self._budget.affordable(limit)
         users = self._layout.user_sums[cut] - sum(self._items[i].tokens for i in anchors)
         pins = min(int(shares.pins * limit), users + users // 16)
         most = int(shares.block * max(0, limit - fixed))

@@ -85,7 +85,7 @@ def compact(measured: MeasuredRequest, kind: Kind, ours: frozenset[int], shares:
 
 def _sizes(measured: MeasuredRequest, shares: Shares) -> _Sizes:
     figures = measured.budget
-    budget = max(figures.budget, figures.window // 4)
+    budget = max(figures.input, figures.window // 4)
     most = int(shares.block * max(0, budget - figures.fixed)) or budget // 4
     user_words = int(shares.pins * budget)
     text = min(int((shares.digest + shares.steps) * budget), max(BLOCK_FRAME, measured.counts.history // 2), most)

@@ -55,7 +55,7 @@ class SummaryAnswers(Feature):
         envelope = measured.parsed.envelope
         if not measured.client_compaction or view.observation or not measured.prefix_hashes:
             return None
-        if envelope.unseen or not _wants_text(envelope):
+        if envelope.has_unseen_input or not _wants_text(envelope):
             return None
         ready = await self._records.summed_up(measured)
         if ready is None:
@@ -68,7 +68,7 @@ class SummaryAnswers(Feature):
         text = await offload(size, self._text, measured, original, summary)
         count = self._reader.count(measured.route.encoding, measured.route.model)
         tokens = int(count(text) * measured.token_ratio)
-        if envelope.requested is not None and tokens > envelope.requested:
+        if envelope.requested_output is not None and tokens > envelope.requested_output:
             return None
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
         model = request.path_model or envelope.model
@@ -91,11 +91,13 @@ class SummaryAnswers(Feature):
         """Return the summary with what it does not hold: the user's words, and what came after it."""
         count = self._reader.count(measured.route.encoding, measured.route.model)
         figures, shares, items = measured.budget, self._shares, original.items
-        budget = max(figures.budget, figures.window // 4)
+        budget = max(figures.input, figures.window // 4)
         text_tokens = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))
         word_tokens = int(shares.pins * budget)
         entries = _entries(original)
-        user_texts = [entry.said or entry.text for i, entry in entries.items() if items[i].role == "user" or entry.said]
+        user_texts = [
+            entry.user_text or entry.text for i, entry in entries.items() if items[i].role == "user" or entry.user_text
+        ]
         ends = [clip(text, int(word_tokens * WORDS), count) for text in (*user_texts[:1], *user_texts[1:][-1:])]
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
         folded = FoldedItems(later, tuple(user_texts[1:-1]), *ends)

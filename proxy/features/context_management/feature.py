@@ -19,7 +19,7 @@ from proxy.core.decisions import CountedView, FinalDecision, Forward
 from proxy.core.models import Route
 from proxy.core.planner import LOSSY
 from proxy.core.request import Request
-from proxy.core.tokens.budget import reserve
+from proxy.core.tokens.budget import answer_reserve
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader, Reading
 from proxy.features.context_management.clearing import ContextEdits, clear_message, cleared_tool_uses, read_edits
@@ -83,7 +83,7 @@ def _window(request: Request, envelope: Envelope, edits: ContextEdits) -> int | 
     """Return the window of *request* in provider tokens; None if neither it nor an edit makes the model's smaller."""
     windows = [] if request.options.window is None else [request.options.window]
     if edits.compact_from is not None:
-        windows.append(edits.compact_from + reserve(envelope.requested, None, edits.compact_from))
+        windows.append(edits.compact_from + answer_reserve(envelope.requested_output, None, edits.compact_from))
     return min(windows, default=None)
 
 

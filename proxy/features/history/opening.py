@@ -20,11 +20,14 @@ from proxy.settings import Settings
 from proxy.store import Store
 from proxy.tasks import Tasks
 
-NOTED: Final = 10_000
-"""Conversations that a process remembers to have noted a moment ago."""
+RECENT_NOTES: Final = 10_000
+"""Conversations noted within the last ``LEAST_SECONDS``: none of them is noted again."""
 
-ARCHIVED: Final = 100_000
-"""Archived items that a process remembers to have written: about 200 bytes each."""
+ARCHIVED_ITEMS: Final = 100_000
+"""Originals known to be archived: about 200 bytes each."""
+
+ARCHIVED_SECONDS: Final = 3600.0
+"""Time after which an archived original is written again: so one that the store lost comes back, and others live on."""
 
 DAY_SECONDS: Final = 86_400.0
 
@@ -48,13 +51,13 @@ def open_archive(settings: Settings, store: Store, tasks: Tasks, observe: Callab
     if not wanted.enabled:
         return None
     limits = ArchiveLimits(wanted.days * DAY_SECONDS, wanted.max_item, wanted.queue)
-    # Known for an hour: what the store lost meanwhile is written again, and what it has lives on.
-    return Archive(store.archive, limits, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
+    known: TTLCache[tuple[bytes, bytes], bool] = TTLCache(ARCHIVED_ITEMS, ARCHIVED_SECONDS)
+    return Archive(store.archive, limits, known, tasks.spawn, observe, time.monotonic)
 
 
 def open_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
     """Return what notes what becomes of conversations."""
-    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST_SECONDS)
+    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(RECENT_NOTES, LEAST_SECONDS)
     return HistoryRecorder(store.conversations, recent, time.time, archive)
 
 

@@ -130,11 +130,11 @@ def test_media_and_what_is_sealed() -> None:
 def test_what_a_user_said_beside_results() -> None:
     """The user's own words in an item of results are told apart from the results."""
     message = of(RESULT, text("Stop that."), IMAGE)
-    assert read(message).said == count_tokens("Stop that.")
+    assert read(message).user_tokens == count_tokens("Stop that.")
     entry = read_entry(json.dumps(message).encode())
-    assert (entry.role, entry.said, entry.media) == ("tool", "Stop that.", ("image",))
+    assert (entry.role, entry.user_text, entry.media) == ("tool", "Stop that.", ("image",))
     assert entry.text == "a long text indeed\nStop that."
-    assert read(of(text("Stop that."))).said == 0
+    assert read(of(text("Stop that."))).user_tokens == 0
 
 
 def test_an_entry_says_what_is_written() -> None:

@@ -61,7 +61,7 @@ def test_what_a_compaction_made_smaller_counts_as_it_is_now() -> None:
 def test_a_fold_keeps_as_many_rounds_as_the_goal_allows() -> None:
     """One cut earlier the view would be above the goal; the block is charged at its cap."""
     items = agent(12)
-    folded = stages(items).fold(len(items), None, BUDGET.budget, LEVELS)
+    folded = stages(items).fold(len(items), None, BUDGET.input, LEVELS)
     assert folded is not None
     assert folded.stages == ("fold",)
     assert folded.view_tokens <= LEVELS.goal < folded.view_tokens + 460
@@ -71,7 +71,7 @@ def test_a_fold_keeps_as_many_rounds_as_the_goal_allows() -> None:
 def test_a_bare_fold_leaves_a_note() -> None:
     """What is dropped has no block but its frame."""
     items = agent(12)
-    dropped = stages(items).fold(len(items), None, BUDGET.budget, LEVELS, bare=True)
+    dropped = stages(items).fold(len(items), None, BUDGET.input, LEVELS, bare=True)
     assert dropped is not None
     assert (dropped.block_tokens, dropped.text_tokens, dropped.stages) == (BLOCK_FRAME, 0, ("drop",))
 
@@ -80,7 +80,7 @@ def test_a_fold_keeps_what_was_shortened_behind_its_cut() -> None:
     """Clips and truncations of items that stay stay too; those of folded items are gone with them."""
     items = agent(12)
     last = Compaction(10, 0, 0, truncations=((3, 150), (len(items) - 1, 160)))
-    folded = stages(items).fold(len(items), last, BUDGET.budget, LEVELS)
+    folded = stages(items).fold(len(items), last, BUDGET.input, LEVELS)
     assert folded is not None
     assert folded.truncations == ((len(items) - 1, 160),)
 
@@ -123,7 +123,7 @@ def test_nothing_is_pruned_in_vain() -> None:
 def test_a_smaller_block_takes_its_text_in_proportion() -> None:
     """The frame stays; digest and steps shrink with the block."""
     items = agent(12)
-    folded = stages(items).fold(len(items), None, BUDGET.budget, LEVELS)
+    folded = stages(items).fold(len(items), None, BUDGET.input, LEVELS)
     assert folded is not None
     smaller = stages(items).with_smaller_block(len(items), folded, BLOCK_FRAME)
     assert (smaller.block_tokens, smaller.text_tokens, smaller.stages) == (BLOCK_FRAME, 0, ("drop",))
@@ -135,7 +135,7 @@ def test_a_stage_that_is_switched_off_does_nothing(off: str) -> None:
     """A stage that is switched off returns None."""
     items = agent(12)
     one = stages(items, replace(RULES, enabled_stages=replace(EnabledStages(), **{off: False})))
-    fold = one.fold(len(items), None, BUDGET.budget, LEVELS, bare=off == "drop")
+    fold = one.fold(len(items), None, BUDGET.input, LEVELS, bare=off == "drop")
     assert (fold is None) == (off != "clip")
     assert (one.clip(len(items), None, 1_000, 1_000) is None) == (off == "clip")
 
