@@ -154,11 +154,9 @@ def _row(
     learned: LearnedFacts | None,
 ) -> ModelRow:
     rule = settings.model(route.model)
-    window = find(server_windows.get(route.upstream, {}), route.model) if route.source == "server" else None
-    window_tokens, origin = (
-        route.window,
-        f"{route.source}: {route.window_origin}" if route.window_origin else route.source,
-    )
+    stated = find(server_windows.get(route.upstream, {}), route.model) if route.source == "server" else None
+    window = route.window
+    origin = f"{route.source}: {route.window_origin}" if route.window_origin else route.source
     age = None if route.window_since is None else round(max(0.0, time.perf_counter() - route.window_since), 1)
     factor, factor_from = _factor(route, learned)
     if learned is not None and learned.window is not None:
