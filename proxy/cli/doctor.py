@@ -18,7 +18,7 @@ from proxy.core import diagnosis
 from proxy.core.apis.usage import UsageTap
 from proxy.core.diagnosis import Finding, Tried, Window
 from proxy.core.errors import NotFound, UllageError
-from proxy.core.learned_window import prior
+from proxy.core.learned_window import prior_calibration
 from proxy.core.models import Route, ServerWindow
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import Prior
@@ -152,7 +152,7 @@ async def _examine(exam: _Examination, settings: Settings, oversize: bool) -> No
         advice = f"Set context_window: {stated.context_window}, or leave it out."
         exam.findings.append(Finding("window", "warning", text, advice))
     counter = await asyncio.to_thread(Tokenizers().counter, route.encoding)
-    expected = prior(route.model, exact=route.configured_encoding).factor
+    expected = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
     small = await _send_short(exam, counter)
     exam.findings.extend(diagnosis.count(small, expected))
     streamed = await _ask(exam, *_prompt(SMALL, counter), stream=True)

@@ -12,7 +12,7 @@ from typing import Final
 
 from proxy.core import learned_window
 from proxy.core.errors import NotFound
-from proxy.core.learned_window import prior
+from proxy.core.learned_window import prior_calibration
 from proxy.core.models import Catalogue, Route, ServerWindow
 from proxy.engine.learned_routes import LearnedRoute, believed, load
 from proxy.server.access import client_tenant, proxy_tenant
@@ -179,11 +179,11 @@ def _row(
     )
 
 
-def _factor(route: Route, learned: LearnedFacts | None) -> tuple[float, str]:
-    """Return the provider's tokens for each token of our count, and the source of that figure."""
-    factor = prior(route.model, exact=route.configured_encoding).factor
-    if learned is not None and learned.factor != factor:
-        return learned.factor, "learned"
+def _factor(route: Route, taught: LearnedFacts | None) -> tuple[float, str]:
+    """Return the provider's tokens for each of our own, and where the figure comes from."""
+    factor = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
+    if taught is not None and taught.factor != factor:
+        return taught.factor, "learned"
     if route.configured_encoding:
         return factor, "configured"
     return factor, "family" if factor != 1.0 else "default"
@@ -279,7 +279,7 @@ def _learned_facts(route: Route, learned_route: LearnedRoute, now: float) -> Lea
     if window is None or window == route.window:
         return LearnedFacts(None, "", factor)
     stated = window == learned_route.belief.stated
-    at = learned_route.belief.stated_at if stated else learned_route.belief.lowered_at
+    at = learned_route.belief.stated_at if stated else learned_route.belief.inferred_at
     return LearnedFacts(window, "stated by an error" if stated else "worked out", factor, round(max(0.0, now - at), 1))
 
 
