@@ -13,7 +13,7 @@ from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, published
+from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, read_published_table
 from proxy.engine.ports import Records
 from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings
@@ -52,7 +52,7 @@ TENANTS, STRETCHES = 10_000, 50_000
 
 def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Catalogue:
     """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
-    table = published(
+    table = read_published_table(
         {
             name: ModelLimits(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
             for name, facts in configuration.model_table().items()
@@ -206,14 +206,14 @@ def open_summaries(
     store: Store,
     upstream: Upstreams,
     tasks: Tasks,
-    observe: OnReport,
-    tell: OnNote = ignore_note,
+    on_report: OnReport,
+    on_note: OnNote = ignore_note,
 ) -> Jobs | None:
     """What writes summaries as *settings* have it; ``None`` where no model is to be asked."""
     wanted = settings.summaries
     if wanted.mode == "off" or settings.compression.mode != "on":
         return None
-    terms = SummaryConfig(
+    config = SummaryConfig(
         mode=wanted.mode,
         model=wanted.model,
         allowed_tenants=tenants_of(key.get_secret_value() for key in wanted.allow) if wanted.allow else None,
@@ -228,7 +228,7 @@ def open_summaries(
     )
     agent = f"ullage/{configuration.version()} (summary)"
     writer = Writer(upstream, tokenizers, load_prompts(), agent, wanted.timeout, aligned=wanted.aligned)
-    memory = JobCaches(
+    job_caches = JobCaches(
         caches.texts(),
         LRUCache(STRETCHES),
         LRUCache(STRETCHES),
@@ -240,13 +240,13 @@ def open_summaries(
         store.summaries,
         writer,
         SpendingLimits(store.summaries, wanted.spend, LRUCache(TENANTS), time.monotonic, time.time),
-        terms,
-        memory,
+        config,
+        job_caches,
         resolve=catalogue.resolve,
         breaker=lambda: Breaker(time.monotonic, random.random, SUMMARISER),
         label=lambda tenant: hmac.digest(store.records.prefix_key(tenant), b"label", "sha256")[:4].hex(),
         spawn=tasks.spawn,
-        observe=observe,
+        on_report=on_report,
         clock=time.monotonic,
-        tell=tell,
+        on_note=on_note,
     )

@@ -12,7 +12,7 @@ from cachetools import LRUCache, TTLCache
 from proxy import caches
 from proxy import settings as configuration
 from proxy.core.compaction.prune import KIND_WEIGHTS, DedupRules, PrunePassRules, PruneRules
-from proxy.core.compaction.schedule import CompactionRules, EnabledStages
+from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Policy
 from proxy.core.errors import UpstreamUnreachable
@@ -29,7 +29,7 @@ from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.features.cap_results.feature import CapResults
-from proxy.features.client_compaction.compact_endpoint import ClientCompaction, UpstreamCompaction
+from proxy.features.client_compaction.feature import ClientCompaction, UpstreamCompaction
 from proxy.features.client_compaction.summary_answer import SummaryAnswers
 from proxy.features.context_management.feature import ContextManagement
 from proxy.features.history.archive import Archive, ArchiveLimits, Outcome
@@ -118,7 +118,7 @@ def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> 
 
     *now* is the monotonic second of this process.
     """
-    routes = sorted(catalogue.known()[-SHOWN:], key=lambda route: route.name)
+    routes = sorted(catalogue.cached_routes()[-SHOWN:], key=lambda route: route.name)
     models: list[dict[str, object]] = [
         {
             "upstream": route.upstream,
@@ -127,8 +127,8 @@ def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> 
             "max_input_tokens": route.max_input,
             "max_output_tokens": route.max_output,
             "source": route.source,
-            "how": route.how,
-            "age_seconds": None if route.at is None else round(max(0.0, now - route.at), 1),
+            "how": route.window_origin,
+            "age_seconds": None if route.window_since is None else round(max(0.0, now - route.window_since), 1),
         }
         for route in routes
     ]

@@ -12,7 +12,7 @@ from proxy.settings.server import Archive
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.wiring import open_archive, open_engine, open_history, open_history_recorder, server_config
+from proxy.wiring import Offline, open_archive, open_engine, open_history, open_history_recorder, server_config
 from tests.store.conftest import Opener, opener, short_path
 from tests.support.engine_fixtures import TENANT, chat_body
 from tests.support.sample_conversations import agent_session
@@ -59,10 +59,10 @@ async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:
         stages = {"fold": {"enabled": fold}, "prune": {"enabled": False}, "dedup": {"enabled": False}}
         settings = Settings.model_validate({"upstreams": UPSTREAMS, "compression": {"stages": stages}})
         catalogue = Catalogue([ModelRule("*", "open", 8192)], {}, "open")
-        engine = open_engine(settings, catalogue, Tokenizers(), store)
+        engine = open_engine(settings, catalogue, Tokenizers(), store, Offline())
         # Names of their own: else the second would adopt what was decided for the first.
         request = Request("chat", chat_body(agent_session(60, 300)), TENANT, "r", Options(conversation=str(fold)))
-        used[fold] = (await engine.planner.fit(request)).report.stages
+        used[fold] = engine.report(await engine.first_plan(request)).stages
     await store.close()
     await tasks.finish(1.0)
     assert "fold" in used[True]

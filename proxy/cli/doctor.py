@@ -141,15 +141,17 @@ async def _visiting(settings: Settings, name: str, seconds: float) -> AsyncItera
 async def _examine(visit: _Visit, settings: Settings, oversize: bool) -> None:
     await _models(visit)
     route, told = await _route(visit, settings)
-    source = f"{route.source}: {route.how}" if route.how else route.source
+    source = f"{route.source}: {route.window_origin}" if route.window_origin else route.source
     known = Window(route.window, source, remedy(route))
     visit.findings.append(diagnosis.window(known))
     if told and route.source == "configured" and route.window and told.context_window < route.window:
-        text = f"the server itself says {told.context_window:,} ({told.how}), less than the {route.window:,} configured"
+        text = (
+            f"the server itself says {told.context_window:,} ({told.origin}), less than the {route.window:,} configured"
+        )
         advice = f"Set context_window: {told.context_window}, or leave it out."
         visit.findings.append(Finding("window", "warning", text, advice))
     counter = await asyncio.to_thread(Tokenizers().counter, route.encoding)
-    expected = prior(route.model, exact=route.exact).factor
+    expected = prior(route.model, exact=route.configured_encoding).factor
     small = await _small(visit, counter)
     visit.findings.extend(diagnosis.count(small, expected))
     streamed = await _ask(visit, *_prompt(SMALL, counter), stream=True)

@@ -83,9 +83,9 @@ async def list_models(settings: Settings, pattern: str | None, key: str = "") ->
     varied = [replace(route, variant=flag) for route in routes if "claude" in route.model for flag in VARIANTS]
     taught = await learned_windows(settings, [*routes, *varied], key)
     # What a flag changes is known only where traffic taught it.
-    changed = [route for route in varied if _has_window(taught.get(route.lesson))]
+    changed = [route for route in varied if _has_window(taught.get(route.learned_key))]
     shown = [*routes, *changed]
-    rows = [_row(settings, route, told, taught.get(route.lesson)) for route in shown]
+    rows = [_row(settings, route, told, taught.get(route.learned_key)) for route in shown]
     return ModelListing(tuple(rows), troubles)
 
 
@@ -118,7 +118,7 @@ def _names(
     configured = [rule.name for rule in settings.models] or ([EVERY] if settings.upstreams else [])
     if pattern is None:
         return [*configured, *_told_names(told, MOST_TOLD)]
-    every = {name for name in (*configured, *_told_names(told, None), *catalogue.names) if not _is_glob(name)}
+    every = {name for name in (*configured, *_told_names(told, None), *catalogue.published_names) if not _is_glob(name)}
     matching = sorted(name for name in every if fnmatchcase(name, pattern))
     return matching or ([] if _is_glob(pattern) else [pattern])
 
@@ -142,13 +142,13 @@ def _row(
 ) -> ModelRow:
     rule = settings.model(route.model)
     window = find(told.get(route.upstream, {}), route.model) if route.source == "server" else None
-    holds, origin = route.window, f"{route.source}: {route.how}" if route.how else route.source
-    age = None if route.at is None else round(max(0.0, time.perf_counter() - route.at), 1)
+    holds, origin = route.window, f"{route.source}: {route.window_origin}" if route.window_origin else route.source
+    age = None if route.window_since is None else round(max(0.0, time.perf_counter() - route.window_since), 1)
     factor, factor_from = _factor(route, taught)
     if taught is not None and taught.window is not None:
         holds, origin, age = taught.window, f"learned: {taught.how}", taught.age_seconds
     return ModelRow(
-        route.asked or route.model,
+        route.requested_model or route.model,
         route.upstream,
         holds,
         route.max_input,
@@ -158,19 +158,19 @@ def _row(
         origin,
         age,
         _output_from(route, rule.max_output_tokens, window),
-        "configured" if route.exact else "family",
+        "configured" if route.configured_encoding else "family",
         factor_from,
-        route.model if route.asked not in ("", route.model) else "",
+        route.model if route.requested_model not in ("", route.model) else "",
         route.variant,
     )
 
 
 def _factor(route: Route, taught: LearnedFacts | None) -> tuple[float, str]:
     """Return the provider's tokens for each of our own, and where the figure comes from."""
-    factor = prior(route.model, exact=route.exact).factor
+    factor = prior(route.model, exact=route.configured_encoding).factor
     if taught is not None and taught.factor != factor:
         return taught.factor, "learned"
-    if route.exact:
+    if route.configured_encoding:
         return factor, "configured"
     return factor, "family" if factor != 1.0 else "default"
 
@@ -221,7 +221,7 @@ async def learned_windows(settings: Settings, routes: Iterable[Route], key: str 
     except (StoreMisconfigured, StoreUnsupported):
         return {}
     try:
-        found = {route.lesson: await _of(store, route, visible_tenants(settings, key)) for route in routes}
+        found = {route.learned_key: await _of(store, route, visible_tenants(settings, key)) for route in routes}
     finally:
         await store.close()
         await tasks.finish(1.0)
@@ -244,7 +244,9 @@ def visible_tenants(settings: Settings, key: str) -> list[bytes]:
 
 async def _of(store: Store, route: Route, callers: Iterable[bytes]) -> LearnedFacts | None:
     """Of several callers' lessons the one with the smallest window."""
-    lessons = [lesson for tenant in callers if (lesson := load(await store.records.read_route(tenant, route.lesson)))]
+    lessons = [
+        lesson for tenant in callers if (lesson := load(await store.records.read_route(tenant, route.learned_key)))
+    ]
     now = time.time()
     told = [_told(route, lesson, now) for lesson in lessons]
     return min(told, key=lambda each: each.window or learned_window.MOST, default=None)

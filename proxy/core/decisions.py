@@ -15,13 +15,14 @@ from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import Envelope
 from proxy.core.apis.json_scan import Scan
 from proxy.core.compaction.record import Compaction, CompactionRecord
-from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, LowerOutput, Schedule
+from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, Schedule
+from proxy.core.compaction.stages import CompactionRules
 from proxy.core.compaction.view import OriginalItems
 from proxy.core.conversation import Item, Layout
 from proxy.core.errors import ContextTooLong
 from proxy.core.models import Route
 from proxy.core.request import Request
-from proxy.core.tokens.budget import NO_BUFFERS, Buffers, TokenBudget, economy_cap, reserve, scaled
+from proxy.core.tokens.budget import NO_BUFFERS, Buffers, TokenBudget, answer_reserve, economy_cap, to_our_tokens
 from proxy.core.tokens.counting import Members, RoleTotals
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 
@@ -45,15 +46,15 @@ class Policy:
 
     def budget(self, route: Route, window: int, requested: int | None, fixed: int, token_ratio: float) -> TokenBudget:
         """The token budget of a request; *window* and *requested* are in the provider's tokens, *fixed* in ours."""
-        default = reserve(None, route.max_output, window)
-        max_input = None if route.max_input is None else scaled(route.max_input, token_ratio)
-        price_cap = scaled(economy_cap(window, route.tier), token_ratio) if self.economy else None
-        reserved = reserve(requested, route.max_output, window)
+        default = answer_reserve(None, route.max_output, window)
+        max_input = None if route.max_input is None else to_our_tokens(route.max_input, token_ratio)
+        price_cap = to_our_tokens(economy_cap(window, route.price_tier), token_ratio) if self.economy else None
+        reserved = answer_reserve(requested, route.max_output, window)
         return TokenBudget(
-            scaled(window, token_ratio),
-            scaled(reserved, token_ratio),
+            to_our_tokens(window, token_ratio),
+            to_our_tokens(reserved, token_ratio),
             fixed,
-            scaled(default, token_ratio),
+            to_our_tokens(default, token_ratio),
             max_input,
             price_cap,
             self.buffers,

@@ -490,10 +490,10 @@ class Engine:
         route = self._plain_route(model, name)
         if route is None:
             return self._catalogue.default_upstream, model, request.body
-        if request.path_model or route.model == route.asked:
-            return route.upstream, route.asked, request.body
+        if request.path_model or route.model == route.requested_model:
+            return route.upstream, route.requested_model, request.body
         rename = lambda: renamed(request.body, self.measurer.locate(request), route.model)  # noqa: E731
-        return route.upstream, route.asked, attempt("request", name, rename, request.body)
+        return route.upstream, route.requested_model, attempt("request", name, rename, request.body)
 
     def _plain_route(self, model: str, request_id: str) -> Route | None:
         """The route of *model*; None if resolving it is what fails. Raises ``NotFound``."""

@@ -119,13 +119,13 @@ class LearnedRoutes:
 
     def known(self, route: Route, tenant: bytes) -> CachedRoute:
         """What this process knows of *route*; the prior of its model's family if it knows nothing."""
-        return self._known.get((route.lesson, tenant)) or CachedRoute(
-            LearnedRoute(prior(route.model, exact=route.exact))
+        return self._known.get((route.learned_key, tenant)) or CachedRoute(
+            LearnedRoute(prior(route.model, exact=route.configured_encoding))
         )
 
     def cached(self, route: Route, tenant: bytes) -> CachedRoute | None:
         """What is known of *route* if the store was asked a moment ago; None if other replicas may know more."""
-        held = self._known.get((route.lesson, tenant))
+        held = self._known.get((route.learned_key, tenant))
         if held is not None and self._clock() - held.asked < FRESH_SECONDS:
             return held
         return None
@@ -135,8 +135,8 @@ class LearnedRoutes:
         held = self.cached(route, tenant)
         if held is not None:
             return held
-        now, shared = self._clock(), load(await self._recorder.read_route(tenant, route.lesson))
-        held = self._known[route.lesson, tenant] = CachedRoute(shared or self.known(route, tenant).lesson, now)
+        now, shared = self._clock(), load(await self._recorder.read_route(tenant, route.learned_key))
+        held = self._known[route.learned_key, tenant] = CachedRoute(shared or self.known(route, tenant).lesson, now)
         return held
 
     def window(self, route: Route, learned: LearnedRoute) -> int | None:
@@ -163,7 +163,7 @@ class LearnedRoutes:
         What was worked out decides what to send, but refuses nothing: it may be one bad moment of a server.
         """
         belief = self.known(route, tenant).lesson.belief
-        return route.after(learned_window.fresh(belief, self._wall()), belief.beside)
+        return route.window_after(learned_window.fresh(belief, self._wall()), belief.beside)
 
     def overflowed(
         self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None, output: int = 0
@@ -176,7 +176,7 @@ class LearnedRoutes:
         belief, limit = lesson.belief, overflow.window
         asked = max(overflow.output or 0, overflow.requested or 0, output)
         if limit and learned_window.plausible(limit, counted, asked):
-            belief = learned_window.told(belief, limit, route.told, now)
+            belief = learned_window.told(belief, limit, route.reported_window, now)
         elif counted and overflow.kind in ("input", "input_plus_output"):
             belief = learned_window.refused(belief, int(counted * lesson.calibration.factor) + output, now)
         calibration = lesson.calibration
@@ -192,7 +192,7 @@ class LearnedRoutes:
         counted = sent.tokens if sent.counted else None
         weight = usage.input_tokens or overflow.prompt or int((counted or 0) * lesson.calibration.factor)
         if overflow.window and learned_window.plausible(overflow.window, counted, sent.output):
-            belief = learned_window.told(lesson.belief, overflow.window, sent.route.told, now)
+            belief = learned_window.told(lesson.belief, overflow.window, sent.route.reported_window, now)
         elif weight:
             # Prompt and answer filled it between them; of an answer without a figure the prompt's part is known.
             belief = learned_window.lowered(lesson.belief, weight + (usage.output_tokens or 0), now)
@@ -220,7 +220,9 @@ class LearnedRoutes:
         if calibration.factor != lesson.calibration.factor or belief is not lesson.belief:
             self._keep(route, tenant, LearnedRoute(calibration, belief))
         elif calibration != lesson.calibration:
-            self._known[route.lesson, tenant] = replace(held, lesson=structs.replace(lesson, calibration=calibration))
+            self._known[route.learned_key, tenant] = replace(
+                held, lesson=structs.replace(lesson, calibration=calibration)
+            )
         return False
 
     def learned(self) -> list[dict[str, object]]:
@@ -266,8 +268,8 @@ class LearnedRoutes:
 
     def _keep(self, route: Route, tenant: bytes, lesson: LearnedRoute) -> CachedRoute:
         before, now = self.known(route, tenant).lesson, self._wall()
-        held = self._known[route.lesson, tenant] = CachedRoute(lesson, self._clock())
-        self._recorder.save_route(tenant, route.lesson, msgspec.msgpack.encode(lesson))
+        held = self._known[route.learned_key, tenant] = CachedRoute(lesson, self._clock())
+        self._recorder.save_route(tenant, route.learned_key, msgspec.msgpack.encode(lesson))
         window = believed(route, lesson.belief, now)
         if window is not None and window != believed(route, before.belief, now):
             how = "stated" if lesson.belief.stated_at == now else "worked out"
@@ -278,14 +280,14 @@ class LearnedRoutes:
 
 def believed(route: Route, belief: LearnedWindow, now: float) -> int | None:
     """The window of *route* given what traffic taught, never above a configured one; ``None`` where nobody knows."""
-    window = route.after(learned_window.fresh(belief, now), belief.beside)
+    window = route.window_after(learned_window.fresh(belief, now), belief.beside)
     lower = learned_window.level(belief, now)
     return window if lower is None else min(window or lower, lower)
 
 
 def remedy(route: Route) -> str:
     """What to do about a server that cuts prompts without a word."""
-    named = [advice for where, advice in RAISE_WINDOW.items() if route.how.startswith(where)]
+    named = [advice for where, advice in RAISE_WINDOW.items() if route.window_origin.startswith(where)]
     return f"{named[-1] if named else RAISE_ANY}, or set context_window to what it has."
 
 

@@ -25,7 +25,7 @@ from proxy.core.decisions import (
 )
 from proxy.core.models import Catalogue, Route
 from proxy.core.request import Mode, Request
-from proxy.core.tokens.budget import TokenBudget, input_room, reserve
+from proxy.core.tokens.budget import TokenBudget, answer_reserve, input_limit
 from proxy.engine.features import Features
 from proxy.engine.learned_routes import CachedRoute, LearnedRoutes
 from proxy.engine.ports import Records
@@ -156,7 +156,7 @@ class Measurer:
         self, request: Request, reading: Reading, known: KnownRoute, window: int, target: CompactionTarget | None
     ) -> MeasuredRequest:
         policy, route, token_ratio = self.policy, known.route, known.token_ratio
-        envelope, requested = reading.outline, reading.outline.requested
+        envelope, requested = reading.outline, reading.outline.requested_output
         counts = TokenCounts(reading.fixed, reading.sizes, reading.totals, reading.members)
         client_compaction = request.client_compaction or _client_compaction(reading)
         addition = self._addition(request, envelope, route, window) if not client_compaction else NO_ADDITION
@@ -196,8 +196,8 @@ class Measurer:
             return view
         known = self._learned.known_route(route, request.tenant, learned, request.options.window)
         assert known.window is not None  # else it is sent uncounted
-        reserved = reserve(head.requested, route.max_output, known.window)
-        budget = input_room(known.window, reserved, route.max_input)
+        reserved = answer_reserve(head.requested, route.max_output, known.window)
+        budget = input_limit(known.window, reserved, route.max_input)
         tokens = bound(request.body, head, self._lowest_mark(route, known.window, budget))
         if not tokens:
             return None
@@ -218,7 +218,7 @@ class Measurer:
 
         A token of JSON is more than two bytes, so that its tokens are under half of the mark.
         """
-        name = (window, budget, route.max_output, route.max_input, route.tier)
+        name = (window, budget, route.max_output, route.max_input, route.price_tier)
         mark = self._lowest_marks.get(name)
         if mark is None:
             figures = self.policy.budget(route, window, None, 0, 1.0)

@@ -138,7 +138,7 @@ def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report
         stream=envelope.stream,
         outcome=outcome,
         reason=_counted_reason(view),
-        budget=None if view.known.window is None else int(max(0, budget.beside(reserve)) * ratio),
+        budget=None if view.known.window is None else int(max(0, budget.input_budget(reserve)) * ratio),
         tokens_before=int(counts.total * ratio) if edits.record else view.expected_tokens,
         tokens_after=view.expected_tokens,
         stages=_stages(request, edits.stages),
@@ -169,6 +169,6 @@ def _large_result(view: CountedView) -> float:
         if not item.answers:
             break
         newest, largest = newest + item.tokens, max(largest, item.tokens)
-    left = view.budget.budget - view.measured.counts.total + newest
+    left = view.budget.input - view.measured.counts.total + newest
     share = largest / left if left > 0 else 0.0
     return round(share, 2) if share > LARGE else 0.0

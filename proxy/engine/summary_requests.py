@@ -10,7 +10,7 @@ from proxy.core.compaction.record import CompactionRecord
 from proxy.core.compaction.view import AssembledItems, OriginalItems, assemble
 from proxy.core.conversation import Layout, lay_out
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
-from proxy.core.tokens.budget import stepped
+from proxy.core.tokens.budget import rounded_down
 from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
 
 LEAST_SUMMARY = 96
@@ -33,7 +33,7 @@ def summary_request_of(
     """
     budget, hashes, ratio = measured.budget, measured.prefix_hashes, measured.token_ratio
     original, root = measured.original(layout), measured.root_hash(layout)
-    step = stepped(min(MOST_SUMMARY, int(share * ratio * budget.baseline)))
+    step = rounded_down(min(MOST_SUMMARY, int(share * ratio * budget.baseline)))
     cuts = layout.cuts[max(0, bisect_right(layout.cuts, cut) - MOST_CUTS) :]
     cap = int(step / max(1.0, ratio))
     if cap < LEAST_SUMMARY or not cut:

@@ -168,17 +168,21 @@ class UpstreamCalls:
         body = await self._named(view)
         run.sending(route.upstream)
         settings.check_stored(body, route.upstream, headers)
-        asks_usage = False
-        if view.request.api == "chat" and route.upstream in settings.usage_upstreams:
-            asking = self._faults.attempt("answer", view.request.request_id, partial(ask, body), None)
-            if asking is not None:
-                # An event can only be taken out of what can be read.
-                headers = [pair for pair in headers if pair[0].lower() != "accept-encoding"]
-                headers.append(("Accept-Encoding", "identity"))
-                body, asks_usage = asking, True
-        added = settings.headers_of(route.asked)
+        asking = self._asking_usage(view, body)
+        if asking is not None:
+            # An event can only be taken out of what can be read.
+            headers = [pair for pair in headers if pair[0].lower() != "accept-encoding"]
+            headers.append(("Accept-Encoding", "identity"))
+            body = asking
+        added = settings.headers_of(route.requested_model)
         run.reply = await self._upstream.send(route.upstream, "POST", origin.path_qs, headers, body, added)
-        return asks_usage
+        return asking is not None
+
+    def _asking_usage(self, view: View, body: bytes) -> bytes | None:
+        """*body* with usage asked for; None if it is not to be, or cannot be."""
+        if view.request.api != "chat" or view.known.route.upstream not in self._settings.usage_upstreams:
+            return None
+        return self._faults.attempt("answer", view.request.request_id, partial(ask, body), None)
 
     def _is_foreign(self, request: Request, upstream: str) -> bool:
         """True if a fallback's *upstream* is not the one that the caller chose, and has a key for."""
@@ -187,7 +191,7 @@ class UpstreamCalls:
     async def _named(self, view: View) -> bytes:
         """The body to send: the view's, under the name that the upstream has for the model."""
         route = view.known.route
-        if view.request.path_model or route.model == route.asked:
+        if view.request.path_model or route.model == route.requested_model:
             return view.body
         located = await self._measurer.located(replace(view.request, body=view.body))
         return renamed(view.body, located, route.model)

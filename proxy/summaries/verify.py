@@ -125,8 +125,8 @@ class Source:
         for entry in reversed(entries):
             speaker = "user" if entry.role in ("user", "system") else entry.role
             self._hear(speaker, entry.text)
-            if entry.said:
-                self._hear("user", entry.said)
+            if entry.user_text:
+                self._hear("user", entry.user_text)
             for _, arguments in entry.calls:
                 self._hear("assistant", arguments)
         self._text = "\n".join(text for entry in entries for text in _texts(entry))

@@ -104,11 +104,11 @@ def test_above_the_high_mark_a_block_is_needed_and_then_the_view_fits() -> None:
     request = measured(LONG)
     need = decide(request, PLANNING, looked_up(request))
     assert isinstance(need, NeedBlock)
-    assert need.compaction.boundary in need.found.layout.places
+    assert need.compaction.boundary in need.found.layout.boundaries
     final = decide(request, PLANNING, written(request, need))
     assert isinstance(final, Forward)
     assert final.view.edits.compacted_now
-    assert final.view.tokens <= request.budget.budget
+    assert final.view.tokens <= request.budget.input
 
 
 def test_a_record_that_still_does_is_used_again() -> None:
@@ -229,7 +229,7 @@ def test_every_way_ends_in_a_view_that_fits_or_a_refusal(
     assert not isinstance(final, TooLossy)
     if isinstance(final, Forward):
         reserve = final.view.edits.lowered_output or final.view.budget.reserve
-        assert final.view.expected_tokens <= final.view.budget.beside(reserve) * ratio + ratio
+        assert final.view.expected_tokens <= final.view.budget.input_budget(reserve) * ratio + ratio
 
 
 def test_a_policy_without_stages_refuses_or_forwards() -> None:

@@ -117,7 +117,7 @@ def test_a_users_order_turned_into_its_opposite_is_dropped() -> None:
 def test_a_users_words_beside_tool_results_are_the_users() -> None:
     """Where an API puts results and the user's words into one item, the words count as the user's."""
     said = "Always deploy through the staging queue."
-    source = Source([*ENTRIES, ItemText("tool", f"done\n{said}", said=said)], 400)
+    source = Source([*ENTRIES, ItemText("tool", f"done\n{said}", user_text=said)], 400)
     assert f"- {said}" in judged(f"{HONEST}\n## Instructions from the user\n- {said}", source=source).text
 
 

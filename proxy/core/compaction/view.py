@@ -51,7 +51,7 @@ class OriginalItems:
     def written(self, index: int) -> WrittenResult | None:
         """How the client wrote the item as text, if it is a tool result that was asked for; else ``None``."""
         item = self.items[index]
-        return item.facts.written if item.role == "tool" and item.facts is not None else None
+        return item.facts.written_result if item.role == "tool" and item.facts is not None else None
 
     def replaced(self, index: int, texts: Sequence[str], *, media: bool = False) -> bytes:
         """One item with *texts* in place of what its tool results say; with *media*, their images stay."""
@@ -106,8 +106,8 @@ def write_texts(
     newest = next(((shown.get(i) or entries[i]).text for i in anchors if i != raw.layout.task), "")
     carrier = _carrier(raw, event)
     carried = shown.get(carrier) or entries.get(carrier)
-    users = [i for i in folded if i not in event.anchors and (raw.items[i].role == "user" or entries[i].said)]
-    pins = tuple(entries[i].said or entries[i].text for i in users)
+    users = [i for i in folded if i not in event.anchors and (raw.items[i].role == "user" or entries[i].user_text)]
+    pins = tuple(entries[i].user_text or entries[i].text for i in users)
     said = FoldedItems(tuple(entries.values()), pins, task, newest, carried.text if carried else "")
     return _encodable(render_block(said, event.block_tokens, event.text_tokens, count, summary)), edits
 

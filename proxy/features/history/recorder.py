@@ -62,7 +62,7 @@ class HistoryRecorder(Feature):
 
     def job(self, tenant: bytes, root: bytes, note: SummaryNote) -> None:
         """Note what has become of a summary; that it was passed over again, only now and then."""
-        key = (note.reason, root + note.since)
+        key = (note.reason, root + note.last_compaction)
         if note.state == "skipped":
             if key in self._recent:
                 return

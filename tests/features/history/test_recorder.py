@@ -99,4 +99,4 @@ async def test_summaries_are_noted_and_passed_over_ones_once() -> None:
         book.chronicle.job(TENANT, b"r" * 16, note("skipped", cut, "budget"))
         await asyncio.sleep(0.01)
     found = load(await book.register.notes(TENANT, b"r" * 16), SummaryNote, "j")
-    assert [(each.cut, each.state) for each in found] == [(8, "ready"), (20, "skipped")]
+    assert [(each.length, each.state) for each in found] == [(8, "ready"), (20, "skipped")]
