@@ -6,8 +6,8 @@ items are read.
 
 ``row(api, element, …)``: the element is a value, or text or bytes where their spelling matters. Then any of
 
-- what is read: ``role``, ``calls`` and ``answers`` (ids), ``media``, ``guess``, ``sealed``, ``said`` (tokens; a pair is
-  a range), ``text``, ``said_text``, ``spoken_calls``, ``kinds`` (of media), ``results``, ``parts`` (media, as bytes),
+- what is read: ``role``, ``calls`` and ``answers`` (ids), ``media``, ``guess``, ``sealed``, ``user_tokens`` (tokens; a pair is
+  a range), ``text``, ``user_text``, ``spoken_calls``, ``kinds`` (of media), ``results``, ``parts`` (media, as bytes),
   ``marker``; ``counts`` is a text that must be counted in full, ``refused=True`` an element that is none;
 - ``edit`` (one of the functions below) and ``gives``: bytes or text for the exact spelling, a value for any spelling, a
   ``Tokens`` for a size, None if nothing is left, ``SAME`` for the very object.
@@ -379,9 +379,9 @@ MESSAGES = [
     row("messages", b'{"content":"x"}', parts=[]),
     # The user's own words in an item of results are told apart from the results.
     row("messages", blocks(RESULT, text("Stop that."), IMAGE), role="tool", answers=("t1",),
-        said=count_tokens("Stop that."),
-        said_text="Stop that.", kinds=("image",), text=f"{TEXT}\nStop that."),
-    row("messages", blocks(text("Stop that.")), said=0),
+        user_tokens=count_tokens("Stop that."),
+        user_text="Stop that.", kinds=("image",), text=f"{TEXT}\nStop that."),
+    row("messages", blocks(text("Stop that.")), user_tokens=0),
     # Words and calls are told apart, and thoughts are nobody's words.
     row("messages", blocks(THOUGHT, text("I look."), TOOL_USE, role="assistant"), role="assistant", calls=("t1",),
         text="I look.", spoken_calls=(("run", '{"cmd":"ls -la","deep":[{"n":1}]}'),)),

@@ -46,13 +46,13 @@ ITEM: dict[str, Callable[[Item], Any]] = {
     "media": lambda item: item.media,
     "guess": lambda item: item.guess,
     "sealed": lambda item: item.sealed,
-    "said": lambda item: item.said,
+    "user_tokens": lambda item: item.user_tokens,
     "all_sealed": lambda item: item.sealed == item.tokens,
     "all_media_guessed": lambda item: item.media == item.guess,
 }
 ENTRY: dict[str, Callable[[ItemText], Any]] = {
     "text": lambda entry: entry.text,
-    "said_text": lambda entry: entry.said,
+    "user_text": lambda entry: entry.user_text,
     "spoken_calls": lambda entry: entry.calls,
     "kinds": lambda entry: entry.media,
     "results": lambda entry: entry.results,
