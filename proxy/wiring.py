@@ -1,11 +1,15 @@
-"""From settings to what works by them: the engine, the listings, and the plain values that the shells get."""
+"""Builds the engine, its features and the server's values from the settings: nothing else builds them.
+
+What reaches upstreams (catalogue, connections, probes, summarisers) is built in ``upstream_wiring``, which the commands
+that ask a server use without an engine. Both together would be a file of more than 500 lines.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachetools import LRUCache, TTLCache
 
@@ -40,25 +44,38 @@ from proxy.features.recall.session import Limits as RecallLimits
 from proxy.server import Limits, ListedUpstream, Models, ServerConfig
 from proxy.server.access import Access
 from proxy.settings import Settings, Stages
-from proxy.store import (
-    Store,
-)
+from proxy.store import Store
 from proxy.summaries import Jobs
 from proxy.tasks import Faults, Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
 from proxy.upstream_wiring import open_model_headers, open_model_names
 
-if TYPE_CHECKING:
-    pass
+MAX_SHOWN = 100
+"""Models listed at once in the operator's status."""
 
-SHOWN = 100
-"""Models that are shown to people at once."""
+CACHED_SIZES = 10_000
+"""Token counts of envelope members, and of texts that replace items."""
 
-SIZES = 10_000
-ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
-"""Bounds of a process's memories: sizes of what stands around items or in their place; places asked of the store,
-shrunk tool arrays, routes that overflows taught about."""
+CACHED_LOOKUPS = 50_000
+"""Boundaries, or routes, that the store was asked for a moment ago."""
+
+CACHED_TOOL_ARRAYS = 64
+"""Shrunk tool arrays: tens of kilobytes each."""
+
+CACHED_ROUTES = 10_000
+"""Routes with what traffic taught of them, by tenant."""
+
+RECENT_NOTES: Final = 10_000
+"""Conversations noted within the last ``LEAST_SECONDS``: none of them is noted again."""
+
+ARCHIVED_ITEMS: Final = 100_000
+"""Originals known to be archived: about 200 bytes each."""
+
+ARCHIVED_SECONDS: Final = 3600.0
+"""Time after which an archived original is written again: so one that the store lost comes back, and others live on."""
+
+DAY: Final = 86_400.0
 
 
 def open_engine(
@@ -73,10 +90,10 @@ def open_engine(
     calls: CallSettings | None = None,
     faults: Faults | None = None,
 ) -> Engine:
-    """The engine of *settings*, with caches of its own.
+    """Build the engine of *settings*, with caches of its own.
 
-    *notice* is told what traffic teaches of servers; *jobs* write summaries, if there are any; *history* notes what
-    becomes of conversations. *faults* of ours are reported there.
+    *notice* logs what traffic teaches of servers. *jobs* write summaries, if any are wanted. *history* records what
+    becomes of conversations. *faults* reports faults of our own.
     """
     policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings))
     faults = faults or Faults()
@@ -84,15 +101,15 @@ def open_engine(
         tokenizers,
         caches.items(),
         caches.envelopes(),
-        caches.LockedCache(SIZES),
+        caches.LockedCache(CACHED_SIZES),
         caches.prefixes(),
         policy.tools,
         settings.server.limits.items,
     )
-    learned = LearnedRoutes(store.records, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
-    records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(ASKED), jobs)
+    learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, notice)
+    records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs)
     features = Features(_features(settings, catalogue, reader, store, records, history, faults))
-    shrunk_tools: ShrunkTools = caches.LockedCache(TOOL_ARRAYS)
+    shrunk_tools: ShrunkTools = caches.LockedCache(CACHED_TOOL_ARRAYS)
     mode = settings.compression.mode
     measurer = Measurer(catalogue, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
@@ -114,11 +131,11 @@ def open_engine(
 
 
 def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> dict[str, list[dict[str, object]]]:
-    """What holds for the models that were asked for, and what overflows taught: for people, tokens and seconds.
+    """Return the windows in force, and what traffic taught of them, for the operator's status.
 
-    *now* is the monotonic second of this process.
+    Windows are in tokens, ages in seconds. *now* is this process's monotonic time.
     """
-    routes = sorted(catalogue.cached_routes()[-SHOWN:], key=lambda route: route.name)
+    routes = sorted(catalogue.cached_routes()[-MAX_SHOWN:], key=lambda route: route.name)
     models: list[dict[str, object]] = [
         {
             "upstream": route.upstream,
@@ -132,16 +149,16 @@ def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> 
         }
         for route in routes
     ]
-    return {"models": models, "learned": learned.learned()[:SHOWN]}
+    return {"models": models, "learned": learned.learned()[:MAX_SHOWN]}
 
 
 def call_settings(config: ServerConfig) -> CallSettings:
-    """What is configured of calls that the engine makes."""
+    """Return the settings of the calls that the engine makes."""
     return CallSettings(config.headers_of, config.usage_upstreams, Access(config).check_stored)
 
 
 class Offline:
-    """An upstream that cannot be reached: for commands that plan requests and send none."""
+    """An upstream that cannot be reached, for commands that plan requests and send none."""
 
     async def send(self, target: str, *rest: object) -> Reply:
         """Raise ``UpstreamUnreachable``."""
@@ -157,14 +174,14 @@ class Offline:
 def _policy(settings: Settings) -> Policy:
     wanted = settings.compression
     stages = wanted.stages
-    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.is_configured else None
     rules = CompactionRules(
-        Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest),
+        Marks(wanted.high_mark, wanted.soft_mark, wanted.effective_low_mark),
         _shares(settings),
         EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled),
         allocation,
-        _mild(stages),
-        _truncate(stages),
+        _prune_pass(stages),
+        _truncate_limits(stages),
     )
     return Policy(
         rules,
@@ -190,14 +207,14 @@ def _features(
     history: HistoryRecorder | None,
     faults: Faults,
 ) -> list[Feature]:
-    """The optional features that *settings* want, in the order in which they prepare a request."""
+    """Return the configured features, in the order in which they prepare a request."""
     wanted, shares = settings.compression, _shares(settings)
     serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
     features: list[Feature] = [ClientCompaction(reader, store.records, catalogue.resolve, shares, time.time, serving)]
     owned = [each.name for each in settings.upstreams if each.context_management == "own"]
     if owned:
         features.append(ContextManagement(reader, catalogue.resolve, owned))
-    limits = _always(wanted.stages)
+    limits = _cap_limits(wanted.stages)
     if limits is not None:
         features.append(CapResults(reader, limits))
     if wanted.client_compaction == "answer":
@@ -210,46 +227,48 @@ def _features(
     return features
 
 
-def _mild(stages: Stages) -> PrunePassRules:
+def _prune_pass(stages: Stages) -> PrunePassRules:
     dedup, prune = stages.dedup, stages.prune
-    weights = {**KIND_WEIGHTS, **prune.weights}
-    return PrunePassRules(
-        DedupRules(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
-        PruneRules(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
-    )
+    dedup_rules, prune_rules = None, None
+    if dedup.enabled:
+        dedup_rules = DedupRules(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving)
+    if prune.enabled:
+        weights = {**KIND_WEIGHTS, **prune.weights}
+        prune_rules = PruneRules(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights)
+    return PrunePassRules(dedup_rules, prune_rules)
 
 
-def _truncate(stages: Stages) -> TruncateLimits | None:
+def _truncate_limits(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
     return TruncateLimits(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
 
 
-def _always(stages: Stages) -> TruncateLimits | None:
+def _cap_limits(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
     return TruncateLimits(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
 
 
 def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
-    """The merged lists of models, with windows by *catalogue*."""
+    """Build the merged list of all upstreams' models, with windows from *catalogue*."""
 
-    def figures(model: str) -> Mapping[str, int]:
-        """A model's limits under the names that clients read them by."""
+    def limits(model: str) -> Mapping[str, int]:
+        """Return a model's limits under the names that clients look for: OpenRouter's, vLLM's and LiteLLM's."""
         route = catalogue.resolve(model)
-        told = {
+        by_name = {
             "context_length": route.window,
             "max_model_len": route.window,
             "max_input_tokens": route.max_input or route.window,
             "max_output_tokens": route.max_output,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in by_name.items() if value is not None}
 
-    places = [ListedUpstream(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
-    named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
-    return Models(upstream, places, settings.default_upstream().name, named, figures)
+    listed = [ListedUpstream(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
+    configured = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
+    return Models(upstream, listed, settings.default_upstream().name, configured, limits)
 
 
 def server_config(settings: Settings) -> ServerConfig:
-    """What the server needs to know, as plain values."""
+    """Return the server's settings as plain values."""
     server, limits = settings.server, settings.server.limits
     return ServerConfig(
         default_upstream=settings.default_upstream().name,
@@ -279,34 +298,26 @@ def server_config(settings: Settings) -> ServerConfig:
     )
 
 
-NOTED: Final = 10_000
-"""Conversations that were noted a moment ago, of which a process remembers that."""
-
-ARCHIVED: Final = 100_000
-"""Originals that a process remembers to have written: about 200 bytes each."""
-
-DAY: Final = 86_400.0
-
-
 def open_archive(
     settings: Settings, store: Store, tasks: Tasks, observe: Callable[[Outcome, int], None]
 ) -> Archive | None:
-    """What keeps originals as *settings* have it; ``None`` where none are kept."""
+    """Build the archive of originals; None if it is not enabled."""
     wanted = settings.archive
     if not wanted.enabled:
         return None
-    terms = ArchiveLimits(wanted.days * DAY, wanted.max_item, wanted.queue)
-    # Known for an hour: what the store lost meanwhile is written again, and what it has lives on.
-    return Archive(store.archive, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
+    limits = ArchiveLimits(wanted.days * DAY, wanted.max_item, wanted.queue)
+    return Archive(
+        store.archive, limits, TTLCache(ARCHIVED_ITEMS, ARCHIVED_SECONDS), tasks.spawn, observe, time.monotonic
+    )
 
 
 def open_history_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
-    """What notes what becomes of conversations."""
-    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST_SECONDS)
+    """Build the recorder of what becomes of conversations."""
+    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(RECENT_NOTES, LEAST_SECONDS)
     return HistoryRecorder(store.conversations, recent, time.time, archive)
 
 
 def open_history(settings: Settings, store: Store) -> History:
-    """What tells callers of their conversations."""
+    """Build what answers callers about their own conversations."""
     compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
     return History(store.conversations, store.archive, time.time, compacts=compacts, summaries=summaries)

@@ -18,7 +18,7 @@ from proxy.core import diagnosis
 from proxy.core.apis.usage import UsageTap
 from proxy.core.diagnosis import Finding, Tried, Window
 from proxy.core.errors import NotFound, UllageError
-from proxy.core.learned_window import prior
+from proxy.core.learned_window import prior_calibration
 from proxy.core.models import Route
 from proxy.core.models import ServerWindow as Told
 from proxy.core.overflow.classify import Classifier
@@ -151,7 +151,7 @@ async def _examine(visit: _Visit, settings: Settings, oversize: bool) -> None:
         advice = f"Set context_window: {told.context_window}, or leave it out."
         visit.findings.append(Finding("window", "warning", text, advice))
     counter = await asyncio.to_thread(Tokenizers().counter, route.encoding)
-    expected = prior(route.model, exact=route.configured_encoding).factor
+    expected = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
     small = await _small(visit, counter)
     visit.findings.extend(diagnosis.count(small, expected))
     streamed = await _ask(visit, *_prompt(SMALL, counter), stream=True)

@@ -168,7 +168,7 @@ async def _read_back(
 
     wanted = settings.compression
     sent, fits = await read(measured.parsed.body), await read(view.body)
-    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
+    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.effective_low_mark)
     return Fitted(view, report, error, measured, sent, fits, marks, tokenizers)
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from proxy.core import learned_window
 from proxy.core.errors import NotFound
-from proxy.core.learned_window import prior
+from proxy.core.learned_window import prior_calibration
 from proxy.core.models import Catalogue, Route, ServerWindow
 from proxy.engine.learned_routes import LearnedRoute, believed, load
 from proxy.server.access import client_tenant, proxy_tenant
@@ -61,7 +61,7 @@ class ModelListing:
     """The rows, and what stood in the way at each upstream that did not tell."""
 
     rows: tuple[ModelRow, ...]
-    troubles: Mapping[str, str]
+    problems: Mapping[str, str]
 
 
 async def list_models(settings: Settings, pattern: str | None, key: str = "") -> ModelListing:
@@ -73,7 +73,7 @@ async def list_models(settings: Settings, pattern: str | None, key: str = "") ->
     names = [rule.name for rule in settings.models if not _is_glob(rule.name)]
     if pattern and not _is_glob(pattern):
         names.append(pattern)
-    told, troubles = await _survey(settings, names)
+    told, problems = await _survey(settings, names)
 
     def known(name: str, model: str, _ask: bool) -> ServerWindow | None:
         return find(told.get(name, {}), model)
@@ -86,7 +86,7 @@ async def list_models(settings: Settings, pattern: str | None, key: str = "") ->
     changed = [route for route in varied if _has_window(taught.get(route.learned_key))]
     shown = [*routes, *changed]
     rows = [_row(settings, route, told, taught.get(route.learned_key)) for route in shown]
-    return ModelListing(tuple(rows), troubles)
+    return ModelListing(tuple(rows), problems)
 
 
 async def _survey(
@@ -167,7 +167,7 @@ def _row(
 
 def _factor(route: Route, taught: LearnedFacts | None) -> tuple[float, str]:
     """Return the provider's tokens for each of our own, and where the figure comes from."""
-    factor = prior(route.model, exact=route.configured_encoding).factor
+    factor = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
     if taught is not None and taught.factor != factor:
         return taught.factor, "learned"
     if route.configured_encoding:
@@ -212,8 +212,8 @@ async def learned_windows(settings: Settings, routes: Iterable[Route], key: str 
     url, path = settings.store.url, settings.store.path
     if url == "memory" or (url == "embedded" and not await is_running(path)):
         return {}
-    troubles: list[BaseException] = []
-    tasks = Tasks(lambda _, error: troubles.append(error))
+    problems: list[BaseException] = []
+    tasks = Tasks(lambda _, error: problems.append(error))
     secret = settings.store.key.get_secret_value().encode() if settings.store.key else None
     try:
         others = [key.get_secret_value().encode() for key in settings.store.other_keys]
@@ -258,7 +258,7 @@ def _told(route: Route, lesson: LearnedRoute, now: float) -> LearnedFacts:
     if window is None or window == route.window:
         return LearnedFacts(None, "", factor)
     stated = window == lesson.belief.stated
-    at = lesson.belief.stated_at if stated else lesson.belief.lowered_at
+    at = lesson.belief.stated_at if stated else lesson.belief.inferred_at
     return LearnedFacts(window, "stated by an error" if stated else "worked out", factor, round(max(0.0, now - at), 1))
 
 
