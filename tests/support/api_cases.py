@@ -6,8 +6,8 @@ items are read.
 
 ``row(api, element, …)``: the element is a value, or text or bytes where their spelling matters. Then any of
 
-- what is read: ``role``, ``calls`` and ``answers`` (ids), ``media``, ``guess``, ``sealed``, ``user_tokens`` (a pair is a
-  range), ``text``, ``user_text``, ``spoken_calls``, ``kinds`` (of media), ``results``, ``parts`` (media, as bytes),
+- what is read: ``role``, ``calls`` and ``answers`` (ids), ``media``, ``guess``, ``sealed``, ``user_tokens`` (a pair is
+  a range), ``text``, ``user_text``, ``spoken_calls``, ``kinds`` (of media), ``results``, ``parts`` (media, as bytes),
   ``marker``; ``counts`` is a text that must be counted in full, ``refused=True`` an element that is none;
 - ``edit`` (one of the functions below) and ``gives``: bytes or text for the exact spelling, a value for any spelling, a
   ``Tokens`` for a size, None if nothing is left, ``SAME`` for the very object.
