@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, key_names
-from proxy.store.redis import OPERATION, POOL, Servers
+from proxy.store.deadlines import OPERATION
+from proxy.store.redis import POOL, Servers
 from proxy.tasks import Tasks
 from tests.store.conftest import Opener, Valkey, eventually, free_port
 
@@ -133,7 +134,7 @@ async def test_a_caller_that_leaves_says_nothing_about_the_server(
 ) -> None:
     """However many callers leave midway, the breaker stays closed, and no connection and no turn is lost."""
     # A busy machine may be late for once: what is tried here are callers, not the server's pace.
-    for patience in ("proxy.store.redis.OPERATION", "proxy.store.deadlines.REQUEST"):
+    for patience in ("proxy.store.deadlines.OPERATION", "proxy.store.deadlines.REQUEST"):
         monkeypatch.setattr(patience, 10.0)
     store = await opener(valkey.url)
     await _storm(store, 0.003)

@@ -192,13 +192,13 @@ async def test_only_what_works_is_forgotten() -> None:
             raise Unavailable(self.kind)
 
     refusals, backend = Refusals(), Halting()
-    refusals.note(Refused("claim", "", "k"), "oom")
-    refusals.note(Refused("read", "", "k"), "permission")
+    refusals.add(Refused("claim", "", "k"), "oom")
+    refusals.add(Refused("read", "", "k"), "permission")
     await try_again(backend, refusals)
     assert [refused.operation for refused in refusals.all()] == ["claim"]
     assert refusals.kind == "oom"
     backend.kind = "slow"
     await try_again(backend, refusals)
     assert refusals.kind == "oom"
-    refusals.forget(Refused("claim", "", "another key"))
+    refusals.remove(Refused("claim", "", "another key"))
     assert refusals.kind == ""
