@@ -23,9 +23,6 @@ COMPACTION = "to be unfolded once the way of a compacted request is shorter"
 # Functions above the limit, and why. It only shrinks: an entry that is no longer needed fails the test.
 COMPLEX = {
     "proxy/core/compaction/block.py::choose_pins": COMPACTION,
-    "proxy/core/compaction/view.py::write_texts": COMPACTION,
-    "proxy/core/compaction/view.py::_results": COMPACTION,
-    "proxy/core/compaction/view.py::assemble": COMPACTION,
     "proxy/core/apis/item_digest.py::_canonical": HOT,
     "proxy/core/tool_calls.py::_pairs": HOT,
     "proxy/core/conversation.py::lay_out": HOT,
@@ -41,9 +38,7 @@ COMPLEX = {
 }
 
 # Lines that still hold a nested ternary, one over several lines or a dense comprehension: how many, and why.
-DENSE = {
-    "proxy/core/compaction/view.py": (1, COMPACTION),
-}
+DENSE = {}
 
 
 def complex_functions() -> set[str]:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from proxy.engine.engine import Engine
 from proxy.engine.ports import Upstream
 from proxy.server.access import Access
-from proxy.server.admin import ConversationRoutes, OwnRoutes
+from proxy.server.admin import OpenRoutes, OwnRoutes, no_routes
 from proxy.server.admission import Admission, Drain
 from proxy.server.config import ServerConfig
 from proxy.server.connection import Listener
-from proxy.server.contracts import Conversations, Metrics, Observe, Route, Status
+from proxy.server.contracts import Metrics, Observe, Route, Status
 from proxy.server.handler import Handler
 from proxy.server.models import Models
 from proxy.tasks import Faults
@@ -23,8 +23,8 @@ class Server:
     """Serves the API. ``route`` names a model's upstream; ``observe`` gets each request's report and seconds once.
 
     ``metrics`` gives the exposition and its content type (called in a thread; ``None``: there are none to see),
-    ``status`` what the admin API shows, ``models`` answers for all upstreams' models, ``conversations`` for what
-    became of a caller's own. ``faults`` of ours are reported there.
+    ``status`` what the admin API shows, ``models`` answers for all upstreams' models. ``open_routes``
+    opens those that a feature adds. ``faults`` of ours are reported there.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Server:
         metrics: Metrics | None,
         status: Status,
         models: Models,
-        conversations: Conversations,
+        open_routes: OpenRoutes = no_routes,
         faults: Faults | None = None,
     ) -> None:
         self._access = access = Access(config)
         self._gate = Drain(config.limits)
-        self._api = ConversationRoutes(access, conversations, config.limits)
-        self._local = OwnRoutes(config.version, access, self._gate, metrics, status, self._api)
+        added = open_routes(access, config.limits)
+        self._local = OwnRoutes(config.version, access, self._gate, metrics, status, added)
         self._limits = config.limits
         faults = faults or Faults()
         handler = Handler(config, engine, upstream, route, observe, access, self._gate, self._local, models, faults)

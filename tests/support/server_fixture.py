@@ -17,6 +17,7 @@ from proxy.engine.ports import Answer
 from proxy.engine.run import Run
 from proxy.engine.upstream_calls import CallSettings
 from proxy.features.history.history import History
+from proxy.features.history.routes import HistoryRoutes
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.server.access import Access
 from proxy.store.archive_table import ArchiveTable
@@ -226,7 +227,7 @@ async def running_server(
             metrics=lambda: (b"ullage_up 1\n", "text/plain; version=0.0.4"),
             status=lambda: {"version": "test"},
             models=models,
-            conversations=conversations,
+            open_routes=lambda access, limits: HistoryRoutes(access, conversations, limits).by_name(),
         )
         at = await server.start(host, 0)
         try:
