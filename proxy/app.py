@@ -33,14 +33,14 @@ from proxy.settings import Settings
 from proxy.startup import bracketed, print_summary, warn_of_unreachable
 from proxy.store import (
     INSTEAD,
-    Embedded,
+    EmbeddedServer,
     EmbeddedUnavailable,
     Store,
     StoreMisconfigured,
     StoreUnsupported,
     describe_store,
-    existing_key,
-    master_key,
+    ensure_master_key,
+    find_master_key,
     open_store,
     store_status,
 )
@@ -407,11 +407,11 @@ async def _start_private_server(
 ) -> StartOptions | None:
     """Start the private server and return what workers need to use it; log why and return None if it does not start."""
     path = settings.store.path
-    embedded: Embedded | None = None
+    embedded: EmbeddedServer | None = None
     try:
-        embedded = await Embedded.start(path, tasks.spawn, logs.warn)
-        key = None if settings.store.key else master_key(path)
-        previous_key = existing_key(path) if settings.store.key else None
+        embedded = await EmbeddedServer.start(path, tasks.spawn, logs.warn)
+        key = None if settings.store.key else ensure_master_key(path)
+        previous_key = find_master_key(path) if settings.store.key else None
     except (EmbeddedUnavailable, OSError, ValueError) as error:
         if embedded is not None:
             await embedded.close()

@@ -88,7 +88,7 @@ return redis.call('pexpire', KEYS[1], ARGV[4])
 """Scores a member; only the highest scores stay."""
 
 
-class Servers:
+class RedisBackend:
     """The ``Backend`` behind a URL: one server, the master that a Sentinel names, or a cluster.
 
     *spawn* starts a named background task; *clock* gives monotonic seconds, *dice* numbers in [0, 1).

@@ -44,14 +44,14 @@ class StoreState:
     latency: float
 
 
-def describe(state: StoreState, path: Path) -> str:
+def describe_store(state: StoreState, path: Path) -> str:
     """The store in one line; *path* is the embedded one's directory."""
     where = {"embedded": str(path), "memory": "this process only"}.get(state.kind, state.url_redacted)
     guest = ", shared with the process that started it" if state.owner is False else ""
     return f"{state.kind}  ({where}{guest}{_trouble(state)})"
 
 
-def status(state: StoreState) -> dict[str, object]:
+def store_status(state: StoreState) -> dict[str, object]:
     """The store on the status page."""
     return {
         "kind": state.kind,

@@ -70,7 +70,7 @@ async def test_a_start_that_fails_leaves_no_server(opener: Opener, monkeypatch: 
     with pytest.raises(StoreMisconfigured):
         await opener("embedded")
     lock = FileLock(opener.directory / "server.lock")
-    assert lock.take(), "a server is still running"
+    assert lock.acquire(), "a server is still running"
     lock.close()
 
 

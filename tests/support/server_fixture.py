@@ -23,7 +23,7 @@ from proxy.server.access import Access
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable
 from proxy.store.encryption import Sealer
-from proxy.store.memory import Memory
+from proxy.store.memory import MemoryBackend
 from proxy.store.state import ThrottledWarnings
 from proxy.store.tables import TableAccess
 from proxy.tasks import Tasks
@@ -242,7 +242,7 @@ async def running_server(
 
 def a_register() -> ConversationTable:
     """A register over a store of this process."""
-    tasks, memory = Tasks(lambda name, error: None), Memory()
+    tasks, memory = Tasks(lambda name, error: None), MemoryBackend()
     warnings = ThrottledWarnings(lambda event, facts: None)
     return ConversationTable(TableAccess(memory, Sealer(b"m" * 32), spawn=tasks.spawn, warnings=warnings))
 
