@@ -47,7 +47,7 @@ def test_what_is_too_large_is_not_kept() -> None:
 async def _read(reader: Reader, dialect: ApiFormat, body: bytes) -> None:
     reading = await reader.read(dialect, "o200k_base", TENANT, reader.locate(dialect, TENANT, body))
     reading.layout()
-    reading.links(b"k" * 32, "")
+    reading.prefix_hashes(b"k" * 32, "")
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])
