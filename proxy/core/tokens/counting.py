@@ -44,15 +44,16 @@ def add_up(items: Sequence[Item], known: RoleTotals = NOTHING) -> RoleTotals:
     """Return the totals of *items*, continued from those of a prefix of them; costs O(new)."""
     roles: dict[Role, int] = {"system": known.system, "user": known.user, "assistant": known.assistant}
     roles["tool"], media = known.tool, known.media
-    system, user = known.memories
+    system_memories, user_memories = known.memories
     for item in items[known.count :]:
         roles[item.role] += item.tokens
         media += item.media
-        if item.memory:
-            system, user = (system + item.memory, user) if item.role == "system" else (system, user + item.memory)
-    return RoleTotals(
-        len(items), roles["system"], roles["user"], roles["assistant"], roles["tool"], media, (system, user)
-    )
+        if item.role == "system":
+            system_memories += item.memory
+        else:
+            user_memories += item.memory
+    memories = (system_memories, user_memories)
+    return RoleTotals(len(items), roles["system"], roles["user"], roles["assistant"], roles["tool"], media, memories)
 
 
 @dataclass(frozen=True, slots=True)
