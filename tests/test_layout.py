@@ -33,7 +33,6 @@ EXEMPT = {
     "proxy/core/request.py": "plain values, no behaviour",
     "proxy/engine/ports.py": "protocols and plain values, no behaviour",
     "proxy/server/config.py": "plain values with defaults, no behaviour",
-    "proxy/server/contracts.py": "protocols, no behaviour",
     "proxy/store/backend.py": "a protocol and exceptions, no behaviour",
     "proxy/summaries/contracts.py": "protocols, no behaviour",
 }

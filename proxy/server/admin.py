@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 from urllib.parse import parse_qs
 
 import msgspec
@@ -16,16 +16,32 @@ from aiohttp import web
 from cachetools import LRUCache
 
 from proxy.core.errors import InvalidRequest, NotFound, Overloaded, TooManyRequests, UllageError, error_body
-from proxy.features.history.pages import read_page
+from proxy.features.history.pages import Page, read_page
 from proxy.server.access import Access
 from proxy.server.admission import Drain
-from proxy.server.body import BodyBytes, BodyReader
-from proxy.server.config import Limits
-from proxy.server.contracts import Conversations, Metrics, Status
-from proxy.server.request import LIVE, READY, RequestHeaders, read_headers
+from proxy.server.config import Limits, Metrics, Status
+from proxy.server.request import LIVE, READY, BodyBytes, BodyReader, RequestHeaders, check_declared, read_headers
 from proxy.server.response import ResponseWriter
 
 _STATUS: Final = "/ullage/api/status"
+
+
+class Conversations(Protocol):
+    """What is told of conversations, of one tenant's at a time. Raises ``StoreUnavailable``."""
+
+    async def list(self, tenant: bytes) -> Mapping[str, object]:
+        """The tenant's newest conversations."""
+
+    async def show(self, tenant: bytes, conversation: str) -> Mapping[str, object] | None:
+        """What became of one conversation; ``None`` where the tenant has none of that name."""
+
+    async def compact(
+        self, tenant: bytes, conversation: str, share: float | None = None
+    ) -> Mapping[str, object] | None:
+        """Have its next request compact it; ``None`` where the tenant has none of that name. Raises ``Conflict``."""
+
+    async def original(self, tenant: bytes, ref: str, page: Page) -> Mapping[str, object] | None:
+        """One page of what was archived as *ref*; ``None`` where the tenant has no such thing."""
 
 
 class OwnRoutes:
@@ -178,9 +194,9 @@ class ConversationRoutes:
         # A page of another site can send no JSON without being asked first.
         if not intake.seen.get("content-type", "").lower().startswith("application/json"):
             raise InvalidRequest("Send the body as application/json.")
-        reader = BodyReader(request.content, request.content_length, self._limits, self._body_bytes, tenant)
+        reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
         try:
-            reader.check_declared()
+            check_declared(request.content_length, self._limits)
             body = await reader.whole()
         finally:
             reader.release()
