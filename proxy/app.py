@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.models import Window
+from proxy.core.models import ServerWindow
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.history.archive import Archive
@@ -168,7 +168,7 @@ class House:
         telemetry = Telemetry(configuration.version(), Path(folder) if folder else None)
         tokenizers = Tokenizers()
 
-        def told(name: str, windows: Mapping[str, Window]) -> None:
+        def told(name: str, windows: Mapping[str, ServerWindow]) -> None:
             few = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
             logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
 

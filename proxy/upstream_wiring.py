@@ -13,7 +13,7 @@ from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.models import COMPRESS, Catalogue, Facts, Rule, Told, published
+from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, published
 from proxy.engine.ports import Records
 from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings
@@ -50,17 +50,17 @@ TENANTS, STRETCHES = 10_000, 50_000
 """Bounds of what a process remembers of summaries beside their texts: clients, stretches of conversations."""
 
 
-def open_catalogue(settings: Settings, told: Told | None = None) -> Catalogue:
+def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Catalogue:
     """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
     table = published(
         {
-            name: Facts(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
+            name: ModelLimits(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
             for name, facts in configuration.model_table().items()
         }
     )
     default = settings.default_upstream().name if settings.upstreams else NOWHERE
     rules = [
-        Rule(
+        ModelRule(
             rule.name,
             rule.upstream,
             rule.context_window,

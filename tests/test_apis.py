@@ -15,10 +15,10 @@ from proxy.engine.plans import Plan
 from proxy.core.compaction.schedule import CompactionTarget
 from tests.stub import Rules, messages, responses, slices
 from tests.support import conversation_strategies
-from tests.support.api_formats import body_of, kind_of, text_of, to_messages
+from tests.support.api_formats import kind_of, request_body, text_of, to_messages
 from tests.support.engine_fixtures import POLICY, UNSHRUNK, Replica, is_clip, outline_problems
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
-from tests.support.view_checks import changed
+from tests.support.view_checks import changed_items
 
 WIRES: dict[str, Any] = {"messages": messages, "responses": responses}
 WINDOW = 4096
@@ -31,7 +31,7 @@ def asked(draw: st.DrawFn, api: str, **options: Any) -> bytes:
     chat = draw(conversation_strategies.conversations(surrogates=False, max_size=20, **options))
     tools = draw(st.one_of(st.just([]), conversation_strategies.tools))
     figure = "max_tokens" if api == "messages" else "max_output_tokens"
-    body = body_of(api, chat, tools, **{figure: draw(st.sampled_from([16, 64, 300, 4000]))})
+    body = request_body(api, chat, tools, **{figure: draw(st.sampled_from([16, 64, 300, 4000]))})
     assume(WIRES[api].judge(body, Rules(window=10**9)).kind == "ok")
     return conversation_strategies.encode(draw, body)
 
@@ -53,7 +53,7 @@ def view_problems(body: bytes, plan: Plan) -> list[str]:
     """What of the view is neither the client's own bytes, nor the carrier, nor a clip."""
     raw, view = slices(body), slices(plan.body)
     was, now = [list(map(json.loads, pieces)) for pieces in (raw, view)]
-    new = changed(raw, view)
+    new = changed_items(raw, view)
     unclipped = [i for i in new if not any(is_clip(item, now[i]) or gave_way(item, now[i]) for item in was)]
     found = [f"[{i}] is a {kind_of(now[i])} item of ours" for i in unclipped if kind_of(now[i]) != "user"]
     found += ["more than one carrier"] if len(unclipped) > 1 else []
@@ -90,7 +90,7 @@ async def test_a_plan_is_valid_and_fits_or_refuses(api: str, data: st.DataObject
 
 def session(api: str, rounds: int = 20, **members: Any) -> bytes:
     """An agent's request far larger than the window."""
-    return json.dumps(body_of(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
+    return json.dumps(request_body(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
 
 
 async def view(api: str, body: dict[str, Any], desk: Replica | None = None, **options: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ async def test_a_view_only_grows_between_events(api: str) -> None:
     """Each view begins with the one before unless the plan says event, and a cold start sends the same."""
     chat, desk, before, events = agent_session(40, 300), Replica(), [], 0
     for end in range(2, len(chat) + 1, 2):
-        body = json.dumps(body_of(api, chat[:end], AGENT_TOOLS)).encode()
+        body = json.dumps(request_body(api, chat[:end], AGENT_TOOLS)).encode()
         plan = await desk.plan(body, WINDOW, api=api)
         assert problems(api, body, plan, WINDOW) == []
         sent = slices(plan.body)
@@ -124,7 +124,7 @@ async def test_strict_alternation_survives(api: str) -> None:
     chat, desk, compacted = [{"role": "system", "content": "Be brief."}], Replica(), 0
     for turn in range(30):
         chat += chat_turn(turn, 150)
-        sent = await view(api, body_of(api, chat[:-1]), desk)
+        sent = await view(api, request_body(api, chat[:-1]), desk)
         roles = [item["role"] for item in sent.get("messages", sent.get("input"))]
         assert roles[0] == "user"
         assert all(a != b for a, b in pairwise(roles))
@@ -137,7 +137,7 @@ async def test_what_a_user_says_beside_results_is_pinned() -> None:
     """An instruction in the same message as tool results survives the fold of its round, word for word."""
     chat = agent_session(20, 300)
     chat.insert(4, {"role": "user", "content": "You must never rename public functions."})
-    body = body_of("messages", chat)
+    body = request_body("messages", chat)
     body["messages"] = to_messages(chat, mixed=True)
     assert kind_of(body["messages"][2]) == "tool"
     sent = await view("messages", body)
@@ -148,7 +148,7 @@ async def test_what_a_user_says_beside_results_is_pinned() -> None:
 async def test_thoughts_are_kept_or_go_with_their_round() -> None:
     """A signed thought, empty or not, is in the view exactly as it was or not at all, even where all is clipped."""
     chat = agent_session(20, 300)
-    body = body_of("messages", chat)
+    body = request_body("messages", chat)
     for at, message in enumerate(body["messages"]):
         if message["role"] == "assistant":
             thought = "" if at % 4 else f"I think of step {at}. " * 40
@@ -169,7 +169,7 @@ def marked(item: dict[str, Any], **more: str) -> None:
 
 async def test_cache_marks_stay_or_move_to_the_block() -> None:
     """A mark on what stays is kept, one on what goes moves to the block, and there are never more than four."""
-    body = body_of("messages", agent_session(20, 300))
+    body = request_body("messages", agent_session(20, 300))
     for at, ttl in ((0, "1h"), (6, "5m"), (len(body["messages"]) - 1, "5m")):
         marked(body["messages"][at], ttl=ttl)
     body["system"] = [{"type": "text", "text": body["system"], "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
@@ -186,7 +186,7 @@ async def test_cache_marks_stay_or_move_to_the_block() -> None:
 async def test_the_output_figure_stays_above_the_budget_for_thinking() -> None:
     """Where the figure is lowered, it stays larger than the thinking it includes."""
     thinking = {"type": "enabled", "budget_tokens": 2000}
-    body = body_of("messages", [{"role": "user", "content": prose(1, 1600)}], max_tokens=3900, thinking=thinking)
+    body = request_body("messages", [{"role": "user", "content": prose(1, 1600)}], max_tokens=3900, thinking=thinking)
     plan = await Replica().plan(json.dumps(body).encode(), WINDOW, api="messages")
     assert "output" in plan.report.stages
     assert 2000 < json.loads(plan.body)["max_tokens"] < 3900
@@ -214,7 +214,7 @@ async def test_a_budget_for_thinking_is_lowered_with_the_output_figure(
 ) -> None:
     """An agent's turn whose thinking leaves its window no room is answered, and what is lowered is named."""
     name = FIGURES[api]
-    body = body_of(api, agent_session(12, 600), tools=LARGE_TOOLS, **{name: 32_000}, **members)
+    body = request_body(api, agent_session(12, 600), tools=LARGE_TOOLS, **{name: 32_000}, **members)
     plan = await Replica().plan(json.dumps(body).encode(), window, api=api)
     assert plan.error is None
     sent, was = json.loads(plan.body), body
@@ -234,7 +234,7 @@ async def test_a_budget_for_thinking_is_lowered_with_the_output_figure(
 
 async def test_a_refusal_names_the_output_figure_if_that_is_too_big() -> None:
     """With a figure that may not be lowered the answer's room is named, not the tools beside it."""
-    body = body_of("messages", agent_session(3, 100), tools=LARGE_TOOLS, max_tokens=32_000)
+    body = request_body("messages", agent_session(3, 100), tools=LARGE_TOOLS, max_tokens=32_000)
     policy = replace(POLICY, lower_output="never")
     plan = await Replica(policy=policy).plan(json.dumps(body).encode(), 32_768, api="messages")
     assert plan.error is not None
@@ -249,7 +249,7 @@ async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: i
     """A request sent again, here or through another replica, is the same bytes; its pressure is of what was sent."""
     desk = Replica(policy=replace(POLICY, lower_output=mode))
     for rounds in (4, 8, 14):
-        body = body_of("chat", agent_session(rounds, 300), max_tokens=figure)
+        body = request_body("chat", agent_session(rounds, 300), max_tokens=figure)
         first = await desk.plan(json.dumps(body).encode(), WINDOW)
         again = await desk.plan(json.dumps(body).encode(), WINDOW)
         other = await Replica(desk.book, replace(POLICY, lower_output=mode)).plan(json.dumps(body).encode(), WINDOW)

@@ -23,9 +23,9 @@ from proxy.telemetry.logs import Logs
 from proxy.workers import Worker
 from tests.conftest import StartStub
 from tests.store.conftest import short_path
-from tests.support.process_inspection import servers
+from tests.support.process_inspection import store_servers
 from tests.support.proxy_process import free_port, until
-from tests.support.server_fixture import Stage, answer, listening
+from tests.support.server_fixture import ScriptedServer, listening, raw_answer
 
 __all__ = ["short_path"]
 
@@ -97,9 +97,9 @@ async def test_a_process_serves_and_tells_its_figures(
 
 async def test_what_a_server_says_of_its_window_is_logged(tmp_path: Path) -> None:
     """A server that tells its window is asked once a request is worth it, and the log names model and window."""
-    stage = Stage()
+    stage = ScriptedServer()
     entry = b'{"id": "m1", "object": "model", "owned_by": "vllm", "max_model_len": 4096}'
-    stage.reply = answer(b'{"object": "list", "data": [' + entry + b"]}", "Content-Type: application/json")
+    stage.reply = raw_answer(b'{"object": "list", "data": [' + entry + b"]}", "Content-Type: application/json")
     body = {"model": "m1", "messages": [{"role": "user", "content": "word " * 8000}]}
     async with listening(stage) as port:
         configured = settings(f"http://127.0.0.1:{port}/v1", models=[])
@@ -167,7 +167,7 @@ async def test_a_start_that_breaks_in_the_middle_leaves_no_server(
             Start(settings(store={"url": "embedded", "path": str(short_path / "d")})), ONE, part.logs, part.tasks
         )
     assert (short_path / "d" / "valkey.log").exists(), "it never came up: nothing was tested"
-    assert servers(short_path) == []
+    assert store_servers(short_path) == []
     await part.close()
 
 

@@ -13,12 +13,12 @@ from types import ModuleType
 import pytest
 
 from proxy.caches import ByBytes, Locked, items, outlines, prefixes
-from proxy.core.apis.base import Dialect
+from proxy.core.apis.base import ApiFormat
 from proxy.core.conversation import Item
 from proxy.core.decisions import DIALECTS
 from proxy.engine.reading import Reader
 from tests.bench.small import BOUNDS, SHARE
-from tests.support.api_formats import body_of
+from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import tokenizers
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
@@ -44,7 +44,7 @@ def test_what_is_too_large_is_not_kept() -> None:
     assert dict(memory) == {"a": b"1234"}
 
 
-async def _read(reader: Reader, dialect: Dialect, body: bytes) -> None:
+async def _read(reader: Reader, dialect: ApiFormat, body: bytes) -> None:
     reading = await reader.read(dialect, "o200k_base", TENANT, reader.locate(dialect, TENANT, body))
     reading.layout()
     reading.links(b"k" * 32, "")
@@ -56,7 +56,7 @@ async def test_a_prefix_takes_what_it_is_thought_to(api: str) -> None:
     seen: dict[bytes, Item] = {}
     known, around = prefixes(), outlines()
     reader, dialect = Reader(tokenizers(), seen, around, {}, known), DIALECTS[api]
-    warm, body = (json.dumps(body_of(api, agent_session(n, 30), AGENT_TOOLS)).encode() for n in (2, 600))
+    warm, body = (json.dumps(request_body(api, agent_session(n, 30), AGENT_TOOLS)).encode() for n in (2, 600))
     await _read(reader, dialect, warm)
     for memory in (seen, known, around):
         memory.clear()

@@ -38,27 +38,19 @@ COMPLEX = {
     "proxy/core/apis/json_steps.py::_write": HOT,
     "proxy/core/apis/json_steps.py::_large": HOT,
     "proxy/core/planner.py::choose_compaction": ENGINE,
-    "proxy/engine/bodies.py::rerouted": ENGINE,
+    "proxy/features/client_compaction/summary_answer.py::SummaryAnswers::_text": ENGINE,
+    "proxy/features/client_compaction/compact_endpoint.py::ClientCompaction::_make": ENGINE,
+    "proxy/engine/upstream_calls.py::UpstreamCalls::_call": ENGINE,
+    "proxy/engine/body_edits.py::rerouted": ENGINE,
     "proxy/features/context_management/feature.py::_edited": ENGINE,
-    "proxy/engine/engine.py::Engine::_exchange": ENGINE,
-    "proxy/engine/engine.py::Engine::_again": ENGINE,
-    "proxy/engine/engine.py::Engine::_following": ENGINE,
-    "proxy/features/client_compaction/compact_endpoint.py::CompactEndpoint::_make": ENGINE,
-    "proxy/engine/planning.py::Planner::fit": ENGINE,
     "proxy/engine/reading.py::Reader::_read": ENGINE,
-    "proxy/features/recall/answer.py::rewritten_reply": ENGINE,
-    "proxy/features/recall/session.py::RecallSession::_pieces": ENGINE,
     "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
-    "proxy/engine/recovery.py::Recovery::smaller": ENGINE,
-    "proxy/features/client_compaction/summary_answer.py::SummaryAnswer::_text": ENGINE,
     "proxy/server/handler.py::Handler::_relay": ENGINE,
 }
 
 # Lines that still hold a nested ternary, one over several lines or a dense comprehension: how many, and why.
 DENSE = {
     "proxy/core/compaction/view.py": (1, COMPACTION),
-    "proxy/engine/planning.py": (1, ENGINE),
-    "proxy/features/recall/session.py": (1, ENGINE),
 }
 
 

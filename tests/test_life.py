@@ -16,7 +16,7 @@ from proxy.core.compaction import block, digest
 from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
 from proxy.core.decisions import Policy
 from proxy.core.tokens.budget import Buffers, Marks, Shares
-from tests.support.engine_fixtures import POLICY, Book, Message, Replica, body_of, slices, tokenizers
+from tests.support.engine_fixtures import POLICY, DictRecords, Message, Replica, chat_body, message_slices, tokenizers
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, tool
 
 WINDOW = 4096
@@ -43,19 +43,19 @@ class Life:
 
 def body(messages: Sequence[Message], life: Life) -> bytes:
     first = [{"role": "system", "content": life.system}]
-    return body_of([*first, *(m for m in messages if m["role"] != "system")], **life.members)
+    return chat_body([*first, *(m for m in messages if m["role"] != "system")], **life.members)
 
 
 async def views(*requests: tuple[Sequence[Message], Life]) -> list[list[bytes]]:
     """What goes upstream for each request in turn, its system message left out."""
-    book, found = Book(), []
+    book, found = DictRecords(), []
     desk: Replica | None = None
     for messages, life in requests:
         if desk is None or life.fresh or life.policy is not POLICY:
             desk = Replica(book, life.policy)
         plan = await desk.plan(body(messages, life), life.window, factor=life.factor)
         assert plan.error is None, plan.error
-        found.append(slices(plan.body)[1:])
+        found.append(message_slices(plan.body)[1:])
     return found
 
 
@@ -110,7 +110,7 @@ async def test_a_window_lowered_by_half_is_one_new_event() -> None:
 
 async def test_far_under_the_mark_nothing_is_looked_up() -> None:
     """In a window so large that the whole conversation is under its low mark, the client's own bytes go upstream."""
-    book, large = Book(), Life(window=WINDOW * 16)
+    book, large = DictRecords(), Life(window=WINDOW * 16)
     await Replica(book).plan(body(BEFORE, Life()), WINDOW)
     plan = await Replica(book).plan(body(AFTER, large), large.window)
     assert plan.body == body(AFTER, large)
@@ -118,51 +118,51 @@ async def test_far_under_the_mark_nothing_is_looked_up() -> None:
 
 async def test_code_that_writes_other_blocks_repeats_the_recorded_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an update that words blocks in another way, conversations keep the block they were sent with."""
-    book = Book()
-    before = slices((await Replica(book).plan(body(BEFORE, Life()), WINDOW)).body)
+    book = DictRecords()
+    before = message_slices((await Replica(book).plan(body(BEFORE, Life()), WINDOW)).body)
     monkeypatch.setattr(block, "HEADER", "[Another beginning.]")
     monkeypatch.setattr(digest, "NUMBER_SHARE", 0.5)
-    after = slices((await Replica(book).plan(body(AFTER, Life()), WINDOW)).body)
+    after = message_slices((await Replica(book).plan(body(AFTER, Life()), WINDOW)).body)
     assert after[: len(before)] == before
-    fresh = slices((await Replica(Book()).plan(body(AFTER, Life()), WINDOW)).body)
+    fresh = message_slices((await Replica(DictRecords()).plan(body(AFTER, Life()), WINDOW)).body)
     assert fresh[: len(before)] != before
 
 
 async def test_another_model_has_a_past_of_its_own() -> None:
     """A model switched in mid-conversation is compacted for its own window; switched back, the first goes on."""
-    book = Book()
+    book = DictRecords()
     desk = Replica(book)
     first = await desk.plan(body(BEFORE, Life()), WINDOW)
     large = await desk.plan(body(AFTER, Life()), WINDOW * 8, model="another-model")
     assert large.report.outcome == "verbatim"
     later = [*AFTER, *agent_round(100, 20)]
     back = await desk.plan(body(later, Life()), WINDOW)
-    assert slices(back.body)[: len(slices(first.body))] == slices(first.body)
+    assert message_slices(back.body)[: len(message_slices(first.body))] == message_slices(first.body)
     assert not back.report.event
 
 
 @pytest.mark.parametrize("rounds", [8, 20])
 async def test_compacting_now_is_recorded_and_idempotent(rounds: int) -> None:
     """Asked for twice, also of another process, one compaction happens; the conversation goes on from it."""
-    book, messages = Book(), agent_session(rounds, 300)
+    book, messages = DictRecords(), agent_session(rounds, 300)
     now = CompactionTarget(force=True)
-    first = await Replica(book).plan(body_of(messages), WINDOW, now)
+    first = await Replica(book).plan(chat_body(messages), WINDOW, now)
     assert first.report.event
     assert len(book.records()) == 1
     desk = Replica(book)
     for target in (now, CompactionTarget(), now):
-        again = await desk.plan(body_of(messages), WINDOW, target)
+        again = await desk.plan(chat_body(messages), WINDOW, target)
         assert again.body == first.body
         assert not again.report.event
-    grown = await desk.plan(body_of([*messages, *agent_round(99, 20)]), WINDOW)
-    assert slices(grown.body)[: len(slices(first.body))] == slices(first.body)
+    grown = await desk.plan(chat_body([*messages, *agent_round(99, 20)]), WINDOW)
+    assert message_slices(grown.body)[: len(message_slices(first.body))] == message_slices(first.body)
 
 
 @pytest.mark.parametrize(("rounds", "size", "window"), [(20, 300, 4096), (60, 300, 8192), (60, 700, 16_384)])
 async def test_a_view_that_is_fed_back_is_left_alone(rounds: int, size: int, window: int) -> None:
     """What was made small enough is, sent as a request of its own, passed on byte for byte."""
     desk = Replica()
-    view = (await desk.plan(body_of(agent_session(rounds, size), tools=AGENT_TOOLS), window)).body
+    view = (await desk.plan(chat_body(agent_session(rounds, size), tools=AGENT_TOOLS), window)).body
     assert (await desk.plan(view, window)).body == view
     assert (await Replica().plan(view, window)).body == view
 
@@ -186,5 +186,5 @@ async def characters_counted(rounds: int) -> int:
     desk.fitter._reader._counter = Meter()
     session = agent_session(rounds, 300)
     for end in range(4, len(session) + 1, 2):
-        await desk.plan(body_of(session[:end], tools=AGENT_TOOLS), 8192)
+        await desk.plan(chat_body(session[:end], tools=AGENT_TOOLS), 8192)
     return total

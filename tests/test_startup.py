@@ -11,7 +11,7 @@ from proxy.settings import load
 from proxy.startup import announce, bracketed, settings_summary, unreachable, warn_of_silent
 from proxy.upstream_wiring import open_catalogue
 from tests.store.conftest import free_port
-from tests.support.settings_files import UPSTREAM, problems, written
+from tests.support.settings_files import UPSTREAM, problems, write_settings
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,9 @@ def test_the_line_to_paste_is_a_line_of_its_own(
 ) -> None:
     """The summary ends with an export that clients on this machine can use as it stands."""
     settings = load(
-        written(tmp_path, f"server: {{host: '{host}'}}\nupstreams: [{{name: a, base_url: 'http://h/v1'}}]"), {}, {}
+        write_settings(tmp_path, f"server: {{host: '{host}'}}\nupstreams: [{{name: a, base_url: 'http://h/v1'}}]"),
+        {},
+        {},
     )
     announce(settings, open_catalogue(settings), 8484, "memory")
     assert capsys.readouterr().err.splitlines()[-1] == f"export OPENAI_BASE_URL={url}"
@@ -50,7 +52,9 @@ async def test_upstreams_that_accept_no_connection_are_warned_of(tmp_path: Path)
 - {{name: cloud, provider: bedrock}}
 """
         warned: list[tuple[str, dict[str, object]]] = []
-        await warn_of_silent(load(written(tmp_path, text), {}, {}), lambda event, facts: warned.append((event, facts)))
+        await warn_of_silent(
+            load(write_settings(tmp_path, text), {}, {}), lambda event, facts: warned.append((event, facts))
+        )
     ((event, facts),) = warned
     assert (event, facts["upstream"]) == ("upstream.unreachable", "gone")
     assert "refused" in str(facts["cause"]).lower()
@@ -70,7 +74,7 @@ def test_secrets_never_show(tmp_path):
         "upstreams: [{name: a, base_url: 'http://h', api_key: CANARY6, headers: {authorization: CANARY7}}]\n"
     )
     fine = text.replace(", port: CANARY}", "}")
-    settings = load(written(tmp_path, fine), {}, {})
+    settings = load(write_settings(tmp_path, fine), {}, {})
     shown = repr(settings.server) + repr(settings.upstreams) + settings_summary(settings, {})
     assert "CANARY" not in shown
     assert "CANARY" not in str(problems(tmp_path, text)[0])
@@ -80,7 +84,7 @@ def test_secrets_never_show(tmp_path):
 def test_the_summary_says_what_is_served(tmp_path):
     """Address, upstreams, windows, store, access and marks are all there, with what only the running proxy knows."""
     text = UPSTREAM + "models: [{name: 'q*', context_window: 8192, upstream: a}, {name: '*', unknown_window: 131072}]\n"
-    settings = load(written(tmp_path, text), {("server", "workers"): 2}, {})
+    settings = load(write_settings(tmp_path, text), {("server", "workers"): 2}, {})
     shown = settings_summary(settings, {"store": "embedded, 3 keys", "window *": "32,768 tokens (said by the server)"})
     for part in (
         "http://127.0.0.1:8484/v1  (2 workers)",
@@ -98,8 +102,8 @@ def test_the_summary_says_what_is_served(tmp_path):
 def test_the_summary_does_not_promise_a_window_it_does_not_know(tmp_path):
     """A rule without a window says where one will come from."""
     shown = settings_summary(
-        load(written(tmp_path, UPSTREAM + "models: [{name: '*', unknown_window: 4096}]\n"), {}, {}), {}
+        load(write_settings(tmp_path, UPSTREAM + "models: [{name: '*', unknown_window: 4096}]\n"), {}, {}), {}
     )
     assert "*  window: asked of the server, else by the model table, else 4,096 tokens" in shown
-    shown = settings_summary(load(written(tmp_path, UPSTREAM), {}, {}), {})
+    shown = settings_summary(load(write_settings(tmp_path, UPSTREAM), {}, {}), {})
     assert "*  window: asked of the server, else by the model table, else learned from the first overflow" in shown

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.core.compaction.schedule import CompactionTarget
 from tests.stub import Rules, chat, messages, responses
 from tests.support import conversation_strategies
-from tests.support.api_formats import body_of, kind_of
+from tests.support.api_formats import kind_of, request_body
 from tests.support.engine_fixtures import UNSHRUNK, Replica
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
@@ -33,7 +33,7 @@ def turns(draw: st.DrawFn) -> tuple[list[Message], list[int]]:
         for _ in range(draw(st.integers(0, 3))):
             found += draw(conversation_strategies.rounds(text))
             ends.append(len(found))
-        found.append(draw(conversation_strategies.spoken(text)))
+        found.append(draw(conversation_strategies.assistants(text)))
     return found[:-1], ends
 
 
@@ -58,12 +58,12 @@ async def test_every_view_alternates(
 ) -> None:
     """At each request of a growing conversation, in windows of a part of its size, forced or not."""
     found, ends = talk
-    whole = json.dumps(body_of(api, found)).encode()
+    whole = json.dumps(request_body(api, found)).encode()
     assume(problems(api, whole, ENDLESS) == [])
     window = max(600, int(share * WIRES[api].judge(json.loads(whole), Rules(window=ENDLESS)).tokens))
     desk = Replica()
     for end in ends[-12:]:
-        body = json.dumps(body_of(api, found[:end])).encode()
+        body = json.dumps(request_body(api, found[:end])).encode()
         plan = await desk.plan(body, window, CompactionTarget(force=force and end % 5 == 0), api=api)
         if plan.error is None:
             assert problems(api, plan.body, window) == [], plan.report.stages
@@ -77,7 +77,7 @@ async def test_the_strategy_crosses_windows(api: str) -> None:
     desk, compacted = Replica(), 0
     for turn in range(24):
         found.append({"role": "user", "content": f"Turn {turn}: {text}"})
-        body = json.dumps(body_of(api, found)).encode()
+        body = json.dumps(request_body(api, found)).encode()
         plan = await desk.plan(body, 2048, api=api)
         assert problems(api, plan.body, 2048) == []
         compacted += plan.body != body

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.models import Window
+from proxy.core.models import ServerWindow
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
@@ -53,7 +53,7 @@ def test_figures_of_models(model: str, figures: tuple[int | None, int | None, in
 
 def test_a_told_window_reaches_the_catalogue() -> None:
     """What an upstream tells of itself is asked for by its name and the model's."""
-    told = {("up", "gpt-4o"): Window(32_768)}
+    told = {("up", "gpt-4o"): ServerWindow(32_768)}
     catalogue = open_catalogue(settings(), lambda upstream, model, ask: told.get((upstream, model)))
     assert (catalogue.resolve("gpt-4o").window, catalogue.resolve("gpt-4o").source) == (32_768, "server")
     assert catalogue.resolve("gpt-5").source == "table"

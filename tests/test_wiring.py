@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from proxy.core.models import Catalogue, Rule
+from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Options, Request
 from proxy.settings import Settings
 from proxy.settings.server import Archive
@@ -14,7 +14,7 @@ from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.wiring import open_archive, open_chronicle, open_conversations, open_engine, server_config
 from tests.store.conftest import Opener, opener, short_path
-from tests.support.engine_fixtures import TENANT, body_of
+from tests.support.engine_fixtures import TENANT, chat_body
 from tests.support.sample_conversations import agent_session
 
 UPSTREAMS: list[dict[str, Any]] = [
@@ -58,10 +58,10 @@ async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:
     for fold in (True, False):
         stages = {"fold": {"enabled": fold}, "prune": {"enabled": False}, "dedup": {"enabled": False}}
         settings = Settings.model_validate({"upstreams": UPSTREAMS, "compression": {"stages": stages}})
-        catalogue = Catalogue([Rule("*", "open", 8192)], {}, "open")
+        catalogue = Catalogue([ModelRule("*", "open", 8192)], {}, "open")
         engine = open_engine(settings, catalogue, Tokenizers(), store)
         # Names of their own: else the second would adopt what was decided for the first.
-        request = Request("chat", body_of(agent_session(60, 300)), TENANT, "r", Options(conversation=str(fold)))
+        request = Request("chat", chat_body(agent_session(60, 300)), TENANT, "r", Options(conversation=str(fold)))
         used[fold] = (await engine.planner.fit(request)).report.stages
     await store.close()
     await tasks.finish(1.0)

@@ -20,7 +20,7 @@ from proxy.core.diagnosis import Finding, Tried, Window
 from proxy.core.errors import NotFound, UllageError
 from proxy.core.learned_window import prior
 from proxy.core.models import Route
-from proxy.core.models import Window as Told
+from proxy.core.models import ServerWindow as Told
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import Prior
 from proxy.engine.learned_routes import remedy

@@ -19,7 +19,7 @@ from proxy.core.apis.base import Count
 from proxy.core.apis.envelope import TOOLS
 from proxy.core.apis.json_steps import whole
 from proxy.core.compaction.record import CompactionRecord
-from proxy.core.conversation import Entry, Item
+from proxy.core.conversation import Item, ItemText
 from proxy.core.decisions import DIALECTS, CountedView, MeasuredRequest, Reject, UncountedView
 from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.models import Catalogue, Route
@@ -233,7 +233,7 @@ def _kinds(found: Fitted, reading: Reading) -> dict[str, int]:
     return dict(sums)
 
 
-def _kinds_of(entry: Entry, item: Item, count: Count) -> dict[str, int]:
+def _kinds_of(entry: ItemText, item: Item, count: Count) -> dict[str, int]:
     media = {MEDIA.get(name, "media") for name in entry.media}
     found = {
         "tool result" if item.role == "tool" else "text": count(entry.text),
@@ -314,8 +314,8 @@ def _edited(found: Fitted, record: CompactionRecord | None) -> Iterator[tuple[st
 
 def _stages_of(record: CompactionRecord) -> dict[int, str]:
     """The stage that made each edited item smaller, by index."""
-    found = {swap.index: "prune" if swap.why == "old" else "dedup" for swap in record.compaction.swaps}
-    return {**found, **{index: "truncate" for index, _ in record.compaction.trims}}
+    found = {swap.index: "prune" if swap.reason == "old" else "dedup" for swap in record.compaction.placeholders}
+    return {**found, **{index: "truncate" for index, _ in record.compaction.truncations}}
 
 
 def _tools_in(reading: Reading) -> int:

@@ -13,7 +13,7 @@ from typing import Final
 from proxy.core import learned_window
 from proxy.core.errors import NotFound
 from proxy.core.learned_window import prior
-from proxy.core.models import Catalogue, Route, Window
+from proxy.core.models import Catalogue, Route, ServerWindow
 from proxy.engine.learned_routes import LearnedRoute, believed, load
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
@@ -75,7 +75,7 @@ async def listing(settings: Settings, pattern: str | None, key: str = "") -> Lis
         names.append(pattern)
     told, troubles = await _survey(settings, names)
 
-    def known(name: str, model: str, _ask: bool) -> Window | None:
+    def known(name: str, model: str, _ask: bool) -> ServerWindow | None:
         return find(told.get(name, {}), model)
 
     catalogue = await asyncio.to_thread(open_catalogue, settings, known)
@@ -89,7 +89,9 @@ async def listing(settings: Settings, pattern: str | None, key: str = "") -> Lis
     return Listing(tuple(rows), troubles)
 
 
-async def _survey(settings: Settings, names: Sequence[str]) -> tuple[dict[str, Mapping[str, Window]], dict[str, str]]:
+async def _survey(
+    settings: Settings, names: Sequence[str]
+) -> tuple[dict[str, Mapping[str, ServerWindow]], dict[str, str]]:
     """Ask each upstream for the windows of *names*; return them by upstream, and what stood in the way."""
     failures: list[BaseException] = []
     tasks = Tasks(lambda _, error: failures.append(error))
@@ -110,7 +112,7 @@ def _has_window(taught: Learned | None) -> bool:
 
 
 def _names(
-    settings: Settings, catalogue: Catalogue, told: Mapping[str, Mapping[str, Window]], pattern: str | None
+    settings: Settings, catalogue: Catalogue, told: Mapping[str, Mapping[str, ServerWindow]], pattern: str | None
 ) -> list[str]:
     """Return every name that matches *pattern*, sorted; without one the rules in their order, then servers' models."""
     configured = [rule.name for rule in settings.models] or ([EVERY] if settings.upstreams else [])
@@ -122,7 +124,7 @@ def _names(
 
 
 def _routes(
-    settings: Settings, catalogue: Catalogue, told: Mapping[str, Mapping[str, Window]], pattern: str | None
+    settings: Settings, catalogue: Catalogue, told: Mapping[str, Mapping[str, ServerWindow]], pattern: str | None
 ) -> Iterable[Route]:
     for name in dict.fromkeys(_names(settings, catalogue, told, pattern)):
         try:
@@ -131,11 +133,13 @@ def _routes(
             continue
 
 
-def _told_names(told: Mapping[str, Mapping[str, Window]], most: int | None) -> Sequence[str]:
+def _told_names(told: Mapping[str, Mapping[str, ServerWindow]], most: int | None) -> Sequence[str]:
     return [name for windows in told.values() for name in sorted(windows)[:most]]
 
 
-def _row(settings: Settings, route: Route, told: Mapping[str, Mapping[str, Window]], taught: Learned | None) -> Row:
+def _row(
+    settings: Settings, route: Route, told: Mapping[str, Mapping[str, ServerWindow]], taught: Learned | None
+) -> Row:
     rule = settings.model(route.model)
     window = find(told.get(route.upstream, {}), route.model) if route.source == "server" else None
     holds, origin = route.window, f"{route.source}: {route.how}" if route.how else route.source
@@ -171,7 +175,7 @@ def _factor(route: Route, taught: Learned | None) -> tuple[float, str]:
     return factor, "family" if factor != 1.0 else "default"
 
 
-def _output_from(route: Route, configured: int | None, told: Window | None) -> str:
+def _output_from(route: Route, configured: int | None, told: ServerWindow | None) -> str:
     if route.max_output is None:
         return "unknown"
     if configured is not None:

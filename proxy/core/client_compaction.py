@@ -33,7 +33,7 @@ TRIGGER: Final = "compaction_trigger"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PromptRule:
     """*client* compacts where a text begins with *begins*: the system text, or a part of the last user message.
 
     ``also`` has to occur in the same part, where the beginning alone is used for other things too.
@@ -46,25 +46,29 @@ class Rule:
 
 
 RULES: Final = (
-    Rule("claude-code", "user", "CRITICAL: Respond with TEXT ONLY", "summary"),
-    Rule("claude-code", "user", "Your task is to create a detailed summary of the conversation"),
-    Rule("claude-code", "user", "Your task is to create a detailed summary of the RECENT portion of the conversation"),
-    Rule("codex", "user", "You are performing a CONTEXT CHECKPOINT COMPACTION"),
-    Rule("codex", "user", "You have exceeded the maximum number of tokens, please stop coding"),
-    Rule("opencode", "system", "You are a context summarization agent"),
-    Rule("opencode", "user", "Provide a detailed prompt for continuing our conversation above"),
-    Rule("pi", "system", "You are a context summarization assistant"),
-    Rule("qwen-code", "user", "First, reason in your scratchpad. Then, generate the <state_snapshot>"),
-    Rule("qwen-code", "user", "First, reason in your <analysis> block. Then, produce the <state_snapshot>"),
-    Rule("qwen-code", "system", "You are the component that summarizes"),
-    Rule("cline", "user", '<explicit_instructions type="summarize_task"'),
-    Rule("cline", "user", '<explicit_instructions type="condense"'),
-    Rule("continue", "user", "Please provide a concise summary of our conversation so far, capturing the key"),
-    Rule("crush", "system", "You are summarizing a conversation to preserve context for continuing work later"),
-    Rule("crush", "system", "The conversation context above needs to be compacted"),
-    Rule("aider", "system", "*Briefly* summarize this partial conversation about programming"),
-    Rule("goose", "user", "Please summarize the conversation history provided in the system prompt"),
-    Rule("gemini-cli", "system", "You are a specialized system component responsible for distilling chat history"),
+    PromptRule("claude-code", "user", "CRITICAL: Respond with TEXT ONLY", "summary"),
+    PromptRule("claude-code", "user", "Your task is to create a detailed summary of the conversation"),
+    PromptRule(
+        "claude-code", "user", "Your task is to create a detailed summary of the RECENT portion of the conversation"
+    ),
+    PromptRule("codex", "user", "You are performing a CONTEXT CHECKPOINT COMPACTION"),
+    PromptRule("codex", "user", "You have exceeded the maximum number of tokens, please stop coding"),
+    PromptRule("opencode", "system", "You are a context summarization agent"),
+    PromptRule("opencode", "user", "Provide a detailed prompt for continuing our conversation above"),
+    PromptRule("pi", "system", "You are a context summarization assistant"),
+    PromptRule("qwen-code", "user", "First, reason in your scratchpad. Then, generate the <state_snapshot>"),
+    PromptRule("qwen-code", "user", "First, reason in your <analysis> block. Then, produce the <state_snapshot>"),
+    PromptRule("qwen-code", "system", "You are the component that summarizes"),
+    PromptRule("cline", "user", '<explicit_instructions type="summarize_task"'),
+    PromptRule("cline", "user", '<explicit_instructions type="condense"'),
+    PromptRule("continue", "user", "Please provide a concise summary of our conversation so far, capturing the key"),
+    PromptRule("crush", "system", "You are summarizing a conversation to preserve context for continuing work later"),
+    PromptRule("crush", "system", "The conversation context above needs to be compacted"),
+    PromptRule("aider", "system", "*Briefly* summarize this partial conversation about programming"),
+    PromptRule("goose", "user", "Please summarize the conversation history provided in the system prompt"),
+    PromptRule(
+        "gemini-cli", "system", "You are a specialized system component responsible for distilling chat history"
+    ),
 )
 """How agents word it, present and before; seen on the wire of Claude Code 2.1, Codex 0.169, opencode 1.18 and qwen-code
 0.24, else in their code. They only name the client: what asks for the same in other words is found by its intent."""

@@ -23,7 +23,7 @@ class ContentDecoder:
         self._begun = False
 
     @property
-    def lost(self) -> bool:
+    def is_full(self) -> bool:
         """Whether what comes now is dropped."""
         return self._made >= self._most
 

@@ -50,7 +50,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenResult:
     """A user's message that begins as a tool result written as text: ``head`` characters say so.
 
     ``name`` is a digest of the tool it names, 0 if none. The result takes the first ``parts`` of the content; the parts
@@ -64,7 +64,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ItemFacts:
     """What is known of one item's calls and results, in the order of their ids.
 
     ``mentions`` are packed 32-bit digests of the file names and quotations in what the model wrote; ``decides`` says
@@ -78,10 +78,10 @@ class Facts:
     decides: bool = False
     wrote: Call | None = None
     asks: tuple[int, ...] = ()
-    written: Written | None = None
+    written: WrittenResult | None = None
 
 
-NO_FACTS = Facts()
+NO_FACTS = ItemFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Item:
     memory: int = 0
     sealed: int = 0
     said: int = 0
-    facts: Facts | None = None
+    facts: ItemFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +143,11 @@ class Layout:
         return (self.users[0], self.users[newest]) if 0 < newest < folded else self.users[:1]
 
 
-EMPTY = Layout()
+EMPTY_LAYOUT = Layout()
 """The structure of no items at all."""
 
 
-def lay_out(items: Sequence[Item], known: Layout = EMPTY) -> Layout:
+def lay_out(items: Sequence[Item], known: Layout = EMPTY_LAYOUT) -> Layout:
     """The structure of *items*, continued from that of a prefix of them; costs O(new)."""
     systems, users, cuts = list(known.systems), list(known.users), list(known.cuts)
     sums, user_sums, result_sums = list(known.sums), list(known.user_sums), list(known.result_sums)
@@ -208,29 +208,29 @@ def _join(cuts: list[int], result: Item, waiting: dict[str, int]) -> None:
             cuts.pop()
 
 
-LINK = 16
+HASH_BYTES = 16
 """Bytes of a link: 128 bits of HMAC-SHA256."""
 
 
-def chain(key: bytes, label: str, items: Sequence[Item], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
+def prefix_hashes(key: bytes, label: str, items: Sequence[Item], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
     """The links after each item; ``links[i]`` names ``items[:i + 1]``. System items do not change the link.
 
     *known* are links of a prefix computed before. *label* (``x-ullage-conversation``) separates equal openings.
     """
     links = list(known)
-    link = links[-1] if links else hmac.digest(key, b"ullage1\0" + label.encode(), "sha256")[:LINK]
+    link = links[-1] if links else hmac.digest(key, b"ullage1\0" + label.encode(), "sha256")[:HASH_BYTES]
     keyed = hmac.new(key, digestmod="sha256")  # a copy costs less than to derive the key's two blocks for each item
     for item in items[len(links) :]:
         if item.role != "system":
             code = keyed.copy()
             code.update(link + item.digest)
-            link = code.digest()[:LINK]
+            link = code.digest()[:HASH_BYTES]
         links.append(link)
     return tuple(links)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ItemText:
     """The words of one item: its text, its tool calls as (name, arguments) and the kinds of its media parts.
 
     ``results`` are the texts of its tool results that a text may replace, each with whether the API itself says that it

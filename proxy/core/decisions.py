@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, Literal
 
 from proxy.core.apis import chat, messages, responses
-from proxy.core.apis.base import Dialect
+from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import Envelope
 from proxy.core.apis.json_scan import Scan
 from proxy.core.compaction.record import Compaction, CompactionRecord
@@ -22,10 +22,10 @@ from proxy.core.errors import ContextTooLong
 from proxy.core.models import Route
 from proxy.core.request import Request
 from proxy.core.tokens.budget import NO_BUFFERS, Buffers, TokenBudget, economy_cap, reserve, scaled
-from proxy.core.tokens.counting import Members, Totals
+from proxy.core.tokens.counting import Members, RoleTotals
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 
-DIALECTS: Mapping[str, Dialect] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
+DIALECTS: Mapping[str, ApiFormat] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class TokenCounts:
 
     fixed: int
     members: Mapping[str, int]
-    roles: Totals
+    roles: RoleTotals
     beside: Members
 
     @property
@@ -187,7 +187,7 @@ class MeasuredRequest:
         return self.known.token_ratio
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> ApiFormat:
         """What is known of the request's API."""
         return DIALECTS[self.request.api]
 
@@ -215,7 +215,7 @@ class MeasuredRequest:
         rules = policy.rules
         if self.parsed.envelope.stored:
             # Calls whose results are here, and results whose calls are, may be what the provider keeps.
-            rules = replace(rules, rungs=replace(rules.rungs, fold=False, drop=False))
+            rules = replace(rules, enabled_stages=replace(rules.enabled_stages, fold=False, drop=False))
         return Schedule(self.parsed.items, layout, budget, rules)
 
 
@@ -329,7 +329,7 @@ class CountedView:
     body: bytes = field(repr=False)
     counted: int
     expected_tokens: int
-    roles: Totals
+    roles: RoleTotals
     summary: int = 0
     edits: Edits = NO_EDITS
     extension: int = 0

@@ -10,7 +10,7 @@ from typing import Literal
 
 from proxy.core.errors import NotFound
 
-Source = Literal["configured", "server", "learned", "table", "assumed", "unknown"]
+WindowSource = Literal["configured", "server", "learned", "table", "assumed", "unknown"]
 """Who says how large a window is, most believed first."""
 
 _SERIES = re.compile(r"(?:^|[./-])(gpt-\d+)(?![a-z\d])")
@@ -18,7 +18,7 @@ _SERIES = re.compile(r"(?:^|[./-])(gpt-\d+)(?![a-z\d])")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ModelLimits:
     """What somebody says of a model, in tokens; ``None`` where nothing is said.
 
     ``window`` is input and output together, ``max_input`` a limit of the input beside it; inputs above ``tier`` cost
@@ -32,7 +32,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ServerWindow:
     """What a server says of itself, in tokens; ``at`` is the monotonic second since when it has said just that.
 
     ``how`` names the route and the member it was read from.
@@ -41,19 +41,19 @@ class Window:
     context_window: int
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
-    source: Source = "server"
+    source: WindowSource = "server"
     at: float = 0.0
     how: str = ""
 
 
-Told = Callable[[str, str, bool], Window | None]
+WindowLookup = Callable[[str, str, bool], ServerWindow | None]
 """What the named upstream says of the named model, as far as it is known this instant; never waits.
 
 The last argument says whether it is worth asking the upstream where that is unknown or old.
 """
 
 
-def published(rows: Mapping[str, Facts]) -> dict[str, Facts]:
+def published(rows: Mapping[str, ModelLimits]) -> dict[str, ModelLimits]:
     """What a published table says, read safely; in each row only ``max_input`` and ``max_output`` are looked at.
 
     A row's input figure is mostly the shared window (gpt-4o: 128,000; Claude: 200,000 or 1,000,000), so it is taken
@@ -74,13 +74,13 @@ def series(model: str) -> str:
     return found[1] if found else ""
 
 
-def _read(row: Facts, name: str, pairs: set[tuple[str, int | None, int | None]]) -> Facts:
+def _read(row: ModelLimits, name: str, pairs: set[tuple[str, int | None, int | None]]) -> ModelLimits:
     taken, output, tier = row.max_input, row.max_output, row.tier
     if not name or taken is None or output is None:
-        return Facts(taken, None, output, tier)
+        return ModelLimits(taken, None, output, tier)
     if (name, taken + output, output) in pairs:
-        return Facts(taken + output, taken, output, tier)
-    return Facts(taken, taken - output if (name, taken - output, output) in pairs else None, output, tier)
+        return ModelLimits(taken + output, taken, output, tier)
+    return ModelLimits(taken, taken - output if (name, taken - output, output) in pairs else None, output, tier)
 
 
 OPENAI_ENCODINGS = (
@@ -107,7 +107,7 @@ REMEMBERED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ModelRule:
     """One line of the configuration: models matching the glob *pattern* go to *upstream* with these limits.
 
     An empty upstream is the default one. With a ``model`` the line is about other names for it, and what it leaves open
@@ -144,7 +144,7 @@ class Route:
     window: int | None
     max_output: int | None
     encoding: str
-    source: Source
+    source: WindowSource
     exact: bool = False
     max_input: int | None = None
     how: str = ""
@@ -188,8 +188,8 @@ class Route:
 class _Known:
     """A model's rule and what the table says of it."""
 
-    rule: Rule
-    facts: Facts
+    rule: ModelRule
+    facts: ModelLimits
     route: Route
 
 
@@ -200,14 +200,18 @@ class Catalogue:
     """
 
     def __init__(
-        self, rules: Sequence[Rule], table: Mapping[str, Facts], default_upstream: str, told: Told | None = None
+        self,
+        rules: Sequence[ModelRule],
+        table: Mapping[str, ModelLimits],
+        default_upstream: str,
+        told: WindowLookup | None = None,
     ) -> None:
         self._rules = tuple(rules)
         self._table = table
         self.default_upstream = default_upstream
         self._told = told
         self._known: dict[str, _Known] = {}
-        self._informed: dict[str, tuple[Window, Route]] = {}
+        self._informed: dict[str, tuple[ServerWindow, Route]] = {}
 
     def resolve(self, model: str, size: int = 0) -> Route:
         """The route of *model* for a body of *size* bytes.
@@ -256,7 +260,7 @@ class Catalogue:
         if not upstream:
             raise NotFound(f"No upstream serves the model {asked!r}; add a rule for it under 'models'.")
         # The table's entry under the model's name, or under the name without its provider prefix.
-        facts = self._table.get(model) or self._table.get(model.rpartition("/")[2]) or Facts()
+        facts = self._table.get(model) or self._table.get(model.rpartition("/")[2]) or ModelLimits()
         window, source = _first(rule, facts)
         route = Route(
             upstream,
@@ -273,20 +277,20 @@ class Catalogue:
         )
         return _Known(rule, facts, route)
 
-    def _rule(self, model: str) -> Rule:
+    def _rule(self, model: str) -> ModelRule:
         return next(
-            (rule for rule in self._rules if fnmatchcase(model, rule.pattern)), Rule("*", self.default_upstream)
+            (rule for rule in self._rules if fnmatchcase(model, rule.pattern)), ModelRule("*", self.default_upstream)
         )
 
 
-def _completed(alias: Rule, own: Rule) -> Rule:
+def _completed(alias: ModelRule, own: ModelRule) -> ModelRule:
     """*alias* with what the model's *own* line says where it says nothing itself."""
     said = ("upstream", "window", "max_output", "encoding", "unknown_window", "max_input")
     missing = {name: getattr(own, name) for name in said if getattr(alias, name) in (None, "")}
     return replace(alias, **missing, steps=own.steps if alias.steps == (COMPRESS,) else alias.steps)
 
 
-def _first(rule: Rule, facts: Facts) -> tuple[int | None, Source]:
+def _first(rule: ModelRule, facts: ModelLimits) -> tuple[int | None, WindowSource]:
     if rule.window is not None:
         return rule.window, "configured"
     if facts.window is not None:
@@ -294,7 +298,7 @@ def _first(rule: Rule, facts: Facts) -> tuple[int | None, Source]:
     return rule.unknown_window, "unknown" if rule.unknown_window is None else "assumed"
 
 
-def _informed(known: _Known, told: Window) -> Route:
+def _informed(known: _Known, told: ServerWindow) -> Route:
     rule, facts = known.rule, known.facts
     return replace(
         known.route,
@@ -307,7 +311,7 @@ def _informed(known: _Known, told: Window) -> Route:
     )
 
 
-def _input_limit(facts: Facts, window: int | None) -> int | None:
+def _input_limit(facts: ModelLimits, window: int | None) -> int | None:
     """The table's limit of the input, which says nothing of a window larger than the one it goes with."""
     return facts.max_input if window and facts.window and window <= facts.window else None
 

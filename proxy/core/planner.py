@@ -129,7 +129,7 @@ def _planned(measured: MeasuredRequest, policy: Policy, found: LookedUp, target:
         return _verified(measured, policy, Written(found, target, None, lowered_output))
     if found.record is not None and compaction == last:
         return _verified(measured, policy, Written(found, target, found.record, lowered_output))
-    at_same_boundary = last is not None and last.place == compaction.place
+    at_same_boundary = last is not None and last.boundary == compaction.boundary
     replaces = target.replaces or target.force or at_same_boundary
     return NeedBlock(found, replace(target, replaces=replaces), compaction, lowered_output)
 
@@ -156,7 +156,7 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
 def _is_hopeless(measured: MeasuredRequest, policy: Policy, layout: Layout, view: CountedView) -> bool:
     """True if the newest round alone is too large, however short: each more try would cost as much as the first."""
     budget = view.budget
-    return measured.schedule(policy, layout, budget).least() > budget.beside(budget.window // LEAST_RESERVE)
+    return measured.schedule(policy, layout, budget).minimum_tokens() > budget.beside(budget.window // LEAST_RESERVE)
 
 
 def _go_on_from(written: Written) -> LookedUp:
@@ -167,7 +167,7 @@ def _go_on_from(written: Written) -> LookedUp:
 
 
 def _was_compacted_here(found: LookedUp) -> bool:
-    return found.record is not None and found.record.compaction.place == found.layout.count
+    return found.record is not None and found.record.compaction.boundary == found.layout.count
 
 
 def _exceeds(max_loss: MaxLoss, compaction: Compaction | None, last: Compaction | None, edited: bool) -> bool:
@@ -252,14 +252,14 @@ def decided_before(
 ) -> tuple[Compaction, int] | None:
     """What was decided for this very request when it came before, its lowered output figure among it."""
     record, budget = found.record, measured.budget_for(target)
-    if record is None or not record.output or not target.is_plain or not _was_compacted_here(found):
+    if record is None or not record.lowered_output or not target.is_plain or not _was_compacted_here(found):
         return None
-    if target.lower_output == "never" or record.output >= budget.reserve:
+    if target.lower_output == "never" or record.lowered_output >= budget.reserve:
         return None
     schedule = measured.schedule(policy, found.layout, budget)
-    return (
-        (record.compaction, record.output) if schedule.fits(record.compaction, budget.beside(record.output)) else None
-    )
+    if not schedule.fits(record.compaction, budget.beside(record.lowered_output)):
+        return None
+    return record.compaction, record.lowered_output
 
 
 def choose_compaction(
@@ -271,7 +271,7 @@ def choose_compaction(
     """
     budget = measured.budget_for(target)
     schedule = measured.schedule(policy, layout, budget)
-    compaction = schedule.run(last, target)
+    compaction = schedule.newest_compaction(last, target)
     if measured.requested_output is None or target.lower_output == "never":
         return compaction, None
     fits = schedule.fits(compaction, budget.budget)
@@ -280,12 +280,12 @@ def choose_compaction(
         return compaction, None
     for reserve in _smaller_reserves(measured, budget):
         relaxed = measured.schedule(policy, layout, replace(budget, reserve=reserve))
-        kinder = relaxed.run(last, target)
+        kinder = relaxed.newest_compaction(last, target)
         if relaxed.fits(kinder, budget.budget) and not is_lossy(kinder, last):
             return kinder, None  # nothing has to be lowered for it
         if not relaxed.fits(kinder, budget.beside(reserve)) or (fits and is_lossy(kinder, last)):
             continue
-        used = budget.quantised_fixed + relaxed.weight(layout.count, kinder)
+        used = budget.quantised_fixed + relaxed.view_tokens(layout.count, kinder)
         return kinder, _room_left(measured, budget, used)
     return compaction, None
 
@@ -367,9 +367,9 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
         layout=layout,
         body=splice(parsed.envelope, at, items.content, members),
         counted=tokens,
-        expected_tokens=expected_tokens(measured, record.compaction.place if record else -1, tokens),
-        roles=items.kept,
-        summary=items.summary,
+        expected_tokens=expected_tokens(measured, record.compaction.boundary if record else -1, tokens),
+        roles=items.roles,
+        summary=items.summary_tokens,
         edits=Edits(
             record=record,
             previous=found.first,
@@ -446,14 +446,14 @@ def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> 
     """*view* without as many of its oldest tool results as it takes beside an answer of *reserve* tokens, verified."""
     measured, rules = view.measured, policy.rules
     items, count = measured.parsed.items, layout.count
-    pairs = list(pairs_of(items, 0, count)) if rules.mild.prune else []
+    pairs = list(pairs_of(items, 0, count)) if rules.prune_pass.prune else []
     pen = RenderOptions(measured.count, policy.tools)
     over = _excess(view, reserve)
     for _ in range(PRUNE_ATTEMPTS):
         placeholders = oldest_results(pairs, items, over)
         if placeholders is None:
             return None
-        compaction = Compaction(count, 0, 0, swaps=placeholders, stages=("prune",))
+        compaction = Compaction(count, 0, 0, placeholders=placeholders, stages=("prune",))
         block, edits = write_texts(measured.original(layout), compaction, pen)
         budget = view.budget
         record = CompactionRecord(VERSION, compaction, block, edits, budget.window, budget.reserve, budget.fixed)

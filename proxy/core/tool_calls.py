@@ -21,7 +21,7 @@ from typing import Any, Final
 from proxy.core.apis.json_edit import quoted
 from proxy.core.apis.json_scan import elements, members
 from proxy.core.apis.json_steps import decode
-from proxy.core.conversation import NO_FACTS, Call, Entry, Facts, Item, Result, Written
+from proxy.core.conversation import NO_FACTS, Call, Item, ItemFacts, ItemText, Result, WrittenResult
 
 OPENING = 20
 """Characters of a result by which a quotation of it is recognised."""
@@ -94,14 +94,14 @@ def name_digest(name: str) -> int:
     return _crc(name.lower()) if name else 0
 
 
-def facts_of(entry: Entry, call: Callable[[str, str], Call]) -> Facts | None:
+def facts_of(entry: ItemText, call: Callable[[str, str], Call]) -> ItemFacts | None:
     """The facts of what one item says; ``None`` where it neither calls, answers nor mentions anything."""
     calls = tuple(call(name, arguments) for name, arguments in entry.calls)
     results = tuple(_result(text, failed=failed) for text, failed in entry.results)
     written = entry.text[:_LOOKED_AT] if entry.role == "assistant" else ""
     mentions = _mentions(written) if written else b""
     decides = bool(written and _DECISION.search(written))
-    return Facts(calls, results, mentions, decides) if calls or results or mentions or decides else None
+    return ItemFacts(calls, results, mentions, decides) if calls or results or mentions or decides else None
 
 
 def mentioned(mentions: bytes) -> Sequence[int]:
@@ -209,7 +209,7 @@ class Forms:
         found = [match for pattern in self.calls for match in _first(pattern, end)]
         return [_call(match, end) for match in found]
 
-    def result(self, content: Any) -> Written | None:
+    def result(self, content: Any) -> WrittenResult | None:
         """What a message's *content* is a result of; ``None`` if it does not begin as one."""
         texts = [_text(part) for part in content] if isinstance(content, list) else [content]
         if not texts or not isinstance(texts[0], str):
@@ -220,7 +220,7 @@ class Forms:
             return None
         own = self._own_parts(texts, match.end())
         said = tuple(at for at in range(own, len(texts)) if self._is_said(texts[at]))
-        return Written(name_digest(match.groupdict().get("name") or ""), match.end(), own, said)
+        return WrittenResult(name_digest(match.groupdict().get("name") or ""), match.end(), own, said)
 
     def _own_parts(self, texts: Sequence[str | None], head: int) -> int:
         """Return how many of *texts* are the result's; its text stands in the second if the first is but a head."""
@@ -264,7 +264,7 @@ def _call(match: re.Match[str], text: str) -> tuple[str, str]:
     return name, value if isinstance(value, str) else json.dumps(value)
 
 
-def read_calls(item: Item, entry: Entry, forms: Forms, call: Callable[[str, str], Call]) -> Item:
+def read_calls(item: Item, entry: ItemText, forms: Forms, call: Callable[[str, str], Call]) -> Item:
     """*item* with the facts of the calls that it writes, if it is a model's; *entry* is what it says."""
     if item.role != "assistant" or item.calls:
         return item
@@ -281,7 +281,7 @@ def read_calls(item: Item, entry: Entry, forms: Forms, call: Callable[[str, str]
 def read_result(
     item: Item,
     raw: bytes,
-    read_entry: Callable[[bytes], Entry],
+    read_entry: Callable[[bytes], ItemText],
     forms: Forms,
     call: Callable[[str, str], Call],
     count: Callable[[str], int],
@@ -337,7 +337,7 @@ def _is_asked(name: int, asks: Sequence[int]) -> bool:
     return bool(asks) and (not name or name in asks or 0 in asks)
 
 
-def as_result(raw: bytes, entry: Entry, written: Written) -> Entry:
+def as_result(raw: bytes, entry: ItemText, written: WrittenResult) -> ItemText:
     """*entry* of a message's bytes as the tool result that it is."""
     content = decode(raw).get("content")
     texts = [_text(part) or "" for part in content] if isinstance(content, list) else [str(content)]
@@ -346,7 +346,9 @@ def as_result(raw: bytes, entry: Entry, written: Written) -> Entry:
     return replace(entry, role="tool", said=said, results=((own.strip("\n"), False),))
 
 
-def resaid(raw: bytes, text: str, written: Written, is_media: Callable[[Mapping[str, Any]], bool] | None) -> bytes:
+def resaid(
+    raw: bytes, text: str, written: WrittenResult, is_media: Callable[[Mapping[str, Any]], bool] | None
+) -> bytes:
     """The message with *text* in place of what its result says; how it begins and ends, and all beside it, stays.
 
     Parts of the result of which *is_media* holds stay as well.
@@ -369,7 +371,7 @@ def resaid(raw: bytes, text: str, written: Written, is_media: Callable[[Mapping[
     return (source[: field.start] + made + source[field.end :]).encode()
 
 
-def _framed(whole: str, text: str, written: Written) -> str:
+def _framed(whole: str, text: str, written: WrittenResult) -> str:
     head = whole[: written.head].rstrip()
     closing = _CLOSING.search(whole, max(written.head, len(whole) - _BEGINNING))
     end = closing.group().strip() if closing and f"<{closing[1]}>" in head else ""

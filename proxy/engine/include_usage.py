@@ -75,9 +75,9 @@ class UsageHider:
             if self._open or not _is_usage(event):
                 passed.append(event)
             self._open = False
-        if self._open or self._events.begun > _LONGEST:
+        if self._open or self._events.pending_size > _LONGEST:
             self._open = True
-            rest = self._events.rest()
+            rest = self._events.flush()
             begun = rest.rstrip(b"\r\n")
             passed.append(begun)
             self._events.feed(rest[len(begun) :])  # these may begin the end of the event
@@ -90,7 +90,7 @@ class UsageHider:
 
     def rest(self) -> bytes:
         """What is left when the stream ends without the end of its last event."""
-        return self._events.rest()
+        return self._events.flush()
 
 
 def _is_usage(event: bytes) -> bool:

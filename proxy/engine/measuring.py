@@ -253,7 +253,7 @@ class Measurer:
         The array is empty if it stays as it is.
         """
         member = next((key for key in TOOLS if key in counts.members), None)
-        if member is None or not self.policy.rules.rungs.tools:
+        if member is None or not self.policy.rules.enabled_stages.tools:
             return "", budget
         size = counts.members[member]
         others = budget.fixed - size

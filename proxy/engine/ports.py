@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 from proxy.core.errors import UllageError
 from proxy.core.models import Route
 from proxy.core.overflow.stream import LateOverflowDetector
@@ -214,7 +214,7 @@ class SummaryRequest:
     fixed_digest: bytes
     window: int
     token_ratio: float
-    read_entries: Callable[[int, int], Sequence[Entry]] = field(repr=False)
+    read_entries: Callable[[int, int], Sequence[ItemText]] = field(repr=False)
     cached_prompt: Callable[[int], CachedPrompt | None] = field(repr=False)
     requested: bool = False
 

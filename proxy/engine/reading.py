@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proxy.core.apis.base import Dialect
-from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_outline
+from proxy.core.apis.base import ApiFormat
+from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
 from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
-from proxy.core.conversation import EMPTY, Item, Layout, chain, lay_out
+from proxy.core.conversation import EMPTY_LAYOUT, Item, Layout, lay_out, prefix_hashes
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import NOTHING, Members, Totals, add_up, memories
+from proxy.core.tokens.counting import NOTHING, Members, RoleTotals, add_up, memories
 from proxy.core.tokens.media import Meter, prices
 from proxy.core.tokens.tools import reads_declarations, tools_tokens
 from proxy.core.tool_calls import facts_of, read_calls, read_result, settled
@@ -48,7 +48,7 @@ class Reading:
     outline: Envelope
     sizes: dict[str, int]
     fixed: int
-    totals: Totals
+    totals: RoleTotals
     known: CachedPrefix | None
     remembered: int = 0
 
@@ -80,7 +80,7 @@ class Reading:
 
     def layout(self) -> Layout:
         """The structure of the items, continued from that of a prefix of this body."""
-        layout = lay_out(self.items, self.known.layout if self.known else EMPTY)
+        layout = lay_out(self.items, self.known.layout if self.known else EMPTY_LAYOUT)
         if self.known is not None:
             self.known.layout = layout
         return layout
@@ -89,7 +89,7 @@ class Reading:
         """The chain's links after each item, continued from those computed for a prefix of this body."""
         name = (key, label)
         named, before = self.known.links if self.known else (name, ())
-        links = chain(key, label, self.items, before if named == name else ())
+        links = prefix_hashes(key, label, self.items, before if named == name else ())
         if self.known is not None:
             self.known.links = name, links
         return links
@@ -110,8 +110,8 @@ class CachedPrefix:
     measure: str = ""
     items: tuple[Item, ...] = ()
     links: tuple[tuple[bytes, str], tuple[bytes, ...]] = ((b"", ""), ())
-    layout: Layout = EMPTY
-    totals: Totals = NOTHING
+    layout: Layout = EMPTY_LAYOUT
+    totals: RoleTotals = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +151,11 @@ class Reader:
         self._sizes = sizes
         self._prefixes = prefixes
 
-    async def located(self, dialect: Dialect, tenant: bytes, body: bytes) -> Located:
+    async def located(self, dialect: ApiFormat, tenant: bytes, body: bytes) -> Located:
         """As ``locate``, of a large body on a thread."""
         return await offload(len(body), self.locate, dialect, tenant, body)
 
-    def locate(self, dialect: Dialect, tenant: bytes, body: bytes) -> Located:
+    def locate(self, dialect: ApiFormat, tenant: bytes, body: bytes) -> Located:
         """Where things stand in *body*.
 
         Raises ``InvalidRequest`` if it is no valid body of *dialect*, ``TooManyItems`` if it has too many.
@@ -175,10 +175,10 @@ class Reader:
         name = _key(scope, raw)
         outline = self._outlines.get(name)
         if outline is None:
-            outline = self._outlines[name] = read_outline(_text(raw), dialect.OUTPUT_FIGURES)
+            outline = self._outlines[name] = read_envelope(_text(raw), dialect.OUTPUT_FIGURES)
         return Located(body, where, outline, known, memo)
 
-    async def read(self, dialect: Dialect, encoding: str, tenant: bytes, found: Located, model: str = "") -> Reading:
+    async def read(self, dialect: ApiFormat, encoding: str, tenant: bytes, found: Located, model: str = "") -> Reading:
         """The reading of a located body, counted in *encoding* and priced as *model* prices media and tools.
 
         Raises ``InvalidRequest`` where an item is none.
@@ -188,7 +188,7 @@ class Reader:
         unseen = load_of(len(found.body) - border, len(found.scan.spans) - seen)
         return await offload(unseen, self._read, dialect, encoding, tenant, found, model)
 
-    def _read(self, dialect: Dialect, encoding: str, tenant: bytes, found: Located, model: str) -> Reading:
+    def _read(self, dialect: ApiFormat, encoding: str, tenant: bytes, found: Located, model: str) -> Reading:
         known, spans, measure = found.known, found.scan.spans, _measure(encoding, model)
         seen = (
             known.items if known and known.measure == measure and spans[: len(known.items)] == known.scan.spans else ()
@@ -200,7 +200,7 @@ class Reader:
         kept = found.memo.keep(self._prefixes, found.scan, measure, items) if found.memo and spans else None
         if kept and known:
             kept.links = known.links
-            kept.layout = known.layout if known.measure == measure else EMPTY
+            kept.layout = known.layout if known.measure == measure else EMPTY_LAYOUT
         sizes = self._sizes_of(scope, found.outline.counted(), encoding, model)
         totals = add_up(items, known.totals if known and seen else NOTHING)
         if kept:
@@ -255,7 +255,7 @@ class Reader:
         return size
 
     def _read_items(
-        self, dialect: Dialect, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
+        self, dialect: ApiFormat, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
         found: list[Item] = []
         repeated: dict[bytes, Item] = {}
@@ -337,7 +337,7 @@ class PrefixHasher:
         return digest
 
 
-def read_one(dialect: Dialect, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+def read_one(dialect: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
     item = dialect.read_item(raw, count)
     if item.role == "system" or (item.role == "tool" and not item.answers):
@@ -353,7 +353,7 @@ def _measure(encoding: str, model: str) -> str:
     return f"{encoding},{prices(model).name},{'declared' if reads_declarations(model) else 'json'}"
 
 
-def _scope(dialect: Dialect, measure: str, tenant: bytes) -> Any:
+def _scope(dialect: ApiFormat, measure: str, tenant: bytes) -> Any:
     """What the names of this tenant's counted texts begin with."""
     return hashlib.sha256(tenant + f"{dialect.API}\0{measure}\0".encode())
 

@@ -100,7 +100,7 @@ class CompactionRecords:
             root = measured.root_hash(layout)
             found = await self._recorder.newest(measured.request.tenant, root, route, [link for _, link in newer])
             record = load(found[1], count) if found else None
-            if found and record and record.compaction.place == at[found[0]]:
+            if found and record and record.compaction.boundary == at[found[0]]:
                 self._records[newer[found[0]]] = record
                 return record
             if self._recorder.reachable():
@@ -117,7 +117,7 @@ class CompactionRecords:
         original = measured.original(layout)
         if before is not None and same_block(compaction, before.compaction):
             # Its block stays, and with it the summary that is in it.
-            summary = Summary("", before.upto, before.spent, before.by)
+            summary = Summary("", before.summary_length, before.summary_spent, before.summary_by)
         else:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
         count = self._reader.count(measured.route.encoding, measured.route.model)
@@ -132,25 +132,25 @@ class CompactionRecords:
             budget.reserve,
             budget.fixed,
             summary.tokens_spent,
-            by=summary.model,
-            upto=summary.length,
-            output=need.lowered_output or 0,
+            summary_by=summary.model,
+            summary_length=summary.length,
+            lowered_output=need.lowered_output or 0,
         )
         if not target.dry_run:
             record = await self._saved(measured, need, record)
-        return Written(found, target, record, record.output or need.lowered_output)
+        return Written(found, target, record, record.lowered_output or need.lowered_output)
 
     async def _saved(self, measured: MeasuredRequest, need: NeedBlock, record: CompactionRecord) -> CompactionRecord:
         """*record* once it is stored, or another replica's at this boundary, if that fits too."""
-        layout, target, boundary = need.found.layout, need.target, record.compaction.place
+        layout, target, boundary = need.found.layout, need.target, record.compaction.boundary
         hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.route.name
         name, root = hashes[boundary - 1], measured.root_hash(layout)
         stored = await self._recorder.save(tenant, root, route, name, dump(record), replace=target.replaces)
         theirs = load(stored, len(hashes))
-        if theirs is not None and theirs.compaction.place == boundary:
+        if theirs is not None and theirs.compaction.boundary == boundary:
             budget = measured.budget_for(target)
             if measured.schedule(self._policy, layout, budget).fits(
-                theirs.compaction, budget.beside(theirs.output or budget.reserve)
+                theirs.compaction, budget.beside(theirs.lowered_output or budget.reserve)
             ):
                 record = theirs
         self._records[route, name] = record
@@ -162,7 +162,7 @@ class CompactionRecords:
         Without the store replicas know different summaries, and none is used: their views must be equal.
         """
         compaction, target, before = need.compaction, need.target, need.found.record
-        if self._summaries is None or not compaction.text or not self._recorder.reachable():
+        if self._summaries is None or not compaction.text_tokens or not self._recorder.reachable():
             return None
         passage = self._passage(measured, need.found.layout, compaction.cut, before.compaction if before else None)
         if passage is None:
@@ -175,7 +175,7 @@ class CompactionRecords:
         )
         asked = replace(passage, requested=target.wait_for_summary)
         found = await (self._summaries.write(asked) if waits else self._summaries.ready(passage))
-        most = min(compaction.text // 2, passage.cap + passage.cap // 4)
+        most = min(compaction.text_tokens // 2, passage.cap + passage.cap // 4)
         return found if found is not None and measured.count(found.text) <= most else None
 
     async def summed_up(self, measured: MeasuredRequest) -> tuple[Summary, OriginalItems] | None:
@@ -214,15 +214,15 @@ class CompactionRecords:
         budget, marks, hashes = measured.budget, self._policy.rules.marks, measured.prefix_hashes
         last = view.edits.record.compaction if view.edits.record else None
         schedule = measured.schedule(self._policy, layout, budget)
-        weight = budget.quantised_fixed + schedule.weight(layout.count, last)
+        weight = budget.quantised_fixed + schedule.view_tokens(layout.count, last)
         if weight <= budget.soft(marks, budget.baseline):
             return
-        since = hashes[last.place - 1] if last else measured.root_hash(layout)
+        since = hashes[last.boundary - 1] if last else measured.root_hash(layout)
         name = measured.route.name, since
         if weight < self._spared.get(name, 0) or not summaries.is_due(request, measured.route, since):
             return
-        wanted = schedule.run(last, CompactionTarget(force=True))
-        if wanted is None or not wanted.text or wanted.cut <= (last.cut if last else 0):
+        wanted = schedule.newest_compaction(last, CompactionTarget(force=True))
+        if wanted is None or not wanted.text_tokens or wanted.cut <= (last.cut if last else 0):
             # What does without a fold needs no summary; nor will it with the next few messages.
             self._spared[name] = weight + budget.baseline // ASKED_AGAIN
             return
@@ -233,7 +233,7 @@ class CompactionRecords:
     def _passage(
         self, measured: MeasuredRequest, layout: Layout, cut: int, last: Compaction | None
     ) -> SummaryRequest | None:
-        name = (measured.route.name, measured.prefix_hashes[last.place - 1]) if last else None
+        name = (measured.route.name, measured.prefix_hashes[last.boundary - 1]) if last else None
         record = self._records.get(name) if name else None
         return summary_request_of(measured, layout, cut, record, self._policy.rules.shares.summary)
 

@@ -147,7 +147,7 @@ def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report
         event=edits.compacted_now,
         observed=bool(view.observation),
         large_result=_large_result(view),
-        summary_tokens=edits.record.spent if edits.record else 0,
+        summary_tokens=edits.record.summary_spent if edits.record else 0,
     )
 
 

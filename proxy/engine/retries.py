@@ -155,7 +155,7 @@ def sent_prompt(view: View) -> SentPrompt | None:
         measured.request.tenant,
         view.counted,
         measured.prefix_hashes[-1] if measured.prefix_hashes else b"",
-        record.compaction.place if record else -1,
+        record.compaction.boundary if record else -1,
         plain=not measured.counts.roles.media,
         output=output,
     )

@@ -42,7 +42,7 @@ def summary_request_of(
         request=measured.request,
         route=measured.route,
         root_hash=root,
-        last_compaction=hashes[record.compaction.place - 1] if record else root,
+        last_compaction=hashes[record.compaction.boundary - 1] if record else root,
         prefixes=tuple(Prefix(at, hashes[at - 1], layout.sums[at]) for at in cuts if 0 < at <= cut),
         folded=record.compaction.cut if record else 0,
         cap=cap,

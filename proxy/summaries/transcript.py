@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from proxy.core.conversation import Entry, Role
+from proxy.core.conversation import ItemText, Role
 
 Count = Callable[[str], int]
 
@@ -77,7 +77,7 @@ def ends(text: str, characters: int) -> tuple[str, str]:
     return head[:stop].rstrip(), tail[start.end() if start else 0 :]
 
 
-def pieces(entries: Sequence[Entry], detail: float = 1.0) -> Iterator[str]:
+def pieces(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str]:
     """One text per item that is no system item: who speaks, what was said, which tools were called, which media.
 
     *detail* scales how much is shown of what others than the user wrote.
@@ -104,7 +104,7 @@ def _limit(role: Role, detail: float) -> int:
     return int(detail * (ASSISTANT if role == "assistant" else RESULT))
 
 
-def segments(entries: Sequence[Entry], tokens: int, count: Count, detail: float = 1.0) -> list[str]:
+def segments(entries: Sequence[ItemText], tokens: int, count: Count, detail: float = 1.0) -> list[str]:
     """The transcript of *entries* in runs of at most *tokens* each, in order; a larger item loses its middle."""
     found: list[str] = []
     run: list[str] = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from proxy.core.compaction.digest import quoted
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
 
@@ -117,7 +117,7 @@ class Verdict:
 class Source:
     """What a summary is about: *entries*, and their weight in *tokens*. Built once, asked for every draft."""
 
-    def __init__(self, entries: Sequence[Entry], tokens: int) -> None:
+    def __init__(self, entries: Sequence[ItemText], tokens: int) -> None:
         self.tokens = tokens
         self._left = {"user": HEARD, "tool": HEARD, "assistant": HEARD}
         self._said: dict[str, list[_Sentence]] = {"user": [], "tool": [], "assistant": []}
@@ -208,7 +208,7 @@ def verify(draft: str, source: Source, cap: int, count: Count) -> Verdict:
     return Verdict(result, "", dropped, quoted)
 
 
-def _texts(entry: Entry) -> Iterator[str]:
+def _texts(entry: ItemText) -> Iterator[str]:
     """Yield the text of an item and its calls, arguments also without the escapes of JSON."""
     yield entry.text
     for name, arguments in entry.calls:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 from proxy.core.request import Origin
 from proxy.engine.ports import Counter, Summary, SummaryRequest
 from proxy.summaries.calling import CallFailed, Summariser, call
@@ -133,7 +133,7 @@ class Writer:
         passage: SummaryRequest,
         summariser: Summariser,
         base: Summary | None,
-        fresh: Sequence[Entry],
+        fresh: Sequence[ItemText],
         detail: float,
     ) -> tuple[list[str], int]:
         """What is to be sent, and about how many tokens it takes in all.
@@ -158,7 +158,7 @@ class Writer:
         body = warm_body(WIRES[summariser.api], summariser.model, warm.envelope_json, warm.items, text, output)
         return body, warm.tokens + FRAME + output
 
-    async def _ask(self, run: _Run, entries: Sequence[Entry], chunks: Sequence[str | bytes]) -> Draft:
+    async def _ask(self, run: _Run, entries: Sequence[ItemText], chunks: Sequence[str | bytes]) -> Draft:
         """The text after the last of *chunks*, each folded into what the ones before gave; *entries* bear it out."""
         summariser, passage = run.summariser, run.passage
         source = await asyncio.to_thread(Source, entries, passage.prefix.tokens)

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from proxy.core.models import Window
+from proxy.core.models import ServerWindow
 
 LEAST, MOST = 256, 1_000_000_000
 """Windows outside of this are mistakes: believing a smaller one would refuse every request."""
@@ -53,7 +53,7 @@ def encode(value: Mapping[str, str]) -> bytes:
     return msgspec.json.encode(value)
 
 
-def find(windows: Mapping[str, Window], model: str) -> Window | None:
+def find(windows: Mapping[str, ServerWindow], model: str) -> ServerWindow | None:
     """The window of *model* among *windows*; Ollama's clients may leave out the tag ``latest``."""
     return windows.get(model) or windows.get(f"{model}:latest") or windows.get(EVERY)
 
@@ -73,7 +73,7 @@ def kind(models: Mapping[str, Mapping[str, Any]]) -> Kind:
     return ""
 
 
-def listed(models: Mapping[str, Mapping[str, Any]]) -> dict[str, Window]:
+def listed(models: Mapping[str, Mapping[str, Any]]) -> dict[str, ServerWindow]:
     """What entries of ``/v1/models`` say, by model; an adapter without a figure has its parent's."""
     found = {name: window for name, entry in models.items() if (window := _entry(entry))}
     for name, entry in models.items():
@@ -83,7 +83,7 @@ def listed(models: Mapping[str, Mapping[str, Any]]) -> dict[str, Window]:
     return found
 
 
-def _entry(entry: Mapping[str, Any]) -> Window | None:
+def _entry(entry: Mapping[str, Any]) -> ServerWindow | None:
     best = _part(entry, "top_provider")
     figures = {name: figure for name in LISTED if (figure := _figure(entry.get(name)))}
     if (routed := _figure(best.get("context_length"))) is not None:
@@ -98,7 +98,7 @@ def _entry(entry: Mapping[str, Any]) -> Window | None:
     return _window(figures[how], None, output, f"/v1/models {how}")
 
 
-def sglang(answer: object, windows: Mapping[str, Window]) -> dict[str, Window]:
+def sglang(answer: object, windows: Mapping[str, ServerWindow]) -> dict[str, ServerWindow]:
     """SGLang's *windows* of ``/v1/models``, within what its memory for tokens holds by ``/server_info``."""
     told = answer if isinstance(answer, dict) else {}
     pool, longest = _figure(told.get("max_total_num_tokens")), _figure(told.get("max_req_input_len"))
@@ -111,13 +111,13 @@ def sglang(answer: object, windows: Mapping[str, Window]) -> dict[str, Window]:
     return narrowed
 
 
-def llamacpp(answer: object) -> dict[str, Window]:
+def llamacpp(answer: object) -> dict[str, ServerWindow]:
     """llama.cpp's ``/props``: what one slot has, for whatever model a request names."""
     size = _figure(_part(answer, "default_generation_settings").get("n_ctx"))
     return {EVERY: _window(size, None, None, "/props n_ctx")} if size else {}
 
 
-def lmstudio(answer: object) -> dict[str, Window] | None:
+def lmstudio(answer: object) -> dict[str, ServerWindow] | None:
     """LM Studio's ``/api/v0/models``: of loaded models only, since the others' figure is not what they will get.
 
     ``None`` where it is not LM Studio's.
@@ -132,7 +132,7 @@ def lmstudio(answer: object) -> dict[str, Window] | None:
     return found
 
 
-def ollama_running(answer: object) -> dict[str, Window] | None:
+def ollama_running(answer: object) -> dict[str, ServerWindow] | None:
     """Ollama's ``/api/ps``: with what windows models are running; ``None`` where it is not Ollama's."""
     if not isinstance(answer, dict) or not isinstance(answer.get("models"), list):
         return None
@@ -144,7 +144,7 @@ def ollama_running(answer: object) -> dict[str, Window] | None:
     return found
 
 
-def ollama_model(answer: object) -> Window | None:
+def ollama_model(answer: object) -> ServerWindow | None:
     """Ollama's ``/api/show`` of a model not running: the ``num_ctx`` it is made with, never more than it can.
 
     Without one it will run with the server's default, which no route tells.
@@ -167,7 +167,7 @@ def _num_ctx(parameters: object) -> int | None:
     return _figure(int(given[-1]))
 
 
-def tgi(answer: object) -> dict[str, Window]:
+def tgi(answer: object) -> dict[str, ServerWindow]:
     """TGI's ``/info``: the window and the limit of the input, for whatever model a request names."""
     told = answer if isinstance(answer, dict) else {}
     size = _figure(told.get("max_total_tokens"))
@@ -175,9 +175,9 @@ def tgi(answer: object) -> dict[str, Window]:
     return {EVERY: _window(size, longest, None, "/info max_total_tokens")} if size else {}
 
 
-def _window(size: int, longest: int | None, output: int | None, how: str) -> Window:
+def _window(size: int, longest: int | None, output: int | None, how: str) -> ServerWindow:
     limit = longest if longest is not None and longest < size else None
-    return Window(size, limit, output if output is not None and output < size else None, how=how)
+    return ServerWindow(size, limit, output if output is not None and output < size else None, how=how)
 
 
 def _figure(value: object, least: int = LEAST) -> int | None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from proxy.core.errors import UllageError
-from proxy.core.models import Window
+from proxy.core.models import ServerWindow
 from proxy.engine.ports import Clock, Reply
 from proxy.upstream import probe_formats as wording
 
@@ -85,10 +85,10 @@ class Shared(msgspec.Struct, frozen=True):
     good: float
     asked: tuple[str, ...]
     listed: frozenset[str]
-    windows: dict[str, Window]
+    windows: dict[str, ServerWindow]
 
 
-OnTold = Callable[[str, Mapping[str, Window]], None]
+OnTold = Callable[[str, Mapping[str, ServerWindow]], None]
 """Is given an upstream's name and its windows by model, whenever they changed."""
 
 
@@ -101,7 +101,7 @@ class _Server:
 
     name: str
     shelf: str
-    windows: dict[str, Window] = field(default_factory=dict)
+    windows: dict[str, ServerWindow] = field(default_factory=dict)
     wanted: OrderedDict[str, None] = field(default_factory=OrderedDict)
     listed: frozenset[str] = frozenset()
     due: float = 0.0
@@ -141,7 +141,7 @@ class Probes:
         self._on_told = told
         self._surveys: dict[str, asyncio.Task[None]] = {}
 
-    def told(self, upstream: str, model: str, ask: bool = True) -> Window | None:
+    def told(self, upstream: str, model: str, ask: bool = True) -> ServerWindow | None:
         """What *upstream* last said of *model*; never waits.
 
         Unknown or old, it is asked for in the background, unless *ask* says that it is not worth it.
@@ -193,7 +193,7 @@ class Probes:
             for server in self._servers.values()
         }
 
-    def windows(self, upstream: str) -> Mapping[str, Window]:
+    def windows(self, upstream: str) -> Mapping[str, ServerWindow]:
         """The windows *upstream* told of, by model; ``*`` stands for every model of a server that has one."""
         server = self._servers.get(upstream)
         return dict(server.windows) if server else {}
@@ -279,7 +279,7 @@ class Probes:
             server.pause = 0.0
             server.due = now + FRESH_SECONDS
 
-    def _hold(self, server: _Server, told: Mapping[str, Window], listed: frozenset[str], checked: float) -> None:
+    def _hold(self, server: _Server, told: Mapping[str, ServerWindow], listed: frozenset[str], checked: float) -> None:
         """Believe what was *told*; what is as before keeps its age."""
         before = server.windows
         server.windows = {
@@ -312,11 +312,11 @@ def _load(value: bytes | None) -> Shared | None:
         return None
 
 
-def _find(windows: Mapping[str, Window], model: str) -> Window | None:
+def _find(windows: Mapping[str, ServerWindow], model: str) -> ServerWindow | None:
     return wording.find(windows, model) if windows else None
 
 
-def _shown(server: _Server) -> list[tuple[str, Window]]:
+def _shown(server: _Server) -> list[tuple[str, ServerWindow]]:
     few = dict(list(server.windows.items())[:20])
     asked = {model: found for model in server.wanted if (found := _find(server.windows, model))}
     return sorted({**few, **asked}.items())
@@ -339,7 +339,7 @@ Ask = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], Awaitab
 class Found:
     """What a server said: windows by model, the models it has, whether one of those asked about is not loaded yet."""
 
-    windows: dict[str, Window]
+    windows: dict[str, ServerWindow]
     listed: frozenset[str]
     loading: bool = False
 
@@ -377,7 +377,7 @@ class Survey:
             return Found(wording.tgi(await self._try("/info")), listed)
         return Found({}, listed)
 
-    async def _ollama(self, told: dict[str, Window], listed: frozenset[str]) -> Found:
+    async def _ollama(self, told: dict[str, ServerWindow], listed: frozenset[str]) -> Found:
         loading = False
         for model in self._asked(listed):
             if wording.find(told, model) is None:

@@ -21,7 +21,7 @@ from proxy.core.overflow.stream import EarlyOverflowDetector, LateOverflowDetect
 from proxy.settings import rulebook
 from tests.support import overflow_recordings
 from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, claims
-from tests.support.overflow_reports import met
+from tests.support.overflow_reports import reported_errors
 
 NAMES = {
     "azure_openai": ("Azure", "OpenAI"),
@@ -103,7 +103,7 @@ def main() -> int:
     data = rulebook()
     whole = Classifier(read_rules(data))
     made = Tally()
-    for one in met():
+    for one in reported_errors():
         made.add(whole.answer(one.status, one.headers, one.body.encode()), one.too_long, one.limit)
     print(f"posted by people     {made}")
     for half in HALVES:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.stub import Rules, Stub
-from tests.support.chat_client import Talk
+from tests.support.chat_client import ChatClient
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
 
@@ -39,9 +39,9 @@ async def replay(window: int | None, result_tokens: int) -> list[str]:
     return [str(window or "none"), *figures, str(talk.ledger.sent), str(talk.overflows)]
 
 
-async def _drive(url: str, stub: Stub, result_tokens: int) -> Talk:
+async def _drive(url: str, stub: Stub, result_tokens: int) -> ChatClient:
     messages: list[dict[str, Any]] = agent_session(0, 0)
-    async with Talk(url, stub, messages, {"tools": AGENT_TOOLS}) as talk:
+    async with ChatClient(url, stub, messages, {"tools": AGENT_TOOLS}) as talk:
         for at in range(ROUNDS):
             spoken, *results = agent_round(at + 1, result_tokens)
             await talk.ask(*((spoken, *results) if at else ()))

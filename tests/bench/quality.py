@@ -26,7 +26,7 @@ from rich.progress import track
 from rich.table import Table
 
 from proxy.core.decisions import Policy
-from tests.support.engine_fixtures import POLICY, Replica, count
+from tests.support.engine_fixtures import POLICY, Replica, count_tokens
 from tests.support.recorded_conversations import FOLDER
 
 Message = dict[str, Any]
@@ -81,7 +81,7 @@ def metrics() -> ModuleType:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.ntok = count  # type: ignore[attr-defined]
+    module.ntok = count_tokens  # type: ignore[attr-defined]
     return module
 
 
@@ -197,9 +197,9 @@ def ways(script: ModuleType, *, ablate: bool) -> dict[str, Compactor]:
         return {**baselines, "ullage": ullage()}
     rules = POLICY.rules
     found = {"ullage": ullage()}
-    for field in dataclasses.fields(rules.rungs):
-        if getattr(rules.rungs, field.name) is True:
-            fewer = replace(rules, rungs=replace(rules.rungs, **{field.name: False}))
+    for field in dataclasses.fields(rules.enabled_stages):
+        if getattr(rules.enabled_stages, field.name) is True:
+            fewer = replace(rules, enabled_stages=replace(rules.enabled_stages, **{field.name: False}))
             found[f"without {field.name}"] = ullage(replace(POLICY, rules=fewer))
     for name in ("pins", "digest", "steps"):
         fewer = replace(rules, shares=replace(rules.shares, **{name: 0.0}))

@@ -29,7 +29,7 @@ from proxy.store import Store, open_store
 from proxy.summaries.kept import dump
 from proxy.tasks import Tasks
 from tests.store.conftest import Valkey
-from tests.support.engine_fixtures import TENANT, Replica, body_of, count
+from tests.support.engine_fixtures import TENANT, Replica, chat_body, count_tokens
 from tests.support.recorded_conversations import FOLDER
 
 WINDOWS = (8_192, 32_768)
@@ -47,7 +47,7 @@ class Writer:
     async def ready(self, passage: SummaryRequest) -> Summary | None:
         """One for just this prefix."""
         said = [entry.text for entry in passage.read_entries(0, passage.prefix.length) if entry.role == "assistant"]
-        text = _cut("\n".join(said[::-1]), passage.cap, count)
+        text = _cut("\n".join(said[::-1]), passage.cap, count_tokens)
         if not text:
             return None
         kept = dump(text, passage.prefix.length, 1000, "gpt-4o-mini", 1_800_000_000)
@@ -113,7 +113,7 @@ async def _grown(path: Path, window: int, tokens: int, store: Store, tasks: Task
     chronicle = HistoryRecorder(store.conversations, {}, lambda: 1_800_000_000.0, archive)
     desk = Replica(store.records, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
     for messages in places(path):
-        body = body_of(messages)
+        body = chat_body(messages)
         plan = await desk.plan(body, window)
         chronicle.answered(Request("chat", body, TENANT, "r"), plan)
         taken.events += plan.report.event

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core.compaction.schedule import NOTE
-from tests.support.engine_fixtures import Replica, slices
-from tests.support.recorded_conversations import Transcript, read_all
+from tests.support.engine_fixtures import Replica, message_slices
+from tests.support.recorded_conversations import RecordedConversation, read_all
 
 WINDOWS = (2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152)
 RESULTS = ("tool", "function")
@@ -44,13 +44,13 @@ def sampled(places: Sequence[int], most: int) -> list[int]:
     return list(places[::-1][::step][::-1])
 
 
-def unread_from(recording: Transcript, end: int) -> int:
+def unread_from(recording: RecordedConversation, end: int) -> int:
     """The index of the first message behind the last assistant message of the first *end* messages."""
     said = (at for at in range(end - 1, -1, -1) if recording.messages[at]["role"] == "assistant")
     return next(said, -1) + 1
 
 
-def least(recording: Transcript, end: int) -> int:
+def least(recording: RecordedConversation, end: int) -> int:
     """Tokens of the smallest view that holds the unread results whole: the task, the newest user text, the round."""
     weights, roles = recording.weights, [message["role"] for message in recording.messages[:end]]
     first = unread_from(recording, end)
@@ -66,7 +66,7 @@ def budget(window: int) -> int:
     return window - window // 8 - window // 64 - 2 * NOTE
 
 
-async def replay(recording: Transcript, window: int, ends: Sequence[int], counts: Counts) -> None:
+async def replay(recording: RecordedConversation, window: int, ends: Sequence[int], counts: Counts) -> None:
     """Send the prefixes of *recording* that end at *ends* through one replica, and count."""
     desk = Replica()
     for end in ends:
@@ -78,8 +78,8 @@ async def replay(recording: Transcript, window: int, ends: Sequence[int], counts
         if plan.error is not None:
             counts.refused += 1
             continue
-        unread = slices(raw)[unread_from(recording, end) :]
-        if slices(plan.body)[-len(unread) :] == unread:
+        unread = message_slices(raw)[unread_from(recording, end) :]
+        if message_slices(plan.body)[-len(unread) :] == unread:
             continue
         name = f"{recording.name}[:{end}] in {window}"
         counts.cut.append(name)
@@ -88,8 +88,8 @@ async def replay(recording: Transcript, window: int, ends: Sequence[int], counts
 
 
 def work(
-    recordings: Sequence[Transcript], most: int, windows: Sequence[int]
-) -> Iterator[tuple[Transcript, int, list[int]]]:
+    recordings: Sequence[RecordedConversation], most: int, windows: Sequence[int]
+) -> Iterator[tuple[RecordedConversation, int, list[int]]]:
     """Each recording that has tool results, with each window that is smaller than it and at most *most* places."""
     for recording in recordings:
         if any(message["role"] in RESULTS for message in recording.messages):

@@ -13,7 +13,7 @@ from proxy.cli.explain import Unfit, api_of, breakdown, fitted, render
 from proxy.core.errors import InvalidRequest
 from proxy.settings import Settings
 from tests.support import api_formats
-from tests.support.engine_fixtures import Replica, body_of, count, message_problems, slices
+from tests.support.engine_fixtures import Replica, chat_body, count_tokens, message_problems, message_slices
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, prose, tool
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
@@ -24,7 +24,7 @@ def long_session(**members: Any) -> bytes:
     messages = agent_session(20, 300)
     messages[1] = {"role": "user", "content": [{"type": "text", "text": messages[1]["content"]}, PICTURE]}
     messages[-2]["reasoning_content"] = prose(1, 30)
-    return body_of(messages, **{"tools": AGENT_TOOLS, "max_tokens": 400, "model": "gpt-4o", **members})
+    return chat_body(messages, **{"tools": AGENT_TOOLS, "max_tokens": 400, "model": "gpt-4o", **members})
 
 
 async def test_the_view_is_what_the_proxy_would_send() -> None:
@@ -33,14 +33,14 @@ async def test_the_view_is_what_the_proxy_would_send() -> None:
     found = await fitted(Settings(), body, window=4096)
     assert found.plan.error is None
     assert message_problems(body, found.plan.body) == []
-    assert len(slices(found.plan.body)) == len(
+    assert len(message_slices(found.plan.body)) == len(
         await Replica().view(json.loads(body)["messages"], 4096, tools=AGENT_TOOLS)
     )
 
 
 async def test_small_requests_pass_and_are_counted_all_the_same() -> None:
     """What fits by its bytes alone comes out as it is, and its tokens are told exactly."""
-    body = body_of([{"role": "user", "content": "Hello."}])
+    body = chat_body([{"role": "user", "content": "Hello."}])
     found = await fitted(Settings(), body)
     assert found.plan.body == body
     shown = breakdown(found)
@@ -80,10 +80,10 @@ async def test_system_text_is_told_as_such_wherever_it_stands(api: str) -> None:
     """What ``system`` and ``instructions`` hold is the system's region and role, and text by its kind."""
     text = prose(3, 500)
     messages = [{"role": "system", "content": text}, *agent_session(3, 100)[1:]]
-    body = json.dumps(api_formats.body_of(api, messages)).encode()
+    body = json.dumps(api_formats.request_body(api, messages)).encode()
     shown = breakdown(await fitted(Settings(), body, window=20_000))
     assert shown.regions["system"] == shown.roles["system"]
-    assert count(text) <= shown.regions["system"][0] <= shown.kinds["text"][0]
+    assert count_tokens(text) <= shown.regions["system"][0] <= shown.kinds["text"][0]
     assert "format" not in shown.kinds
 
 
@@ -91,7 +91,7 @@ async def test_each_stage_has_its_line() -> None:
     """Shrunk tools and clipped items are told with what they saved and how many were touched."""
     tools = [tool(f"tool_{n}", prose(n, 300), path="Path.") for n in range(9)]
     messages = [*agent_session(3, 300), {"role": "user", "content": prose(7, 4000)}]
-    found = await fitted(Settings(), body_of(messages, tools=tools), window=3000)
+    found = await fitted(Settings(), chat_body(messages, tools=tools), window=3000)
     shown = breakdown(found)
     lines = {step.stage: step for step in shown.steps}
     assert {"tools", "clip"} <= lines.keys()
@@ -126,10 +126,10 @@ async def test_what_cannot_be_fitted_says_what_to_do() -> None:
         with pytest.raises(InvalidRequest, match=words):
             await fitted(Settings(), body, window=1000)
     with pytest.raises(Unfit, match="--window"):
-        await fitted(Settings(), body_of([], model="nobody-knows"))
+        await fitted(Settings(), chat_body([], model="nobody-knows"))
     off = Settings.model_validate({"compression": {"mode": "off"}})
     with pytest.raises(Unfit, match="mode is off"):
-        await fitted(off, body_of([{"role": "user", "content": "x"}]), window=1000)
+        await fitted(off, chat_body([{"role": "user", "content": "x"}]), window=1000)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.apis.envelope import read_outline
+from proxy.core.apis.envelope import read_envelope
 from proxy.core.client_compaction import (
     CLIENTS,
     HEAD,
@@ -38,7 +38,7 @@ def user(*texts: str) -> dict[str, Any]:
 
 def asked(*items: dict[str, Any], **members: Any) -> str:
     """Whose compaction a request with these items is."""
-    outline = read_outline(json.dumps({"model": "m", "messages": [], **members}), ("max_tokens",))
+    outline = read_envelope(json.dumps({"model": "m", "messages": [], **members}), ("max_tokens",))
     history = any(item.get("role") == "assistant" for item in items[:-1])
     return client_of(outline, json.dumps(items[0]).encode(), json.dumps(items[-1]).encode(), history)
 
@@ -202,7 +202,7 @@ def test_everything_else_is_left_alone(items: list[Any], members: dict[str, Any]
 
 def test_nothing_that_cannot_be_read_is_a_compaction() -> None:
     """An element that is no JSON object is for others to refuse."""
-    outline = read_outline("{}", ())
+    outline = read_envelope("{}", ())
     assert client_of(outline, b"{", b'{"CRITICAL: Respond with TEXT ONLY') == ""
     assert client_of(outline, b"[]", b'["CRITICAL: Respond with TEXT ONLY"]') == ""
     assert client_of(outline, b'{"role":"system","content": You are a context summarization agent', b"1") == ""

@@ -52,12 +52,12 @@ def test_it_is_known_that_something_is_missing(encoding: str) -> None:
     """What was more than allowed, or could not be decoded any more, is not taken for all there was."""
     packed = PACKED[encoding](b" " * 5_000)
     taker = ContentDecoder(encoding, 1_000)
-    assert not taker.lost
+    assert not taker.is_full
     taker.feed(packed)
-    assert taker.lost
+    assert taker.is_full
     whole = ContentDecoder(encoding, 10_000)
     assert len(whole.feed(packed)) == 5_000
-    assert not whole.lost
+    assert not whole.is_full
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item
-from proxy.core.conversation import EMPTY, LINK, Item, Role, chain, lay_out, unread_from
+from proxy.core.conversation import EMPTY_LAYOUT, HASH_BYTES, Item, Role, lay_out, prefix_hashes, unread_from
 from tests.support import conversation_strategies
 from tests.support.tool_pair_checks import pair_violations
 
@@ -125,7 +125,7 @@ def test_indexes_and_sums(messages: list[Message]) -> None:
 def test_a_layout_continues_that_of_a_prefix(messages: list[Message], stops: list[int]) -> None:
     """Laying out step by step, wherever one stops, gives what one walk gives."""
     read = items(messages)
-    known = EMPTY
+    known = EMPTY_LAYOUT
     for stop in sorted(stop for stop in stops if stop <= len(read)):
         known = lay_out(read[:stop], known)
         assert known == lay_out(read[:stop])
@@ -209,7 +209,7 @@ ANN, BOB = b"a" * 32, b"b" * 32
 
 
 def people(text: str) -> list[Item]:
-    return [Item("system" if c == "s" else "user", 1, 0, c.encode() * LINK) for c in text]
+    return [Item("system" if c == "s" else "user", 1, 0, c.encode() * HASH_BYTES) for c in text]
 
 
 letters = st.text("sabc", max_size=10)
@@ -219,37 +219,37 @@ letters = st.text("sabc", max_size=10)
 def test_a_known_prefix_is_continued(head: str, tail: str, stop: int) -> None:
     """Continuing from a prefix's links gives those of the whole, and a prefix has the links of its own."""
     items = people(head + tail)
-    links = chain(ANN, "x", items)
+    links = prefix_hashes(ANN, "x", items)
     assert len(links) == len(items)
-    assert links[: len(head)] == chain(ANN, "x", people(head))
-    assert chain(ANN, "x", items, links[:stop]) == links
+    assert links[: len(head)] == prefix_hashes(ANN, "x", people(head))
+    assert prefix_hashes(ANN, "x", items, links[:stop]) == links
 
 
 @given(letters, letters)
 def test_a_link_names_what_was_said(one: str, two: str) -> None:
     """Two conversations share their last link exactly when they agree in everything but system items."""
-    first, second = chain(ANN, "", people("a" + one)), chain(ANN, "", people("a" + two))
+    first, second = prefix_hashes(ANN, "", people("a" + one)), prefix_hashes(ANN, "", people("a" + two))
     assert (first[-1] == second[-1]) == (one.replace("s", "") == two.replace("s", ""))
 
 
 def test_system_items_leave_the_link_alone() -> None:
     """A clock in the system text renames no conversation; each system item has the link before it."""
-    links = chain(ANN, "", people("sasb"))
+    links = prefix_hashes(ANN, "", people("sasb"))
     assert links[1] == links[2]
     assert links[0] not in links[1:]
-    assert chain(ANN, "", people("ab")) == (links[1], links[3])
-    assert chain(ANN, "", people("ssab"))[2:] == (links[1], links[3])
+    assert prefix_hashes(ANN, "", people("ab")) == (links[1], links[3])
+    assert prefix_hashes(ANN, "", people("ssab"))[2:] == (links[1], links[3])
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32), st.text(), st.text())
 def test_keys_and_labels_separate(one: bytes, two: bytes, label: str, other: str) -> None:
     """Another key or another label names every prefix differently, the empty one included."""
     items = people("sab")
-    alike = set(chain(one, label, items)) & set(chain(two, other, items))
+    alike = set(prefix_hashes(one, label, items)) & set(prefix_hashes(two, other, items))
     assert bool(alike) == ((one, label) == (two, other))
 
 
 @pytest.mark.parametrize("label", ["", "é", "\0", "a" * 500])
 def test_links_are_short(label: str) -> None:
     """Every link has the stated length, whatever the label."""
-    assert {len(link) for link in chain(BOB, label, people("sab"))} == {LINK}
+    assert {len(link) for link in prefix_hashes(BOB, label, people("sab"))} == {HASH_BYTES}

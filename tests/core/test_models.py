@@ -8,39 +8,57 @@ from dataclasses import replace
 import pytest
 
 from proxy.core.errors import NotFound
-from proxy.core.models import COMPRESS, REMEMBERED, Catalogue, Facts, Route, Rule, Source, Window, published, series
+from proxy.core.models import (
+    COMPRESS,
+    REMEMBERED,
+    Catalogue,
+    ModelLimits,
+    ModelRule,
+    Route,
+    ServerWindow,
+    WindowSource,
+    published,
+    series,
+)
 from proxy.settings import ModelFacts, model_table
 
 TABLE = {
-    "gpt-4o": Facts(128_000, None, 16_384),
-    "mystery": Facts(None, None, 4_096),
-    "azure/eu/gpt-4o": Facts(100_000),
+    "gpt-4o": ModelLimits(128_000, None, 16_384),
+    "mystery": ModelLimits(None, None, 4_096),
+    "azure/eu/gpt-4o": ModelLimits(100_000),
 }
 
 
-def resolve(model: str, *rules: Rule, default: str = "main") -> Route:
+def resolve(model: str, *rules: ModelRule, default: str = "main") -> Route:
     return Catalogue(rules, TABLE, default).resolve(model)
 
 
 def test_the_first_rule_that_matches_holds() -> None:
     """Rules are tried in order, as globs, letter for letter."""
-    rules = (Rule("gpt-5*", "a"), Rule("gpt-*", "b", window=5), Rule("[qQ]wen?", "c"), Rule("*", "d"))
+    rules = (
+        ModelRule("gpt-5*", "a"),
+        ModelRule("gpt-*", "b", window=5),
+        ModelRule("[qQ]wen?", "c"),
+        ModelRule("*", "d"),
+    )
     named = {m: resolve(m, *rules).upstream for m in ("gpt-5-mini", "gpt-4o", "Qwen3", "qwen33", "GPT-5", "", "x/y")}
     assert named == {"gpt-5-mini": "a", "gpt-4o": "b", "Qwen3": "c", "qwen33": "d", "GPT-5": "d", "": "d", "x/y": "d"}
 
 
 def test_no_rule_and_no_default() -> None:
     """A model nobody serves is named in the error; with a default upstream it goes there."""
-    assert resolve("foo", Rule("bar", "a")) == Route("main", "foo", None, None, "o200k_base", "unknown", asked="foo")
+    assert resolve("foo", ModelRule("bar", "a")) == Route(
+        "main", "foo", None, None, "o200k_base", "unknown", asked="foo"
+    )
     with pytest.raises(NotFound, match="'foo'"):
-        resolve("foo", Rule("bar", "a"), default="")
+        resolve("foo", ModelRule("bar", "a"), default="")
 
 
 def test_a_configured_window_wins() -> None:
     """Figures of the configuration win over the table's; what it leaves out comes from there."""
-    found = resolve("gpt-4o", Rule("*", "a", window=8_192))
+    found = resolve("gpt-4o", ModelRule("*", "a", window=8_192))
     assert (found.window, found.max_output, found.source) == (8_192, 16_384, "configured")
-    found = resolve("gpt-4o", Rule("*", "a", max_output=100, unknown_window=5))
+    found = resolve("gpt-4o", ModelRule("*", "a", max_output=100, unknown_window=5))
     assert (found.window, found.max_output, found.source) == (128_000, 100, "table")
 
 
@@ -64,9 +82,9 @@ def test_the_table_is_asked_with_and_without_prefix(model: str, window: int | No
 def test_an_unknown_window_is_not_guessed() -> None:
     """Nobody knows: no window, unless the configuration assumes one."""
     assert resolve("mystery").max_output == 4_096
-    assumed = resolve("mystery", Rule("*", "a", unknown_window=131_072))
+    assumed = resolve("mystery", ModelRule("*", "a", unknown_window=131_072))
     assert (assumed.window, assumed.source) == (131_072, "assumed")
-    unknown = resolve("mystery", Rule("*", "a"))
+    unknown = resolve("mystery", ModelRule("*", "a"))
     assert (unknown.window, unknown.source) == (None, "unknown")
 
 
@@ -88,17 +106,17 @@ def test_encodings(encoding: str, models: str) -> None:
 
 def test_a_configured_encoding_wins() -> None:
     """What the configuration says of the tokenizer holds."""
-    assert resolve("gpt-4o", Rule("*", "a", encoding="cl100k_base")).encoding == "cl100k_base"
+    assert resolve("gpt-4o", ModelRule("*", "a", encoding="cl100k_base")).encoding == "cl100k_base"
 
 
 def test_a_routes_name() -> None:
     """Records of one model behind two upstreams, or of two behind one, are kept apart."""
-    assert resolve("m", Rule("m", "a")).name == "a,m"
+    assert resolve("m", ModelRule("m", "a")).name == "a,m"
 
 
 def test_many_names_are_still_resolved_right() -> None:
     """More names than are remembered, in any order, resolve as they did."""
-    catalogue = Catalogue([Rule("a*", "a", window=1), Rule("b*", "b", window=2)], TABLE, "main")
+    catalogue = Catalogue([ModelRule("a*", "a", window=1), ModelRule("b*", "b", window=2)], TABLE, "main")
     names = [f"{letter}{at}" for at in range(REMEMBERED) for letter in "abc"]
     first = [catalogue.resolve(name) for name in names]
     assert [catalogue.resolve(name) for name in names] == first
@@ -107,11 +125,11 @@ def test_many_names_are_still_resolved_right() -> None:
 
 def test_what_the_server_tells_comes_between_configuration_and_table() -> None:
     """A configured window wins over the server's word, that over the table; each figure is looked up for itself."""
-    told = {"gpt-4o": Window(32_768), "other": Window(8_192, 8_000, 512, how="/v1/models max_model_len")}
-    rules = [Rule("gpt-4o", "a", max_output=99), Rule("other", "a"), Rule("fixed", "a", window=5_000)]
+    told = {"gpt-4o": ServerWindow(32_768), "other": ServerWindow(8_192, 8_000, 512, how="/v1/models max_model_len")}
+    rules = [ModelRule("gpt-4o", "a", max_output=99), ModelRule("other", "a"), ModelRule("fixed", "a", window=5_000)]
     asked: list[tuple[str, str, bool]] = []
 
-    def say(upstream: str, model: str, ask: bool) -> Window | None:
+    def say(upstream: str, model: str, ask: bool) -> ServerWindow | None:
         asked.append((upstream, model, ask))
         return told.get(model)
 
@@ -122,7 +140,7 @@ def test_what_the_server_tells_comes_between_configuration_and_table() -> None:
     assert (route.window, route.max_input, route.max_output, route.how) == (8_192, 8_000, 512, told["other"].how)
     assert catalogue.resolve("fixed").source == "configured"
     assert asked == [("a", "gpt-4o", False), ("a", "other", True)], "only a body of some size is worth asking for"
-    told["gpt-4o"] = Window(16_384)
+    told["gpt-4o"] = ServerWindow(16_384)
     assert catalogue.resolve("gpt-4o").window == 16_384
     del told["gpt-4o"]
     assert (catalogue.resolve("gpt-4o").window, catalogue.resolve("gpt-4o").source) == (128_000, "table")
@@ -130,17 +148,17 @@ def test_what_the_server_tells_comes_between_configuration_and_table() -> None:
 
 def test_an_input_limit_goes_with_its_window() -> None:
     """The table's limit of the input holds for its own window and smaller ones, not for a larger one somebody set."""
-    table = {"gpt-5": Facts(400_000, 272_000, 128_000)}
+    table = {"gpt-5": ModelLimits(400_000, 272_000, 128_000)}
     limits = {
-        window: Catalogue([Rule("*", "a", window=window)], table, "").resolve("gpt-5").max_input
+        window: Catalogue([ModelRule("*", "a", window=window)], table, "").resolve("gpt-5").max_input
         for window in (None, 300_000, 400_000, 1_000_000)
     }
     assert limits == {None: 272_000, 300_000: 272_000, 400_000: 272_000, 1_000_000: None}
-    configured = Catalogue([Rule("*", "a", max_input=9_000)], table, "").resolve("gpt-5")
+    configured = Catalogue([ModelRule("*", "a", max_input=9_000)], table, "").resolve("gpt-5")
     assert (configured.window, configured.max_input) == (400_000, 9_000)
 
 
-def route(source: Source, window: int | None, max_input: int | None = None) -> Route:
+def route(source: WindowSource, window: int | None, max_input: int | None = None) -> Route:
     return Route("a", "m", window, None, "o200k_base", source, max_input=max_input)
 
 
@@ -169,7 +187,7 @@ def test_what_an_overflow_teaches(known: Route, stated: int | None, beside: int 
 
 def test_steps_and_variants() -> None:
     """A route has its rule's steps; what it teaches is filed under its variant, its records are not."""
-    found = resolve("m", Rule("*", "a", steps=("big", COMPRESS)))
+    found = resolve("m", ModelRule("*", "a", steps=("big", COMPRESS)))
     assert found.steps == ("big", COMPRESS)
     assert resolve("m").steps == (COMPRESS,)
     wide = replace(found, variant="context-1m")
@@ -179,13 +197,13 @@ def test_steps_and_variants() -> None:
 def test_known_routes_are_those_asked_for() -> None:
     """The routes shown are those of models that were asked for, with what the server says now, and nobody is asked."""
     asked: list[bool] = []
-    told = {"b": Window(9_000, how="/props")}
+    told = {"b": ServerWindow(9_000, how="/props")}
 
-    def tell(upstream: str, model: str, ask: bool) -> Window | None:
+    def tell(upstream: str, model: str, ask: bool) -> ServerWindow | None:
         asked.append(ask)
         return told.get(model)
 
-    catalogue = Catalogue([Rule("a*", "up", 5_000), Rule("*", "up")], {}, "up", tell)
+    catalogue = Catalogue([ModelRule("a*", "up", 5_000), ModelRule("*", "up")], {}, "up", tell)
     assert catalogue.known() == []
     for model in ("a1", "b", "c"):
         catalogue.resolve(model, 10**6)
@@ -197,13 +215,13 @@ def test_known_routes_are_those_asked_for() -> None:
 
 def test_another_name_has_the_models_own_figures() -> None:
     """What the alias leaves open is said by the model's own rule, then by the table; what it says itself wins."""
-    own = Rule("gpt-4o", "openai", max_output=700, encoding="cl100k_base")
-    fast = resolve("fast", Rule("fast", "", model="gpt-4o"), own)
+    own = ModelRule("gpt-4o", "openai", max_output=700, encoding="cl100k_base")
+    fast = resolve("fast", ModelRule("fast", "", model="gpt-4o"), own)
     assert (fast.upstream, fast.model, fast.asked, fast.name) == ("openai", "gpt-4o", "fast", "openai,gpt-4o")
     assert (fast.window, fast.source, fast.max_output, fast.encoding) == (128_000, "table", 700, "cl100k_base")
-    small = resolve("small", Rule("small", "other", window=9_000, model="gpt-4o"), own)
+    small = resolve("small", ModelRule("small", "other", window=9_000, model="gpt-4o"), own)
     assert (small.upstream, small.window, small.max_output) == ("other", 9_000, 700)
-    whichever = resolve("anything", Rule("*", "", model="gpt-4o"))
+    whichever = resolve("anything", ModelRule("*", "", model="gpt-4o"))
     assert (whichever.upstream, whichever.model) == ("main", "gpt-4o")
 
 
@@ -211,11 +229,11 @@ def test_servers_are_asked_for_the_models_own_name() -> None:
     """What a server tells of a model holds for its other names."""
     asked: list[tuple[str, str]] = []
 
-    def told(upstream: str, model: str, _ask: bool) -> Window | None:
+    def told(upstream: str, model: str, _ask: bool) -> ServerWindow | None:
         asked.append((upstream, model))
-        return Window(5_000)
+        return ServerWindow(5_000)
 
-    catalogue = Catalogue([Rule("fast", "", model="mine")], TABLE, "main", told)
+    catalogue = Catalogue([ModelRule("fast", "", model="mine")], TABLE, "main", told)
     assert catalogue.resolve("fast").window == 5_000
     assert [route.window for route in catalogue.known()] == [5_000]
     assert set(asked) == {("main", "mine")}
@@ -227,28 +245,30 @@ def raw() -> dict[str, ModelFacts]:
 
 
 @functools.cache
-def table() -> dict[str, Facts]:
-    return published({name: Facts(None, row.max_input_tokens, row.max_output_tokens) for name, row in raw().items()})
+def table() -> dict[str, ModelLimits]:
+    return published(
+        {name: ModelLimits(None, row.max_input_tokens, row.max_output_tokens) for name, row in raw().items()}
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "facts"),
     [
-        ("gpt-4o", Facts(128_000, None, 16_384)),
-        ("gpt-4.1", Facts(1_047_576, None, 32_768)),
-        ("o3", Facts(200_000, None, 100_000)),
-        ("gpt-5", Facts(400_000, 272_000, 128_000)),
-        ("gpt-5-mini", Facts(400_000, 272_000, 128_000)),
-        ("azure/eu/gpt-5-2025-08-07", Facts(400_000, 272_000, 128_000)),
-        ("gpt-5.1-codex", Facts(400_000, 272_000, 128_000)),
-        ("gpt-5.4", Facts(1_050_000, 922_000, 128_000)),
-        ("azure/gpt-5.4", Facts(1_050_000, 922_000, 128_000)),
-        ("claude-sonnet-4-5", Facts(200_000, None, 64_000)),
-        ("gemini-2.5-pro", Facts(1_048_576, None, 65_535)),
-        ("novita/deepseek/deepseek-v3.1", Facts(131_072, None, 32_768)),
+        ("gpt-4o", ModelLimits(128_000, None, 16_384)),
+        ("gpt-4.1", ModelLimits(1_047_576, None, 32_768)),
+        ("o3", ModelLimits(200_000, None, 100_000)),
+        ("gpt-5", ModelLimits(400_000, 272_000, 128_000)),
+        ("gpt-5-mini", ModelLimits(400_000, 272_000, 128_000)),
+        ("azure/eu/gpt-5-2025-08-07", ModelLimits(400_000, 272_000, 128_000)),
+        ("gpt-5.1-codex", ModelLimits(400_000, 272_000, 128_000)),
+        ("gpt-5.4", ModelLimits(1_050_000, 922_000, 128_000)),
+        ("azure/gpt-5.4", ModelLimits(1_050_000, 922_000, 128_000)),
+        ("claude-sonnet-4-5", ModelLimits(200_000, None, 64_000)),
+        ("gemini-2.5-pro", ModelLimits(1_048_576, None, 65_535)),
+        ("novita/deepseek/deepseek-v3.1", ModelLimits(131_072, None, 32_768)),
     ],
 )
-def test_the_installed_table(model: str, facts: Facts) -> None:
+def test_the_installed_table(model: str, facts: ModelLimits) -> None:
     """Known models come out with the figures their makers publish, or with smaller ones."""
     assert table()[model] == facts
 
@@ -273,21 +293,21 @@ def test_only_openai_rows_are_raised() -> None:
 def test_a_pair_needs_one_series() -> None:
     """Figures that differ by their output speak of one window only within one numbered series."""
     rows = {
-        "gpt-5": Facts(None, 272, 128),
-        "openai.gpt-5.1-codex": Facts(None, 400, 128),
-        "gpt-6": Facts(None, 272, 128),
-        "gpt-5o": Facts(None, 272, 128),
-        "other": Facts(None, 400, 128),
-        "gpt-5-nano": Facts(None, None, 128),
-        "gpt-5-x": Facts(None, 272, None),
+        "gpt-5": ModelLimits(None, 272, 128),
+        "openai.gpt-5.1-codex": ModelLimits(None, 400, 128),
+        "gpt-6": ModelLimits(None, 272, 128),
+        "gpt-5o": ModelLimits(None, 272, 128),
+        "other": ModelLimits(None, 400, 128),
+        "gpt-5-nano": ModelLimits(None, None, 128),
+        "gpt-5-x": ModelLimits(None, 272, None),
     }
     read = published(rows)
-    assert read["gpt-5"] == Facts(400, 272, 128)
-    assert read["openai.gpt-5.1-codex"] == Facts(400, 272, 128)
-    assert read["gpt-6"] == read["gpt-5o"] == Facts(272, None, 128)
-    assert read["other"] == Facts(400, None, 128)
-    assert read["gpt-5-nano"] == Facts(None, None, 128)
-    assert read["gpt-5-x"] == Facts(272, None, None)
+    assert read["gpt-5"] == ModelLimits(400, 272, 128)
+    assert read["openai.gpt-5.1-codex"] == ModelLimits(400, 272, 128)
+    assert read["gpt-6"] == read["gpt-5o"] == ModelLimits(272, None, 128)
+    assert read["other"] == ModelLimits(400, None, 128)
+    assert read["gpt-5-nano"] == ModelLimits(None, None, 128)
+    assert read["gpt-5-x"] == ModelLimits(272, None, None)
 
 
 @pytest.mark.parametrize(

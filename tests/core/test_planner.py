@@ -28,12 +28,12 @@ from proxy.core.models import Route
 from proxy.core.planner import decide
 from proxy.core.request import Request
 from tests.support.conversation_strategies import agent_sessions
-from tests.support.engine_fixtures import POLICY, TENANT, UNSHRUNK, Book, Replica, body_of, tools
+from tests.support.engine_fixtures import POLICY, TENANT, UNSHRUNK, DictRecords, Replica, chat_body, tool_map_of_package
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, prose
 
 WINDOW = 8192
 Message = dict[str, Any]
-PLANNING = replace(POLICY, tools=tools())
+PLANNING = replace(POLICY, tools=tool_map_of_package())
 MOST_BLOCKS = 9
 """Three tries each with the request's own target, without its default reserve and without the addition."""
 
@@ -48,7 +48,7 @@ def measured(
 ) -> MeasuredRequest:
     """*messages* as a measured request; *ratio*: provider tokens per token of our count."""
     fitter = (desk or Replica()).fitter
-    request = Request("chat", body_of(messages, **members), TENANT, "r")
+    request = Request("chat", chat_body(messages, **members), TENANT, "r")
     route = Route("stub", "house-model", window, None, "o200k_base", "configured")
     located = fitter.locate(request)
     return asyncio.run(fitter.measure(request, located, route, window, ratio, "configured", target))
@@ -104,7 +104,7 @@ def test_above_the_high_mark_a_block_is_needed_and_then_the_view_fits() -> None:
     request = measured(LONG)
     need = decide(request, PLANNING, looked_up(request))
     assert isinstance(need, NeedBlock)
-    assert need.compaction.place in need.found.layout.places
+    assert need.compaction.boundary in need.found.layout.places
     final = decide(request, PLANNING, written(request, need))
     assert isinstance(final, Forward)
     assert final.view.edits.compacted_now
@@ -154,7 +154,7 @@ def test_an_operators_request_may_name_a_share() -> None:
     assert need.target.share == 0.1
     usual = decide(request, PLANNING, replace(found, share=None))
     assert isinstance(usual, NeedBlock)
-    assert need.compaction.after < usual.compaction.after
+    assert need.compaction.view_tokens < usual.compaction.view_tokens
     own = replace(request, target=CompactionTarget(force=True, share=0.3))
     need = decide(own, PLANNING, found)
     assert isinstance(need, NeedBlock)
@@ -184,7 +184,7 @@ def test_only_a_stated_window_refuses(stated: bool) -> None:
 
 def finish(request: MeasuredRequest, desk: Replica | None = None) -> Forward | TooLossy | Reject:
     """The final decision, with every target on the way at least as tight as the one before."""
-    desk = desk or Replica(Book())
+    desk = desk or Replica(DictRecords())
     decision = decide(request, PLANNING)
     blocks: list[NeedBlock] = []
     while True:
@@ -234,8 +234,11 @@ def test_every_way_ends_in_a_view_that_fits_or_a_refusal(
 
 def test_a_policy_without_stages_refuses_or_forwards() -> None:
     """With every stage off nothing is written: what is too large is refused."""
-    off = replace(POLICY.rules, rungs=replace(POLICY.rules.rungs, fold=False, drop=False, clip=False, tools=False))
-    bare = Policy(replace(off, truncate=None, mild=replace(off.mild, dedup=None, prune=None)))
+    off = replace(
+        POLICY.rules,
+        enabled_stages=replace(POLICY.rules.enabled_stages, fold=False, drop=False, clip=False, tools=False),
+    )
+    bare = Policy(replace(off, truncate=None, prune_pass=replace(off.prune_pass, dedup=None, prune=None)))
     request = measured(LONG)
     final = decide(request, bare, looked_up(request))
     assert isinstance(final, Reject)
@@ -247,7 +250,7 @@ def test_a_newest_round_that_cannot_fit_is_refused_at_once() -> None:
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
     messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": calls}, *results]
     request, blocks = measured(messages), 0
-    events, progress = Replica(Book()).measurer.events, looked_up(request)
+    events, progress = Replica(DictRecords()).measurer.events, looked_up(request)
     decision = decide(request, PLANNING, progress)
     while isinstance(decision, NeedBlock):
         blocks += 1

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.apis import chat, messages, responses
-from proxy.core.apis.base import Dialect
-from proxy.core.conversation import Entry, Facts, Item, Result
+from proxy.core.apis.base import ApiFormat
+from proxy.core.conversation import Item, ItemFacts, ItemText, Result
 from proxy.core.tool_calls import as_result, facts_of, failure_line, mentioned, pairs_of, resaid, settled
 from proxy.engine.reading import read_one
-from tests.support.engine_fixtures import count, tools
+from tests.support.engine_fixtures import count_tokens, tool_map_of_package
 
 
 def result_of(text: str, *, failed: bool = False) -> Result:
-    facts = facts_of(Entry("tool", "", results=((text, failed),)), tools().call)
+    facts = facts_of(ItemText("tool", "", results=((text, failed),)), tool_map_of_package().call)
     assert facts is not None
     return facts.results[0]
 
@@ -70,24 +70,24 @@ def test_lines_and_completeness() -> None:
 
 def test_what_the_model_wrote_is_kept_as_digests() -> None:
     """File names, quoted openings and conclusions in the model's words are recognised later, without the words."""
-    entry = Entry("assistant", "Based on src/app/main.py: it prints `Traceback (most recent call last)` twice.")
-    facts = facts_of(entry, tools().call)
+    entry = ItemText("assistant", "Based on src/app/main.py: it prints `Traceback (most recent call last)` twice.")
+    facts = facts_of(entry, tool_map_of_package().call)
     assert facts is not None
     assert facts.decides
     seen = set(mentioned(facts.mentions))
     assert zlib.crc32(b"main.py") in seen
     assert result_of("Traceback (most recent call last):\n ...").opening in seen
-    assert facts_of(Entry("assistant", "Well then"), tools().call) is None
-    assert facts_of(Entry("user", "see main.py"), tools().call) is None
+    assert facts_of(ItemText("assistant", "Well then"), tool_map_of_package().call) is None
+    assert facts_of(ItemText("user", "see main.py"), tool_map_of_package().call) is None
 
 
 def test_results_meet_the_newest_call_of_their_id() -> None:
     """An id that is used again belongs to its latest call; a result without a call has no pair."""
 
-    def call(name: str) -> Facts:
-        return Facts(calls=(tools().call(name, "{}"),))
+    def call(name: str) -> ItemFacts:
+        return ItemFacts(calls=(tool_map_of_package().call(name, "{}"),))
 
-    answer = Facts(results=(result_of("x"),))
+    answer = ItemFacts(results=(result_of("x"),))
     items = [
         Item("assistant", 1, 0, b"", ("a",), facts=call("Read")),
         Item("tool", 1, 0, b"", (), ("a",), facts=answer),
@@ -112,7 +112,7 @@ def test_the_line_that_tells_of_a_failure() -> None:
 def test_a_long_word_costs_little(text: str) -> None:
     """What a model wrote without a space is read in time that grows with its length, not with its square."""
     began = time.process_time()
-    facts_of(Entry("assistant", text), tools().call)
+    facts_of(ItemText("assistant", text), tool_map_of_package().call)
     assert time.process_time() - began < 5  # by the square: half a minute and more
 
 
@@ -120,11 +120,11 @@ TASK = {"role": "user", "content": "Fix a.py."}
 ASKS = "I look.\n<read_file>\n<path>a.py</path>\n</read_file>"
 ASKS_USER = "<ask_followup_question>\n<question>Which?</question>\n</ask_followup_question>"
 GIVES = "[read_file for 'a.py'] Result:\n# never delete this file\nx = 1"
-DIALECTS: list[Dialect] = [chat, messages, responses]
+DIALECTS: list[ApiFormat] = [chat, messages, responses]
 
 
-def read(*talk: dict[str, Any], dialect: Dialect = chat) -> list[Item]:
-    items = [read_one(dialect, json.dumps(message).encode(), count, tools()) for message in talk]
+def read(*talk: dict[str, Any], dialect: ApiFormat = chat) -> list[Item]:
+    items = [read_one(dialect, json.dumps(message).encode(), count_tokens, tool_map_of_package()) for message in talk]
     return list(settled(items, 0))
 
 
@@ -188,7 +188,7 @@ def test_what_the_user_says_stays_the_users(call: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_parts_behind_a_result_are_the_users(dialect: Dialect) -> None:
+def test_parts_behind_a_result_are_the_users(dialect: ApiFormat) -> None:
     """Nothing inside a result makes a part; what stands in parts of its own is what the user said."""
     kind = "input_text" if dialect is responses else "text"
     texts = [
@@ -200,7 +200,7 @@ def test_parts_behind_a_result_are_the_users(dialect: Dialect) -> None:
     message = {"role": "user", "content": [{"type": kind, "text": text} for text in texts]}
     item = read(TASK, spoken(ASKS), message, dialect=dialect)[2]
     assert item.role == "tool"
-    assert item.said == count("Be quick.")
+    assert item.said == count_tokens("Be quick.")
     raw = json.dumps(message).encode()
     assert item.facts is not None
     assert item.facts.written is not None
@@ -225,7 +225,7 @@ def test_parts_behind_a_result_are_the_users(dialect: Dialect) -> None:
 )
 def test_a_result_that_gives_way_keeps_its_frame(content: str, made: str) -> None:
     """The model still sees that this is a result, and where it ends."""
-    written = tools().forms.result(content)
+    written = tool_map_of_package().forms.result(content)
     assert written is not None
     raw = json.dumps({"role": "user", "content": content, "x": 1}).encode()
     assert json.loads(resaid(raw, "[gone]", written, None)) == {"role": "user", "content": made, "x": 1}
@@ -234,7 +234,7 @@ def test_a_result_that_gives_way_keeps_its_frame(content: str, made: str) -> Non
 def test_items_are_settled_the_same_in_every_later_request() -> None:
     """A prefix that was settled before is gone on from, wherever it ended."""
     talk = [TASK, spoken(ASKS), given_back(GIVES), given_back(GIVES), given_back("And now?"), given_back(GIVES)]
-    items = [read_one(chat, json.dumps(message).encode(), count, tools()) for message in talk]
+    items = [read_one(chat, json.dumps(message).encode(), count_tokens, tool_map_of_package()) for message in talk]
     whole = settled(items, 0)
     assert [item.role for item in whole] == ["user", "assistant", "tool", "tool", "user", "user"]
     for end in range(len(items)):

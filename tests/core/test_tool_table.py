@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.tool_table import KINDS, NO_TOOLS, Tool, ToolMap
-from tests.support.engine_fixtures import tools
+from tests.support.engine_fixtures import tool_map_of_package
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from tests.support.engine_fixtures import tools
 )
 def test_a_tool_is_known_by_its_name(name: str, arguments: str, kind: str) -> None:
     """Exact names, server prefixes, any case, globs and switching arguments lead to the right kind."""
-    assert tools().call(name, arguments).kind == kind
+    assert tool_map_of_package().call(name, arguments).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_tool_is_known_by_its_name(name: str, arguments: str, kind: str) -> No
 )
 def test_ranges_are_lines_counted_from_one(arguments: dict[str, object], lines: tuple[int, int]) -> None:
     """First and last line are read from every usual pair of arguments; zeros mean open or unknown."""
-    call = tools().call("Read", json.dumps(arguments))
+    call = tool_map_of_package().call("Read", json.dumps(arguments))
     assert (call.first, call.last) == lines
 
 
@@ -73,15 +73,18 @@ def test_ranges_are_lines_counted_from_one(arguments: dict[str, object], lines: 
 )
 def test_figures_of_an_unknown_meaning_are_no_range_of_lines(arguments: dict[str, object]) -> None:
     """What may be bytes, pages or lines under another name is a range that nobody knows."""
-    call = tools().call("read_file", json.dumps({"path": "a.py", **arguments}))
+    call = tool_map_of_package().call("read_file", json.dumps({"path": "a.py", **arguments}))
     assert (call.first, call.last) == (0, 0)
 
 
 def test_a_base_of_zero_and_a_range_of_bytes() -> None:
     """A tool that counts from zero is put right; a range in bytes is no range of lines."""
     keys = {"offset": 10, "limit": 5, "path": "a"}
-    assert (tools().call("view", json.dumps(keys)).first, tools().call("view", json.dumps(keys)).last) == (11, 15)
-    table = ToolMap({"peek": Tool("file_read", unit="bytes")}, (), tools()._keys)
+    assert (
+        tool_map_of_package().call("view", json.dumps(keys)).first,
+        tool_map_of_package().call("view", json.dumps(keys)).last,
+    ) == (11, 15)
+    table = ToolMap({"peek": Tool("file_read", unit="bytes")}, (), tool_map_of_package()._keys)
     assert table.call("peek", json.dumps(keys)).first == 0
 
 
@@ -105,8 +108,8 @@ def test_a_base_of_zero_and_a_range_of_bytes() -> None:
 )
 def test_targets(name: str, arguments: str, paths: list[str]) -> None:
     """Single paths, lists, objects in lists and the headers of patches name what a call is about."""
-    assert tools().targets(name, arguments) == paths
-    assert len(tools().call(name, arguments).paths) == len(paths)
+    assert tool_map_of_package().targets(name, arguments) == paths
+    assert len(tool_map_of_package().call(name, arguments).paths) == len(paths)
 
 
 @pytest.mark.parametrize(
@@ -122,22 +125,25 @@ def test_targets(name: str, arguments: str, paths: list[str]) -> None:
 )
 def test_a_call_without_a_path_is_about_its_query(arguments: str, about: str) -> None:
     """An address or a query says what a call was about."""
-    assert tools().about(arguments) == about
+    assert tool_map_of_package().about(arguments) == about
 
 
 def test_one_file_has_one_name() -> None:
     """Dots and doubled or turned slashes do not make another file; another case does."""
-    calls = [tools().call("Read", json.dumps({"file_path": path})) for path in ("./a/b.py", "a//b.py", "a\\b.py")]
+    calls = [
+        tool_map_of_package().call("Read", json.dumps({"file_path": path}))
+        for path in ("./a/b.py", "a//b.py", "a\\b.py")
+    ]
     assert len({call.paths for call in calls}) == 1
-    assert tools().call("Read", '{"file_path": "A/b.py"}').paths != calls[0].paths
+    assert tool_map_of_package().call("Read", '{"file_path": "A/b.py"}').paths != calls[0].paths
 
 
 def test_equal_calls_are_equal_however_they_are_written() -> None:
     """Key order and spacing of arguments do not matter; a value does, and only for tools that change nothing."""
-    same = {tools().call("Grep", text).same for text in ('{"a":1,"b":2}', '{"b": 2, "a": 1}')}
+    same = {tool_map_of_package().call("Grep", text).same for text in ('{"a":1,"b":2}', '{"b": 2, "a": 1}')}
     assert len(same) == 1
-    assert tools().call("Grep", '{"a":1}').same not in same
-    assert tools().call("Bash", '{"command":"ls"}').same == 0
+    assert tool_map_of_package().call("Grep", '{"a":1}').same not in same
+    assert tool_map_of_package().call("Bash", '{"command":"ls"}').same == 0
 
 
 @given(st.text(max_size=20) | st.sampled_from(["Read", "apply_patch", "str_replace_editor"]), st.text(max_size=60))
@@ -145,6 +151,6 @@ def test_nothing_is_ever_an_error(name: str, arguments: str) -> None:
     """Any name with any arguments, whole or cut off, is a call of some kind."""
     whole = json.dumps({"file_path": arguments, "command": "view", "files": [arguments, 1], "offset": 2.5})
     for text in (arguments, whole, whole[: len(arguments)], f"[{json.dumps(arguments)}]", "[" * 5000):
-        assert tools().call(name, text).kind in KINDS
-        assert isinstance(tools().targets(name, text), list)
+        assert tool_map_of_package().call(name, text).kind in KINDS
+        assert isinstance(tool_map_of_package().targets(name, text), list)
     assert NO_TOOLS.call(name, arguments).kind == "unknown"

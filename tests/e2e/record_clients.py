@@ -35,7 +35,7 @@ from tests.stub.rules import Verdict, overflow_error
 from tests.support import library_agents
 from tests.support.proxy_process import ROOT
 from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, chat_turn, log
-from tests.support.sdk_clients import VOICES
+from tests.support.sdk_clients import SDK_CLIENTS
 
 FOLDER = ROOT / "tests" / "recorded"
 ROUNDS = 4
@@ -190,7 +190,7 @@ async def record_sdk(api: str) -> None:
     async with Stub(Rules(window=10**6)) as server:
         for stream in (False, True):
             server.script = rounds(ROUNDS, "read_file", lambda path: {"path": path})
-            async with VOICES[api](server.url) as voice:
+            async with SDK_CLIENTS[api](server.url) as voice:
                 task = [{"role": "system", "content": AGENT_SYSTEM}, {"role": "user", "content": AGENT_TASK}]
                 history, beside = voice.opening(task)
                 asked = {"model": "gpt-4o-mini", **beside, **voice.options({"max_tokens": 512, "tools": AGENT_TOOLS})}
@@ -218,7 +218,7 @@ async def record_node(api: str) -> None:
 RECORDERS: dict[str, Callable[[], Any]] = {
     **{name: lambda name=name: record_agent(name) for name in test_agent_clis.AGENTS},
     **{name: lambda name=name: record_library(name) for name in library_agents.AGENTS},
-    **{api: lambda api=api: record_sdk(api) for api in VOICES},
+    **{api: lambda api=api: record_sdk(api) for api in SDK_CLIENTS},
     **{f"node-{api}": lambda api=api: record_node(api) for api in ("chat", "responses")},
 }
 

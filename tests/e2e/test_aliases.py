@@ -9,7 +9,7 @@ import httpx
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer
-from tests.support.chat_client import Talk
+from tests.support.chat_client import ChatClient
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, prose
 
 WINDOW = 8192
@@ -69,7 +69,7 @@ async def test_another_name(stub: StartStub, proxy: StartProxy) -> None:
         server.forget()
         server.script = lambda seen: Answer(prose(seen.number, 200))
         asked = {"max_tokens": 256, "tools": AGENT_TOOLS}
-        async with Talk(front.url, server, agent_session(14, 500), asked, model="fast", api=api) as talk:
+        async with ChatClient(front.url, server, agent_session(14, 500), asked, model="fast", api=api) as talk:
             await talk.ask(chat_turn(1, 100)[0])
             assert talk.ledger.compacted == 1
         assert {seen.model for seen in server.chats()} == {"gpt-4o-mini"}

@@ -12,10 +12,10 @@ from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_client_compaction import PROMPTS
 from tests.stub import Stub
 from tests.support import api_formats
-from tests.support.process_inspection import lines
+from tests.support.process_inspection import log_lines
 from tests.support.proxy_process import Proxy, until
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
-from tests.support.sdk_clients import KEY, VOICES, Voice
+from tests.support.sdk_clients import KEY, SDK_CLIENTS, SdkClient
 
 WINDOW = 8192
 ROUNDS = 66
@@ -53,12 +53,12 @@ async def settled(server: Stub, front: Proxy) -> None:
     """Wait until the summaries that were asked for have come to something."""
 
     def called() -> int:
-        return sum(int(line.get("calls", 0)) for line in lines(front) if line["event"] == "summary.done")
+        return sum(int(line.get("calls", 0)) for line in log_lines(front) if line["event"] == "summary.done")
 
     await until(lambda: called() >= len(server.summaries), 30)
 
 
-async def grown(voice: Voice, server: Stub, front: Proxy, api: str, options: dict[str, Any]) -> None:
+async def grown(voice: SdkClient, server: Stub, front: Proxy, api: str, options: dict[str, Any]) -> None:
     """The session up to where a summary of nearly all of it is ready."""
     async with asyncio.timeout(60):
         for rounds in itertools.chain(range(6, ROUNDS, 4), itertools.repeat(ROUNDS - 1)):
@@ -76,8 +76,8 @@ async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, prox
     server = await stub(window=WINDOW, wording="anthropic")
     settings = {"compression": {"client_compaction": "answer"}, "summaries": {"spend": 1.0}}
     front = await proxy(server.url, config={"models": [{"name": "*", "context_window": WINDOW}], **settings})
-    for api in VOICES:
-        async with VOICES[api](front.url) as voice:
+    for api in SDK_CLIENTS:
+        async with SDK_CLIENTS[api](front.url) as voice:
             _, more = voice.opening(agent_session(0, 0))
             wanted = {"model": "gpt-4o-mini", **more}
             options = {**wanted, **voice.options({"max_tokens": 2048, "tools": AGENT_TOOLS})}
@@ -102,7 +102,7 @@ async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, prox
             assert server.chats()[-1].body == voice.bodies[-1], "what nobody summed up is the model's to read"
             if api == "chat":
                 await _more_than_a_text(server, front, options)
-    await until(lambda: front.log.read_text().count('"served"') == 3 * len(VOICES) + 2)
+    await until(lambda: front.log.read_text().count('"served"') == 3 * len(SDK_CLIENTS) + 2)
 
 
 async def _more_than_a_text(server: Stub, front: Proxy, options: dict[str, Any]) -> None:

@@ -13,8 +13,8 @@ from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_situations import OPENING, WINDOW, loop
 from tests.stub import Answer, Call, Rules, Seen, Stub, messages
 from tests.stub.faults import error, events
-from tests.support.api_formats import body_of
-from tests.support.chat_client import Talk
+from tests.support.api_formats import request_body
+from tests.support.chat_client import ChatClient
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose
 
@@ -48,7 +48,7 @@ def agent(rounds: int, parallel: int = 1) -> Callable[[Seen], Answer]:
 
 async def _chat(server: Stub, front: Proxy, api: str, stream: bool) -> None:
     server.script = lambda seen: Answer(prose(seen.number * 2 + 1, 300))
-    async with Talk(front.url, server, OPENING[:1].copy(), {"max_tokens": 512}, stream, api=api) as talk:
+    async with ChatClient(front.url, server, OPENING[:1].copy(), {"max_tokens": 512}, stream, api=api) as talk:
         for turn in range(24):
             await talk.ask(chat_turn(turn, 300)[0])
             assert turn >= 5 or talk.ledger.compacted == 0, "a small conversation must leave byte for byte"
@@ -58,7 +58,7 @@ async def _chat(server: Stub, front: Proxy, api: str, stream: bool) -> None:
 
 async def _agent(server: Stub, front: Proxy, api: str, stream: bool) -> None:
     server.script = agent(30)
-    async with Talk(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}, stream, api=api) as talk:
+    async with ChatClient(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}, stream, api=api) as talk:
         assert await loop(talk, 450) == 30
         assert talk.tokens > 1.5 * WINDOW
         assert talk.ledger.share >= 0.78, str(talk.ledger)
@@ -68,21 +68,21 @@ async def _cold(server: Stub, front: Proxy, api: str, stream: bool) -> None:
     server.script = lambda seen: Answer()
     turns = [message for turn in range(45) for message in chat_turn(turn, 280)]
     for history in ([*OPENING, *agent_session(52, 450)[2:]], [*OPENING[:1], *turns, chat_turn(99, 40)[0]]):
-        async with Talk(front.url, server, history, stream=stream, api=api) as talk:
+        async with ChatClient(front.url, server, history, stream=stream, api=api) as talk:
             assert talk.tokens > 3 * WINDOW
             await talk.ask()
 
 
 async def _pasted(server: Stub, front: Proxy, api: str, stream: bool) -> None:
     pasted = f"What went wrong in this log?\n{log(5, 2 * WINDOW)}\nPlease name the first failing file."
-    async with Talk(front.url, server, OPENING[:1].copy(), stream=stream, clipped=True, api=api) as talk:
+    async with ChatClient(front.url, server, OPENING[:1].copy(), stream=stream, clipped=True, api=api) as talk:
         await talk.ask({"role": "user", "content": pasted})
         await talk.ask({"role": "user", "content": "And the second one?"})
 
 
 async def _result(server: Stub, front: Proxy, api: str, stream: bool) -> None:
     server.script = agent(4)
-    async with Talk(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}, stream, api=api) as talk:
+    async with ChatClient(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}, stream, api=api) as talk:
         answer = await talk.ask()
         for at, size in enumerate((300, 2 * WINDOW, 300, 300)):
             answer = await talk.results(answer, [log(at + 1, size)])
@@ -92,7 +92,7 @@ async def _result(server: Stub, front: Proxy, api: str, stream: bool) -> None:
 
 async def _parallel(server: Stub, front: Proxy, api: str, stream: bool) -> None:
     server.script = agent(12, parallel=8)
-    async with Talk(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}, stream, api=api) as talk:
+    async with ChatClient(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}, stream, api=api) as talk:
         assert await loop(talk, 120) == 12
         assert talk.tokens > WINDOW
 
@@ -128,7 +128,7 @@ async def _fits(server: Stub, url: str, web: httpx.AsyncClient, api: str) -> Non
     given = {"anthropic-beta": "context-management-2025-06-27", "x-claude-code-session-id": "s-1"}
     for chat in (SHORT, LONG[:8], agent_session(4, 300)):
         for more in ({}, {"stream": True}):
-            body = json.dumps(body_of(api, chat, AGENT_TOOLS, temperature=1.0, **more), indent=1).encode()
+            body = json.dumps(request_body(api, chat, AGENT_TOOLS, temperature=1.0, **more), indent=1).encode()
             answer = await web.post(f"{url}?beta=true", content=body, headers=given)
             assert answer.status_code == 200, answer.text
             seen = server.seen[-1]
@@ -137,7 +137,7 @@ async def _fits(server: Stub, url: str, web: httpx.AsyncClient, api: str) -> Non
             assert answer.headers["x-ullage-outcome"] == "verbatim"
     held = b'event: x\ndata: {"type":"message_start"}\n\n: ping\n\ndata: {"type":"what"}\n\ndata: half'
     server.fail(events(held))
-    assert (await web.post(url, json=body_of(api, LONG[:24], stream=True))).content == held
+    assert (await web.post(url, json=request_body(api, LONG[:24], stream=True))).content == held
 
 
 async def _overflows(server: Stub, url: str, web: httpx.AsyncClient, api: str) -> None:
@@ -145,7 +145,7 @@ async def _overflows(server: Stub, url: str, web: httpx.AsyncClient, api: str) -
     for at, (stream, inside) in enumerate([(False, False), (True, False), (True, True)]):
         server.forget()
         server.rules = Rules(window=WINDOW, overflow_in_stream=inside, **APIS[api])
-        body = body_of(api, LONG, model="told-wrong", **({"stream": True} if stream else {}))
+        body = request_body(api, LONG, model="told-wrong", **({"stream": True} if stream else {}))
         answer = await web.post(url, json=body, headers={"x-api-key": f"sk-{at}"})  # of whom nothing was learned
         assert answer.status_code == 200
         assert "Understood" in answer.text
@@ -156,7 +156,7 @@ async def _overflows(server: Stub, url: str, web: httpx.AsyncClient, api: str) -
 async def _refused(server: Stub, url: str, web: httpx.AsyncClient, api: str) -> None:
     """System text above the window gets a 400 that clients of the API recognise as an overflow."""
     chat = [{"role": "system", "content": prose(1, WINDOW + 500)}, *SHORT]
-    answer = await web.post(url, json=body_of(api, chat))
+    answer = await web.post(url, json=request_body(api, chat))
     assert answer.status_code == 400
     said = answer.json()["error"]
     if api == "messages":
@@ -185,7 +185,7 @@ async def test_counts_keys_and_sessions_of_messages(stub: StartStub, proxy: Star
 
 async def _counts(server: Stub, url: str, web: httpx.AsyncClient) -> None:
     for chat in (SHORT, agent_session(4, 300), agent_session(40, 300)):
-        body = body_of("messages", chat, AGENT_TOOLS)
+        body = request_body("messages", chat, AGENT_TOOLS)
         del body["max_tokens"]
         told = (await web.post(f"{url}/count_tokens", json=body)).json()["input_tokens"]
         assert told == server.seen[-1].tokens < WINDOW
@@ -196,7 +196,7 @@ async def _counts(server: Stub, url: str, web: httpx.AsyncClient) -> None:
 
 
 async def _keys(server: Stub, url: str, web: httpx.AsyncClient) -> None:
-    assert (await web.post(url, json=body_of("messages", SHORT, model="claude-9"))).status_code == 200
+    assert (await web.post(url, json=request_body("messages", SHORT, model="claude-9"))).status_code == 200
     assert (server.seen[-1].header("x-api-key"), server.seen[-1].header("authorization")) == ("sk-own", "")
 
 
@@ -204,7 +204,7 @@ async def _sessions(server: Stub, url: str, web: httpx.AsyncClient) -> None:
     names = []
     for key, session, chat in (("a", "s-1", SHORT), ("a", "s-1", LONG), ("b", "s-1", SHORT), ("a", "s-2", SHORT)):
         headers = {"x-api-key": key, "x-claude-code-session-id": session}
-        answer = await web.post(url, json=body_of("messages", chat), headers=headers)
+        answer = await web.post(url, json=request_body("messages", chat), headers=headers)
         names.append(answer.headers["x-ullage-conversation"])
         assert server.seen[-1].header("x-claude-code-session-id") == session
     assert names[0] == names[1]
@@ -234,7 +234,7 @@ async def test_managed_on_every_path_and_with_stored_histories(
     for at, (_, path, arrives) in enumerate(PLACES):
         api = next((name for name in APIS if name in path), "chat")
         named = {} if "deployments" in path else {"model": f"up{at}"}
-        answer = await web.post(front.root + path, json=body_of(api, LONG, **named))
+        answer = await web.post(front.root + path, json=request_body(api, LONG, **named))
         assert answer.headers["x-ullage-window"] == str(WINDOW)
         assert answer.headers["x-ullage-outcome"] == "compacted"
         assert (server.seen[-1].path, server.seen[-1].verdict) == (arrives, "ok")

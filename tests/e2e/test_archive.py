@@ -11,7 +11,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_conversations import OTHER, get, told_when
 from tests.e2e.test_store import frozen
 from tests.store.conftest import Valkey
-from tests.support.agent_loop import WINDOW, Loop
+from tests.support.agent_loop import WINDOW, AgentLoop
 from tests.support.process_inspection import metrics, total
 from tests.support.proxy_process import Proxy
 
@@ -51,7 +51,7 @@ async def test_what_left_the_view_can_be_read_from_every_worker_and_replica(
         arguments = ["--workers", str(workers)]
         started = await proxy(server.url, window=WINDOW, config=config, arguments=arguments, home=home / name)
         fronts.append(started)
-    async with Loop(server, fronts, 600) as loop:
+    async with AgentLoop(server, fronts, 600) as loop:
         while len(loop.events) < 3:
             await loop.ask()
         name = loop.headers[-1]["x-ullage-conversation"]
@@ -92,7 +92,7 @@ async def test_a_store_that_hangs_costs_originals_and_no_request(
     """With the store frozen every request is answered, and originals are given up and counted."""
     server = await stub(window=WINDOW)
     front = await proxy(server.url, window=WINDOW, config={**ON, "store": {"url": remote.url}}, home=home)
-    async with Loop(server, [front], 600) as loop:
+    async with AgentLoop(server, [front], 600) as loop:
         while not loop.events:
             await loop.ask()
         await until(front, ITEMS, 1, outcome="kept")
@@ -111,7 +111,7 @@ async def test_nothing_is_archived_unless_it_is_wanted(
     server = await stub(window=WINDOW)
     config = {"summaries": {"mode": "off"}, "store": {"url": remote.url}}
     front = await proxy(server.url, window=WINDOW, config=config, home=home)
-    async with Loop(server, [front], 600) as loop:
+    async with AgentLoop(server, [front], 600) as loop:
         while not loop.events:
             await loop.ask()
         name = loop.headers[-1]["x-ullage-conversation"]

@@ -13,7 +13,7 @@ from tests.stub import Answer, Call, Seen, Stub
 from tests.stub.faults import Fault, rate_limited
 from tests.support.proxy_process import Proxy, until
 from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, log
-from tests.support.sdk_clients import KEY, OpenAI
+from tests.support.sdk_clients import KEY, OpenAIClient
 
 WINDOW = 8192
 MODEL = "claude-sonnet-4-5"
@@ -44,7 +44,7 @@ def rounds(count: int) -> Any:
     return script
 
 
-async def session(voice: OpenAI, model: str, count: int, *, stream: bool) -> None:
+async def session(voice: OpenAIClient, model: str, count: int, *, stream: bool) -> None:
     """A whole session of *count* tool rounds."""
     task = {"role": "user", "content": [{"type": "text", "text": AGENT_TASK}, PICTURE]}
     history: list[dict[str, Any]] = [{"role": "system", "content": AGENT_SYSTEM}, task]
@@ -60,7 +60,7 @@ async def test_an_agent_session_crosses_the_window(stub: StartStub, proxy: Start
     """Parallel tool rounds with a picture reach the provider in its own strict form, whatever was known before."""
     server = await stub(window=WINDOW, wording="anthropic")
     front = await bridged(proxy, server)
-    async with OpenAI(front.url) as voice:
+    async with OpenAIClient(front.url) as voice:
         for model, stream in ((MODEL, True), (UNKNOWN, False)):
             server.forget()
             server.script = rounds(20)

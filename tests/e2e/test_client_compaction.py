@@ -11,7 +11,7 @@ import pytest
 from proxy.core.compaction.schedule import CompactionTarget
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Rules, chat, messages, responses, slices
-from tests.support.api_formats import body_of
+from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import Replica
 from tests.support.proxy_process import until
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
@@ -29,7 +29,7 @@ OWNERS = {"chat": "qwen-code", "messages": "claude-code", "responses": "codex"}
 def asked(api: str, talk: list[dict[str, Any]]) -> dict[str, Any]:
     """A request of *api* for the next answer, with an output figure that stays the same."""
     figure = "max_output_tokens" if api == "responses" else "max_tokens"
-    return body_of(api, talk, AGENT_TOOLS, **{figure: 256})
+    return request_body(api, talk, AGENT_TOOLS, **{figure: 256})
 
 
 def raw(body: dict[str, Any]) -> bytes:
@@ -153,7 +153,7 @@ async def test_reports_and_branches_of_a_running_proxy(stub: StartStub, proxy: S
     async with httpx.AsyncClient(trust_env=False, timeout=30, headers={"authorization": "Bearer sk-1"}) as web:
         first = await web.post(f"{front.url}/chat/completions", json=asked("chat", talk), headers=named)
         assert first.headers["x-ullage-outcome"] == "compacted"
-        body = body_of("chat", [*title, {"role": "user", "content": "Summarize that as a title."}])
+        body = request_body("chat", [*title, {"role": "user", "content": "Summarize that as a title."}])
         aside = await web.post(f"{front.url}/chat/completions", json=body, headers=named)
         assert json.loads(server.seen[-1].body) == body
         assert aside.headers["x-ullage-outcome"] == "verbatim"

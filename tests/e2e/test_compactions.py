@@ -17,7 +17,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_client_compaction import asked
 from tests.stub import Stub
 from tests.stub.faults import error
-from tests.support.api_formats import body_of
+from tests.support.api_formats import request_body
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import AGENT_TASK, AGENT_TOOLS, agent_session
 
@@ -160,7 +160,7 @@ async def test_context_edits_are_done_for_servers_without_them(stub: StartStub, 
     async with httpx.AsyncClient(trust_env=False, timeout=30, headers=headers) as web:
 
         async def seen(path: str, model: str, **members: Any) -> tuple[dict[str, Any], httpx.Response]:
-            body = body_of("messages", talk, AGENT_TOOLS, model=model, **members)
+            body = request_body("messages", talk, AGENT_TOOLS, model=model, **members)
             answer = await web.post(front.url + path, content=json.dumps(body))
             assert answer.status_code == 200, answer.text
             return json.loads(server.seen[-1].body), answer

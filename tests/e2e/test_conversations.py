@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.store.conftest import Valkey
 from tests.stub.summariser import Behaviour
-from tests.support.agent_loop import KEY, WINDOW, Loop, replicas
+from tests.support.agent_loop import KEY, WINDOW, AgentLoop, replicas
 from tests.support.proxy_process import Proxy
 
 NOW = {"x-ullage-compact": "now"}
@@ -70,7 +70,7 @@ async def test_a_compaction_asked_for_waits_for_its_summary(
     server = await stub(window=WINDOW)
     server.summariser = behaviour
     front = await proxy(server.url, window=WINDOW, home=home, config={"summaries": {"mode": mode}})
-    async with Loop(server, [front]) as loop:
+    async with AgentLoop(server, [front]) as loop:
         for _ in range(10):
             await loop.ask()
         assert not server.summaries
@@ -90,7 +90,7 @@ async def test_other_apis_are_compacted_on_request_as_well(
     """The header works alike in every API, and so does what is told afterwards, by the API's own credential."""
     server = await stub(window=WINDOW)
     front = await proxy(server.url, window=WINDOW, home=home)
-    async with Loop(server, [front], api=api) as loop:
+    async with AgentLoop(server, [front], api=api) as loop:
         for _ in range(10):
             await loop.ask()
         await loop.ask(more=NOW)
@@ -117,7 +117,7 @@ async def test_no_model_is_asked_where_none_may_be(stub: StartStub, home: Path, 
     server = await stub(window=WINDOW)
     config = {"summaries": {"mode": "off"}}
     front = await proxy(server.url, window=WINDOW, home=home, config=config)
-    async with Loop(server, [front]) as loop:
+    async with AgentLoop(server, [front]) as loop:
         for _ in range(10):
             await loop.ask()
         await loop.ask(more=NOW)
@@ -131,7 +131,7 @@ async def test_a_wish_is_known_to_every_replica_and_granted_once(
 ) -> None:
     """Told one replica, the next request compacts on the other, with a summary; the one after it goes on as usual."""
     server = await stub(window=WINDOW)
-    async with Loop(server, await replicas(proxy, server, remote.url, home)) as loop:
+    async with AgentLoop(server, await replicas(proxy, server, remote.url, home)) as loop:
         for _ in range(10):
             await loop.ask()
         name = loop.headers[-1]["x-ullage-conversation"]
@@ -156,7 +156,7 @@ async def test_what_became_of_a_conversation_is_told_alike_everywhere(
 ) -> None:
     """Every replica tells the same folds and summaries, to the conversation's own tenant alone, by its name."""
     server = await stub(window=WINDOW)
-    async with Loop(server, await replicas(proxy, server, remote.url, home)) as loop:
+    async with AgentLoop(server, await replicas(proxy, server, remote.url, home)) as loop:
         while len(loop.events) < 2:
             await loop.ask()
         one, two = loop.fronts
@@ -199,7 +199,7 @@ async def test_a_failed_summary_and_a_lost_record_are_told(
     """A model that fails shows as failed with the time of the next try; records that are gone show as lost."""
     server = await stub(window=WINDOW)
     server.summariser = "failing"
-    async with Loop(server, await replicas(proxy, server, remote.url, home, "a"), 600) as loop:
+    async with AgentLoop(server, await replicas(proxy, server, remote.url, home, "a"), 600) as loop:
         while not loop.events:
             await loop.ask()
         name = loop.headers[-1]["x-ullage-conversation"]

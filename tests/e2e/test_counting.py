@@ -11,14 +11,16 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Stub
 from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, agent_round
-from tests.support.view_checks import Ledger
+from tests.support.view_checks import CacheTally
 
 WINDOW = 16_384
 
 
-async def drive(url: str, stub: Stub, sessions: int, rounds: int) -> tuple[Ledger, list[float], list[dict[str, str]]]:
+async def drive(
+    url: str, stub: Stub, sessions: int, rounds: int
+) -> tuple[CacheTally, list[float], list[dict[str, str]]]:
     """Agent sessions through *url*: the ledger, |told / counted - 1| from each second request on, all our headers."""
-    ledger, errors, told = Ledger(), [], []
+    ledger, errors, told = CacheTally(), [], []
     async with aiohttp.ClientSession() as client:
         for session in range(sessions):
             messages: list[dict[str, Any]] = [

@@ -10,23 +10,23 @@ from pathlib import Path
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_store import until_up
 from tests.store.conftest import eventually
-from tests.support.agent_loop import WINDOW, Loop, replicas
-from tests.support.process_inspection import lines, metrics, total
-from tests.support.valkey_groups import keys_of, six_nodes, watched
+from tests.support.agent_loop import WINDOW, AgentLoop, replicas
+from tests.support.process_inspection import log_lines, metrics, total
+from tests.support.valkey_groups import keys_of, six_nodes, watched_master
 
 
 @asynccontextmanager
-async def working(stub: StartStub, proxy: StartProxy, url: str, home: Path) -> AsyncIterator[Loop]:
+async def working(stub: StartStub, proxy: StartProxy, url: str, home: Path) -> AsyncIterator[AgentLoop]:
     """An agent at work through two proxies of the store at *url*, whose view has a summary in it."""
     server = await stub(window=WINDOW)
-    async with Loop(server, await replicas(proxy, server, url, home), 900) as loop:
+    async with AgentLoop(server, await replicas(proxy, server, url, home), 900) as loop:
         while not loop.spent:
             await loop.ask()
             assert loop.rounds < 40
         yield loop
 
 
-async def goes_on(loop: Loop, replaced: Callable[[], bool]) -> None:
+async def goes_on(loop: AgentLoop, replaced: Callable[[], bool]) -> None:
     """Requests are answered while the store has no master and after it was *replaced*; then all is as it was.
 
     New summaries are written and used, and only compactions change what was sent before, for both proxies alike.
@@ -41,7 +41,7 @@ async def goes_on(loop: Loop, replaced: Callable[[], bool]) -> None:
         await loop.ask()
         assert loop.rounds < 90
     for front in loop.fronts:
-        assert not [line for line in lines(front) if line["event"] in ("proxy.task_failed", "proxy.loop_error")]
+        assert not [line for line in log_lines(front) if line["event"] in ("proxy.task_failed", "proxy.loop_error")]
     # What a proxy could not be told of meanwhile it learns by one more look at the store.
     await loop.ask()
     await loop.ask()
@@ -51,14 +51,14 @@ async def goes_on(loop: Loop, replaced: Callable[[], bool]) -> None:
     assert len(loop.events) - events == await compactions(loop) - told <= 2
 
 
-async def compactions(loop: Loop) -> float:
+async def compactions(loop: AgentLoop) -> float:
     """How many compactions the proxies tell of."""
     return sum([total(await metrics(front), "ullage_compactions_total") for front in loop.fronts])
 
 
 async def test_a_sentinel_names_another_master(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """A master that hangs is replaced by its replica: every request is answered, and the new one is used."""
-    async with watched(home) as store, working(stub, proxy, store.url, home) as loop:
+    async with watched_master(home) as store, working(stub, proxy, store.url, home) as loop:
         held = keys_of(store.master)
         await eventually(lambda: held <= keys_of(store.replica))
         store.master.signal(signal.SIGSTOP)

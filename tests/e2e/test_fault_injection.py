@@ -20,10 +20,10 @@ import pytest
 from tests.conftest import StartStub
 from tests.stub import Answer, Fault, Stub
 from tests.stub.faults import error, events
-from tests.support.api_formats import body_of
-from tests.support.fault_injection import Injected, Injection, called, name_of
+from tests.support.api_formats import request_body
+from tests.support.fault_injection import Injected, Injection, calls_seen, name_of
 from tests.support.proxy_process import ROOT, Proxy
-from tests.support.recall_fixtures import LOOK, PATHS, Front, front
+from tests.support.recall_fixtures import LOOK, PATHS, ProxyInProcess, proxy_in_process
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, chat_turn
 
 BROKEN = b"(the connection was closed before the end)"
@@ -107,7 +107,7 @@ class Scenario:
         """The request; *number* makes it one that nothing remembers."""
         said = [{**one, "content": f"{one['content']} #{number}"} if one.get("content") else one for one in talk]
         extra = {"store": False} if self.api == "responses" else {}
-        body = body_of(self.api, said, AGENT_TOOLS, **extra, **self.members)
+        body = request_body(self.api, said, AGENT_TOOLS, **extra, **self.members)
         if self.items:
             body["input"] += self.items
         return body
@@ -162,7 +162,7 @@ def scenarios() -> Iterator[Scenario]:
 class Lab:
     """Two proxies, without and with recall, in front of one upstream that takes everything but what scenarios say."""
 
-    def __init__(self, server: Stub, plain: Front, recalling: Front) -> None:
+    def __init__(self, server: Stub, plain: ProxyInProcess, recalling: ProxyInProcess) -> None:
         self.server = server
         self._plain = plain
         self._recalling = recalling
@@ -170,7 +170,7 @@ class Lab:
         self.unhandled: list[BaseException] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.unhandled.append(context["exception"]))
 
-    def front(self, scenario: Scenario) -> Front:
+    def front(self, scenario: Scenario) -> ProxyInProcess:
         """The proxy that a scenario is about."""
         return self._recalling if scenario.recall else self._plain
 
@@ -179,7 +179,9 @@ class Lab:
         front_ = self.front(scenario)
         return [*(fault for _, _, fault in front_.faults), *front_.failures, *self.unhandled]
 
-    async def _asked(self, front_: Front, path: str, packed: bytes, headers: Mapping[str, str]) -> httpx.Response:
+    async def _asked(
+        self, front_: ProxyInProcess, path: str, packed: bytes, headers: Mapping[str, str]
+    ) -> httpx.Response:
         """The answer to a request, with what came of its body if that was broken off."""
         came = b""
         async with front_.client.stream("POST", path, content=packed, headers=headers) as answer:
@@ -225,10 +227,10 @@ async def lab(stub: StartStub, tmp_path: Path) -> AsyncIterator[Lab]:
     async with AsyncExitStack() as stack:
         owned = {"upstreams": [{"name": "stub", "base_url": server.url, "probe": False, "context_management": "own"}]}
         first = await stack.enter_async_context(
-            front(server, tmp_path / "a", enabled=False, usage=True, **owned, **SETTINGS)
+            proxy_in_process(server, tmp_path / "a", enabled=False, usage=True, **owned, **SETTINGS)
         )
         second = await stack.enter_async_context(
-            front(server, tmp_path / "b", usage=True, models=[{"name": "*", "context_window": 4096}])
+            proxy_in_process(server, tmp_path / "b", usage=True, models=[{"name": "*", "context_window": 4096}])
         )
         yield Lab(server, first, second)
         first.failures.clear()
@@ -244,7 +246,7 @@ async def ways_of(lab: Lab, scenario: Scenario) -> tuple[set[CodeType], set[Code
     """The functions that a scenario calls, and those of them that it calls once the upstream was asked."""
     found: set[CodeType] = set()
     late: set[CodeType] = set()
-    _, answer = await lab.run(scenario, lambda: called(lambda code: (late if lab.server.seen else found).add(code)))
+    _, answer = await lab.run(scenario, lambda: calls_seen(lambda code: (late if lab.server.seen else found).add(code)))
     assert answer.status_code in {200, *(fault.status for fault in scenario.faults)}, (scenario, answer.text)
     assert lab.reported(scenario) == []
     return {code for code in found | late if is_way(code)}, {code for code in late if is_way(code)}
@@ -333,7 +335,7 @@ async def test_a_fault_is_seen_by_client_and_operator(stub: StartStub, tmp_path:
     server = await stub(window=200_000)
     (tmp_path / "sitecustomize.py").write_text(BREAKS)
     surroundings = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    body = json.dumps(body_of("chat", [{"role": "user", "content": "CANARY " * 9000}])).encode()
+    body = json.dumps(request_body("chat", [{"role": "user", "content": "CANARY " * 9000}])).encode()
     async with Proxy(server.url, window=8192, environment=surroundings) as proxy, httpx.AsyncClient() as client:
         answer = await client.post(f"{proxy.url}/chat/completions", content=body)
         metrics = await client.get(f"{proxy.root}/metrics")

@@ -10,8 +10,8 @@ import httpx
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recorded import FILES, Recorded, recorded
 from tests.stub import Stub
-from tests.support.api_formats import body_of
-from tests.support.process_inspection import done
+from tests.support.api_formats import request_body
+from tests.support.process_inspection import request_lines
 from tests.support.proxy_process import until
 from tests.support.sample_conversations import chat_turn
 
@@ -60,7 +60,7 @@ async def _name(
     key: str = "sk-one",
 ) -> str:
     """What the conversation is called; what told is seen to have gone on."""
-    body = body_of("chat", talk, **members)
+    body = request_body("chat", talk, **members)
     answer = await web.post("/chat/completions", json=body, headers={**headers, "authorization": f"Bearer {key}"})
     assert answer.status_code == 200
     seen = server.seen[-1]
@@ -84,8 +84,8 @@ async def test_programs_keep_their_name_through_their_own_compaction(stub: Start
                 names[program] = {await _told(web, request) for request in requests}
     assert {program: len(found) for program, found in names.items()} == dict.fromkeys(names, 1)
     assert len(set.union(*names.values())) == 3
-    await until(lambda: len(done(front)) == 9)
-    codex = [line["epoch"] for line in done(front) if line["api"] == "responses"]
+    await until(lambda: len(request_lines(front)) == 9)
+    codex = [line["epoch"] for line in request_lines(front) if line["api"] == "responses"]
     assert codex == sorted(codex)
     assert (codex[0], codex[-1]) == (0, 1)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Fault, Stub
-from tests.support.overflow_claims import Claim, claims
+from tests.support.overflow_claims import OverflowClaim, claims
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import chat_turn
 
@@ -37,7 +37,7 @@ async def asked(front: Proxy, server: Stub, model: str, key: str, more: Mapping[
     return answer, len(server.chats()) - before
 
 
-async def met(front: Proxy, server: Stub, model: str, claim: Claim, key: str) -> bool:
+async def met(front: Proxy, server: Stub, model: str, claim: OverflowClaim, key: str) -> bool:
     """Whether *claim* reached the client as it came, after one call, and left nothing behind."""
     kind = "application/json" if claim.body[:1] in "[{" else "text/plain"
     fault = Fault(status=claim.status, headers=(("content-type", kind),), body=claim.body.encode())

@@ -12,7 +12,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.stub import Rules, Stub, chat, messages, responses
 from tests.stub.messages import signature
 from tests.stub.rules import Wording
-from tests.support.api_formats import body_of
+from tests.support.api_formats import request_body
 from tests.support.sample_conversations import chat_turn, log, prose
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
@@ -254,7 +254,7 @@ async def _all(api: str, server: Stub, web: httpx.AsyncClient) -> None:
     wording: Wording = "anthropic" if api == "messages" else "openai"
     wire, valid = WIRES[api], 0
     for at, (items, members) in enumerate(ODD[api]):
-        body = body_of(api, [{"role": "system", "content": "Be brief."}, *LONG], model="gpt-4o")
+        body = request_body(api, [{"role": "system", "content": "Be brief."}, *LONG], model="gpt-4o")
         body[wire.LIST] = [*body[wire.LIST], *items]
         raw = json.dumps({**body, **members}).encode()
         try:

@@ -12,7 +12,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recovery import CHAT
 from tests.stub.faults import events
 from tests.stub.tokens import request_tokens
-from tests.support.api_formats import body_of
+from tests.support.api_formats import request_body
 
 BELIEVED, TRUE = 400_000, 8_192
 """What the proxy was told, and what the server has: our count is a thirtieth of the one and above the other."""
@@ -83,7 +83,7 @@ async def test_an_overflow_far_below_the_believed_window_is_recovered_from(stub:
             server.fail(events(opening))
             # A key of its own for each: nothing was learned for it.
             keys = {"authorization": f"Bearer sk-{at}", "anthropic-version": "2023-06-01"}
-            answer = await client.post(PATHS[api], json=body_of(api, CHAT, stream=True), headers=keys)
+            answer = await client.post(PATHS[api], json=request_body(api, CHAT, stream=True), headers=keys)
             seen = [(one.verdict, len(one.body)) for one in server.chats()]
             became[name] = (answer.status_code, [verdict for verdict, _ in seen], answer.headers["x-ullage-outcome"])
             assert "Understood" in answer.text.replace('"}}]}\n\ndata: ', ""), (name, answer.text)
@@ -100,7 +100,7 @@ async def test_a_watched_opening_passes_byte_for_byte(stub: StartStub, proxy: St
     word = event(
         {"id": "c", "choices": [{"index": 0, "delta": {"content": "prompt is too long: 9 tokens > 8 maximum"}}]}
     )
-    body = body_of(api, CHAT[:2], stream=True)
+    body = request_body(api, CHAT[:2], stream=True)
     async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
         for stream in (BEGUN + event(said), BEGUN + ROLE + word + event({"error": CODE}), ROLE + word + DONE, ROLE[:9]):
             server.forget()

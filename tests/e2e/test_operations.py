@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Fault
 from tests.stub.faults import error
-from tests.support.process_inspection import done, lines, metrics, total
+from tests.support.process_inspection import log_lines, metrics, request_lines, total
 from tests.support.proxy_process import ROOT, until
 from tests.support.sample_conversations import agent_session, chat_turn, tool
 
@@ -118,7 +118,7 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     server.fail(Fault(cut="before_headers"))
     assert (await web.post(url, json=SHORT)).status_code == 502
     await web.get(f"{front.url}/models")
-    await until(lambda: len(done(front)) == 5)
+    await until(lambda: len(request_lines(front)) == 5)
     figures = await metrics(front)
     names = set(re.findall(r"^\| `(ullage_[a-z_]+)` \|", FIELDS_AND_METRICS, re.MULTILINE))
     assert len(names) > 30
@@ -158,12 +158,12 @@ async def test_a_request_is_one_line_with_the_guides_fields(
     await web.post(
         f"{front.url}/chat/completions", json={**SHORT, "stream": True, "stream_options": {"include_usage": True}}
     )
-    await until(lambda: len(done(front)) == 2)
+    await until(lambda: len(request_lines(front)) == 2)
     page = FIELDS_AND_METRICS
     table = page[page.index("## Fields of a request") : page.index("## Metrics of requests")]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
-    first, second = done(front)
+    first, second = request_lines(front)
     assert first.keys() - {"event", "level", "timestamp"} == documented
     assert (first["outcome"], first["stages"], first["status"], first["compaction"]) == (
         "compacted",
@@ -174,7 +174,7 @@ async def test_a_request_is_one_line_with_the_guides_fields(
     assert first["input_tokens"] == server.seen[0].tokens
     assert (second["stream"], second["input_tokens"]) == (True, server.seen[1].tokens)
     # A busy machine may hold the loop for a moment, which is worth a warning of its own.
-    assert all(line["level"] == "info" for line in lines(front) if line["event"] != "proxy.loop_lagged")
+    assert all(line["level"] == "info" for line in log_lines(front) if line["event"] != "proxy.loop_lagged")
 
 
 async def test_the_commented_configuration_starts(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:

@@ -9,7 +9,7 @@ import httpx
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Fault, Stub
 from tests.support.overflow_recordings import BROKEN_OFF, Row, headers, rows, wire
-from tests.support.overflow_reports import Met, met
+from tests.support.overflow_reports import ReportedError, reported_errors
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import chat_turn
 
@@ -72,7 +72,7 @@ async def test_errors_that_people_met(stub: StartStub, proxy: StartProxy) -> Non
     server = await stub(window=200_000)
     front = await proxy(server.url)
 
-    async def wrong(at: int, one: Met) -> str:
+    async def wrong(at: int, one: ReportedError) -> str:
         fail = fault(one.status, one.headers, one.body.encode())
         answer, times = await asked(front, server, fail, f"met-{at}", stream=False)
         if one.too_long:
@@ -80,7 +80,7 @@ async def test_errors_that_people_met(stub: StartStub, proxy: StartProxy) -> Non
         same = (times, answer.status_code, answer.content) == (1, one.status, one.body.encode())
         return "" if same else f"sent {times} times, {answer.status_code}: {answer.text[:100]}"
 
-    found = {one.origin: told for at, one in enumerate(met()[::5]) if (told := await wrong(at, one))}
+    found = {one.origin: told for at, one in enumerate(reported_errors()[::5]) if (told := await wrong(at, one))}
     assert found == {}
 
 

@@ -22,7 +22,17 @@ import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer, Fault, Stub
-from tests.support.process_inspection import done, kill_all, lines, living, metrics, servers, total, until_gone, workers
+from tests.support.process_inspection import (
+    kill_all,
+    log_lines,
+    metrics,
+    processes_below,
+    request_lines,
+    store_servers,
+    total,
+    until_gone,
+    worker_pids,
+)
 from tests.support.proxy_process import ROOT, Client, Proxy, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
@@ -81,28 +91,30 @@ async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
     server = await stub()
     front = await proxy(server.url, window=8192, arguments=["--workers", "2"], home=home)
     assert [(await ask(front)).status_code for _ in range(40)] == [200] * 40
-    await until(lambda: len(done(front)) == 40)
-    assert len({line["request_id"].partition("-")[0] for line in done(front)}) == 2, "one worker got no request"
+    await until(lambda: len(request_lines(front)) == 40)
+    assert len({line["request_id"].partition("-")[0] for line in request_lines(front)}) == 2, (
+        "one worker got no request"
+    )
     before = await metrics(front)
     assert total(before, "ullage_requests_total") == 40
 
     slow(server, 20, 0.1, 16)
     streams = [asyncio.ensure_future(read_stream(front)) for _ in range(16)]
     await until(lambda: len(server.chats()) == 56)
-    (store,) = servers(home)
-    victim = workers(front)[1]
+    (store,) = store_servers(home)
+    victim = worker_pids(front)[1]
     os.kill(victim, signal.SIGKILL)
     # A dying process leaves /proc/PID/cwd before the kernel closes its listening socket: its parent knows for sure.
-    await until(lambda: any(line["event"] == "worker.ended" for line in lines(front)))
+    await until(lambda: any(line["event"] == "worker.ended" for line in log_lines(front)))
     assert [await answered(front) for _ in range(10)] == [200] * 10
     ends = [answer.endswith(b"data: [DONE]\n\n") for answer in await asyncio.gather(*streams)]
     assert True in ends, "the other worker's streams broke"
     assert False in ends, "no stream ran on the killed worker: nothing was tested"
 
-    await until(lambda: workers(front)[1] != victim)
-    await until(lambda: len(living(home)) == 4)
-    assert servers(home) == [store]
-    assert [line["exit_code"] for line in lines(front) if line["event"] == "worker.ended"] == [-signal.SIGKILL]
+    await until(lambda: worker_pids(front)[1] != victim)
+    await until(lambda: len(processes_below(home)) == 4)
+    assert store_servers(home) == [store]
+    assert [line["exit_code"] for line in log_lines(front) if line["event"] == "worker.ended"] == [-signal.SIGKILL]
     after = await metrics(front)
     assert all(after.get(key, 0) >= value for key, value in before.items() if key[0].endswith(("_total", "_count")))
     assert total(after, "ullage_requests_total") == 50 + sum(ends)
@@ -205,13 +217,13 @@ async def test_running_out_of_descriptors_is_told_and_survived(
     """When hardly any more files may be opened idle clients make room for new ones; log and metrics tell."""
     server = await stub()
     front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
-    pids = list(workers(front).values()) or [front.pid]
+    pids = list(worker_pids(front).values()) or [front.pid]
     for pid in pids:
         limit = len(os.listdir(f"/proc/{pid}/fd")) + 48
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
     held = [await asyncio.open_connection("127.0.0.1", front.port) for _ in range(120)]
     # uvloop takes all that wait at once and drops those beyond the last descriptor: let it come to an end first.
-    await until(lambda: any(line["event"] == "server.out_of_descriptors" for line in lines(front)))
+    await until(lambda: any(line["event"] == "server.out_of_descriptors" for line in log_lines(front)))
     assert [await answered(front) for _ in range(10)] == [200] * 10
     async with asyncio.timeout(10):
         while not total(await metrics(front), "ullage_out_of_descriptors_total"):  # noqa: ASYNC110 - another process
@@ -264,11 +276,11 @@ async def test_a_killed_proxy_is_followed_by_one_that_adopts_its_server(
     """After kill -9 workers end by themselves, the server lives, and the next start on the same port adopts it."""
     server = await stub()
     front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
-    (store,) = servers(home)
+    (store,) = store_servers(home)
     front.end(signal.SIGKILL)
-    await until(lambda: list(living(home)) == [store])
+    await until(lambda: list(processes_below(home)) == [store])
     await front.start()
-    assert servers(home) == [store]
+    assert store_servers(home) == [store]
     assert (await ask(front)).status_code == 200
     assert front.end() == 0
     await until_gone(home)

@@ -23,7 +23,7 @@ import pytest
 from proxy.cli.doctor import examine
 from proxy.settings import load
 from tests.conftest import StartProxy
-from tests.support.chat_client import gather
+from tests.support.chat_client import read_chat_stream
 from tests.support.proxy_process import Client, free_port
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, chat_turn
 
@@ -72,7 +72,7 @@ async def ask(client: Any, messages: list[dict[str, Any]], **options: Any) -> tu
     stream = await client.chat.completions.create(
         model="local", messages=messages, max_tokens=24, stream=True, stream_options={"include_usage": True}, **options
     )
-    answer, finish, usage = await gather(stream)
+    answer, finish, usage = await read_chat_stream(stream)
     assert usage, "the usage that was asked for did not come"
     return answer, finish
 

@@ -11,33 +11,33 @@ from proxy.features.recall.tool import MENTION, NAME
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer
 from tests.support.api_formats import text_of
-from tests.support.process_inspection import done, metrics, total
+from tests.support.process_inspection import metrics, request_lines, total
 from tests.support.proxy_process import until
-from tests.support.recall_fixtures import LOOK, READ, SAID, WINDOW, history, recalling
+from tests.support.recall_fixtures import LOOK, READ, SAID, WINDOW, long_history, model_answering
 from tests.support.sample_conversations import AGENT_TOOLS
-from tests.support.sdk_clients import VOICES
+from tests.support.sdk_clients import SDK_CLIENTS
 from tests.support.view_checks import view_problems
 
 MODEL = "gpt-4o-mini"
 ON: dict[str, Any] = {"recall": {"enabled": True}}
 
 
-@pytest.mark.parametrize("api", VOICES)
+@pytest.mark.parametrize("api", SDK_CLIENTS)
 async def test_a_clients_session_goes_on_over_recalls(stub: StartStub, proxy: StartProxy, api: str) -> None:
     """An SDK gets whole and streamed answers without a trace of the tool, and its next turns are valid and found."""
     server = await stub(window=WINDOW, wording="anthropic" if api == "messages" else "openai", alternation=False)
     rules = [{"name": "*", "context_window": WINDOW}]
     front = await proxy(server.url, config={"models": rules, "compression": ON, "summaries": {"mode": "off"}})
     thought, words = "What was it again?", "It is kingfisher 4711."
-    async with VOICES[api](front.url) as voice:
-        items, more = voice.opening(history())
+    async with SDK_CLIENTS[api](front.url) as voice:
+        items, more = voice.opening(long_history())
         asked = {"model": MODEL, **voice.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
         recalls = 0
         for at in range(6):
             stream = at % 2 == 1
             looks = [Answer("I look.", (LOOK,), reasoning=thought), Answer("", (LOOK, READ))][: 1 + (at > 3)]
             last = Answer(words, (READ,), reasoning=thought) if at % 3 else Answer(words)
-            server.script = recalling(*looks, last)
+            server.script = model_answering(*looks, last)
             before = len(server.seen)
             answer = await voice.ask(asked, items, stream=stream)
             assert NAME not in json.dumps(answer)
@@ -53,10 +53,10 @@ async def test_a_clients_session_goes_on_over_recalls(stub: StartStub, proxy: St
         views = [seen for seen in server.seen if seen.body.count(MENTION.encode())]
         assert len(views) == len(server.seen)
         assert all(seen.tools[-1] == NAME for seen in server.seen)
-    await until(lambda: len(done(front)) == 6)
+    await until(lambda: len(request_lines(front)) == 6)
     figures = await metrics(front)
     assert total(figures, "ullage_recalls_total", model=MODEL) == recalls
     assert total(figures, "ullage_recall_tokens_total") >= sum(seen.tokens for seen in server.seen)
     assert total(figures, "ullage_stages_total", stage="recall") == 6
-    assert sum(line["recalls"] for line in done(front)) == recalls
+    assert sum(line["recalls"] for line in request_lines(front)) == recalls
     assert "kingfisher" not in front.log.read_text()

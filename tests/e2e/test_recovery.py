@@ -13,7 +13,7 @@ from tests.stub import Fault, Rules
 from tests.stub.faults import error, events
 from tests.stub.rules import Wording
 from tests.stub.tokens import request_tokens
-from tests.support.chat_client import gather
+from tests.support.chat_client import read_chat_stream
 from tests.support.proxy_process import Client
 from tests.support.sample_conversations import agent_session, chat_turn
 from tests.support.tool_pair_checks import pair_violations
@@ -52,7 +52,7 @@ async def test_an_overflow_is_recovered_from(
                 stream = await client.chat.completions.create(
                     **asked(messages), stream=True, stream_options={"include_usage": True}
                 )
-                answer, finish, usage = await gather(stream)
+                answer, finish, usage = await read_chat_stream(stream)
                 assert (answer["content"], finish, usage) == ("Understood.", "stop", True)
         first, second = server.chats()
         assert (first.verdict, second.verdict) == ("overflow", "ok"), wording

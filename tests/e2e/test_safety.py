@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer, Call, Fault, Stub
 from tests.stub.faults import JSON, error, events, redirect
-from tests.support.process_inspection import done, living, metrics, total
+from tests.support.process_inspection import metrics, processes_below, request_lines, total
 from tests.support.sample_conversations import chat_turn
 
 KEY, ACCESS, ADMIN, MINE = "sk-upstream-CANARYU1", "access-CANARYA1-0123456789", "admin-CANARYD1", "sk-client-CANARYC1"
@@ -135,7 +135,7 @@ async def test_no_secret_and_no_content_in_any_answer_header_or_log(
     figures = str(await metrics(front))
     assert front.end() == 0
     log = front.log.read_text(errors="replace")
-    assert len(done(front)) > 15
+    assert len(request_lines(front)) > 15
     assert re.findall(r"\w*CANARY\w*", log) == []
     assert re.findall(r"\w*CANARY\w*", figures) == []
     assert "Traceback" not in log
@@ -279,7 +279,7 @@ async def test_secrets_do_not_show_in_the_process_list(stub: StartStub, proxy: S
     """No process of the proxy carries a key in its command line: parent, workers and private server."""
     server = await stub()
     front = await proxy(server.url, config=config(server), arguments=["--workers", "2"])
-    shown = living(front.home).values()
+    shown = processes_below(front.home).values()
     assert len(shown) == 4
     assert not [command for command in shown if "CANARY" in command]
 

@@ -12,7 +12,7 @@ from openai import BadRequestError
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer, Call, Seen, Stub
 from tests.stub.tokens import count_json
-from tests.support.chat_client import MODEL, Talk
+from tests.support.chat_client import MODEL, ChatClient
 from tests.support.proxy_process import Client, Proxy
 from tests.support.sample_conversations import (
     AGENT_SYSTEM,
@@ -24,7 +24,7 @@ from tests.support.sample_conversations import (
     prose,
     tool,
 )
-from tests.support.view_checks import Ledger
+from tests.support.view_checks import CacheTally
 
 WINDOW = 8192
 OPENING: list[dict[str, Any]] = [
@@ -55,7 +55,7 @@ def agent(rounds: int, parallel: int = 1) -> Callable[[Seen], Answer]:
     return script
 
 
-async def loop(talk: Talk, result_tokens: int) -> int:
+async def loop(talk: ChatClient, result_tokens: int) -> int:
     """Drive *talk* as an agent until the model calls no more tools; returns how many rounds that took."""
     answer, rounds = await talk.ask(), 0
     while calls := talk.calls:
@@ -65,7 +65,7 @@ async def loop(talk: Talk, result_tokens: int) -> int:
     return rounds
 
 
-def report(note: Note, letter: str, ledger: Ledger, overflows: int) -> None:
+def report(note: Note, letter: str, ledger: CacheTally, overflows: int) -> None:
     """Show a situation's figures and keep them in the test report."""
     print(f"{letter}: {ledger}, {overflows} overflows recovered")
     note(f"{letter}_repeated_prefix", round(ledger.share, 3))
@@ -75,7 +75,7 @@ async def test_a_chat_of_forty_turns(stub: StartStub, proxy: StartProxy, record_
     """A: a chat that grows to three times the window is answered at every turn, and starts untouched."""
     server, front = await begin(stub, proxy)
     server.script = lambda seen: Answer(prose(seen.number * 2 + 1, 300))
-    async with Talk(front.url, server, OPENING[:1].copy(), {"max_tokens": 512}) as talk:
+    async with ChatClient(front.url, server, OPENING[:1].copy(), {"max_tokens": 512}) as talk:
         for turn in range(40):
             await talk.ask(chat_turn(turn, 300)[0])
             if turn < 5:
@@ -92,7 +92,7 @@ async def test_an_agent_loop_of_forty_rounds(
     """B and H: one user message and forty tool rounds are answered, and four fifths of what is sent repeats."""
     server, front = await begin(stub, proxy)
     server.script = agent(40)
-    async with Talk(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}, stream) as talk:
+    async with ChatClient(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}, stream) as talk:
         assert await loop(talk, 450) == 40
         assert talk.tokens > 2 * WINDOW
         report(record_property, "H" if stream else "B", talk.ledger, talk.overflows)
@@ -109,7 +109,7 @@ async def test_a_first_request_of_three_windows(
     history = (
         [*OPENING, *agent_session(52, 450)[2:]] if kind == "agent" else [*OPENING[:1], *turns, chat_turn(99, 40)[0]]
     )
-    async with Talk(front.url, server, history) as talk:
+    async with ChatClient(front.url, server, history) as talk:
         assert talk.tokens > 3 * WINDOW
         await talk.ask()
         report(record_property, f"C_{kind}", talk.ledger, talk.overflows)
@@ -119,7 +119,7 @@ async def test_a_pasted_message_of_two_windows(stub: StartStub, proxy: StartProx
     """D: one user message of twice the window is answered, with both its ends kept."""
     server, front = await begin(stub, proxy)
     pasted = f"What went wrong in this log?\n{log(5, 2 * WINDOW)}\nPlease name the first failing file."
-    async with Talk(front.url, server, OPENING[:1].copy(), clipped=True) as talk:
+    async with ChatClient(front.url, server, OPENING[:1].copy(), clipped=True) as talk:
         await talk.ask({"role": "user", "content": pasted})
         assert talk.views[0].messages[0] == OPENING[0]
         await talk.ask({"role": "user", "content": "And the second one?"})
@@ -130,7 +130,7 @@ async def test_a_tool_result_of_two_windows(stub: StartStub, proxy: StartProxy, 
     """E: a newest tool result of twice the window is answered, and still answers its call."""
     server, front = await begin(stub, proxy)
     server.script = agent(4)
-    async with Talk(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}) as talk:
+    async with ChatClient(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}) as talk:
         answer = await talk.ask()
         for at, size in enumerate((300, 2 * WINDOW, 300, 300)):
             answer = await talk.results(answer, [log(at + 1, size)])
@@ -144,7 +144,7 @@ async def test_parallel_calls_in_every_round(stub: StartStub, proxy: StartProxy,
     """F: eight parallel calls in each of twelve rounds are answered, and no call loses its result."""
     server, front = await begin(stub, proxy)
     server.script = agent(12, parallel=8)
-    async with Talk(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}) as talk:
+    async with ChatClient(front.url, server, OPENING.copy(), {"tools": AGENT_TOOLS}) as talk:
         assert await loop(talk, 120) == 12
         assert talk.tokens > WINDOW
         report(record_property, "F", talk.ledger, talk.overflows)
@@ -162,7 +162,7 @@ async def test_tools_larger_than_the_window(stub: StartStub, proxy: StartProxy, 
     server, front = await begin(stub, proxy)
     tools = wordy_tools(55)
     assert count_json(tools) > WINDOW
-    async with Talk(front.url, server, OPENING.copy(), {"tools": tools}) as talk:
+    async with ChatClient(front.url, server, OPENING.copy(), {"tools": tools}) as talk:
         await talk.ask()
         await talk.ask({"role": "user", "content": "Go on, please."})
         sent = [view.parsed["tools"] for view in talk.views]

@@ -18,8 +18,16 @@ from tests.conftest import StartProxy, StartStub
 from tests.store.conftest import Valkey, free_port
 from tests.store.test_redis import old_server
 from tests.stub import Answer, Stub, slices
-from tests.support.chat_client import Talk
-from tests.support.process_inspection import kill_all, lines, living, metrics, servers, total, until_gone
+from tests.support.chat_client import ChatClient
+from tests.support.process_inspection import (
+    kill_all,
+    log_lines,
+    metrics,
+    processes_below,
+    store_servers,
+    total,
+    until_gone,
+)
 from tests.support.proxy_process import Proxy, until
 from tests.support.sample_conversations import AGENT_SYSTEM, chat_turn, prose
 
@@ -49,15 +57,15 @@ def remote(short_path: Path) -> Any:
 
 
 @asynccontextmanager
-async def chatting(stub: StartStub) -> AsyncIterator[tuple[Stub, Talk]]:
+async def chatting(stub: StartStub) -> AsyncIterator[tuple[Stub, ChatClient]]:
     """A strict upstream and a conversation that does not know its proxy yet."""
     server = await stub(window=WINDOW)
     server.script = lambda seen: Answer(prose(seen.number, 150))
-    async with Talk(server.url, server, [{"role": "system", "content": AGENT_SYSTEM}]) as talk:
+    async with ChatClient(server.url, server, [{"role": "system", "content": AGENT_SYSTEM}]) as talk:
         yield server, talk
 
 
-async def ask(talk: Talk, front: Proxy, turn: int) -> float:
+async def ask(talk: ChatClient, front: Proxy, turn: int) -> float:
     """Ask the conversation's next question through *front*; returns the seconds until it was answered."""
     if talk.url != front.url:
         await talk.__aexit__()
@@ -68,7 +76,7 @@ async def ask(talk: Talk, front: Proxy, turn: int) -> float:
     return time.monotonic() - began
 
 
-async def over_an_event(talk: Talk, front: Proxy, more: int = 2) -> int:
+async def over_an_event(talk: ChatClient, front: Proxy, more: int = 2) -> int:
     """Talk until a compaction was sent and *more* requests with it; returns the number of the next turn."""
     turn = 0
     while talk.ledger.compacted < 1 + more:
@@ -78,7 +86,7 @@ async def over_an_event(talk: Talk, front: Proxy, more: int = 2) -> int:
     return turn
 
 
-def grows(talk: Talk, before: int = -2, after: int = -1) -> bool:
+def grows(talk: ChatClient, before: int = -2, after: int = -1) -> bool:
     """Whether the view *after* begins with all of the view *before*, byte for byte."""
     old, new = slices(talk.views[before].body), slices(talk.views[after].body)
     return len(new) > len(old) and new[: len(old)] == old
@@ -98,7 +106,7 @@ async def test_a_restart_changes_no_byte_of_what_was_sent_before(
         assert grows(talk)
         # What the store was told more than a second ago is on the disk even when it is killed.
         await asyncio.sleep(1.2 if ended == "all_killed" else 0)
-        stores = servers(home)
+        stores = store_servers(home)
         front.end(signal.SIGTERM if ended in ("stopped", "wiped") else signal.SIGKILL)
         if ended == "all_killed":
             for pid in stores:
@@ -140,7 +148,7 @@ async def test_a_new_master_key_changes_no_byte_of_what_was_sent_before(
             turn += 1
         assert talk.overflows == 0
         assert "master-key" not in front.log.read_text()
-        assert not [line for line in lines(front) if line["event"] == "store.integrity"]
+        assert not [line for line in log_lines(front) if line["event"] == "store.integrity"]
 
 
 async def test_a_killed_private_server_comes_back_with_its_data(stub: StartStub, home: Path, proxy: StartProxy) -> None:
@@ -148,11 +156,11 @@ async def test_a_killed_private_server_comes_back_with_its_data(stub: StartStub,
     async with chatting(stub) as (server, talk):
         front = await proxy(server.url, window=WINDOW, home=home)
         turn = await over_an_event(talk, front)
-        (killed,) = servers(home)
+        (killed,) = store_servers(home)
         os.kill(killed, signal.SIGKILL)
         for more in range(3):
             assert await ask(talk, front, turn + more) < BOUNDED
-        await until(lambda: bool(servers(home)) and servers(home) != [killed])
+        await until(lambda: bool(store_servers(home)) and store_servers(home) != [killed])
         await until_up(front, True)
         front.end()
         front.window = WINDOW + 1500  # so that only what was stored can say where the cut is
@@ -184,9 +192,9 @@ async def test_damaged_data_costs_a_recomputation_and_nothing_else(
             await ask(talk, front, turn + more)
         assert talk.overflows == 0
         await until_up(front, True)
-        (line,) = [line for line in lines(front) if line["event"] == "store.begun_anew"]
+        (line,) = [line for line in log_lines(front) if line["event"] == "store.begun_anew"]
         assert line["moved_to"] == str(data / "appendonlydir.damaged")
-        assert len(servers(home)) == 1
+        assert len(store_servers(home)) == 1
 
 
 async def until_up(front: Proxy, up: bool) -> None:
@@ -220,7 +228,7 @@ async def test_two_proxies_on_one_redis_send_the_same_bytes(
             await ask(talk, front, turn + 23)
             assert talk.views[-1].body == last
             talk.messages = talk.messages[:-1]
-        assert not servers(home / "a"), "a private server runs beside the configured one"
+        assert not store_servers(home / "a"), "a private server runs beside the configured one"
 
 
 def _made(path: Path) -> Path:
@@ -291,28 +299,28 @@ async def test_a_broken_store_costs_no_request(
         spoil(remote)
         took = [await ask(talk, front, turn + more) for more in range(12)]
         assert max(took) < BOUNDED, took
-        other = Talk(front.url, server, [{"role": "system", "content": AGENT_SYSTEM}])
+        other = ChatClient(front.url, server, [{"role": "system", "content": AGENT_SYSTEM}])
         async with other:
             for more in range(16):
                 await ask(other, front, 100 + more)
         assert other.ledger.compacted > 0
         if spoil in MENDED:
             await until_up(front, False)
-            (line,) = [line for line in lines(front) if line["event"] in ("store.full", "store.refused")]
+            (line,) = [line for line in log_lines(front) if line["event"] in ("store.full", "store.refused")]
             assert line["advice"]
             assert remote.say(MENDED[spoil]).startswith("+OK")
             await until_up(front, True)
         if spoil in (frozen, dead):
             await until_up(front, False)
-            assert [line["event"] for line in lines(front)].count("store.down") == 1
+            assert [line["event"] for line in log_lines(front)].count("store.down") == 1
             if spoil is frozen:
                 remote.signal(signal.SIGCONT)
             else:
                 remote.start()
             # Through the half-open breaker and back: the figures go on being told.
             await until_up(front, True)
-            assert "store.up" in [line["event"] for line in lines(front)]
-        assert not [line for line in lines(front) if line["event"] in ("proxy.task_failed", "proxy.loop_error")]
+            assert "store.up" in [line["event"] for line in log_lines(front)]
+        assert not [line for line in log_lines(front) if line["event"] in ("proxy.task_failed", "proxy.loop_error")]
 
 
 async def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(
@@ -351,8 +359,8 @@ async def test_memory_is_enough(stub: StartStub, home: Path, proxy: StartProxy, 
         for turn in range(20):
             await ask(talk, front, turn)
         assert talk.ledger.compacted > 0
-        assert not servers(home)
-        warned = [line for line in lines(front) if line["event"] == "store.memory_per_worker"]
+        assert not store_servers(home)
+        warned = [line for line in log_lines(front) if line["event"] == "store.memory_per_worker"]
         assert len(warned) == count - 1
 
 
@@ -366,7 +374,7 @@ async def test_a_data_directory_that_cannot_be_used_is_memory_with_a_warning(
         (home / "file").write_text("in the way")
         config = {"store": {"path": str(home / "file" / "data")}}
         front = await proxy(server.url, window=WINDOW, config=config, arguments=["--workers", str(count)], home=home)
-        (line,) = [line for line in lines(front) if line["event"] == "store.memory_instead"]
+        (line,) = [line for line in log_lines(front) if line["event"] == "store.memory_instead"]
         assert line["level"] == "warning"
         assert "store.path" in line["cause"]
         (store,) = [text for text in front.log.read_text().splitlines() if text.startswith("  store ")]
@@ -377,7 +385,7 @@ async def test_a_data_directory_that_cannot_be_used_is_memory_with_a_warning(
         for turn in range(20):
             await ask(talk, front, turn)
         assert talk.ledger.compacted > 0
-        assert not servers(home)
+        assert not store_servers(home)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -391,11 +399,11 @@ async def test_a_damaged_key_file_does_not_stop_the_proxy(
     (data / "master.key").write_bytes(b"short")
     config: dict[str, Any] = {"store": {"path": str(data)}}
     front = await proxy(server.url, window=WINDOW, config=config, arguments=["--workers", str(count)], home=home)
-    (line,) = [line for line in lines(front) if line["event"] == "store.memory_instead"]
+    (line,) = [line for line in log_lines(front) if line["event"] == "store.memory_instead"]
     assert "master.key" in line["cause"]
-    assert not servers(home)
+    assert not store_servers(home)
     assert front.end() == 0
-    assert not living(home)
+    assert not processes_below(home)
 
 
 async def test_two_proxies_of_one_data_directory_share_one_server(
@@ -406,7 +414,7 @@ async def test_two_proxies_of_one_data_directory_share_one_server(
         first = await proxy(server.url, window=WINDOW, config={"server": {}}, home=home)
         second = Proxy(server.url, WINDOW + 1500, {"store": {"path": f"{home}/data"}}, home=_made(home / "b"))
         async with second:
-            (shared,) = servers(home)
+            (shared,) = store_servers(home)
             turn = await over_an_event(talk, first)
             await ask(talk, second, turn)
             assert grows(talk)
@@ -415,6 +423,6 @@ async def test_two_proxies_of_one_data_directory_share_one_server(
             assert grows(talk)
             await asyncio.sleep(1.5)
             os.kill(shared, signal.SIGKILL)
-            await until(lambda: bool(servers(home)) and servers(home) != [shared], 20)
+            await until(lambda: bool(store_servers(home)) and store_servers(home) != [shared], 20)
             assert second.end() == 0
         await until_gone(home)

@@ -14,8 +14,8 @@ from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_store import frozen, full, lost
 from tests.store.conftest import Valkey, eventually
 from tests.stub.summariser import INJECTED, PLANTED, Behaviour
-from tests.support.agent_loop import KEY, WINDOW, Loop, replicas
-from tests.support.process_inspection import lines, metrics, status, total
+from tests.support.agent_loop import KEY, WINDOW, AgentLoop, replicas
+from tests.support.process_inspection import log_lines, metrics, status, total
 from tests.support.proxy_process import Proxy
 
 CONSTRAINTS = tuple(
@@ -32,7 +32,7 @@ async def test_two_replicas_write_one_summary_for_each_event(
     would wait for ever. Each view begins with all of the one before it, but for those that are told as compactions.
     """
     server = await stub(window=WINDOW)
-    async with Loop(server, await replicas(proxy, server, remote.url, home), gated=True) as loop:
+    async with AgentLoop(server, await replicas(proxy, server, remote.url, home), gated=True) as loop:
         for _ in range(60):
             await loop.ask()
         assert 3 <= len(loop.events) <= 6, loop.events
@@ -59,7 +59,7 @@ async def test_a_call_goes_out_with_the_requests_own_key(stub: StartStub, home: 
     """The summariser is asked with the caller's key and model, without tools, and the key is in no log."""
     server = await stub(window=WINDOW)
     front = await proxy(server.url, window=WINDOW, home=home)
-    async with Loop(server, [front], 600) as loop:
+    async with AgentLoop(server, [front], 600) as loop:
         while not server.summaries:
             await loop.ask()
         await loop.settled()
@@ -68,7 +68,7 @@ async def test_a_call_goes_out_with_the_requests_own_key(stub: StartStub, home: 
     assert seen.model == "gpt-4o-mini"
     assert "tools" not in seen.parsed
     assert seen.messages[1]["content"].count("tool result:\n| ") >= 2
-    (line,) = [line for line in lines(front) if line["event"] == "summary.done"]
+    (line,) = [line for line in log_lines(front) if line["event"] == "summary.done"]
     assert line["outcome"] == "written"
     assert "sk-test" not in front.log.read_text()
     assert "Note 1" not in front.log.read_text()
@@ -78,7 +78,7 @@ async def test_a_killed_holder_holds_nobody_up(stub: StartStub, home: Path, prox
     """The replica that writes is killed in the middle: the other answers every request, over the next events."""
     server = await stub(window=WINDOW)
     server.summariser = "hanging"
-    async with Loop(server, await replicas(proxy, server, remote.url, home), 600) as loop:
+    async with AgentLoop(server, await replicas(proxy, server, remote.url, home), 600) as loop:
         while not server.summaries:
             await loop.ask(settle=False)
         assert ":k:" in remote.say("KEYS *")
@@ -113,14 +113,14 @@ async def test_a_broken_store_costs_no_request(
 ) -> None:
     """A store that freezes, fills up or is emptied while summaries are written and used: every request is answered."""
     server = await stub(window=WINDOW)
-    async with Loop(server, await replicas(proxy, server, remote.url, home), 600) as loop:
+    async with AgentLoop(server, await replicas(proxy, server, remote.url, home), 600) as loop:
         while not loop.events:
             await loop.ask()
         spoil(remote)
         for _ in range(14):
             await loop.ask(settle=False)
         for front in loop.fronts:
-            failed = [line for line in lines(front) if line["event"] in ("proxy.task_failed", "proxy.loop_error")]
+            failed = [line for line in log_lines(front) if line["event"] in ("proxy.task_failed", "proxy.loop_error")]
             assert failed == []
 
 
@@ -130,7 +130,7 @@ async def test_a_restart_of_everything_changes_no_view(
     """Proxies and store stopped and started again: the next view begins with all of the last one, summary included."""
     server = await stub(window=WINDOW)
     fronts = await replicas(proxy, server, remote.url, home)
-    async with Loop(server, fronts, 600) as loop:
+    async with AgentLoop(server, fronts, 600) as loop:
         while not loop.events or not loop.spent:
             await loop.ask()
         calls, events, spent = len(server.summaries), len(loop.events), loop.spent
@@ -155,7 +155,7 @@ async def test_what_is_being_written_is_finished_on_drain(
     server = await stub(window=WINDOW)
     server.summariser = "slow"
     (front,) = await replicas(proxy, server, remote.url, home, "a")
-    async with Loop(server, [front], 600) as loop:
+    async with AgentLoop(server, [front], 600) as loop:
         while not server.summaries:
             await loop.ask(settle=False)
     # In a thread: the upstream that still answers the summary lives in this one.
@@ -175,7 +175,7 @@ async def test_constraints_survive_and_nobody_is_commanded(
     server = await stub(window=WINDOW)
     server.summariser = behaviour
     front = await proxy(server.url, window=WINDOW, home=home)
-    async with Loop(server, [front], 500, planted=PLANTED) as loop:
+    async with AgentLoop(server, [front], 500, planted=PLANTED) as loop:
         told, quoted = 0, 0
         while len(loop.events) < 6 or loop.rounds <= 41:
             said = CONSTRAINTS[told] if loop.rounds % 2 and told < len(CONSTRAINTS) else ""
@@ -201,7 +201,7 @@ async def test_off_asks_nobody(stub: StartStub, home: Path, proxy: StartProxy) -
     """With ``mode: off`` a conversation is compacted and no model is ever asked."""
     server = await stub(window=WINDOW)
     front = await proxy(server.url, window=WINDOW, config={"summaries": {"mode": "off"}}, home=home)
-    async with Loop(server, [front], 900) as loop:
+    async with AgentLoop(server, [front], 900) as loop:
         while len(loop.events) < 2:
             await loop.ask()
     assert server.summaries == []
@@ -213,7 +213,7 @@ async def test_inline_a_compaction_waits_for_its_summary(stub: StartStub, home: 
     server = await stub(window=WINDOW)
     config = {"summaries": {"mode": "inline", "spend": 1.0}}
     front = await proxy(server.url, window=WINDOW, config=config, home=home)
-    async with Loop(server, [front], 600) as loop:
+    async with AgentLoop(server, [front], 600) as loop:
         while not loop.events:
             assert server.summaries == []
             await loop.ask()
@@ -230,7 +230,7 @@ async def test_inline_a_hanging_summariser_costs_its_timeout_and_no_more(
     server.summariser = "hanging"
     config = {"summaries": {"mode": "inline", "spend": 1.0, "timeout": 0.3}}
     front = await proxy(server.url, window=WINDOW, config=config, home=home)
-    async with Loop(server, [front], 900) as loop:
+    async with AgentLoop(server, [front], 900) as loop:
         while len(loop.events) < 2:
             await loop.ask(settle=False)
         assert loop.spent == 0
@@ -242,7 +242,7 @@ async def test_subscription_tokens_are_not_used(stub: StartStub, home: Path, pro
     """With an OAuth or subscription token no model is asked for a summary, and the reason is counted."""
     server = await stub(window=WINDOW)
     front = await proxy(server.url, window=WINDOW, home=home)
-    async with Loop(server, [front], 600, key) as loop:
+    async with AgentLoop(server, [front], 600, key) as loop:
         while not total(await metrics(front), "ullage_summaries_total", reason="subscription"):
             await loop.ask()
     assert server.summaries == []
@@ -265,16 +265,16 @@ async def test_another_model_on_another_upstream_writes_for_those_who_may(
         "summaries": {"model": "small-1", "allow": ["sk-allowed-000000000"]},
     }
     front = await proxy(server.url, config=config, home=home)
-    async with Loop(server, [front], 700) as loop:
+    async with AgentLoop(server, [front], 700) as loop:
         # Who is not listed is summed up by the model that has the words already.
         while not server.summaries:
             await loop.ask()
     assert other.summaries == []
     calls = len(server.summaries)
-    async with Loop(server, [front], 700, "sk-allowed-000000000") as loop:
+    async with AgentLoop(server, [front], 700, "sk-allowed-000000000") as loop:
         while not other.summaries:
             await loop.ask(settle=False)
-        await eventually(lambda: any(line.get("upstream") == "cheap" for line in lines(front) if "calls" in line))
+        await eventually(lambda: any(line.get("upstream") == "cheap" for line in log_lines(front) if "calls" in line))
     assert len(server.summaries) == calls
     assert {seen.header("authorization") for seen in other.summaries} == {"Bearer sk-of-the-house"}
     assert {seen.verdict for seen in other.summaries} == {"ok"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.conftest import StartProxy, StartStub
 from tests.store.conftest import Valkey, eventually
-from tests.support.agent_loop import WINDOW, Loop, replicas
-from tests.support.process_inspection import done, metrics, total
+from tests.support.agent_loop import WINDOW, AgentLoop, replicas
+from tests.support.process_inspection import metrics, request_lines, total
 from tests.support.proxy_process import until
 
 
@@ -18,13 +18,13 @@ async def test_a_client_that_leaves_takes_no_summary_along(stub: StartStub, home
     server = await stub(window=WINDOW)
     config = {"summaries": {"mode": "inline", "spend": 1.0}}
     front = await proxy(server.url, window=WINDOW, config=config, home=home)
-    async with Loop(server, [front], 900) as loop:
+    async with AgentLoop(server, [front], 900) as loop:
         server.gate.clear()
         while not server.summaries:
             waiting = asyncio.ensure_future(loop.ask(settle=False))
             await until(lambda asked=waiting: asked.done() or bool(server.summaries))  # type: ignore[misc]
         waiting.cancel()
-        await eventually(lambda: done(front)[-1]["reason"] == "client_left")
+        await eventually(lambda: request_lines(front)[-1]["reason"] == "client_left")
         server.gate.set()
         await loop.settled()
         calls = len(server.summaries)
@@ -41,7 +41,7 @@ async def test_a_drain_gives_back_what_it_cannot_finish(
     server = await stub(window=WINDOW)
     server.summariser = "hanging"
     fronts = await replicas(proxy, server, remote.url, home, server={"drain": 0.5})
-    async with Loop(server, fronts[:1], 600) as loop:
+    async with AgentLoop(server, fronts[:1], 600) as loop:
         while not server.summaries:
             await loop.ask(settle=False)
         assert ":k:" in remote.say("KEYS *")

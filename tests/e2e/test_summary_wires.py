@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Seen, Stub
-from tests.support.agent_loop import KEY, WINDOW, Loop
+from tests.support.agent_loop import KEY, WINDOW, AgentLoop
 from tests.support.process_inspection import metrics, total
 
 
@@ -22,7 +22,7 @@ async def test_every_api_has_its_summaries(stub: StartStub, home: Path, proxy: S
     """Over Messages and Responses a summary is asked for on the same API with the caller's key, and used."""
     server = await stub(window=WINDOW)
     front = await proxy(server.url, window=WINDOW, home=home)
-    async with Loop(server, [front], 600, api=api, gated=True) as loop:
+    async with AgentLoop(server, [front], 600, api=api, gated=True) as loop:
         while not loop.spent:
             await loop.ask()
             assert loop.rounds < 40
@@ -42,7 +42,7 @@ async def test_a_warm_prompt_is_sent_again(stub: StartStub, home: Path, proxy: S
     server = await stub(window=WINDOW)
     config = {"summaries": {"aligned": True, "spend": 1.0}}
     front = await proxy(server.url, window=WINDOW, config=config, home=home)
-    async with Loop(server, [front], 600, api=api, gated=True) as loop:
+    async with AgentLoop(server, [front], 600, api=api, gated=True) as loop:
         while not loop.spent:
             await loop.ask()
             assert loop.rounds < 40
@@ -71,7 +71,7 @@ async def test_a_summariser_is_found_by_its_alias(stub: StartStub, home: Path, p
     }
     front = await proxy(server.url, config=config, home=home)
     path = "/openai/deployments/gpt-4o-mini/chat/completions?api-version=2024-10-21"
-    async with Loop(server, [front], 600, path=path) as loop:
+    async with AgentLoop(server, [front], 600, path=path) as loop:
         while not loop.spent:
             await loop.ask()
             assert loop.rounds < 40
@@ -95,7 +95,7 @@ async def test_the_models_own_headers_go_with_its_summaries(stub: StartStub, hom
         ]
     }
     front = await proxy(server.url, config=config, home=home)
-    async with Loop(server, [front], 600, model="fast") as loop:
+    async with AgentLoop(server, [front], 600, model="fast") as loop:
         while not loop.spent:
             await loop.ask()
             assert loop.rounds < 40

@@ -15,9 +15,9 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Seen, Stub
 from tests.stub.tokens import encoding
-from tests.support.recorded_conversations import FOLDER, Transcript, read_all
+from tests.support.recorded_conversations import FOLDER, RecordedConversation, read_all
 from tests.support.tool_pair_checks import pair_violations
-from tests.support.view_checks import Ledger, view_problems
+from tests.support.view_checks import CacheTally, view_problems
 
 FULL = "ULLAGE_REPLAY_ALL"
 """Set this environment variable to replay every place of every conversation instead of a sample."""
@@ -32,7 +32,7 @@ pytestmark = [needs_recordings, pytest.mark.slow, pytest.mark.timeout(3600 if os
 
 
 @pytest.fixture(scope="module")
-def recordings() -> list[Transcript]:
+def recordings() -> list[RecordedConversation]:
     """Every recorded conversation."""
     encoding()
     return read_all()
@@ -45,13 +45,18 @@ class Replay:
     url: str
     stub: Stub
     session: aiohttp.ClientSession
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: CacheTally = field(default_factory=CacheTally)
     problems: list[str] = field(default_factory=list)
     overflows: int = 0
     refused: int = 0
 
     async def conversation(
-        self, gate: asyncio.Semaphore, recording: Transcript, window: int, ends: Sequence[int], may_refuse: bool
+        self,
+        gate: asyncio.Semaphore,
+        recording: RecordedConversation,
+        window: int,
+        ends: Sequence[int],
+        may_refuse: bool,
     ) -> None:
         """Replay the prefixes of *recording* that end at *ends*, in order, when *gate* lets it."""
         async with gate:
@@ -59,7 +64,7 @@ class Replay:
                 found = await self._one(recording, window, end, may_refuse)
                 self.problems += [f"{recording.name}[:{end}] in {window}: {problem}" for problem in found]
 
-    async def _one(self, recording: Transcript, window: int, end: int, may_refuse: bool) -> list[str]:
+    async def _one(self, recording: RecordedConversation, window: int, end: int, may_refuse: bool) -> list[str]:
         label = f"{recording.name}-{window}-{end}"
         body = recording.body(end, f"replay-{window}")
         headers = {"content-type": "application/json", "authorization": "Bearer sk-replay", "x-replay": label}
@@ -96,7 +101,10 @@ def sample(ends: Sequence[int], binds: bool) -> Sequence[int]:
 
 
 async def replayed(
-    stub: StartStub, proxy: StartProxy, jobs: Sequence[tuple[Transcript, int, Sequence[int]]], may_refuse: bool
+    stub: StartStub,
+    proxy: StartProxy,
+    jobs: Sequence[tuple[RecordedConversation, int, Sequence[int]]],
+    may_refuse: bool,
 ) -> Replay:
     """The outcome of all *jobs* through one proxy that knows a model for every window in them."""
     windows = sorted({window for _, window, _ in jobs})
@@ -120,7 +128,7 @@ async def replayed(
 async def test_every_conversation_is_answered(
     stub: StartStub,
     proxy: StartProxy,
-    recordings: list[Transcript],
+    recordings: list[RecordedConversation],
     record_property: Callable[[str, object], None],
     share: float,
 ) -> None:
@@ -138,7 +146,7 @@ async def test_every_conversation_is_answered(
 
 
 async def test_impossible_windows_are_refused_before_the_upstream(
-    stub: StartStub, proxy: StartProxy, recordings: list[Transcript]
+    stub: StartStub, proxy: StartProxy, recordings: list[RecordedConversation]
 ) -> None:
     """Below the floor a request is answered or refused with the error of a full window, never by the upstream."""
     jobs = []

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_store import WINDOW, ask, chatting, grows, over_an_event, until_up
 from tests.store.conftest import Valkey
-from tests.support.process_inspection import kill_all, lines, living, metrics, total
+from tests.support.process_inspection import kill_all, log_lines, metrics, processes_below, total
 
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 READ_ONLY = """
@@ -67,7 +67,7 @@ async def test_a_clock_that_jumps_costs_no_request(stub: StartStub, home: Path, 
                     await ask(talk, front, turn)
                     turn += 1
             assert talk.overflows == 0
-            times = [line["timestamp"] for line in lines(front) if line["event"] == "proxy.request_done"]
+            times = [line["timestamp"] for line in log_lines(front) if line["event"] == "proxy.request_done"]
             assert len({time[:10] for time in times}) >= 2, "the proxy's clock did not jump"
             await until_up(front, True)
             assert (await asyncio.to_thread(front.end)) == 0
@@ -93,9 +93,9 @@ async def test_a_root_that_cannot_be_written_is_served_from_memory(
             await ask(talk, front, turn)
         assert talk.ledger.compacted > 0
         assert talk.overflows == 0
-        (line,) = [line for line in lines(front) if line["event"] == "store.memory_instead"]
+        (line,) = [line for line in log_lines(front) if line["event"] == "store.memory_instead"]
         assert "Read-only file system" in line["cause"]
         if workers == 1:
             assert total(await metrics(front), "ullage_store_up") == 0
         assert (await asyncio.to_thread(front.end, signal.SIGTERM)) == 0
-        assert not living(home)
+        assert not processes_below(home)

@@ -10,7 +10,7 @@ import httpx
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Stub
-from tests.support.chat_client import Talk
+from tests.support.chat_client import ChatClient
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import prose
 
@@ -26,7 +26,7 @@ async def status(proxy: Proxy) -> dict[str, Any]:
 
 async def told(proxy: Proxy, stub: Stub) -> dict[str, Any]:
     """The status, as soon as it tells of a window: after a request that is worth asking for."""
-    async with Talk(proxy.url, stub, model=MODEL) as talk:
+    async with ChatClient(proxy.url, stub, model=MODEL) as talk:
         await talk.ask({"role": "user", "content": prose(99, 600)})
     async with asyncio.timeout(15):
         while not (found := await status(proxy))["windows"]:  # noqa: ASYNC110 - it happens in another process
@@ -34,9 +34,9 @@ async def told(proxy: Proxy, stub: Stub) -> dict[str, Any]:
     return found
 
 
-async def grow(proxy: Proxy, stub: Stub, turns: int) -> Talk:
+async def grow(proxy: Proxy, stub: Stub, turns: int) -> ChatClient:
     """A conversation of *turns* turns, twice the window in all."""
-    async with Talk(proxy.url, stub, model=MODEL) as talk:
+    async with ChatClient(proxy.url, stub, model=MODEL) as talk:
         for turn in range(turns):
             await talk.ask({"role": "user", "content": prose(turn, 2 * WINDOW // turns)})
         return talk

@@ -12,7 +12,7 @@ from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
 from proxy.core.compaction.record import OLD
 from proxy.core.decisions import Policy
 from tests.stub import chat, messages, responses, slices
-from tests.support.api_formats import body_of
+from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import POLICY, Replica
 from tests.support.sample_conversations import prose
 
@@ -36,7 +36,7 @@ def session(rounds: int, words: int = 250) -> list[dict[str, Any]]:
 
 def body(api: str, rounds: int, words: int = 250) -> bytes:
     figure = "max_output_tokens" if api == "responses" else "max_tokens"
-    return json.dumps(body_of(api, session(rounds, words), **{figure: 256})).encode()
+    return json.dumps(request_body(api, session(rounds, words), **{figure: 256})).encode()
 
 
 @pytest.mark.parametrize("api", WIRES)
@@ -59,7 +59,7 @@ async def test_old_results_written_as_text_give_way_to_lines(api: str) -> None:
     """Where that is enough, old results become a line each behind the words that make them results."""
     rules = replace(
         POLICY.rules,
-        mild=PrunePassRules(DedupRules(), PruneRules(protect_rounds=2, protect_tokens=1_000, min_saving=1_000)),
+        prune_pass=PrunePassRules(DedupRules(), PruneRules(protect_rounds=2, protect_tokens=1_000, min_saving=1_000)),
     )
     plan = await Replica(policy=Policy(rules)).plan(body(api, 12, 1_000), 16_000, api=api)
     assert plan.report.stages == ("prune",)

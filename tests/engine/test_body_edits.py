@@ -14,14 +14,14 @@ from proxy.engine.plans import Plan
 from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.engine.reading import Located
-from tests.support.engine_fixtures import TENANT, Book, Replica
+from tests.support.engine_fixtures import TENANT, DictRecords, Replica
 
 LISTS = {"chat": "messages", "messages": "messages", "responses": "input"}
 
 
 def located(body: bytes, api: str = "chat") -> tuple[Request, Located]:
     request = Request(api, body, TENANT, "r")
-    return request, Replica(Book()).measurer.locate(request)
+    return request, Replica(DictRecords()).measurer.locate(request)
 
 
 def planned(body: bytes, stages: tuple[str, ...] = ()) -> Plan:

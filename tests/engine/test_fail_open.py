@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.core.errors import InvalidRequest, UpstreamTimeout
-from proxy.core.models import Catalogue, Rule
+from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Request
 from proxy.engine.engine import Engine
 from proxy.engine.measuring import Measurer
@@ -24,13 +24,13 @@ from tests.support.scripted_upstream import (
     TOO_LONG,
     WINDOW,
     WORD,
+    EngineFixture,
     Exchanged,
-    Given,
-    Room,
-    Upstream,
-    always,
-    session,
-    whole,
+    ScriptedReply,
+    ScriptedUpstream,
+    agent_body,
+    read_whole,
+    upstream_replying,
 )
 
 DEGRADED = ("degraded", "internal_error")
@@ -48,10 +48,14 @@ def became(answer: Exchanged) -> tuple[str, str]:
 async def test_before_anything_was_sent_the_clients_own_bytes_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """They go once, untouched, however far above the window they are; the answer teaches nothing."""
     monkeypatch.setattr(Engine, "first_plan", broken)
-    room, upstream, body = Room(), always(Given(200, [ROLE, WORD, DONE], SSE)), session(60_000, stream=True)
+    room, upstream, body = (
+        EngineFixture(),
+        upstream_replying(ScriptedReply(200, [ROLE, WORD, DONE], SSE)),
+        agent_body(60_000, stream=True),
+    )
     answer = await room.ask(body, upstream)
     assert (became(answer), answer.report.upstream, answer.report.model) == (DEGRADED, "stub", "gpt-4o-mini")
-    assert await whole(answer) == ROLE + WORD + DONE
+    assert await read_whole(answer) == ROLE + WORD + DONE
     assert upstream.bodies == [body]
     assert upstream.replies[0].taken > 0
     assert (answer.answer.ending, answer.answer.at_end) == (None, None)
@@ -61,9 +65,9 @@ async def test_before_anything_was_sent_the_clients_own_bytes_go(monkeypatch: py
 async def test_an_error_to_the_clients_own_bytes_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is tried again, whatever comes back."""
     monkeypatch.setattr(Engine, "first_plan", broken)
-    upstream = always(Given(400, [TOO_LONG], JSON))
-    answer = await Room().ask(session(9_000), upstream)
-    assert (became(answer), await whole(answer), len(upstream.bodies)) == (DEGRADED, TOO_LONG, 1)
+    upstream = upstream_replying(ScriptedReply(400, [TOO_LONG], JSON))
+    answer = await EngineFixture().ask(agent_body(9_000), upstream)
+    assert (became(answer), await read_whole(answer), len(upstream.bodies)) == (DEGRADED, TOO_LONG, 1)
 
 
 @pytest.mark.parametrize("status", [200, 400])
@@ -72,22 +76,22 @@ async def test_a_reply_in_hand_is_the_answer(monkeypatch: pytest.MonkeyPatch, st
     stream = [ROLE, b'data: {"error": "x"}\n\n', DONE]
     chunks, headers, name = (stream, SSE, "event") if status == 200 else ([TOO_LONG[:9], TOO_LONG[9:]], JSON, "answer")
     monkeypatch.setattr(f"proxy.core.overflow.classify.Classifier.{name}", broken)
-    upstream = always(Given(status, chunks, headers))
-    answer = await Room().ask(session(6200, stream=status == 200), upstream)
+    upstream = upstream_replying(ScriptedReply(status, chunks, headers))
+    answer = await EngineFixture().ask(agent_body(6200, stream=status == 200), upstream)
     assert (became(answer), len(upstream.bodies)) == (DEGRADED, 1)
     assert not upstream.replies[0].closed
-    assert await whole(answer) == b"".join(chunks)
+    assert await read_whole(answer) == b"".join(chunks)
 
 
 async def test_after_an_overflow_its_reply_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """If making the request smaller fails, the client gets the first overflow's status, headers and bytes."""
     monkeypatch.setattr(Retries, "smaller", broken)
-    upstream = always(Given(400, [TOO_LONG[:9], TOO_LONG[9:]], JSON), Given(200, [b"{}"]))
-    answer = await Room().ask(session(6200), upstream)
+    upstream = upstream_replying(ScriptedReply(400, [TOO_LONG[:9], TOO_LONG[9:]], JSON), ScriptedReply(200, [b"{}"]))
+    answer = await EngineFixture().ask(agent_body(6200), upstream)
     assert (became(answer), len(upstream.bodies)) == (DEGRADED, 1)
     assert answer.reply is not None
     assert (answer.reply.status, answer.reply.headers) == (400, JSON)
-    assert await whole(answer) == TOO_LONG
+    assert await read_whole(answer) == TOO_LONG
     assert upstream.replies[0].closed
 
 
@@ -100,18 +104,21 @@ async def test_a_retry_in_hand_wins_over_the_overflow_before_it(monkeypatch: pyt
         return await look(self, *given, **named) if len(calls) == 1 else broken()
 
     monkeypatch.setattr(UpstreamCalls, "_overflow_in", failing)
-    upstream = always(Given(400, [TOO_LONG], JSON), Given(200, [b'{"ok":true}']))
-    answer = await Room().ask(session(6200), upstream)
-    assert (became(answer), await whole(answer), len(upstream.bodies)) == (DEGRADED, b'{"ok":true}', 2)
+    upstream = upstream_replying(ScriptedReply(400, [TOO_LONG], JSON), ScriptedReply(200, [b'{"ok":true}']))
+    answer = await EngineFixture().ask(agent_body(6200), upstream)
+    assert (became(answer), await read_whole(answer), len(upstream.bodies)) == (DEGRADED, b'{"ok":true}', 2)
 
 
 async def test_the_upstreams_name_of_the_model_is_used_while_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """An alias is renamed as ever; if finding its place fails, too, the bytes go as they came."""
     monkeypatch.setattr(Engine, "first_plan", broken)
-    body = session(600).replace(b"gpt-4o-mini", b"fast")
+    body = agent_body(600).replace(b"gpt-4o-mini", b"fast")
     for locate, sent in ((Measurer.locate, b"gpt-4o-mini"), (broken, b"fast")):
         monkeypatch.setattr(Measurer, "locate", locate)
-        room, upstream = Room(rules=[Rule("fast", "other", WINDOW, model="gpt-4o-mini")]), always(Given(200, [b"{}"]))
+        room, upstream = (
+            EngineFixture(rules=[ModelRule("fast", "other", WINDOW, model="gpt-4o-mini")]),
+            upstream_replying(ScriptedReply(200, [b"{}"])),
+        )
         answer = await room.ask(body, upstream)
         assert (became(answer), upstream.names) == (DEGRADED, ["other"])
         assert upstream.bodies == [body.replace(b"fast", sent)]
@@ -119,15 +126,18 @@ async def test_the_upstreams_name_of_the_model_is_used_while_that_works(monkeypa
 
 async def test_without_a_route_the_default_upstream_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """If resolving the model is what failed, the default upstream may still know it."""
-    room, upstream = Room(rules=[Rule("*", "other", WINDOW)]), always(Given(200, [b"{}"]))
+    room, upstream = (
+        EngineFixture(rules=[ModelRule("*", "other", WINDOW)]),
+        upstream_replying(ScriptedReply(200, [b"{}"])),
+    )
     monkeypatch.setattr(Catalogue, "resolve", broken)
-    answer = await room.ask(session(600), upstream)
-    assert (became(answer), upstream.names, upstream.bodies) == (DEGRADED, ["stub"], [session(600)])
+    answer = await room.ask(agent_body(600), upstream)
+    assert (became(answer), upstream.names, upstream.bodies) == (DEGRADED, ["stub"], [agent_body(600)])
 
 
 async def test_what_is_refused_on_purpose_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that cannot be read, or an upstream that failed, is no fault of ours; nor is a client that leaves."""
-    room, upstream = Room(), always(Given(200, [b"{}"]))
+    room, upstream = EngineFixture(), upstream_replying(ScriptedReply(200, [b"{}"]))
     with pytest.raises(InvalidRequest):
         await room.ask(b'{"model": "gpt-4o-mini", "messages": 3}', upstream)
     for raised in (UpstreamTimeout("stub", 1.0), asyncio.CancelledError()):
@@ -137,7 +147,7 @@ async def test_what_is_refused_on_purpose_stays_refused(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(Engine, "first_plan", failing)
         with pytest.raises(type(raised)):
-            await room.ask(session(600), upstream)
+            await room.ask(agent_body(600), upstream)
     assert (upstream.bodies, room.faults) == ([], [])
 
 
@@ -149,30 +159,30 @@ async def test_a_reply_that_nobody_waits_for_is_closed(monkeypatch: pytest.Monke
         raise raised
 
     monkeypatch.setattr(UpstreamCalls, "_overflow_in", failing)
-    upstream = always(Given(200, [b"{}"]))
+    upstream = upstream_replying(ScriptedReply(200, [b"{}"]))
     with pytest.raises(type(raised)):
-        await Room().ask(session(600), upstream)
+        await EngineFixture().ask(agent_body(600), upstream)
     assert upstream.replies[0].closed
 
 
 async def test_a_count_that_fails_is_left_to_the_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own count of the client's bytes; its refusal where it has none and ours failed behind it."""
-    body = json.dumps({**json.loads(session(600)), "max_tokens": 9}).encode()
+    body = json.dumps({**json.loads(agent_body(600)), "max_tokens": 9}).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "first_plan", broken)
-        upstream = always(Given(200, [b'{"input_tokens":7}']))
-        answer = await Room().count(body, upstream)
+        upstream = upstream_replying(ScriptedReply(200, [b'{"input_tokens":7}']))
+        answer = await EngineFixture().count(body, upstream)
         assert (became(answer), answer.report.api, upstream.bodies) == (DEGRADED, "count_tokens", [body])
     monkeypatch.setattr(Measurer, "tokens_of", broken)
-    upstream = always(Given(404, [b"no such path"]))
-    answer = await Room(window=None).count(body, upstream)
-    assert (became(answer), await whole(answer), len(upstream.bodies)) == (DEGRADED, b"no such path", 1)
+    upstream = upstream_replying(ScriptedReply(404, [b"no such path"]))
+    answer = await EngineFixture(window=None).count(body, upstream)
+    assert (became(answer), await read_whole(answer), len(upstream.bodies)) == (DEGRADED, b"no such path", 1)
 
 
 async def test_what_could_not_even_be_read_is_sent_untouched() -> None:
     """The server may give up on reading a request: the engine sends it as it came."""
     for body in (b"\x1f\x8b...", b'{"x":' + b"[" * 100_000, b""):
-        room, upstream = Room(), Upstream(lambda _: Given(200, [b"{}"]))
+        room, upstream = EngineFixture(), ScriptedUpstream(lambda _: ScriptedReply(200, [b"{}"]))
         room.switch.upstream = upstream
         answer = Exchanged(await room.engine.untouched(Request("chat", body, TENANT, "r1")))
         assert (became(answer), upstream.bodies, upstream.names) == (DEGRADED, [body], ["stub"])

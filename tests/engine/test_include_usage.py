@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proxy.engine.include_usage import UsageHider, ask
 from proxy.server import ServerConfig
 from tests.support.linear_time import is_linear
-from tests.support.server_fixture import Heard, Stage, chunk, house
+from tests.support.server_fixture import RawMessage, ScriptedServer, chunk, running_server
 
 MEMBER = b'"stream_options":{"include_usage":true}'
 TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}],"usage":null}\n\n'
@@ -129,7 +129,7 @@ def head(*headers: str) -> bytes:
     return "\r\n".join(["HTTP/1.1 200 OK", "Content-Type: text/event-stream", *headers]).encode() + b"\r\n\r\n"
 
 
-async def streamed(stage: Stage, *pieces: bytes) -> None:
+async def streamed(stage: ScriptedServer, *pieces: bytes) -> None:
     """Let *stage* answer with *pieces*, each a chunk of its own."""
     stage.reply = head("Transfer-Encoding: chunked") + b"".join(map(chunk, pieces)) + b"0\r\n\r\n"
 
@@ -137,7 +137,7 @@ async def streamed(stage: Stage, *pieces: bytes) -> None:
 @pytest.mark.parametrize("sized", [False, True])
 async def test_a_client_that_did_not_ask(sized: bool) -> None:
     """The upstream is asked, the client sees all but the event, and the usage is noted."""
-    async with house(CONFIG) as home:
+    async with running_server(CONFIG) as home:
         data = TEXT + USAGE + DONE
         await streamed(home.stage, TEXT + USAGE[:9], USAGE[9:30], USAGE[30:] + DONE)
         if sized:
@@ -155,7 +155,7 @@ async def test_a_client_that_decided(asks: bool) -> None:
     said = (
         b'{"model":"m","stream":true,"messages":[],"stream_options":{"include_usage":%s}}' % json.dumps(asks).encode()
     )
-    async with house(CONFIG) as home:
+    async with running_server(CONFIG) as home:
         await streamed(home.stage, TEXT, USAGE, DONE)
         got = await home.chat(said, "Accept-Encoding: gzip")
         assert body_of(got) == TEXT + USAGE + DONE
@@ -165,7 +165,7 @@ async def test_a_client_that_decided(asks: bool) -> None:
 
 async def test_it_is_off_unless_configured() -> None:
     """Without the setting nothing is added and nothing is taken."""
-    async with house() as home:
+    async with running_server() as home:
         await streamed(home.stage, TEXT, USAGE, DONE)
         got = await home.chat(STREAM)
         assert body_of(got) == TEXT + USAGE + DONE
@@ -174,7 +174,7 @@ async def test_it_is_off_unless_configured() -> None:
 
 async def test_what_cannot_be_read_passes() -> None:
     """A compressed answer, or one that is no stream, passes as it came."""
-    async with house(CONFIG) as home:
+    async with running_server(CONFIG) as home:
         data = gzip.compress(TEXT + USAGE + DONE)
         home.stage.reply = head("Content-Encoding: gzip", f"Content-Length: {len(data)}") + data
         assert (await home.chat(STREAM)).body == data
@@ -182,7 +182,7 @@ async def test_what_cannot_be_read_passes() -> None:
         assert (await home.chat(STREAM)).body == b"{}"
 
 
-def body_of(got: Heard) -> bytes:
+def body_of(got: RawMessage) -> bytes:
     assert not got.all("content-length")
     return got.body
 

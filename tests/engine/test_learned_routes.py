@@ -12,7 +12,7 @@ from proxy.core.models import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
 from proxy.engine.learned_routes import FRESH_SECONDS, RAISE_ANY, LearnedRoutes, SentPrompt, remedy
-from tests.support.engine_fixtures import Book
+from tests.support.engine_fixtures import DictRecords
 
 T = 1_000_000.0
 ROUTE = Route("up", "m", None, None, "o200k_base", "unknown")
@@ -29,7 +29,7 @@ class Hands:
         return self.time
 
 
-def lessons(book: Book, clock: Hands, said: list[tuple[str, dict[str, object]]] | None = None) -> LearnedRoutes:
+def lessons(book: DictRecords, clock: Hands, said: list[tuple[str, dict[str, object]]] | None = None) -> LearnedRoutes:
     def notice(event: str, facts: Mapping[str, object]) -> None:
         if said is not None:
             said.append((event, dict(facts)))
@@ -39,7 +39,7 @@ def lessons(book: Book, clock: Hands, said: list[tuple[str, dict[str, object]]] 
 
 async def test_an_overflow_teaches_every_replica() -> None:
     """A stated limit and prompt are known to the replica that saw them, and to others once they ask."""
-    book, clock = Book(), Hands()
+    book, clock = DictRecords(), Hands()
     here, there = lessons(book, clock), lessons(book, clock)
     assert (await there.of(ROUTE, ONE)).lesson.window is None
     here.overflowed(ROUTE, ONE, Overflow("input", 8192, 15_000), 10_000)
@@ -52,7 +52,7 @@ async def test_an_overflow_teaches_every_replica() -> None:
 
 async def test_lessons_stay_with_their_tenant() -> None:
     """What one caller's traffic taught is not used for another's."""
-    book, clock = Book(), Hands()
+    book, clock = DictRecords(), Hands()
     here = lessons(book, clock)
     here.overflowed(ROUTE, ONE, Overflow("input", 8192), 10_000)
     assert (await here.of(ROUTE, TWO)).lesson.window is None
@@ -60,14 +60,14 @@ async def test_lessons_stay_with_their_tenant() -> None:
 
 async def test_a_payload_limit_is_no_window() -> None:
     """Bytes that were too many say nothing about tokens."""
-    here = lessons(Book(), Hands())
+    here = lessons(DictRecords(), Hands())
     here.overflowed(ROUTE, ONE, Overflow("payload", 32_000_000), 10_000)
     assert here.now(ROUTE, ONE).lesson.window is None
 
 
 async def test_nonsense_in_the_store_is_a_miss() -> None:
     """A value that is no lesson leaves what this process knows."""
-    book = Book()
+    book = DictRecords()
     book.save_route(ONE, ROUTE.name, b"\xff not a lesson")
     assert (await lessons(book, Hands()).of(ROUTE, ONE)).lesson.calibration.factor == 1.0
 
@@ -81,7 +81,7 @@ def expected(here: LearnedRoutes, links: list[bytes], boundary: int, tokens: int
 
 async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
     """The next request's weight is what was reported, plus an estimate of what is new; another event has no anchor."""
-    here = lessons(Book(), Hands())
+    here = lessons(DictRecords(), Hands())
     assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"a", -1), 1_337)
     assert expected(here, [b"x", b"a", b"b", b"c"], -1, 1_100, 1.5) == 1_337 + 150
     assert expected(here, [b"x", b"y"], -1, 1_100, 1.5) == 1_650
@@ -93,7 +93,7 @@ async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
 @pytest.mark.parametrize("plain", [True, False])
 async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
     """A figure that no prompt of that size can have says nothing of the conversation, nor of the provider's count."""
-    here = lessons(Book(), Hands())
+    here = lessons(DictRecords(), Hands())
     assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
     assert expected(here, [b"a"], -1, 1_000, 1.0) == 1_000
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
@@ -101,7 +101,7 @@ async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
 
 async def test_a_silent_cut_is_told() -> None:
     """A report far below the count is flagged, and neither anchors nor calibrates."""
-    here = lessons(Book(), Hands())
+    here = lessons(DictRecords(), Hands())
     assert here.answered(SentPrompt(ROUTE, ONE, 10_000, b"a", -1), 4_096)
     assert expected(here, [b"a"], -1, 10_000, 1.0) == 10_000
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
@@ -109,7 +109,7 @@ async def test_a_silent_cut_is_told() -> None:
 
 async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
     """A stated window holds while the server tells what the overflow contradicted; told anew, it starts over."""
-    here = lessons(Book(), Hands())
+    here = lessons(DictRecords(), Hands())
     before = Route("up", "m", 32_768, None, "o200k_base", "server")
     after = Route("up", "m", 65_536, None, "o200k_base", "server")
     here.overflowed(before, ONE, Overflow("input", 16_384), 20_000)
@@ -125,7 +125,7 @@ async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
 
 async def test_pictures_teach_nothing_about_words() -> None:
     """How a provider prices media says nothing of its vocabulary; the conversation is anchored all the same."""
-    here = lessons(Book(), Hands())
+    here = lessons(DictRecords(), Hands())
     assert not here.answered(SentPrompt(ROUTE, ONE, 3_000, b"a", -1, plain=False), 900)
     assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"b", -1, plain=False), 3_000)
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
@@ -139,7 +139,7 @@ def window(here: LearnedRoutes, route: Route, tenant: bytes = ONE) -> int | None
 async def test_a_lesson_ends() -> None:
     """A stated limit holds for an hour, however often the count is corrected meanwhile."""
     clock = Hands()
-    here = lessons(Book(), clock)
+    here = lessons(DictRecords(), clock)
     here.overflowed(ROUTE, ONE, Overflow("input", 8_192), 10_000)
     clock.time = STATED_SECONDS / 2
     assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"a", -1), 1_400)
@@ -152,7 +152,7 @@ async def test_a_lesson_ends() -> None:
 
 async def test_a_flag_that_changes_the_window_has_lessons_of_its_own() -> None:
     """What a request without the flag taught says nothing about one with it."""
-    here = lessons(Book(), Hands())
+    here = lessons(DictRecords(), Hands())
     here.overflowed(ROUTE, ONE, Overflow("input", 8_192), 10_000)
     wide = replace(ROUTE, variant="context-1m")
     assert (await here.of(wide, ONE)).lesson.window is None
@@ -163,7 +163,7 @@ async def test_a_flag_that_changes_the_window_has_lessons_of_its_own() -> None:
 async def test_nothing_learned_exceeds_what_was_configured() -> None:
     """A configured window is only ever lowered, by whatever teaches."""
     route = replace(ROUTE, window=10_000, source="configured")
-    here = lessons(Book(), Hands())
+    here = lessons(DictRecords(), Hands())
     here.overflowed(route, ONE, Overflow("input", 30_000), 31_000)
     assert window(here, route) == 10_000
     here.overflowed(route, ONE, Overflow("input", 8_000), 9_000)
@@ -173,7 +173,7 @@ async def test_nothing_learned_exceeds_what_was_configured() -> None:
 @pytest.mark.parametrize("limit", [100, 5_000_000])
 async def test_an_odd_limit_is_not_kept(limit: int) -> None:
     """A limit outside of what can be is treated as if nothing had been stated."""
-    here = lessons(Book(), Hands())
+    here = lessons(DictRecords(), Hands())
     here.overflowed(ROUTE, ONE, Overflow("input", limit), 10_000)
     assert window(here, ROUTE) is None
     here.overflowed(ROUTE, ONE, Overflow("input", limit), 9_000, 1_000)
@@ -189,7 +189,7 @@ async def test_an_answer_that_ran_into_the_window_teaches_it() -> None:
         (Overflow("input_plus_output", 8_000), Usage(), 8_000),
         (Overflow("rate_limit", 6_000), Usage(), None),
     ):
-        here = lessons(Book(), Hands())
+        here = lessons(DictRecords(), Hands())
         here.ended(sent, overflow, usage)
         assert window(here, ROUTE) == holds
 
@@ -197,7 +197,7 @@ async def test_an_answer_that_ran_into_the_window_teaches_it() -> None:
 async def test_what_is_learned_is_told_once() -> None:
     """A new window is an event; the same again is none; a server that cuts is warned of once, for all callers."""
     said: list[tuple[str, dict[str, object]]] = []
-    here = lessons(Book(), Hands(), said)
+    here = lessons(DictRecords(), Hands(), said)
     for tokens in (10_000, 11_000):
         here.overflowed(ROUTE, ONE, Overflow("input", 8_192), tokens)
     assert [(event, facts["observed_window"]) for event, facts in said] == [("upstream.window_learned", 8_192)]
@@ -231,14 +231,14 @@ def test_the_remedy_fits_the_server(how: str, word: str) -> None:
 
 async def test_what_was_never_counted_teaches_too() -> None:
     """Of a view that was bounded from below a cut shows all the same; it corrects no count and anchors nothing."""
-    here = lessons(Book(), Hands())
+    here = lessons(DictRecords(), Hands())
     sent = SentPrompt(ROUTE, ONE, 30_000, b"", -1, counted=False)
     assert not here.answered(sent, 90_000)
     assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
     assert expected(here, [b""], -1, 100, 1.0) == 100
     assert here.answered(sent, 8_192)
     assert window(here, ROUTE) == 8_192
-    here = lessons(Book(), Hands())
+    here = lessons(DictRecords(), Hands())
     here.ended(sent, Overflow("input"), Usage())
     assert window(here, ROUTE) is None
     here.ended(sent, Overflow("input", 16_384), Usage())

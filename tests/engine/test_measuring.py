@@ -15,7 +15,7 @@ from tests.support.engine_fixtures import (
     POLICY,
     WINDOW,
     Replica,
-    body_of,
+    chat_body,
 )
 from tests.support.sample_conversations import agent_session, prose, tool
 
@@ -28,7 +28,7 @@ async def test_tools_larger_than_the_window_lose_prose_only() -> None:
     tools = [tool(f"look_{at}", prose(at, 150), key=prose(at + 500, 40)) for at in range(30)]
     assert count_json(tools) > WINDOW
     desk, messages = Replica(), agent_session(3, 50)
-    plans = [await desk.plan(body_of(messages[:end], tools=tools), WINDOW) for end in (2, 4, 6, 8)]
+    plans = [await desk.plan(chat_body(messages[:end], tools=tools), WINDOW) for end in (2, 4, 6, 8)]
     assert all(plan.error is None and "tools" in plan.report.stages for plan in plans)
     assert len({json.dumps(json.loads(plan.body)["tools"]) for plan in plans}) == 1
     cut = json.loads(plans[0].body)["tools"]
@@ -41,7 +41,7 @@ async def test_a_refusal_speaks_of_the_tools_as_small_as_they_could_be_made() ->
         {"type": "function", "function": {"name": f"tool_{n}", "description": "word " * 60, "parameters": SCHEMA}}
         for n in range(150)
     ]
-    plan = await Replica().plan(body_of([{"role": "user", "content": "hi"}], tools=tools), 4096)
+    plan = await Replica().plan(chat_body([{"role": "user", "content": "hi"}], tools=tools), 4096)
     assert isinstance(plan.error, ContextTooLong)
     assert plan.error.largest == "tools"
     assert plan.error.largest_tokens < plan.error.tokens
@@ -52,11 +52,11 @@ async def test_tools_beyond_their_share_are_shrunk_before_messages_go() -> None:
     tools = [tool(f"tool_{n}", prose(n, 200), path="Path.") for n in range(8)]
     shares = Allocation(system=0.05, tools=0.15, summary=0.1, recent=0.2, older=0.1, reserve=0.4)
     desk = Replica(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
-    low = await desk.plan(body_of(agent_session(6, 300), tools=tools), 8192)
+    low = await desk.plan(chat_body(agent_session(6, 300), tools=tools), 8192)
     assert low.report.outcome == "verbatim"
     assert low.report.borrowed["tools"] > 0
     plans = [
-        await desk.plan(body_of(agent_session(rounds, 300), tools=tools), 8192, tenant=tenant)
+        await desk.plan(chat_body(agent_session(rounds, 300), tools=tools), 8192, tenant=tenant)
         for rounds, tenant in ((16, b"a" * 32), (17, b"a" * 32))
     ]
     for plan in plans:
@@ -65,7 +65,7 @@ async def test_tools_beyond_their_share_are_shrunk_before_messages_go() -> None:
         assert plan.report.regions["tools"] <= shares.for_tools(8192, 0)
     assert _tools_of(plans[0].body) == _tools_of(plans[1].body)
     assert [t["function"]["name"] for t in _tools_of(plans[0].body)] == [t["function"]["name"] for t in tools]
-    without = await Replica().plan(body_of(agent_session(16, 300), tools=tools), 8192)
+    without = await Replica().plan(chat_body(agent_session(16, 300), tools=tools), 8192)
     assert "tools" not in without.report.stages
 
 

@@ -11,39 +11,39 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.request import Mode, Options, Request
 from proxy.wiring import windows_status
 from tests.stub.tokens import request_tokens
-from tests.support.engine_fixtures import TENANT, Book, Message, Replica, body_of, slices
+from tests.support.engine_fixtures import TENANT, DictRecords, Message, Replica, chat_body, message_slices
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, prose
 from tests.support.scripted_upstream import (
     WINDOW,
-    Given,
-    Room,
-    always,
-    asked,
-    session,
-    strict,
-    strict_responses,
-    whole,
+    EngineFixture,
+    ScriptedReply,
+    accepting_upstream,
+    agent_body,
+    agent_request,
+    read_whole,
+    strict_upstream,
+    upstream_replying,
 )
 
 
 async def test_what_is_learned_stays_with_its_tenant() -> None:
     """One caller's overflow changes nothing for another."""
-    room, upstream = Room(window=None), strict(window=4000)
-    await room.ask(session(6000), upstream)
-    plan = await room.plan(Request("chat", session(6000), TENANT, "r2", Options()))
+    room, upstream = EngineFixture(window=None), strict_upstream(window=4000)
+    await room.ask(agent_body(6000), upstream)
+    plan = await room.plan(Request("chat", agent_body(6000), TENANT, "r2", Options()))
     assert room.engine.report(plan).window == 4000
-    plan = await room.plan(Request("chat", session(6000), b"o" * 32, "r2", Options()))
+    plan = await room.plan(Request("chat", agent_body(6000), b"o" * 32, "r2", Options()))
     assert room.engine.report(plan).reason == "unknown-window"
 
 
 @pytest.mark.parametrize("mode", ["off", "observe"])
 @pytest.mark.parametrize("asked", ["configured", "by the request"])
-async def test_other_modes_change_nothing(mode: Mode, asked: str) -> None:
+async def test_other_modes_change_nothing(mode: Mode, agent_request: str) -> None:
     """Off and observe send the client's own bytes and hand back the provider's own error, once."""
-    room = Room(mode=mode if asked == "configured" else "on")
-    upstream = strict(window=4000)
-    body = session(12_000)
-    options: dict[str, Any] = {} if asked == "configured" else {"mode": mode}
+    room = EngineFixture(mode=mode if agent_request == "configured" else "on")
+    upstream = strict_upstream(window=4000)
+    body = agent_body(12_000)
+    options: dict[str, Any] = {} if agent_request == "configured" else {"mode": mode}
     answer = await room.ask(body, upstream, **options)
     assert len(upstream.bodies) == 1
     assert upstream.bodies[0] is body
@@ -57,51 +57,53 @@ async def test_other_modes_change_nothing(mode: Mode, asked: str) -> None:
 
 async def test_observing_leaves_no_trace_in_what_is_sent_later() -> None:
     """A conversation that was only observed, even asked to compact, is compacted later as if nobody had looked."""
-    room, messages = Room(), agent_session(34, 300)
-    upstream, other = strict(window=10**9), strict(window=WINDOW)
+    room, messages = EngineFixture(), agent_session(34, 300)
+    upstream, other = strict_upstream(window=10**9), strict_upstream(window=WINDOW)
     events = []
     for end in range(24, len(messages) + 1, 2):
-        answer = await room.ask(body_of(messages[:end]), upstream, mode="observe", compact_now=end == 24)
+        answer = await room.ask(chat_body(messages[:end]), upstream, mode="observe", compact_now=end == 24)
         events.append(answer.report.event)
         assert answer.report.reason == "would_compact"
     assert 1 <= sum(events) <= 3
-    await room.ask(body_of(messages), other)
-    assert other.bodies[0] == (await Room().plan(Request("chat", body_of(messages), TENANT, "r"))).view.body
+    await room.ask(chat_body(messages), other)
+    assert other.bodies[0] == (await EngineFixture().plan(Request("chat", chat_body(messages), TENANT, "r"))).view.body
     assert all(json.loads(body)["messages"] == messages[: 24 + 2 * at] for at, body in enumerate(upstream.bodies))
 
 
 async def test_observing_says_what_would_be_refused() -> None:
     """What could not be brought inside the window passes, and the report says that it would not."""
-    upstream = strict(window=10**9)
-    body = body_of([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
-    answer = await Room(mode="observe").ask(body, upstream)
+    upstream = strict_upstream(window=10**9)
+    body = chat_body([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
+    answer = await EngineFixture(mode="observe").ask(body, upstream)
     assert upstream.bodies == [body]
     assert answer.report.reason == "would_refuse"
     assert answer.error is None
 
 
 @pytest.mark.parametrize(("asked", "held"), [(4000, 4000), (50_000, WINDOW)])
-async def test_the_window_header_only_lowers(asked: int, held: int) -> None:
+async def test_the_window_header_only_lowers(agent_request: int, held: int) -> None:
     """A caller may ask for less than the model's window, never for more."""
-    upstream = strict(window=held)
-    answer = await Room().ask(session(12_000), upstream, window=asked)
+    upstream = strict_upstream(window=held)
+    answer = await EngineFixture().ask(agent_body(12_000), upstream, window=agent_request)
     assert answer.report.window == held
-    assert answer.report.source == ("request" if asked < WINDOW else "configured")
+    assert answer.report.source == ("request" if agent_request < WINDOW else "configured")
     assert answer.report.retries == 0
-    assert await whole(answer) == b'{"ok":true}'
+    assert await read_whole(answer) == b'{"ok":true}'
 
 
 async def test_compact_now_compacts_what_would_fit() -> None:
     """With the header a conversation above the low mark is compacted under the high one, once, and stays so."""
-    room, upstream = Room(), strict(window=WINDOW)
+    room, upstream = EngineFixture(), strict_upstream(window=WINDOW)
     messages = agent_session(14, 300)
-    plain = await Room().ask(body_of(messages), upstream)
+    plain = await EngineFixture().ask(chat_body(messages), upstream)
     assert plain.report.outcome == "verbatim"
-    answer = await room.ask(body_of(messages), upstream, compact_now=True)
+    answer = await room.ask(chat_body(messages), upstream, compact_now=True)
     assert answer.report.outcome == "compacted"
     assert answer.report.event
-    later = await room.ask(body_of([*messages, *agent_round(99, 20)]), upstream)
-    assert slices(upstream.bodies[-1])[: len(slices(upstream.bodies[-2]))] == slices(upstream.bodies[-2])
+    later = await room.ask(chat_body([*messages, *agent_round(99, 20)]), upstream)
+    assert message_slices(upstream.bodies[-1])[: len(message_slices(upstream.bodies[-2]))] == message_slices(
+        upstream.bodies[-2]
+    )
     assert not later.report.event
 
 
@@ -112,26 +114,28 @@ def quiet_session(share: float) -> list[Message]:
 
 
 @pytest.mark.parametrize(("asked", "least", "most"), [(None, 0.12, 0.21), (0.12, 0.05, 0.13)])
-async def test_compact_now_acts_below_the_low_mark(asked: float | None, least: float, most: float) -> None:
+async def test_compact_now_acts_below_the_low_mark(agent_request: float | None, least: float, most: float) -> None:
     """Asked for, a conversation below the low mark goes down to half of it, or to the share named, and stays so."""
-    room, upstream = Room(), strict(window=WINDOW)
+    room, upstream = EngineFixture(), strict_upstream(window=WINDOW)
     messages = quiet_session(0.38)
-    answer = await room.ask(body_of(messages), upstream, compact_now=True, compact_to=asked)
+    answer = await room.ask(chat_body(messages), upstream, compact_now=True, compact_to=agent_request)
     sent = request_tokens(json.loads(upstream.bodies[0]))
     assert (answer.report.outcome, answer.report.reason) == ("compacted", "")
     assert answer.report.stages == ("fold",)
     assert least * WINDOW <= sent <= most * WINDOW
-    later = await room.ask(body_of([*messages, *agent_round(99, 20)]), upstream)
-    assert slices(upstream.bodies[-1])[: len(slices(upstream.bodies[0]))] == slices(upstream.bodies[0])
+    later = await room.ask(chat_body([*messages, *agent_round(99, 20)]), upstream)
+    assert message_slices(upstream.bodies[-1])[: len(message_slices(upstream.bodies[0]))] == message_slices(
+        upstream.bodies[0]
+    )
     assert not later.report.event
 
 
 @pytest.mark.parametrize("share", [0.05, 0.19])
 async def test_compact_now_says_that_there_is_nothing_to_fold(share: float) -> None:
     """A conversation that a compaction would hardly make smaller goes as it came, and the outcome says why."""
-    upstream = strict(window=WINDOW)
-    body = body_of(quiet_session(share))
-    answer = await Room().ask(body, upstream, compact_now=True)
+    upstream = strict_upstream(window=WINDOW)
+    body = chat_body(quiet_session(share))
+    answer = await EngineFixture().ask(body, upstream, compact_now=True)
     assert upstream.bodies == [body]
     assert (answer.report.outcome, answer.report.reason) == ("verbatim", "nothing_to_fold")
     assert not answer.report.event
@@ -142,18 +146,18 @@ async def test_compact_now_cuts_nothing_short_that_fits() -> None:
     task = [{"role": "user", "content": prose(1, 3_600)}]
     fresh = [*agent_session(1, 10), *agent_round(5, 3_600)]
     for messages in (task, fresh):
-        upstream, body = strict(window=WINDOW), body_of(messages)
+        upstream, body = strict_upstream(window=WINDOW), chat_body(messages)
         assert 0.4 * WINDOW < request_tokens(json.loads(body)) < 0.8 * WINDOW
-        answer = await Room().ask(body, upstream, compact_now=True)
+        answer = await EngineFixture().ask(body, upstream, compact_now=True)
         assert not {"clip", "truncate", "drop"}.intersection(answer.report.stages)
         assert answer.report.outcome == "compacted" or upstream.bodies == [body]
 
 
 async def test_a_refusal_is_never_sent() -> None:
     """What cannot be brought inside the window is answered here, with nothing paid for."""
-    upstream = strict(window=WINDOW)
-    body = body_of([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
-    answer = await Room().ask(body, upstream)
+    upstream = strict_upstream(window=WINDOW)
+    body = chat_body([{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}])
+    answer = await EngineFixture().ask(body, upstream)
     assert upstream.bodies == []
     assert answer.error is not None
     assert answer.error.status == 400
@@ -162,9 +166,9 @@ async def test_a_refusal_is_never_sent() -> None:
 
 async def test_a_small_body_is_bounded_and_not_counted() -> None:
     """A body whose bytes are under the low mark is sent as it is, with bounds for figures."""
-    upstream = strict(window=WINDOW)
-    body = body_of([{"role": "user", "content": "hi"}], tools=AGENT_TOOLS)
-    answer = await Room().ask(body, upstream)
+    upstream = strict_upstream(window=WINDOW)
+    body = chat_body([{"role": "user", "content": "hi"}], tools=AGENT_TOOLS)
+    answer = await EngineFixture().ask(body, upstream)
     assert upstream.bodies[0] is body
     assert answer.report.bounded
     assert answer.report.tokens_after is not None
@@ -182,17 +186,19 @@ async def test_a_small_body_is_bounded_and_not_counted() -> None:
 )
 async def test_media_is_never_bounded_by_its_bytes(content: list[Message]) -> None:
     """A part that weighs more than its bytes say is counted."""
-    answer = await Room().ask(body_of([{"role": "user", "content": content}]), strict(window=WINDOW))
+    answer = await EngineFixture().ask(
+        chat_body([{"role": "user", "content": content}]), strict_upstream(window=WINDOW)
+    )
     assert not answer.report.bounded
 
 
 async def test_the_client_names_its_conversation() -> None:
     """The own header wins over the client's session, that over the body's, that over the chain; views do not follow."""
-    room, upstream = Room(), strict_responses()
-    body = asked("messages", 40, metadata={"user_id": '{"session_id":"s-9"}'})
+    room, upstream = EngineFixture(), accepting_upstream()
+    body = agent_request("messages", 40, metadata={"user_id": '{"session_id":"s-9"}'})
 
-    async def named(session: str = "", own: str = "") -> str:
-        request = Request("messages", body, TENANT, "r1", Options(conversation=own), session=session, epoch=2)
+    async def named(agent_body: str = "", own: str = "") -> str:
+        request = Request("messages", body, TENANT, "r1", Options(conversation=own), session=agent_body, epoch=2)
         answer = await room.exchange(request, upstream)
         assert answer.report.epoch == 2
         return answer.report.conversation
@@ -206,8 +212,8 @@ async def test_the_client_names_its_conversation() -> None:
 
 async def test_a_learned_window_is_said_to_be_learned() -> None:
     """Once an overflow stated the window of a route, reports and what people are shown name that as its source."""
-    room, upstream = Room(window=None), strict(window=4000)
-    first = await room.ask(session(6200), upstream, project="apollo", task_size="small")
+    room, upstream = EngineFixture(window=None), strict_upstream(window=4000)
+    first = await room.ask(agent_body(6200), upstream, project="apollo", task_size="small")
     assert (first.report.window, first.report.source) == (4000, "learned")
     assert (first.report.project, first.report.task_size) == ("apollo", "small")
     shown = windows_status(room.catalogue, room.engine.learned, 0.0)
@@ -218,23 +224,23 @@ async def test_a_learned_window_is_said_to_be_learned() -> None:
 @pytest.mark.parametrize(("stated", "refused"), [(None, False), (4000, True)])
 async def test_a_window_that_was_worked_out_refuses_nothing(stated: int | None, refused: bool) -> None:
     """What cannot shrink is refused by a window that the provider stated; by one that was guessed it is still sent."""
-    room, upstream = Room(window=None), always(Given(200, [b'{"ok":true}']))
-    route = (await room.plan(Request("chat", session(100), TENANT, "r0"))).view.known.route
+    room, upstream = EngineFixture(window=None), upstream_replying(ScriptedReply(200, [b'{"ok":true}']))
+    route = (await room.plan(Request("chat", agent_body(100), TENANT, "r0"))).view.known.route
     for _ in range(2):
         room.replica.learned.overflowed(route, TENANT, Overflow("input", limit=stated), 4400)
-    body = body_of([{"role": "system", "content": prose(1, 6000)}, {"role": "user", "content": "Hello"}])
+    body = chat_body([{"role": "system", "content": prose(1, 6000)}, {"role": "user", "content": "Hello"}])
     answer = await room.ask(body, upstream)
     assert (answer.error is not None, len(upstream.bodies)) == (refused, 0 if refused else 1)
 
 
 async def test_a_wish_is_granted_below_the_low_mark() -> None:
     """What was wished for over the API folds the next request under the low mark, once."""
-    desk, body = Replica(), body_of(quiet_session(0.38))
+    desk, body = Replica(), chat_body(quiet_session(0.38))
     first = await desk.plan(body, WINDOW)
     assert first.report.outcome == "verbatim"
     assert first.view is not None
     assert first.view.layout is not None, "it is known from half of the low mark on"
-    assert isinstance(desk.book, Book)
+    assert isinstance(desk.book, DictRecords)
     desk.book.wishes.add((TENANT, first.view.measured.root_hash(first.view.layout)))
     wished = await desk.plan(body, WINDOW)
     assert wished.report.event

@@ -13,7 +13,7 @@ from tests.support.engine_fixtures import (
     POLICY,
     WINDOW,
     Replica,
-    body_of,
+    chat_body,
 )
 from tests.support.sample_conversations import agent_round, agent_session
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  
 
 async def test_the_factor_scales_the_window() -> None:
     """For a provider that counts twice what we count, the view takes half as many of our tokens."""
-    body = body_of(agent_session(30, 300))
+    body = chat_body(agent_session(30, 300))
     plan = await Replica().plan(body, WINDOW, factor=2.0)
     assert request_tokens(json.loads(plan.body), 2.0) + WINDOW // 32 <= WINDOW
     assert plan.report.window == WINDOW
@@ -30,7 +30,7 @@ async def test_the_factor_scales_the_window() -> None:
 
 async def test_an_input_limit_beside_the_window_is_kept() -> None:
     """Where inputs have a limit of their own, the view keeps it however much of the window is left for the answer."""
-    body = body_of(agent_session(30, 300), max_tokens=16)
+    body = chat_body(agent_session(30, 300), max_tokens=16)
     limit = WINDOW // 2
     plan = await Replica().plan(body, WINDOW, max_input=limit)
     assert plan.error is None
@@ -45,14 +45,14 @@ async def test_economy_compacts_where_it_gets_dear() -> None:
     economy = replace(POLICY, rules=replace(POLICY.rules, marks=Marks(low=0.35)), economy=True)
     thrifty, fit = Replica(policy=economy), Replica()
     sizes = [
-        ((await thrifty.plan(body_of(messages[:end]), window)).tokens or 0)
+        ((await thrifty.plan(chat_body(messages[:end]), window)).tokens or 0)
         for end in range(2, len(messages), 2)
         if messages[end - 1]["role"] == "tool"
     ]
     assert max(sizes) <= 0.5 * window
     assert max(sizes) > 0.4 * window
-    assert len((await fit.plan(body_of(messages[:84]), window)).body) == len(body_of(messages[:84]))
-    big = body_of([*messages[:2], *agent_round(777, 20_000)])
+    assert len((await fit.plan(chat_body(messages[:84]), window)).body) == len(chat_body(messages[:84]))
+    big = chat_body([*messages[:2], *agent_round(777, 20_000)])
     plan = await thrifty.plan(big, window)
     assert plan.error is None
     assert plan.body == big

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from proxy.core.apis import chat
 from proxy.core.apis.json_scan import scan
-from proxy.core.conversation import chain, lay_out
+from proxy.core.conversation import lay_out, prefix_hashes
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.media import prices
 from proxy.core.tokens.tools import tools_tokens
@@ -88,7 +88,7 @@ async def test_what_a_reading_says() -> None:
     assert reading.history == chat.PER_MESSAGE + 5
     assert reading.outline.requested == 7
     assert reading.layout() == lay_out(reading.items)
-    assert reading.links(KEY, "") == chain(KEY, "", reading.items)
+    assert reading.links(KEY, "") == prefix_hashes(KEY, "", reading.items)
 
 
 fillers = st.sampled_from(["x" * (PREFIX_FROM - 200), "x" * PREFIX_FROM, "é" * 6_000, "x" * 40_000, ""])
@@ -249,9 +249,9 @@ async def test_labels_and_keys_share_no_links() -> None:
     body = whole(agent_session(60, 100))
     reading = await house.read(body)
     for key, label in ((KEY, ""), (KEY, "x"), (ANN, "x"), (KEY, "")):
-        assert reading.links(key, label) == chain(key, label, reading.items)
+        assert reading.links(key, label) == prefix_hashes(key, label, reading.items)
         again = await house.read(body)
-        assert again.links(key, label) == chain(key, label, reading.items)
+        assert again.links(key, label) == prefix_hashes(key, label, reading.items)
 
 
 async def test_much_new_text_is_counted_off_the_loop() -> None:

@@ -21,32 +21,32 @@ from proxy.core.tokens.budget import Marks, Shares
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.store import open_store
 from proxy.tasks import Tasks
-from tests.support.conversation_strategies import growing
+from tests.support.conversation_strategies import growing_conversations
 from tests.support.engine_fixtures import (
     POLICY,
     TENANT,
     UNSHRUNK,
     WINDOW,
-    Book,
+    DictRecords,
     Message,
     Replica,
-    body_of,
-    slices,
+    chat_body,
+    message_slices,
 )
-from tests.support.sample_conversations import AGENT_TOOLS, SESSIONS, agent_round, agent_session, requests_of
+from tests.support.sample_conversations import AGENT_TOOLS, SESSIONS, agent_round, agent_session, request_lengths
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 
 
 @settings(max_examples=25, phases=UNSHRUNK)
-@given(growing())
+@given(growing_conversations())
 async def test_replicas_agree(case: tuple[list[Message], list[int], int]) -> None:
     """Two replicas that take turns, and one that starts cold with their records, send the same view."""
     messages, ends, window = case
-    book = Book()
+    book = DictRecords()
     two = [Replica(book), Replica(book)]
     for at, end in enumerate(ends):
-        body = body_of(messages[:end])
+        body = chat_body(messages[:end])
         plan = await two[at % 2].plan(body, window)
         again = await two[1 - at % 2].plan(body, window)
         cold = await Replica(book).plan(body, window)
@@ -58,8 +58,8 @@ async def test_replicas_agree(case: tuple[list[Message], list[int], int]) -> Non
 async def test_a_cold_start_equals_having_watched(session: str, members: dict[str, Any]) -> None:
     """With no record at all, a proxy that sees a conversation first at its n-th request sends what others send."""
     messages, desk = SESSIONS[session], Replica()
-    for end in requests_of(messages):
-        body = body_of(messages[:end], **members)
+    for end in request_lengths(messages):
+        body = chat_body(messages[:end], **members)
         watched = await desk.plan(body, WINDOW)
         cold = await Replica().plan(body, WINDOW)
         assert cold.body == watched.body
@@ -69,19 +69,19 @@ async def test_a_cold_start_equals_having_watched(session: str, members: dict[st
 async def test_another_text_policy_adopts_the_record_that_was_sent() -> None:
     """A replica with other shares repeats the recorded block byte for byte instead of writing its own."""
     other = Policy(CompactionRules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), EnabledStages()))
-    book, messages = Book(), agent_session(20, 300)
+    book, messages = DictRecords(), agent_session(20, 300)
     sent = await Replica(book).view(messages, WINDOW)
     assert await Replica(book, other).view(messages, WINDOW) == sent
-    assert await Replica(Book(), other).view(messages, WINDOW) != sent
+    assert await Replica(DictRecords(), other).view(messages, WINDOW) != sent
 
 
 async def test_a_smaller_window_is_a_new_event() -> None:
     """A window that became smaller compacts again, and going back undoes nothing."""
     messages, desk = agent_session(20, 300), Replica()
     before = await desk.view(messages, WINDOW)
-    plan = await desk.plan(body_of(messages), WINDOW // 2)
+    plan = await desk.plan(chat_body(messages), WINDOW // 2)
     assert plan.report.event
-    smaller = slices(plan.body)
+    smaller = message_slices(plan.body)
     assert len(smaller) < len(before)
     assert await desk.view(messages, WINDOW) == smaller
 
@@ -109,7 +109,7 @@ async def test_a_regenerated_branch_keeps_the_common_past() -> None:
 
 async def test_tenants_and_labels_share_nothing() -> None:
     """The same conversation of two tenants, or under two labels, is recorded under keys without a common part."""
-    book, body = Book(), body_of(agent_session(20, 300))
+    book, body = DictRecords(), chat_body(agent_session(20, 300))
     for tenant, label in ((b"a" * 32, ""), (b"b" * 32, ""), (b"a" * 32, "x")):
         await Replica(book).plan(body, WINDOW, tenant=tenant, options=Options(conversation=label))
     keys = list(book.values)
@@ -127,7 +127,7 @@ async def test_the_memory_store_holds_the_records(tmp_path: Path) -> None:
     try:
         two = [Replica(store.records), Replica(store.records)]
         messages = agent_session(30, 300)
-        for at, end in enumerate(requests_of(messages)):
+        for at, end in enumerate(request_lengths(messages)):
             views = [await desk.view(messages[:end], WINDOW) for desk in (two if at % 2 else two[::-1])]
             assert views[0] == views[1]
         assert store.state().hits > 0
@@ -139,13 +139,13 @@ async def test_the_memory_store_holds_the_records(tmp_path: Path) -> None:
 
 async def test_a_damaged_record_is_written_anew() -> None:
     """Garbage under a record's key is as good as no record."""
-    book, messages = Book(), agent_session(20, 300)
+    book, messages = DictRecords(), agent_session(20, 300)
     view = await Replica(book).view(messages, WINDOW)
     book.values = dict.fromkeys(book.values, b"\xc1 garbage")
     assert await Replica(book).view(messages, WINDOW) == view
 
 
-class Forgetful(Book):
+class Forgetful(DictRecords):
     """A recorder that is so slow that a process has forgotten every event by the time it answers."""
 
     def __init__(self) -> None:
@@ -208,8 +208,8 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
         messages.append({"role": "assistant", "content": f"Step {at}.", "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"c{at}", "content": text})
     messages.insert(0, {"role": "user", "content": "Make the tests pass. Never touch vendor/."})
-    for end in requests_of(messages):
-        await desk.plan(body_of(messages[:end]), 12_000)
+    for end in request_lengths(messages):
+        await desk.plan(chat_body(messages[:end]), 12_000)
     records = desk.book.records()  # type: ignore[attr-defined]
     kept = [(old, new) for old, new in pairwise(records) if new.block and new.block == old.block]
     assert kept
@@ -220,9 +220,11 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
 async def test_no_summary_is_paid_for_where_nothing_would_hold_it() -> None:
     """What is dropped bare has no room for a summary: none is asked for, even by a request that waits for one."""
     told, rules = Told(), POLICY.rules
-    bare = replace(POLICY, rules=replace(rules, mild=PrunePassRules(None, None), rungs=EnabledStages(fold=False)))
+    bare = replace(
+        POLICY, rules=replace(rules, prune_pass=PrunePassRules(None, None), enabled_stages=EnabledStages(fold=False))
+    )
     plan = await Replica(policy=bare, summaries=told).plan(
-        body_of(agent_session(40, 300)), WINDOW, CompactionTarget(force=True, wait_for_summary=True)
+        chat_body(agent_session(40, 300)), WINDOW, CompactionTarget(force=True, wait_for_summary=True)
     )
     assert "drop" in plan.report.stages
     assert told.asked == []
@@ -258,8 +260,8 @@ async def _talked(
 ) -> list[tuple[float, bool, int]]:
     """Each request's pressure, whether it was compacted anew, and how many summaries had been begun behind it."""
     found = []
-    for end in requests_of(messages):
-        body = body_of(messages[:end])
+    for end in request_lengths(messages):
+        body = chat_body(messages[:end])
         plan = await desk.plan(body, window)
         desk.fitter.events.answered(Request("chat", body, TENANT, "r"), plan, 200)
         assert plan.report.pressure is not None
@@ -302,7 +304,7 @@ async def test_no_summary_is_begun_where_doubles_can_go() -> None:
 async def test_a_limit_and_an_error_begin_nothing() -> None:
     """A 429 pauses the client's summaries; of what was not answered nothing is counted and nothing is begun."""
     waiting = Waiting()
-    desk, body = Replica(summaries=waiting), body_of(agent_session(9, 600))
+    desk, body = Replica(summaries=waiting), chat_body(agent_session(9, 600))
     plan = await desk.plan(body, WINDOW)
     request = Request("chat", body, TENANT, "r")
     for status in (429, 500, 400):

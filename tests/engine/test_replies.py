@@ -17,21 +17,21 @@ from tests.support.scripted_upstream import (
     ROLE,
     SSE,
     WORD,
-    Given,
-    Room,
-    Upstream,
-    always,
-    session,
-    whole,
+    EngineFixture,
+    ScriptedReply,
+    ScriptedUpstream,
+    agent_body,
+    read_whole,
+    upstream_replying,
 )
 
 
 async def test_an_overflow_after_content_passes() -> None:
     """Once the model has spoken nothing is retried, whatever comes behind."""
     error = b'data: {"error":{"message":"maximum context length exceeded","code":"context_length_exceeded"}}\n\n'
-    upstream = always(Given(200, [ROLE, WORD, error], SSE))
-    answer = await Room().ask(session(6200, stream=True), upstream)
-    assert await whole(answer) == ROLE + WORD + error
+    upstream = upstream_replying(ScriptedReply(200, [ROLE, WORD, error], SSE))
+    answer = await EngineFixture().ask(agent_body(6200, stream=True), upstream)
+    assert await read_whole(answer) == ROLE + WORD + error
     assert len(upstream.bodies) == 1
 
 
@@ -45,10 +45,10 @@ async def test_an_overflow_after_content_passes() -> None:
 )
 async def test_what_a_claim_behind_content_teaches(error: bytes, taught: bool) -> None:
     """A claim in the midst of an answer is held against the request, too, before a window is learned from it."""
-    room = Room(window=60_000)
-    upstream = always(Given(200, [ROLE, WORD, b"data: " + error + b"\n\n"], SSE))
-    answer = await room.ask(session(6200, stream=True), upstream)
-    for chunk in (answer.head, await whole(answer)):
+    room = EngineFixture(window=60_000)
+    upstream = upstream_replying(ScriptedReply(200, [ROLE, WORD, b"data: " + error + b"\n\n"], SSE))
+    answer = await room.ask(agent_body(6200, stream=True), upstream)
+    for chunk in (answer.head, await read_whole(answer)):
         assert answer.ending is not None
         answer.ending.feed(chunk)
     answer.learn(Usage(None, None, None))
@@ -60,65 +60,65 @@ async def test_the_hold_ends_with_the_first_word(cuts: int) -> None:
     """Of a stream only what comes before the first content is held, and every byte arrives in order."""
     opening = b": comment\n\n" + ROLE + b'event: ping\ndata: {"type":"ping"}\n\n' + WORD
     pieces = [opening[at : at + cuts] for at in range(0, len(opening), cuts)]
-    upstream = always(Given(200, [*pieces, b"rest of it", DONE], SSE))
-    answer = await Room().ask(session(6200, stream=True), upstream)
+    upstream = upstream_replying(ScriptedReply(200, [*pieces, b"rest of it", DONE], SSE))
+    answer = await EngineFixture().ask(agent_body(6200, stream=True), upstream)
     assert upstream.replies[0].taken == len(pieces)
     assert answer.head == opening
-    assert await whole(answer) == opening + b"rest of it" + DONE
+    assert await read_whole(answer) == opening + b"rest of it" + DONE
 
 
 async def test_the_hold_ends_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that begins and then says nothing is passed on with what came so far."""
     monkeypatch.setattr("proxy.engine.replies.HOLD_SECONDS", 0.05)
     assert HOLD_SECONDS <= 5
-    upstream = always(Given(200, [ROLE, 0.5, WORD], SSE))
-    answer = await Room().ask(session(6200, stream=True), upstream)
+    upstream = upstream_replying(ScriptedReply(200, [ROLE, 0.5, WORD], SSE))
+    answer = await EngineFixture().ask(agent_body(6200, stream=True), upstream)
     assert answer.head == ROLE
-    assert await whole(answer) == ROLE + WORD
+    assert await read_whole(answer) == ROLE + WORD
 
 
 async def test_a_small_stream_is_watched_to_its_first_content_and_no_further() -> None:
     """A view far below the budget is watched like any other: whoever believes in too large a window counts it small."""
-    upstream = always(Given(200, [ROLE, WORD, DONE], SSE))
-    answer = await Room().ask(session(1500, stream=True), upstream)
+    upstream = upstream_replying(ScriptedReply(200, [ROLE, WORD, DONE], SSE))
+    answer = await EngineFixture().ask(agent_body(1500, stream=True), upstream)
     assert (answer.head, upstream.replies[0].taken) == (ROLE + WORD, 2)
-    assert await whole(answer) == ROLE + WORD + DONE
+    assert await read_whole(answer) == ROLE + WORD + DONE
 
 
 @pytest.mark.parametrize("headers", [(("content-type", "application/json"),), ()])
 async def test_what_is_neither_events_nor_an_object_is_not_held(headers: tuple[tuple[str, str], ...]) -> None:
     """A 200 whose first bytes are those of no event and no JSON goes straight on."""
-    upstream = always(Given(200, [b"xxxxx", b"y"], headers))
-    answer = await Room().ask(session(6200, stream=True), upstream)
+    upstream = upstream_replying(ScriptedReply(200, [b"xxxxx", b"y"], headers))
+    answer = await EngineFixture().ask(agent_body(6200, stream=True), upstream)
     assert answer.head == b"xxxxx"
-    assert await whole(answer) == b"xxxxxy"
+    assert await read_whole(answer) == b"xxxxxy"
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_overflow_in_an_object_with_status_200(stream: bool) -> None:
     """An error object that comes with status 200, asked for as a stream or not, is made good like any other."""
     told = b'{"error": {"message": "maximum context length is 4000 tokens", "code": "context_length_exceeded"}}'
-    answers = iter([Given(200, [told[:20], told[20:]], JSON), Given(200, [b'{"choices": []}'], JSON)])
-    upstream = Upstream(lambda _: next(answers))
-    answer = await Room().ask(session(6200, stream=stream), upstream)
+    answers = iter([ScriptedReply(200, [told[:20], told[20:]], JSON), ScriptedReply(200, [b'{"choices": []}'], JSON)])
+    upstream = ScriptedUpstream(lambda _: next(answers))
+    answer = await EngineFixture().ask(agent_body(6200, stream=stream), upstream)
     assert len(upstream.bodies) == 2
-    assert await whole(answer) == b'{"choices": []}'
+    assert await read_whole(answer) == b'{"choices": []}'
 
 
 async def test_a_compressed_error_is_understood_and_passed_compressed() -> None:
     """A gzipped overflow is recognised; the one that is passed on keeps its bytes."""
-    _, error = overflow_error(judge(json.loads(session(6200)), Rules(window=3000)), Rules(window=3000))
+    _, error = overflow_error(judge(json.loads(agent_body(6200)), Rules(window=3000)), Rules(window=3000))
     packed = gzip.compress(error)
-    upstream = Upstream(lambda _: Given(400, [packed], (*JSON, ("content-encoding", "gzip"))))
-    answer = await Room().ask(session(6200), upstream)
+    upstream = ScriptedUpstream(lambda _: ScriptedReply(400, [packed], (*JSON, ("content-encoding", "gzip"))))
+    answer = await EngineFixture().ask(agent_body(6200), upstream)
     assert len(upstream.bodies) > 1
-    assert await whole(answer) == packed
+    assert await read_whole(answer) == packed
 
 
 async def test_a_huge_error_is_passed_unread() -> None:
     """An error answer above a megabyte is relayed whole and taken for no overflow."""
     piece = b"maximum context length is 10 tokens " * 3000
-    upstream = always(Given(400, [piece] * 20))
-    answer = await Room().ask(session(6200), upstream)
+    upstream = upstream_replying(ScriptedReply(400, [piece] * 20))
+    answer = await EngineFixture().ask(agent_body(6200), upstream)
     assert len(upstream.bodies) == 1
-    assert await whole(answer) == piece * 20
+    assert await read_whole(answer) == piece * 20

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.core.tokens.budget import stepped
 from proxy.engine.summary_requests import MOST_SUMMARY, summary_request_of
 from proxy.features.recall.tool import NAME
-from tests.support.api_formats import body_of
+from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import POLICY, Replica
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
@@ -29,13 +29,13 @@ def test_a_step_is_near_and_seldom_moves(tokens: int) -> None:
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])
 async def test_a_warm_prompt_has_the_tools_that_were_sent(api: str) -> None:
     """Where the view offers the recall tool, a prompt that is to be found in the provider's cache offers it too."""
-    body = json.dumps(body_of(api, agent_session(30, 300), AGENT_TOOLS)).encode()
+    body = json.dumps(request_body(api, agent_session(30, 300), AGENT_TOOLS)).encode()
     plan = await Replica(policy=replace(POLICY, recall=True)).plan(body, 8192, api=api, model="gpt-4o-mini")
     assert plan.view is not None
     assert plan.view.layout is not None
     record, measured = plan.view.edits.record, plan.view.measured
     assert record is not None
-    passage = summary_request_of(measured, plan.view.layout, record.compaction.place, record, 0.05)
+    passage = summary_request_of(measured, plan.view.layout, record.compaction.boundary, record, 0.05)
     assert passage is not None
     warm = passage.cached_prompt(len(measured.parsed.items))
     assert warm is not None

@@ -20,20 +20,20 @@ from proxy.core.tokens.budget import SCALED_BELOW, Allocation, Buffers
 from tests.bench.unread import Counts, replay, work
 from tests.stub.tokens import fixed_tokens, message_tokens, request_tokens
 from tests.support import conversation_strategies
-from tests.support.conversation_strategies import asked, growing, windows
+from tests.support.conversation_strategies import growing_conversations, request_bytes, windows
 from tests.support.engine_fixtures import (
     POLICY,
-    SPARING,
+    SPARING_RULES,
     SYSTEMS,
     TENANT,
     UNSHRUNK,
     WINDOW,
     Message,
     Replica,
-    body_of,
+    chat_body,
     message_problems,
+    message_slices,
     plan_problems,
-    slices,
     text_of,
 )
 from tests.support.recorded_conversations import FOLDER, read_all
@@ -47,7 +47,7 @@ from tests.support.sample_conversations import (
     coding_session,
     log,
     prose,
-    requests_of,
+    request_lengths,
     tool,
 )
 
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  
 
 
 @settings(max_examples=120, phases=UNSHRUNK)
-@given(asked(with_orphans=True, max_size=24), windows, st.booleans())
+@given(request_bytes(with_orphans=True, max_size=24), windows, st.booleans())
 async def test_a_plan_fits_or_refuses(body: bytes, window: int, force: bool) -> None:
     """Whatever comes, a plan is a faithful view that fits by an independent count, or a refusal for length."""
     plan = await Replica().plan(body, window, CompactionTarget(force=force))
@@ -63,7 +63,7 @@ async def test_a_plan_fits_or_refuses(body: bytes, window: int, force: bool) -> 
 
 
 @settings(max_examples=60, phases=UNSHRUNK)
-@given(asked(with_orphans=True, max_size=24), st.integers(4096, 32768))
+@given(request_bytes(with_orphans=True, max_size=24), st.integers(4096, 32768))
 async def test_only_what_cannot_shrink_is_refused(body: bytes, window: int) -> None:
     """A request whose system text and tools take less than half the window is not refused."""
     asks = json.loads(body)
@@ -85,7 +85,7 @@ async def test_under_the_mark_the_body_is_the_very_same_object(window: int) -> N
 
 async def test_a_clients_own_orphans_pass() -> None:
     """A broken pair that the client sent is neither repaired nor refused."""
-    body = body_of([{"role": "user", "content": "hi"}, {"role": "tool", "tool_call_id": "gone", "content": "x"}])
+    body = chat_body([{"role": "user", "content": "hi"}, {"role": "tool", "tool_call_id": "gone", "content": "x"}])
     plan = await Replica().plan(body, WINDOW)
     assert plan.body is body
 
@@ -99,10 +99,10 @@ async def test_an_agent_loop_is_compacted_rarely_and_deeply(window: int, result:
     room = window - request_tokens({"messages": messages[:1], "tools": AGENT_TOOLS})
     for at in range(60):
         messages += agent_round(at, result) if at else []
-        body = body_of(messages, tools=AGENT_TOOLS)
+        body = chat_body(messages, tools=AGENT_TOOLS)
         plan = await desk.plan(body, window)
         assert plan_problems(body, plan, window) == []
-        view = slices(plan.body)
+        view = message_slices(plan.body)
         same = next((i for i, (a, b) in enumerate(zip(before, view, strict=False)) if a != b), len(before))
         assert same == len(before) or plan.report.event, "a view changed without an event"
         events += plan.report.event
@@ -121,17 +121,17 @@ async def test_an_agent_loop_is_compacted_rarely_and_deeply(window: int, result:
 
 
 @settings(max_examples=25, phases=UNSHRUNK)
-@given(growing())
+@given(growing_conversations())
 async def test_a_view_only_grows_between_events(case: tuple[list[Message], list[int], int]) -> None:
     """For any growing conversation each view is the one before with more behind it, unless the plan says event."""
     messages, ends, window = case
     desk, before = Replica(), None
     for end in ends:
-        plan = await desk.plan(body_of(messages[:end]), window)
+        plan = await desk.plan(chat_body(messages[:end]), window)
         if plan.error is not None:
             before = None
             continue
-        view = slices(plan.body)
+        view = message_slices(plan.body)
         if before is not None and not plan.report.event:
             assert view[: len(before)] == before
         before = view
@@ -173,9 +173,9 @@ async def test_a_clock_in_the_system_text_moves_no_cut() -> None:
 async def test_compacting_now_is_an_event_that_lasts() -> None:
     """A forced compaction is a record like any other: the next request goes on from it."""
     messages, desk = agent_session(8, 300), Replica()
-    plan = await desk.plan(body_of(messages), 5000, CompactionTarget(force=True))
+    plan = await desk.plan(chat_body(messages), 5000, CompactionTarget(force=True))
     assert plan.report.event
-    view = slices(plan.body)
+    view = message_slices(plan.body)
     assert len(view) < len(messages)
     grown = await desk.view([*messages, *agent_round(99, 20)], 5000)
     assert grown[: len(view)] == view
@@ -189,8 +189,8 @@ async def test_alternation_survives(system: bool) -> None:
     compacted = 0
     for turn in range(40):
         messages += chat_turn(turn, 150)
-        plan = await desk.plan(body_of(messages[:-1]), WINDOW)
-        roles = [json.loads(piece)["role"] for piece in slices(plan.body)]
+        plan = await desk.plan(chat_body(messages[:-1]), WINDOW)
+        roles = [json.loads(piece)["role"] for piece in message_slices(plan.body)]
         compacted += plan.report.outcome == "compacted"
         assert roles.count("system") == system
         spoken = roles[system:]
@@ -200,15 +200,15 @@ async def test_alternation_survives(system: bool) -> None:
 
 
 @settings(max_examples=25, phases=UNSHRUNK)
-@given(growing())
+@given(growing_conversations())
 async def test_no_system_message_is_added(case: tuple[list[Message], list[int], int]) -> None:
     """A view holds exactly the system messages the client sent, in order."""
     messages, _, window = case
-    plan = await Replica().plan(body_of(messages), window)
+    plan = await Replica().plan(chat_body(messages), window)
     assume(plan.error is None)
     raw, view = (
-        [piece for piece in slices(body) if json.loads(piece)["role"] in SYSTEMS]
-        for body in (body_of(messages), plan.body)
+        [piece for piece in message_slices(body) if json.loads(piece)["role"] in SYSTEMS]
+        for body in (chat_body(messages), plan.body)
     )
     assert view == raw
 
@@ -218,8 +218,8 @@ async def test_images_of_an_anchored_message_move_with_it() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
     first = {"role": "user", "content": [{"type": "text", "text": "What is in this picture?"}, image]}
     chat = [m for turn in range(20) for m in chat_turn(turn, 150)][:-1]
-    plan = await Replica().plan(body_of([first, {"role": "assistant", "content": "A pond."}, *chat]), WINDOW)
-    carrier = json.loads(slices(plan.body)[0])
+    plan = await Replica().plan(chat_body([first, {"role": "assistant", "content": "A pond."}, *chat]), WINDOW)
+    carrier = json.loads(message_slices(plan.body)[0])
     assert image in carrier["content"]
     assert "What is in this picture?" in text_of(carrier)
 
@@ -227,11 +227,11 @@ async def test_images_of_an_anchored_message_move_with_it() -> None:
 async def test_an_output_figure_is_lowered_before_anything_is_dropped() -> None:
     """A figure of nearly the whole window is spliced down in place; with lower_output never, it is respected."""
     messages = [{"role": "user", "content": prose(1, 2000)}]
-    body = body_of(messages, max_tokens=3900, top_p=1)
+    body = chat_body(messages, max_tokens=3900, top_p=1)
     plan = await Replica().plan(body, WINDOW)
     assert "output" in plan.report.stages
     assert plan_problems(body, plan, WINDOW) == []
-    assert slices(plan.body) == slices(body)
+    assert message_slices(plan.body) == message_slices(body)
     assert json.loads(plan.body)["max_tokens"] >= 1024
     stubborn = await Replica(policy=replace(POLICY, lower_output="never")).plan(body, WINDOW)
     assert stubborn.error is not None or json.loads(stubborn.body)["max_tokens"] == 3900
@@ -249,7 +249,7 @@ async def test_only_guesses_in_the_view_excuse_it() -> None:
         *({"role": "tool", "tool_call_id": str(i), "content": "x " * 60} for i in range(9)),
     ]
     messages = [{"role": "user", "content": "Begin."}, *seen, *seen, *newest]
-    body = body_of(messages, max_tokens=100)
+    body = chat_body(messages, max_tokens=100)
     for window in range(256, 800, 32):
         plan = await Replica().plan(body, window, CompactionTarget(force=True))
         assert plan_problems(body, plan, window) == []
@@ -260,16 +260,16 @@ async def test_a_lone_surrogate_in_the_history_is_survived() -> None:
     messages = [{"role": "user", "content": "cut \ud83d off"}, *agent_session(20, 300)[2:]]
     messages.append({"role": "user", "content": "and \udc00 again"})
     desk = Replica()
-    plan = await desk.plan(body_of(messages), WINDOW)
+    plan = await desk.plan(chat_body(messages), WINDOW)
     assert plan.report.outcome == "compacted"
-    assert message_problems(body_of(messages), plan.body) == []
+    assert message_problems(chat_body(messages), plan.body) == []
     assert len(desk.book.records()) == 1  # type: ignore[attr-defined]
 
 
 async def test_twice_the_window_in_one_message() -> None:
     """A pasted log and a tool result that are each larger than the window lose their middle, and the rest stays."""
     for newest in ([{"role": "user", "content": log(5, 2 * WINDOW)}], agent_round(7, 2 * WINDOW)):
-        body = body_of([*agent_session(3, 200), *newest])
+        body = chat_body([*agent_session(3, 200), *newest])
         plan = await Replica().plan(body, WINDOW)
         assert plan_problems(body, plan, WINDOW) == []
         assert request_tokens(json.loads(plan.body)) > WINDOW // 3, "far more was cut than had to be"
@@ -278,20 +278,22 @@ async def test_twice_the_window_in_one_message() -> None:
 def test_the_strategy_of_growing_conversations_makes_places() -> None:
     """The lengths taken as requests in these tests are the places the layout finds."""
     messages = SESSIONS["agent"]
-    assert len(requests_of(messages)) == 41
+    assert len(request_lengths(messages)) == 41
     assert lay_out(()).count == 0
 
 
 async def test_old_results_give_way_before_anything_is_folded() -> None:
     """Where repeated and old results are enough, a line stands for each, every round stays, and so it does later."""
-    messages, desk = coding_session(18, 100), Replica(policy=Policy(SPARING))
-    plan = await desk.plan(body_of(messages), 12_000)
+    messages, desk = coding_session(18, 100), Replica(policy=Policy(SPARING_RULES))
+    plan = await desk.plan(chat_body(messages), 12_000)
     assert plan.report.stages == ("dedup", "prune")
-    view = slices(plan.body)
+    view = message_slices(plan.body)
     assert len(view) == len(messages)
-    assert plan_problems(body_of(messages), plan, 12_000) == []
+    assert plan_problems(chat_body(messages), plan, 12_000) == []
     changed = [
-        json.loads(raw)["content"] for raw, own in zip(view, slices(body_of(messages)), strict=True) if raw != own
+        json.loads(raw)["content"]
+        for raw, own in zip(view, message_slices(chat_body(messages)), strict=True)
+        if raw != own
     ]
     assert all(text.startswith(("[Left out: ", "[Old ")) for text in changed)
     assert any("mod0.py" in text for text in changed)
@@ -301,11 +303,11 @@ async def test_old_results_give_way_before_anything_is_folded() -> None:
 
 async def test_a_fold_after_a_mild_event_digests_the_originals() -> None:
     """What gave way to a line is in the block as the client sent it, and no line of ours is."""
-    messages, desk = coding_session(40, 100), Replica(policy=Policy(SPARING))
+    messages, desk = coding_session(40, 100), Replica(policy=Policy(SPARING_RULES))
     seen = set()
-    for end in requests_of(messages):
-        plan = await desk.plan(body_of(messages[:end]), 12_000)
-        assert plan_problems(body_of(messages[:end]), plan, 12_000) == []
+    for end in request_lengths(messages):
+        plan = await desk.plan(chat_body(messages[:end]), 12_000)
+        assert plan_problems(chat_body(messages[:end]), plan, 12_000) == []
         seen |= set(plan.report.stages)
     assert {"prune", "fold"} <= seen
     blocks = [record.block for record in desk.book.records() if record.block]  # type: ignore[attr-defined]
@@ -320,12 +322,12 @@ async def test_an_agents_view_only_grows_between_events(messages: list[Message],
     """Coding sessions fit at every request, cold and watched alike; between events the view grows at its end."""
     desk = Replica()
     before: list[bytes] = []
-    for end in requests_of(messages):
-        body = body_of(messages[:end])
+    for end in request_lengths(messages):
+        body = chat_body(messages[:end])
         plan = await desk.plan(body, window)
         assert plan_problems(body, plan, window) == []
         if plan.error is None:
-            view = slices(plan.body)
+            view = message_slices(plan.body)
             assert plan.report.event or view[: len(before)] == before
             before = view
     assert (await Replica().plan(body, window)).body == plan.body
@@ -335,9 +337,11 @@ async def test_results_are_capped_before_they_are_first_sent() -> None:
     """With a cap for all, an oversize result is the same cut bytes in every request; others keep theirs."""
     desk = Replica(policy=replace(POLICY, always=TruncateLimits(50, 50_000)))
     messages = coding_session(2, 100)
-    first = await desk.fitter.capped(Request("chat", body_of(messages), TENANT, "r"))
-    later = await desk.fitter.capped(Request("chat", body_of([*messages, *coding_session(3, 100)[-2:]]), TENANT, "r"))
-    assert slices(later.body)[: len(messages)] == slices(first.body) != slices(body_of(messages))
+    first = await desk.fitter.capped(Request("chat", chat_body(messages), TENANT, "r"))
+    later = await desk.fitter.capped(Request("chat", chat_body([*messages, *coding_session(3, 100)[-2:]]), TENANT, "r"))
+    assert (
+        message_slices(later.body)[: len(messages)] == message_slices(first.body) != message_slices(chat_body(messages))
+    )
     assert (await desk.fitter.capped(first)) is first
     broken = Request("chat", b'{"messages": [' * 3, TENANT, "r")
     assert (await desk.fitter.capped(broken)) is broken
@@ -357,7 +361,7 @@ async def test_buffers_made_for_large_windows_work_in_small_ones(window: int, to
     messages = agent_session(0, 0)
     for at in range(40):
         messages += agent_round(at, window // 24) if at else []
-        body = body_of(messages, tools=tools) if tools else body_of(messages)
+        body = chat_body(messages, tools=tools) if tools else chat_body(messages)
         plan = await desk.plan(body, window)
         assert plan_problems(body, plan, window) == []
         assert plan.error is None
@@ -375,25 +379,27 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
     messages, desk = agent_session(6, 400), Replica()
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
     messages[1] = {"role": "user", "content": [{"type": "text", "text": AGENT_TASK}, image]}
-    plan = await desk.plan(body_of(messages), WINDOW)
+    plan = await desk.plan(chat_body(messages), WINDOW)
     assert plan.report.outcome == "verbatim"
     assert plan.sent is not None
     assert plan.tokens is not None
     assert not plan.sent.plain, "the factor learns nothing from pictures, so only the conversation's own count tells"
     desk.learned.answered(plan.sent, plan.tokens + 1500)
     grown = [*messages, *agent_round(50, 20)]
-    after = await desk.plan(body_of(grown), WINDOW)
+    after = await desk.plan(chat_body(grown), WINDOW)
     assert after.report.event
     assert after.report.outcome == "compacted"
     assert (after.report.tokens_after or 0) <= WINDOW - WINDOW // 8
-    again = await desk.plan(body_of([*grown, *agent_round(51, 20)]), WINDOW)
-    assert slices(again.body)[: len(slices(after.body))] == slices(after.body), "a record like any other"
-    other = await Replica().plan(body_of(grown), WINDOW)
+    again = await desk.plan(chat_body([*grown, *agent_round(51, 20)]), WINDOW)
+    assert message_slices(again.body)[: len(message_slices(after.body))] == message_slices(after.body), (
+        "a record like any other"
+    )
+    other = await Replica().plan(chat_body(grown), WINDOW)
     assert other.report.outcome == "verbatim", "our own count has no reason"
 
 
 @settings(max_examples=40, phases=UNSHRUNK)
-@given(asked(with_orphans=True, max_size=24), windows)
+@given(request_bytes(with_orphans=True, max_size=24), windows)
 async def test_an_allocation_refuses_nothing(body: bytes, window: int) -> None:
     """Whatever the shares, a plan is a faithful view that fits, and is refused only where it is without shares."""
     for shares in (Allocation(recent=1.0), Allocation(system=0.5, reserve=0.5)):
@@ -407,20 +413,20 @@ async def test_an_allocation_refuses_nothing(body: bytes, window: int) -> None:
 @pytest.mark.parametrize(("mode", "stages"), [("first", ("output",)), ("last", ("fold",)), ("never", ("fold",))])
 async def test_when_an_output_figure_is_lowered(mode: Any, stages: tuple[str, ...]) -> None:
     """Where messages and output do not fit together: first lowers the figure, last folds before it, never folds."""
-    body = body_of(agent_session(6, 300), max_tokens=2000)
+    body = chat_body(agent_session(6, 300), max_tokens=2000)
     plan = await Replica(policy=replace(POLICY, lower_output=mode)).plan(body, WINDOW)
     assert plan.report.stages == stages
     assert plan_problems(body, plan, WINDOW) == []
     assert (json.loads(plan.body)["max_tokens"] < 2000) == (mode == "first")
-    assert (slices(plan.body) == slices(body)) == (mode == "first")
+    assert (message_slices(plan.body) == message_slices(body)) == (mode == "first")
 
 
 @pytest.mark.parametrize("drop", [True, False])
 async def test_without_folds_old_rounds_are_dropped(drop: bool) -> None:
     """Many small messages: with folds turned off a note stands for the oldest; with both off nothing can help."""
     messages = [{"role": "system", "content": "s"}, *(m for turn in range(200) for m in chat_turn(turn, 12))][:-1]
-    policy = replace(POLICY, rules=replace(POLICY.rules, rungs=EnabledStages(fold=False, drop=drop)))
-    plan = await Replica(policy=policy).plan(body_of(messages), 2048)
+    policy = replace(POLICY, rules=replace(POLICY.rules, enabled_stages=EnabledStages(fold=False, drop=drop)))
+    plan = await Replica(policy=policy).plan(chat_body(messages), 2048)
     assert (plan.error is None) == drop
     if drop:
         assert plan.report.stages == ("drop",)

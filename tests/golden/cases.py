@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.stub.tokens import request_tokens
-from tests.support.api_formats import body_of
+from tests.support.api_formats import request_body
 from tests.support.recorded_conversations import read_all
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
 
@@ -97,7 +97,7 @@ def growing(
     """The conversation's requests as it grows, streamed every other time; alternating over *replicas*."""
     headers = members.pop("headers", {})
     for at, end in enumerate(conversation.ends(most)):
-        body = body_of(api, conversation.messages[:end], conversation.tools, model=model, **members)
+        body = request_body(api, conversation.messages[:end], conversation.tools, model=model, **members)
         if at % 2:
             body["stream"] = True
         label = ",".join(
@@ -205,6 +205,6 @@ def _managed(some: Sequence[Conversation]) -> list[Case]:
     found = [c for one in some for c in growing(one, "messages", _model("w", one), 4, context_management=edits)]
     for one in some:
         for end in one.ends(3):
-            body = body_of("responses", one.messages[:end], one.tools, model=_model("w", one))
+            body = request_body("responses", one.messages[:end], one.tools, model=_model("w", one))
             found.append(Case(f"compact/{one.name}/{end}", "/v1/responses/compact", json.dumps(body).encode()))
     return found

@@ -6,7 +6,7 @@ from proxy.core.errors import Forbidden, Unauthorized
 from proxy.server import ServerConfig
 from proxy.server.access import FOREIGN_HOST, Access, tenants_of
 from proxy.server.request import read_headers
-from tests.support.server_fixture import answer, house
+from tests.support.server_fixture import raw_answer, running_server
 
 SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
 
@@ -33,7 +33,7 @@ SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
 )
 async def test_who_is_let_in_and_what_goes_on(headers, status, upstream):
     """An access key opens the proxy and is never forwarded; the client's other credential is."""
-    async with house(SHARED) as at:
+    async with running_server(SHARED) as at:
         got = await at.chat(b"{}", *headers)
         assert got.line.split()[1] == str(status)
         if upstream is None:
@@ -49,7 +49,7 @@ async def test_who_is_let_in_and_what_goes_on(headers, status, upstream):
 )
 async def test_the_upstreams_own_key_replaces_every_credential(key_header, expected):
     """With a key configured, none of the client's credentials arrives and exactly that key does."""
-    async with house(api_key="uk", api_key_header=key_header) as at:
+    async with running_server(api_key="uk", api_key_header=key_header) as at:
         await at.chat(b"{}", "Authorization: Bearer c", "X-Api-Key: c", "Api-Key: c", "X-Goog-Api-Key: c")
         heard = at.stage.heard[0]
         names = ("Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key")
@@ -59,8 +59,8 @@ async def test_the_upstreams_own_key_replaces_every_credential(key_header, expec
 
 async def test_the_upstreams_key_never_comes_back():
     """Nothing the client gets holds the configured key."""
-    async with house(api_key="uk-secret") as at:
-        at.stage.reply = answer(b"{}", status="401 Unauthorized")
+    async with running_server(api_key="uk-secret") as at:
+        at.stage.reply = raw_answer(b"{}", status="401 Unauthorized")
         got = await at.chat()
         assert "uk-secret" not in str(got)
 
@@ -80,7 +80,7 @@ async def test_the_upstreams_key_never_comes_back():
 )
 async def test_who_may_use_the_admin_api(key, host, headers, status):
     """The admin API needs its key; without one only this machine itself may ask."""
-    async with house(ServerConfig("up", admin_key=key), host=host) as at:
+    async with running_server(ServerConfig("up", admin_key=key), host=host) as at:
         got = await at.ask("GET", "/ullage/api/status", b"", *headers)
         assert got.line.split()[1] == str(status)
         assert at.stage.heard == []
@@ -103,7 +103,7 @@ async def test_who_may_use_the_admin_api(key, host, headers, status):
 )
 async def test_who_may_read_the_metrics(options, host, headers, status):
     """Beside access keys the metrics need the admin key, except on this machine or where a setting opens them."""
-    async with house(ServerConfig("up", **options), host=host) as at:
+    async with running_server(ServerConfig("up", **options), host=host) as at:
         got = await at.ask("GET", "/metrics", b"", *headers)
         assert got.line.split()[1] == str(status)
         assert (b"ullage_up" in got.body) == (status == 200)
@@ -131,7 +131,7 @@ OTHER_BODIES = [
 @pytest.mark.parametrize("body", STORED_BODIES)
 async def test_what_the_provider_stored_for_another_caller_is_not_gone_on_from(path, body):
     """Callers of several access keys share what the upstream stores, so a request that goes on from it is a 403."""
-    async with house(SHARED, api_key="uk") as at:
+    async with running_server(SHARED, api_key="uk") as at:
         got = await at.ask("POST", path, body, "X-Api-Key: pk-1", "Content-Type: application/json")
         assert got.line.split()[1] == "403"
         assert b"server.relay" in got.body
@@ -141,7 +141,7 @@ async def test_what_the_provider_stored_for_another_caller_is_not_gone_on_from(p
 @pytest.mark.parametrize("body", OTHER_BODIES)
 async def test_words_alone_do_not_go_on_from_anything(body):
     """Only the body's own member counts: not an empty one, not text, not a tool's parameter of that name."""
-    async with house(SHARED, api_key="uk") as at:
+    async with running_server(SHARED, api_key="uk") as at:
         assert (await at.ask("POST", "/v1/responses", body, "X-Api-Key: pk-1")).line.split()[1] == "200"
         assert at.stage.heard[0].body == body
 
@@ -157,7 +157,7 @@ async def test_words_alone_do_not_go_on_from_anything(body):
 )
 async def test_who_shares_nothing_goes_on_from_its_own(config, key):
     """One access key is one caller; without keys, or with a key of one's own at the upstream, nothing is shared."""
-    async with house(config, api_key=key) as at:
+    async with running_server(config, api_key=key) as at:
         got = await at.ask("POST", "/v1/responses", STORED_BODIES[0], "X-Api-Key: pk-1")
         assert got.line.split()[1] == "200"
         assert at.stage.heard[0].body == STORED_BODIES[0]
@@ -278,7 +278,7 @@ EVERY_ROUTE = [
 @pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
 async def test_a_page_that_points_its_own_name_here_gets_nothing(method, path):
     """On loopback a foreign Host is a 403 on every route, though Origin agrees with it; the key is never spent."""
-    async with house(api_key="uk") as at:
+    async with running_server(api_key="uk") as at:
         page = ("Host: evil.example.com:8484", "Origin: http://evil.example.com:8484", "Sec-Fetch-Site: same-origin")
         got = await at.ask(method, path, b"{}" if method == "POST" else b"", *page)
         assert got.line.split()[1] == "403"
@@ -309,19 +309,19 @@ async def test_a_page_that_points_its_own_name_here_gets_nothing(method, path):
 async def test_the_names_of_a_loopback_listener(host, status):
     """Addresses, localhost and listed names are served; what only resembles them is not."""
     config = ServerConfig("up", hosts=frozenset({"host.docker.internal"}))
-    async with house(config, api_key="uk") as at:
+    async with running_server(config, api_key="uk") as at:
         assert (await at.ask("GET", "/v1/models/m", b"", f"Host: {host}")).line.split()[1] == str(status)
 
 
 async def test_a_listener_for_other_machines_is_called_by_any_name():
     """Beyond loopback names are the operator's: access keys guard them."""
-    async with house(host="0.0.0.0") as at:
+    async with running_server(host="0.0.0.0") as at:
         assert (await at.ask("GET", "/v1/models", b"", "Host: llm.example.com")).line.split()[1] == "200"
 
 
 async def test_a_request_without_a_host_is_no_browsers():
     """Health checks of old load balancers speak HTTP/1.0 without a Host; no browser does."""
-    async with house() as at:
+    async with running_server() as at:
         assert (await at.raw(b"GET /health/ready HTTP/1.0\r\n\r\n")).line.split()[1] == "200"
 
 
@@ -340,7 +340,7 @@ async def test_a_body_that_a_fault_left_compressed_goes_on_from_nothing_shared(m
 
     monkeypatch.setattr("proxy.server.asking.inflated", broken)
     body = gzip.compress(STORED_BODIES[0])
-    async with house(config, api_key="uk") as at:
+    async with running_server(config, api_key="uk") as at:
         got = await at.ask("POST", "/v1/responses", body, "X-Api-Key: pk-1", "Content-Encoding: gzip")
         assert got.line.split()[1] == status
         assert [heard.body for heard in at.stage.heard] == ([body] if status == "200" else [])

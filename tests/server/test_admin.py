@@ -14,7 +14,7 @@ from proxy.server import Server, ServerConfig
 from proxy.server.access import client_tenant
 from proxy.server.admin import BODY, BURST, Pace
 from proxy.summaries.contracts import NOTE_VERSION as VERSION
-from tests.support.server_fixture import HOSTS, Heard, House, house
+from tests.support.server_fixture import HOSTS, RawMessage, RunningServer, running_server
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -33,7 +33,7 @@ POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\
 )
 async def test_the_proxys_own_routes(path, body):
     """Health and status are answered here, uncounted."""
-    async with house() as at:
+    async with running_server() as at:
         got = await at.ask("GET", path + "?x=1")
         assert (got.line, json.loads(got.body)) == ("HTTP/1.1 200 OK", body)
         assert (at.stage.heard, at.reports) == ([], [])
@@ -45,14 +45,14 @@ async def test_the_proxys_own_routes(path, body):
 )
 async def test_our_own_paths_are_never_relayed(method, path):
     """What is not there under our own prefixes is a 404 of ours."""
-    async with house() as at:
+    async with running_server() as at:
         assert (await at.ask(method, path)).line == "HTTP/1.1 404 Not Found"
         assert at.stage.heard == []
 
 
 async def test_the_root_and_metrics():
     """The root says who answers, to HEAD as well; metrics are what the callable gives."""
-    async with house() as at:
+    async with running_server() as at:
         assert json.loads((await at.ask("GET", "/")).body)["service"] == "ullage"
         reader, writer = await at.connect()
         writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -64,7 +64,7 @@ async def test_the_root_and_metrics():
 
 async def test_readiness_can_be_taken_back():
     """While the process says so, ``/health/ready`` is a 503 and liveness is not."""
-    async with house() as at:
+    async with running_server() as at:
         at.server.set_ready(False)
         assert (await at.ask("GET", "/health/ready")).line.split()[1] == "503"
         assert (await at.ask("GET", "/health/live")).line.split()[1] == "200"
@@ -72,7 +72,7 @@ async def test_readiness_can_be_taken_back():
 
 async def test_without_metrics_there_is_no_such_page():
     """Where metrics are turned off the path is a 404 of ours and is not relayed."""
-    async with house() as at:
+    async with running_server() as at:
         reports: list[Report] = []
         config = ServerConfig("up", hosts=HOSTS)
         server = Server(
@@ -102,7 +102,7 @@ JSON = "Content-Type: application/json"
 WISH = json.dumps({"conversation": NAME}).encode()
 
 
-async def known(at: House) -> None:
+async def known(at: RunningServer) -> None:
     """One conversation of one tenant."""
     last = RequestNote(VERSION, 0, "up,m", "chat", 9, 8192, 7000, 900, 900, "verbatim", (), 0, b"", 0, 0)
     at.register.save_conversation(TENANT, NAME, ROOT, 1.0, long_lived=False)
@@ -112,13 +112,13 @@ async def known(at: House) -> None:
         await asyncio.sleep(0)
 
 
-def status(got: Heard) -> int:
+def status(got: RawMessage) -> int:
     return int(got.line.split()[1])
 
 
 async def test_a_caller_is_told_of_its_own_conversations() -> None:
     """Its list, and one by name, as JSON that nothing keeps; to a HEAD the head alone; never counted or relayed."""
-    async with house() as at:
+    async with running_server() as at:
         await known(at)
         got = await at.ask("GET", "/ullage/api/conversations?x=1", b"", MINE)
         assert [each["conversation"] for each in json.loads(got.body)["conversations"]] == [NAME]
@@ -132,7 +132,7 @@ async def test_a_caller_is_told_of_its_own_conversations() -> None:
 @pytest.mark.parametrize("name", [NAME[:-1] + "0", "short", "..%2fstatus", NAME + "/x", "a" * 5000])
 async def test_what_is_not_there_is_not_found(name: str) -> None:
     """Another name, another tenant's and what cannot be a name are one and the same 404."""
-    async with house() as at:
+    async with running_server() as at:
         await known(at)
         bodies = set()
         for path, headers in ((name, [MINE]), (NAME, ["Authorization: Bearer other"])):
@@ -144,7 +144,7 @@ async def test_what_is_not_there_is_not_found(name: str) -> None:
 
 async def test_a_wish_may_name_a_share() -> None:
     """How far the conversation goes down is repeated in the answer."""
-    async with house() as at:
+    async with running_server() as at:
         await known(at)
         wish = json.dumps({"conversation": NAME, "share": 0.25}).encode()
         got = await at.ask("POST", "/ullage/api/compact", wish, MINE, JSON)
@@ -154,7 +154,7 @@ async def test_a_wish_may_name_a_share() -> None:
 
 async def test_a_wish_is_accepted_for_a_known_conversation() -> None:
     """202 says what will happen; a second wish changes nothing; of another tenant's conversation nothing is known."""
-    async with house() as at:
+    async with running_server() as at:
         await known(at)
         for _ in range(2):
             got = await at.ask("POST", "/ullage/api/compact", WISH, MINE, JSON)
@@ -197,7 +197,7 @@ async def test_what_is_no_such_question_is_refused(
     method: str, path: str, body: bytes, headers: list[str], expected: int
 ) -> None:
     """Other methods, bodies, sites and callers are refused in words, and the connection's next request is answered."""
-    async with house() as at:
+    async with running_server() as at:
         await known(at)
         got = await at.ask(method, path, body, *headers)
         assert status(got) == expected
@@ -207,7 +207,7 @@ async def test_what_is_no_such_question_is_refused(
 
 async def test_who_asks_too_often_waits() -> None:
     """Beyond the burst a caller is told when to come back; others are not held up by it."""
-    async with house() as at:
+    async with running_server() as at:
         asked = (at.ask("GET", "/ullage/api/conversations", b"", MINE) for _ in range(int(BURST) + 70))
         got = await asyncio.gather(*asked)
         refused = [each for each in got if status(each) == 429]
@@ -234,7 +234,7 @@ def test_the_pace_comes_back() -> None:
 
 async def test_nothing_asked_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Keys and names are in no log line."""
-    async with house(ServerConfig("up", admin_key="boss-key")) as at:
+    async with running_server(ServerConfig("up", admin_key="boss-key")) as at:
         await at.ask("GET", f"/ullage/api/conversations/{NAME}", b"", "Authorization: Bearer boss-key")
         await at.ask("POST", "/ullage/api/compact", WISH, MINE, JSON)
     assert "boss-key" not in caplog.text

@@ -9,7 +9,7 @@ import pytest
 from proxy.core.errors import Overloaded
 from proxy.server import Limits, ServerConfig
 from proxy.server.admission import Drain
-from tests.support.server_fixture import eventually, house, read_request
+from tests.support.server_fixture import eventually, read_request, running_server
 
 FULL = ServerConfig("up", origins=frozenset({"https://app.test"}), limits=Limits(in_flight=3))
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
@@ -19,7 +19,7 @@ RUNNING = 3
 @contextlib.asynccontextmanager
 async def full_house(config=FULL):
     """A house with as many requests under way as may be; and the connections of those, whose bodies are to come."""
-    async with house(config) as at:
+    async with running_server(config) as at:
         running = [await at.connect() for _ in range(RUNNING)]
         for _, writer in running:
             writer.write(HEAD)
@@ -128,7 +128,7 @@ async def holding(at, count, key, sent):
 
 async def test_bytes_that_were_only_declared_take_nothing_from_others():
     """Any number of requests that declare a large body and send none of it leave room for everybody's."""
-    async with house(SMALL) as at:
+    async with running_server(SMALL) as at:
         await holding(at, 20, "idle", 0)
         got = await asyncio.wait_for(at.chat(b"x" * 100_000, "Authorization: Bearer other"), 5)
         assert got.line.split()[1] == "200"
@@ -138,7 +138,7 @@ async def test_bytes_that_were_only_declared_take_nothing_from_others():
 
 async def test_too_many_bytes_in_memory_are_refused():
     """Bodies of all requests together stay under one limit; the refused one may come back later."""
-    async with house(SMALL) as at:
+    async with running_server(SMALL) as at:
         waiting = [writer for key in ("a", "b", "c") for writer in await holding(at, 1, key, 99_000)]
         got = await asyncio.wait_for(at.chat(b"x" * 50_000, "Authorization: Bearer d"), 5)
         assert (got.line.split()[1], got.all("retry-after")) == ("503", ["1"])
@@ -151,7 +151,7 @@ async def test_too_many_bytes_in_memory_are_refused():
 
 async def test_one_caller_leaves_room_for_another():
     """A caller whose bodies fill its share is refused more, while another's largest body passes."""
-    async with house(SMALL) as at:
+    async with running_server(SMALL) as at:
         waiting = await holding(at, 6, "greedy", 24_000)
         got = await asyncio.wait_for(at.chat(b"x" * 50_000, "Authorization: Bearer greedy"), 5)
         assert (got.line.split()[1], got.all("retry-after")) == ("503", ["1"])
@@ -167,7 +167,7 @@ async def test_one_caller_leaves_room_for_another():
 
 async def test_the_only_body_of_a_caller_may_be_as_large_as_bodies_may_be():
     """A share never stands against a single body, even if that takes all there is."""
-    async with house(ServerConfig("up", limits=Limits(body=100_000, in_flight_bytes=100_000))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(body=100_000, in_flight_bytes=100_000))) as at:
         assert (await at.chat(b"x" * 100_000)).line.split()[1] == "200"
         chunks = b"2710\r\n" + b"x" * 10_000 + b"\r\n"
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -179,7 +179,7 @@ async def test_the_only_body_of_a_caller_may_be_as_large_as_bodies_may_be():
 
 async def test_a_stream_under_way_no_longer_holds_its_request():
     """Once an answer has begun its request's bytes are free for others, however long the stream lasts."""
-    async with house(SMALL) as at:
+    async with running_server(SMALL) as at:
 
         async def script(heard, reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
@@ -196,7 +196,7 @@ async def test_a_stream_under_way_no_longer_holds_its_request():
 
 async def test_too_many_requests_at_once_are_refused():
     """Beyond the limit a request is told to come back, before its body is read."""
-    async with house(ServerConfig("up", limits=Limits(in_flight=2))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(in_flight=2))) as at:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
         waiting = [await at.connect() for _ in range(2)]
         for _, writer in waiting:

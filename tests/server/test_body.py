@@ -5,7 +5,7 @@ import zlib
 import pytest
 
 from proxy.server import Limits, ServerConfig
-from tests.support.server_fixture import eventually, house
+from tests.support.server_fixture import eventually, running_server
 
 SMALL = ServerConfig("up", limits=Limits(body=100_000, peek=10_000, in_flight_bytes=300_000))
 
@@ -22,7 +22,7 @@ SMALL = ServerConfig("up", limits=Limits(body=100_000, peek=10_000, in_flight_by
 )
 async def test_a_compressed_body_is_read_and_sent_on_inflated(encoding, packed):
     """The engine and the upstream get the plain body, and no header claims otherwise."""
-    async with house() as at:
+    async with running_server() as at:
         assert (await at.chat(packed, f"Content-Encoding: {encoding}")).line == "HTTP/1.1 200 OK"
         assert at.engine.seen[0].body == b'{"a": 1}'
         heard = at.stage.heard[0]
@@ -45,7 +45,7 @@ async def test_a_compressed_body_is_read_and_sent_on_inflated(encoding, packed):
 )
 async def test_bodies_that_cannot_be_inflated_are_refused_readably(encoding, packed, status):
     """Unknown codings, broken data and bombs each get their status, and the upstream hears nothing."""
-    async with house(SMALL) as at:
+    async with running_server(SMALL) as at:
         got = await at.chat(packed, f"Content-Encoding: {encoding}")
         assert got.line.split()[1] == str(status)
         assert got.body.startswith(b'{"error"')
@@ -54,7 +54,7 @@ async def test_bodies_that_cannot_be_inflated_are_refused_readably(encoding, pac
 
 async def test_a_declared_body_that_is_too_large_is_refused_before_it_is_sent():
     """413 comes at once, even for a client that waits for permission to send."""
-    async with house(SMALL) as at:
+    async with running_server(SMALL) as at:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100001\r\n%b\r\n"
         for extra in (b"", b"Expect: 100-continue\r\n"):
             got = await asyncio.wait_for(at.raw(head % extra), 5)
@@ -64,7 +64,7 @@ async def test_a_declared_body_that_is_too_large_is_refused_before_it_is_sent():
 
 async def test_a_flood_of_chunks_is_refused():
     """A body of unknown length is read up to the limit and no further."""
-    async with house(SMALL) as at:
+    async with running_server(SMALL) as at:
         chunks = b"2710\r\n" + b"x" * 10_000 + b"\r\n"
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         assert (await at.raw(head + chunks * 11)).line.split()[1] == "413"
@@ -74,7 +74,7 @@ async def test_a_flood_of_chunks_is_refused():
 
 async def test_a_body_that_trickles_is_given_up():
     """A body slower than the floor speed is a 408."""
-    async with house(ServerConfig("up", limits=Limits(body_pause=0.3))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(body_pause=0.3))) as at:
         got = await at.raw(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
         assert got.line.split()[1] == "408"
         assert b"request_timeout" in got.body
@@ -82,7 +82,7 @@ async def test_a_body_that_trickles_is_given_up():
 
 async def test_a_body_that_stops_is_given_up_however_much_came():
     """Bytes that came fast buy no more than one pause: a body that stops in its middle is a 408, too."""
-    async with house(ServerConfig("up", limits=Limits(body_pause=0.3, body_rate=1))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(body_pause=0.3, body_rate=1))) as at:
         for framing, body in (
             (b"Content-Length: 60000000", b"x" * 50_000),
             (b"Transfer-Encoding: chunked", b"2\r\n{}"),
@@ -96,7 +96,7 @@ async def test_a_body_that_stops_is_given_up_however_much_came():
 
 async def test_a_body_below_the_floor_speed_is_given_up_though_it_never_pauses():
     """A byte every now and then is no progress: without it a few bytes a minute would keep megabytes in memory."""
-    async with house(ServerConfig("up", limits=Limits(body_pause=0.3, body_rate=2**20))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(body_pause=0.3, body_rate=2**20))) as at:
         reader, writer = await at.connect()
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n")
         trickle = asyncio.ensure_future(trickled(writer))
@@ -106,7 +106,7 @@ async def test_a_body_below_the_floor_speed_is_given_up_though_it_never_pauses()
 
 async def test_an_upload_that_stops_is_given_up_at_both_ends():
     """A relayed upload is under the same rule: the client gets a 408 and the upstream's connection ends."""
-    async with house(ServerConfig("up", limits=Limits(body_pause=0.3))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(body_pause=0.3))) as at:
         kind = b"Content-Type: multipart/form-data; boundary=x"
         head = b"POST /v1/files HTTP/1.1\r\nHost: x\r\n" + kind + b"\r\nContent-Length: 60000000\r\n\r\n"
         got = await asyncio.wait_for(at.raw(head + b"x" * 50_000), 5)
@@ -117,7 +117,7 @@ async def test_an_upload_that_stops_is_given_up_at_both_ends():
 
 async def test_an_upload_slower_than_a_managed_body_may_be_arrives():
     """What is not kept in memory may come at the speed of a telephone line."""
-    async with house(ServerConfig("up", limits=Limits(body_pause=1.0, body_rate=2**30, upload_rate=1))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(body_pause=1.0, body_rate=2**30, upload_rate=1))) as at:
         reader, writer = await at.connect()
         kind = b"Content-Type: multipart/form-data; boundary=x"
         writer.write(b"POST /v1/files HTTP/1.1\r\nHost: x\r\n" + kind + b"\r\nContent-Length: 40\r\n\r\n")
@@ -137,7 +137,7 @@ async def trickled(writer):
 
 async def test_a_slow_body_within_its_allowance_is_read():
     """A body that comes in pieces, but fast enough, is served."""
-    async with house() as at:
+    async with running_server() as at:
         reader, writer = await at.connect()
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
         for byte in (b"{", b" ", b" ", b"}"):
@@ -150,7 +150,7 @@ async def test_a_slow_body_within_its_allowance_is_read():
 
 async def test_expect_is_answered_here():
     """A client that waits for permission gets it from the proxy, and the upstream is not asked."""
-    async with house() as at:
+    async with running_server() as at:
         reader, writer = await at.connect()
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
@@ -165,7 +165,7 @@ async def test_expect_is_answered_here():
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_an_upload_passes_while_it_arrives(chunked):
     """A relayed body reaches the upstream piece by piece, before the client has sent all of it."""
-    async with house() as at:
+    async with running_server() as at:
         pieces: asyncio.Queue = asyncio.Queue()
 
         async def serve(reader, writer):
@@ -190,7 +190,7 @@ async def test_an_upload_passes_while_it_arrives(chunked):
 async def test_a_large_upload_arrives_whole_whatever_the_body_limit():
     """Relayed bodies have no limit: 5 MB arrive byte for byte through a proxy that manages at most 100 KB."""
     body = bytes(range(256)) * 20_000
-    async with house(SMALL) as at:
+    async with running_server(SMALL) as at:
         got = await at.ask("POST", "/v1/files", body, "Content-Type: application/octet-stream")
         assert got.line.split()[1] == "200"
         assert at.stage.heard[0].body == body
@@ -203,11 +203,11 @@ async def test_a_body_may_unfold_a_hundredfold_and_no_further(encoding):
     """The ratio of what a body unfolds to is bounded, and the refusal names the setting; little is let pass."""
     pack = {"gzip": gzip.compress, "deflate": zlib.compress}[encoding]
     head = f"Content-Encoding: {encoding}"
-    async with house(ServerConfig("up")) as at:
+    async with running_server(ServerConfig("up")) as at:
         assert (await at.chat(pack(b" " * 60_000), head)).line.split()[1] == "200"
         got = await at.chat(pack(b" " * 4_000_000), head)
         assert got.line.split()[1] == "413"
         assert b"server.limits.inflation" in got.body
         assert len(at.stage.heard) == 1
-    async with house(ServerConfig("up", limits=Limits(inflation=2_000))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(inflation=2_000))) as at:
         assert (await at.chat(pack(b" " * 4_000_000), head)).line.split()[1] == "200"

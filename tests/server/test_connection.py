@@ -6,12 +6,12 @@ import pytest
 
 from proxy.server import Limits, ServerConfig
 from tests.support.file_descriptors import few_descriptors
-from tests.support.server_fixture import eventually, house, read_request
+from tests.support.server_fixture import eventually, read_request, running_server
 
 
 async def test_a_body_that_is_not_http_is_a_400():
     """A broken chunk is the client's mistake, and its bytes are not repeated to it."""
-    async with house() as at:
+    async with running_server() as at:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         got = await at.raw(head + b"SECRET\r\n")
         assert got.line.split()[1] == "400"
@@ -30,7 +30,7 @@ async def test_a_body_that_is_not_http_is_a_400():
 )
 async def test_requests_that_could_be_read_in_two_ways_are_refused(request_bytes):
     """Ambiguous or malformed requests get a fixed 400 and the connection ends."""
-    async with house() as at:
+    async with running_server() as at:
         reader, writer = await at.connect()
         writer.write(request_bytes)
         got = await asyncio.wait_for(reader.read(), 5)
@@ -61,7 +61,7 @@ def fields(count, size):
 )
 async def test_a_head_that_is_too_large_is_refused(head):
     """One field, all of them or their number: above a limit the answer is a 431, whether the head ends or not."""
-    async with house() as at:
+    async with running_server() as at:
         reader, writer = await at.connect()
         writer.write(head)
         got = await asyncio.wait_for(reader.read(), 5)
@@ -76,7 +76,7 @@ async def test_a_head_that_is_too_large_is_refused(head):
 )
 async def test_what_is_collected_of_a_request_has_an_end(start, status):
     """Heads, trailers and chunk extensions that never end are refused at the limit, however slowly they come."""
-    async with house(ServerConfig("up", limits=Limits(head=20_000, header=10_000, fields=1000))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(head=20_000, header=10_000, fields=1000))) as at:
         reader, writer = await at.connect()
         writer.write(start)
         answered = asyncio.ensure_future(reader.readuntil(b"\r\n"))
@@ -93,7 +93,7 @@ async def test_what_is_collected_of_a_request_has_an_end(start, status):
 
 async def test_a_head_counts_anew_for_each_request_and_bodies_do_not_count():
     """A connection may carry any number of heads and bytes of bodies, as long as each head is within the limit."""
-    async with house(ServerConfig("up", limits=Limits(head=20_000, header=10_000))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(head=20_000, header=10_000))) as at:
         reader, writer = await at.connect()
         body = b"x" * 100_000
         framed = b"".join(b"3e8\r\n" + b"x" * 1000 + b"\r\n" for _ in range(100)) + b"0\r\nX-Trailer: 1\r\n\r\n"
@@ -114,7 +114,7 @@ async def test_a_head_counts_anew_for_each_request_and_bodies_do_not_count():
 
 async def test_requests_in_one_go_are_all_answered_in_order():
     """Pipelined requests wait in the socket, not in memory, and none is lost."""
-    async with house() as at:
+    async with running_server() as at:
         reader, writer = await at.connect()
         for number in range(200):
             writer.write(b"GET /v1/models/m%d HTTP/1.1\r\nHost: x\r\n\r\n" % number)
@@ -126,7 +126,7 @@ async def test_requests_in_one_go_are_all_answered_in_order():
 
 async def test_the_oldest_idle_connection_makes_room_for_a_new_one():
     """Connections on which no whole request ever comes cannot keep others out."""
-    async with house(ServerConfig("up", limits=Limits(connections=3))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(connections=3))) as at:
         idle = [await at.connect() for _ in range(3)]
         for _, writer in idle:
             writer.write(b"GET /v1/models HTTP/1.1\r\nHos")
@@ -139,7 +139,7 @@ async def test_the_oldest_idle_connection_makes_room_for_a_new_one():
 
 async def test_a_connection_too_many_is_refused_readably():
     """While every connection has a request under way, a new one gets a 503, and is served once one of them ended."""
-    async with house(ServerConfig("up", limits=Limits(connections=2))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(connections=2))) as at:
 
         async def script(heard, reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
@@ -164,7 +164,7 @@ async def test_a_connection_too_many_is_refused_readably():
 )
 async def test_idle_connections_and_trickled_headers_are_cut(start):
     """A connection on which no whole request arrives in time is closed, whether fresh, half sent or used before."""
-    async with house(ServerConfig("up", limits=Limits(keep_alive=0.3))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(keep_alive=0.3))) as at:
         reader, writer = await at.connect()
         writer.write(start)
         got = await asyncio.wait_for(reader.read(), 5)
@@ -173,7 +173,7 @@ async def test_idle_connections_and_trickled_headers_are_cut(start):
 
 async def test_long_headers_up_to_the_limit_pass():
     """A header field of 30 KB goes through, both ways."""
-    async with house() as at:
+    async with running_server() as at:
         at.stage.reply = b"HTTP/1.1 200 OK\r\nX-Long: " + b"b" * 30_000 + b"\r\nContent-Length: 0\r\n\r\n"
         got = await at.chat(b"{}", "X-Long: " + "a" * 30_000)
         assert got.all("x-long") == ["b" * 30_000]
@@ -182,7 +182,7 @@ async def test_long_headers_up_to_the_limit_pass():
 
 async def test_a_client_that_comes_while_descriptors_run_out_gets_a_503():
     """While the last descriptors are left to running requests new clients are told, counted, and served later."""
-    async with house() as at:
+    async with running_server() as at:
         with few_descriptors(16):
             reader, writer = await at.connect()
             got = await asyncio.wait_for(reader.read(), 5)

@@ -6,7 +6,7 @@ import pytest
 from proxy.core.report import Usage
 from proxy.server.request import named_model
 from proxy.telemetry.logs import Logs
-from tests.support.server_fixture import answer, eventually, house
+from tests.support.server_fixture import eventually, raw_answer, running_server
 
 CHAT = b'{"model": "m",  "messages":[{"role":"user","content":"\\ud83d h\xc3\xa9"}], "x": 1.10}'
 
@@ -14,7 +14,7 @@ CHAT = b'{"model": "m",  "messages":[{"role":"user","content":"\\ud83d h\xc3\xa9
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/openai/v1/chat/completions"])
 async def test_a_managed_body_reaches_the_engine_and_the_upstream_byte_for_byte(path):
     """Every spelling of the chat route is managed, and the engine's bytes are what the upstream gets."""
-    async with house() as at:
+    async with running_server() as at:
         got = await at.ask("POST", path + "?x=%2F&y", CHAT)
         assert got.line == "HTTP/1.1 200 OK"
         assert [request.body for request in at.engine.seen] == [CHAT]
@@ -39,7 +39,7 @@ async def test_a_managed_body_reaches_the_engine_and_the_upstream_byte_for_byte(
 )
 async def test_other_paths_are_relayed_verbatim(method, path, arrives):
     """Any method and path that is not ours reaches the upstream's own host, percent-encoding untouched."""
-    async with house() as at:
+    async with running_server() as at:
         got = await at.ask(method, path)
         assert got.line == "HTTP/1.1 200 OK"
         assert at.stage.heard[0].line == f"{method} {arrives} HTTP/1.1"
@@ -51,8 +51,8 @@ async def test_a_compressed_answer_passes_compressed():
     import gzip
 
     body = gzip.compress(b'{"usage": {"prompt_tokens": 11, "completion_tokens": 3}}')
-    async with house() as at:
-        at.stage.reply = answer(body, "Content-Encoding: gzip", "Content-Type: application/json")
+    async with running_server() as at:
+        at.stage.reply = raw_answer(body, "Content-Encoding: gzip", "Content-Type: application/json")
         got = await at.chat()
         assert got.body == body
         assert got.all("content-encoding") == ["gzip"]
@@ -63,9 +63,9 @@ async def test_a_compressed_answer_passes_compressed():
 @pytest.mark.parametrize("status", ["301 Moved Permanently", "302 Found", "303 See Other", "307 Temporary Redirect"])
 async def test_redirects_are_answers(status):
     """A redirect reaches the client as it is; nothing is sent to where it points."""
-    async with house() as at, house() as other:
+    async with running_server() as at, running_server() as other:
         where = f"Location: http://127.0.0.1:{other.stage.port}/steal"
-        at.stage.reply = answer(b"", where, status=status)
+        at.stage.reply = raw_answer(b"", where, status=status)
         got = await at.chat(CHAT, "Authorization: Bearer secret")
         assert got.line == f"HTTP/1.1 {status}"
         assert got.all("location") == [where.split(": ")[1]]
@@ -74,8 +74,8 @@ async def test_redirects_are_answers(status):
 
 async def test_cookies_of_one_caller_never_reach_another():
     """What an upstream sets is given to its caller and sent by nobody else."""
-    async with house(base="/v1") as at:
-        at.stage.reply = answer(b"{}", "Set-Cookie: who=first; Path=/; Domain=localhost", "Set-Cookie: s=1")
+    async with running_server(base="/v1") as at:
+        at.stage.reply = raw_answer(b"{}", "Set-Cookie: who=first; Path=/; Domain=localhost", "Set-Cookie: s=1")
         await at.chat()
         await at.chat()
         assert [heard.all("cookie") for heard in at.stage.heard] == [[], []]
@@ -108,7 +108,7 @@ async def test_a_bug_costs_one_request_and_is_logged_by_type_and_place(tmp_path)
         raise KeyError("CANARY " + request.body.decode())
 
     try:
-        async with house() as at:
+        async with running_server() as at:
             working, at.engine.exchange = at.engine.exchange, broken
             got = await at.chat(b'{"model": "CANARY"}', "Authorization: Bearer CANARY")
             assert got.line == "HTTP/1.1 500 Internal Server Error"
@@ -131,7 +131,7 @@ async def test_a_bug_costs_one_request_and_is_logged_by_type_and_place(tmp_path)
 
 async def test_an_upstream_that_talks_nonsense_is_reported_with_its_name_and_the_model():
     """A call that gets no HTTP for an answer is a 502, reported with the model and upstream it was meant for."""
-    async with house() as at:
+    async with running_server() as at:
         at.stage.reply = b"nonsense\r\n\r\n"
         got = await at.chat(b'{"messages": [], "model": "m1"}')
         assert got.line == "HTTP/1.1 502 Bad Gateway"

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.server import Limits, ServerConfig
 from proxy.upstream import Timeouts
-from tests.support.server_fixture import answer, chunk, eventually, house
+from tests.support.server_fixture import chunk, eventually, raw_answer, running_server
 
 POST = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -26,7 +26,7 @@ async def gone(reader):
 @pytest.mark.parametrize("moment", ["waiting", "after the head", "mid-stream"])
 async def test_a_client_that_leaves_aborts_the_upstream_call(path, moment):
     """Whenever the client closes, the upstream sees its connection end within a second."""
-    async with house() as at:
+    async with running_server() as at:
         reached, ended = asyncio.Event(), asyncio.Event()
 
         async def script(heard, reader, writer):
@@ -52,7 +52,7 @@ async def test_a_client_that_leaves_aborts_the_upstream_call(path, moment):
 
 async def test_an_upload_that_nobody_takes_is_given_up():
     """An upload that the upstream does not read ends on both sides after the pause allowed."""
-    async with house(ServerConfig("up", limits=Limits(idle=0.4))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(idle=0.4))) as at:
         ended = asyncio.Event()
 
         async def serve(reader, writer):
@@ -77,7 +77,7 @@ async def test_an_upload_that_nobody_takes_is_given_up():
 async def test_a_broken_stream_ends_with_an_error_event(how):
     """All bytes so far arrive, then one error event, then an abnormal end; never ``[DONE]``."""
     seen = asyncio.Event()
-    async with house() as at:
+    async with running_server() as at:
 
         async def script(heard, reader, writer):
             writer.write(SSE + chunk(b"data: 1\n\n"))
@@ -105,7 +105,7 @@ async def test_a_broken_stream_ends_with_an_error_event(how):
 
 async def test_a_broken_body_of_known_length_is_short():
     """A JSON answer that breaks is passed as far as it came, and the connection ends."""
-    async with house() as at:
+    async with running_server() as at:
 
         async def script(heard, reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{123")
@@ -121,7 +121,7 @@ async def test_a_broken_body_of_known_length_is_short():
 
 async def ended_by_the_connection(head, body, *, reset):
     """What a client reads, and how its connection ends, if only the upstream's connection says where *body* ends."""
-    async with house() as at:
+    async with running_server() as at:
         read = asyncio.Event()
 
         async def script(heard, reader, writer):
@@ -201,7 +201,7 @@ async def test_a_body_without_a_length_ends_as_the_upstreams_did():
 
 async def test_an_upstream_that_hangs_up_is_asked_once():
     """After the body was sent a lost connection is a 502; the request is not repeated."""
-    async with house() as at:
+    async with running_server() as at:
 
         async def script(heard, reader, writer):
             writer.close()
@@ -215,7 +215,7 @@ async def test_an_upstream_that_hangs_up_is_asked_once():
 
 async def test_an_upstream_that_stays_silent_is_a_504():
     """No first byte in time is a gateway timeout, and the call is aborted."""
-    async with house(timeouts=Timeouts(first_byte=0.2)) as at:
+    async with running_server(timeouts=Timeouts(first_byte=0.2)) as at:
 
         async def script(heard, reader, writer):
             await gone(reader)
@@ -229,7 +229,7 @@ async def test_an_upstream_that_stays_silent_is_a_504():
 
 async def test_a_silent_stream_ends_with_an_error_event():
     """A stream that goes quiet for longer than allowed is ended with a word."""
-    async with house(timeouts=Timeouts(idle=0.2)) as at:
+    async with running_server(timeouts=Timeouts(idle=0.2)) as at:
 
         async def script(heard, reader, writer):
             writer.write(SSE + chunk(b"data: 1\n\n"))
@@ -245,7 +245,7 @@ async def test_a_silent_stream_ends_with_an_error_event():
 async def test_a_slow_reader_holds_the_upstream_back_and_is_dropped_in_the_end():
     """What a client does not read stays with the upstream, not in memory; a reader that never reads is cut."""
     sent = 0
-    async with house(ServerConfig("up", limits=Limits(write=0.7))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(write=0.7))) as at:
 
         async def script(heard, reader, writer):
             nonlocal sent
@@ -270,7 +270,7 @@ async def test_a_slow_reader_holds_the_upstream_back_and_is_dropped_in_the_end()
 
 async def test_an_endless_answer_of_comments_ends_with_an_error_event():
     """A stream that shows signs of life and no end is broken off after its total time."""
-    async with house(timeouts=Timeouts(total=0.3)) as at:
+    async with running_server(timeouts=Timeouts(total=0.3)) as at:
 
         async def script(heard, reader, writer):
             writer.write(SSE)
@@ -289,7 +289,7 @@ async def test_an_endless_answer_of_comments_ends_with_an_error_event():
 
 async def test_a_switch_of_protocols_is_no_answer_to_a_post():
     """An upstream's 101 to a plain request is a 502: behind it a client would read whatever the upstream writes."""
-    async with house() as at:
+    async with running_server() as at:
         at.stage.reply = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\nsmuggled"
         for path in ("/v1/chat/completions", "/v1/files"):
             got = await at.ask("POST", path, b"{}", "Upgrade: x", "Connection: Upgrade")
@@ -299,8 +299,8 @@ async def test_a_switch_of_protocols_is_no_answer_to_a_post():
 
 async def test_only_our_own_headers_bear_our_name():
     """On every route, what an upstream says under the proxy's name does not stand beside what the proxy says."""
-    async with house() as at:
-        at.stage.reply = answer(b'{"data": []}', "X-Ullage-Outcome: compacted", "x-ullage-mine: 1")
+    async with running_server() as at:
+        at.stage.reply = raw_answer(b'{"data": []}', "X-Ullage-Outcome: compacted", "x-ullage-mine: 1")
         for method, path in (("POST", "/v1/chat/completions"), ("POST", "/v1/files"), ("GET", "/v1/models")):
             got = await at.ask(method, path, b"{}" if method == "POST" else b"")
             assert got.all("x-ullage-mine") == []

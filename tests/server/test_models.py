@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.stub import Fault
-from tests.support.server_fixture import answer, house
+from tests.support.server_fixture import raw_answer, running_server
 
 WINDOW = 32_768
 
@@ -86,8 +86,8 @@ async def test_one_dead_upstream_costs_only_its_own_models(two):
 
 async def test_an_error_of_the_only_upstream_is_its_own():
     """Where no list can be had, the upstream's answer goes to the client as it is."""
-    async with house() as at:
-        at.stage.reply = answer(b'{"error": {"message": "no"}}', "X-Why: key", status="401 Unauthorized")
+    async with running_server() as at:
+        at.stage.reply = raw_answer(b'{"error": {"message": "no"}}', "X-Why: key", status="401 Unauthorized")
         got = await at.ask("GET", "/v1/models")
         assert got.line == "HTTP/1.1 401 Unauthorized"
         assert (got.body, got.all("x-why")) == (b'{"error": {"message": "no"}}', ["key"])
@@ -95,9 +95,9 @@ async def test_an_error_of_the_only_upstream_is_its_own():
 
 async def test_fields_of_an_entry_are_kept_as_they_are():
     """Unknown members of the list and its entries survive, and a window that is told already stands."""
-    async with house() as at:
+    async with running_server() as at:
         told = {"object": "list", "extra": 1, "data": [{"id": "a", "context_length": 7, "x": [1]}, {"id": "b"}]}
-        at.stage.reply = answer(json.dumps(told).encode())
+        at.stage.reply = raw_answer(json.dumps(told).encode())
         got = json.loads((await at.ask("GET", "/models?limit=2", b"", "Accept-Encoding: gzip")).body)
         assert got == {**told, "data": [told["data"][0], {"id": "b", "context_length": 4096}]}
         assert at.stage.heard[0].line == "GET /v1/models?limit=2 HTTP/1.1"
@@ -107,8 +107,8 @@ async def test_fields_of_an_entry_are_kept_as_they_are():
 @pytest.mark.parametrize("body", [b"[]", b"no json", b'{"data": 5}', b'{"data": [1, {"id": 2}]}'])
 async def test_a_strange_list_is_no_error(body):
     """What is no list of models yields an empty one."""
-    async with house() as at:
-        at.stage.reply = answer(body)
+    async with running_server() as at:
+        at.stage.reply = raw_answer(body)
         got = await at.ask("GET", "/v1/models")
         assert got.line == "HTTP/1.1 200 OK"
         assert json.loads(got.body)["data"] == []
@@ -134,7 +134,7 @@ async def test_an_upstream_that_hangs_is_a_timeout(monkeypatch):
     async def hang(heard, reader, writer):
         await reader.read()
 
-    async with house() as at:
+    async with running_server() as at:
         at.stage.script = hang
         got = await at.ask("GET", "/v1/models")
         assert got.line.startswith("HTTP/1.1 504")

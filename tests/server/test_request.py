@@ -27,7 +27,7 @@ from proxy.server.request import (
     window_variant,
     without_secrets,
 )
-from tests.support.server_fixture import house
+from tests.support.server_fixture import running_server
 
 CHAT = b'{"model": "m",  "messages":[{"role":"user","content":"\\ud83d h\xc3\xa9"}], "x": 1.10}'
 
@@ -55,7 +55,7 @@ REQUEST_HEADERS = [
 @pytest.mark.parametrize(("sent", "arrives"), REQUEST_HEADERS)
 async def test_which_request_headers_are_forwarded(sent, arrives):
     """End-to-end headers arrive as they were spelled; hop-by-hop ones and our own do not."""
-    async with house() as at:
+    async with running_server() as at:
         assert (await at.chat(CHAT, sent)).line.startswith("HTTP/1.1 200")
         heard = at.stage.heard[0]
         if arrives is None:
@@ -66,7 +66,7 @@ async def test_which_request_headers_are_forwarded(sent, arrives):
 
 async def test_nothing_is_added_and_repeated_headers_keep_their_order():
     """The upstream sees the client's headers, Host and Content-Length rewritten, and not one more."""
-    async with house() as at:
+    async with running_server() as at:
         await at.ask("POST", "/v1/embeddings", b"{}", "B: 1", "a: 2", "b: 3", "Connection: c, close", "C: 4")
         heard = at.stage.heard[0]
         assert heard.headers == [
@@ -76,7 +76,7 @@ async def test_nothing_is_added_and_repeated_headers_keep_their_order():
 
 async def test_a_client_cannot_use_connection_to_strip_its_credential():
     """Credentials named by ``Connection`` are forwarded all the same."""
-    async with house() as at:
+    async with running_server() as at:
         await at.chat(CHAT, "Authorization: Bearer k", "Connection: authorization")
         assert at.stage.heard[0].all("authorization") == ["Bearer k"]
 
@@ -95,7 +95,7 @@ async def test_a_client_cannot_use_connection_to_strip_its_credential():
 )
 async def test_a_bad_option_is_named(header, value):
     """A wrong x-ullage value is a 400 that names the header, and nothing is sent upstream."""
-    async with house() as at:
+    async with running_server() as at:
         got = await at.chat(CHAT, f"{header}: {value}")
         assert got.line == "HTTP/1.1 400 Bad Request"
         assert header.encode() in got.body
@@ -106,7 +106,7 @@ async def test_a_bad_option_is_named(header, value):
 
 async def test_good_options_reach_the_engine():
     """What the caller asks for in headers is what the engine is told."""
-    async with house() as at:
+    async with running_server() as at:
         await at.chat(
             CHAT, "X-Ullage-Mode: observe", "X-Ullage-Window: 4096", "X-Ullage-Compact: now",
             "X-Ullage-Task-Size: tiny", "X-Ullage-Conversation: c1", "X-Ullage-Project: p1",
@@ -127,7 +127,7 @@ def test_flags_that_change_a_window_are_told_apart():
 
 async def test_the_variant_reaches_the_engine():
     """What the headers ask for comes with the request."""
-    async with house() as at:
+    async with running_server() as at:
         await at.chat(CHAT, "Anthropic-Beta: tools-1", "anthropic-beta: context-1m")
         assert at.engine.seen[0].variant == "context-1m"
 
@@ -225,7 +225,7 @@ SHARED_ROUTES = [
 @pytest.mark.parametrize(("method", "path", "status"), SHARED_ROUTES)
 async def test_behind_shared_keys_only_stateless_routes_are_relayed(method, path, status):
     """Callers that share the upstream's key cannot reach what others keep under it, however the path is written."""
-    async with house(SHARED, api_key="uk") as at:
+    async with running_server(SHARED, api_key="uk") as at:
         got = await at.ask(method, path, b"{}" if method == "POST" else b"", "X-Api-Key: pk-1")
         assert got.line.split()[1] == str(status)
         assert len(at.stage.heard) == (status == 200)
@@ -233,9 +233,9 @@ async def test_behind_shared_keys_only_stateless_routes_are_relayed(method, path
 
 async def test_every_route_is_relayed_on_request_or_without_a_shared_key():
     """``relay: all`` opens the others, and so does an upstream that has no key of ours."""
-    async with house(ServerConfig("up", access_keys=("pk-1",), relay="all"), api_key="uk") as at:
+    async with running_server(ServerConfig("up", access_keys=("pk-1",), relay="all"), api_key="uk") as at:
         assert (await at.ask("GET", "/v1/files", b"", "X-Api-Key: pk-1")).line.endswith("200 OK")
-    async with house(SHARED) as at:
+    async with running_server(SHARED) as at:
         assert (await at.ask("GET", "/v1/files", b"", "X-Api-Key: pk-1")).line.endswith("200 OK")
 
 

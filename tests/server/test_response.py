@@ -16,13 +16,13 @@ from proxy.engine.include_usage import UsageHider
 from proxy.server import ServerConfig
 from proxy.server.response import ReplyObserver
 from tests.support.engine_fixtures import classifier
-from tests.support.server_fixture import answer, chunk, eventually, house
+from tests.support.server_fixture import chunk, eventually, raw_answer, running_server
 
 
 async def test_an_answer_comes_back_byte_for_byte_with_its_headers_in_order():
     """Status, end-to-end headers (repeated, in order and spelling) and body are the upstream's; ours are added."""
-    async with house() as at:
-        at.stage.reply = answer(
+    async with running_server() as at:
+        at.stage.reply = raw_answer(
             b'\x00\xff{"a": 1.10}',
             "Content-Type: application/json",
             "X-RateLimit-Remaining: 3",
@@ -50,7 +50,7 @@ async def test_an_answer_comes_back_byte_for_byte_with_its_headers_in_order():
 
 async def test_a_chunk_is_seen_before_the_next_one_is_sent():
     """A stream passes chunk by chunk: the upstream sends the next only after the client has seen the last."""
-    async with house() as at:
+    async with running_server() as at:
         seen = asyncio.Event()
 
         async def script(heard, reader, writer):
@@ -78,7 +78,7 @@ async def test_a_chunk_is_seen_before_the_next_one_is_sent():
 
 async def test_head_and_bodyless_answers():
     """HEAD keeps the content-length of the body it does not have; 204 and 304 have none."""
-    async with house() as at:
+    async with running_server() as at:
         at.stage.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n"
         reader, writer = await at.connect()
         writer.write(b"HEAD /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -95,7 +95,7 @@ async def test_head_and_bodyless_answers():
 
 async def test_http_1_0_gets_no_chunks():
     """A client of HTTP/1.0 reads a body of unknown length to the end of the connection."""
-    async with house() as at:
+    async with running_server() as at:
         at.stage.reply = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
         reader, writer = await at.connect()
         writer.write(b"POST /v1/chat/completions HTTP/1.0\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
@@ -107,7 +107,7 @@ async def test_http_1_0_gets_no_chunks():
 
 async def test_pipelined_requests_are_answered_in_order():
     """Several requests sent at once on one connection get their answers one after the other."""
-    async with house() as at:
+    async with running_server() as at:
         reader, writer = await at.connect()
         one = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
         writer.write(one * 5)
@@ -124,7 +124,7 @@ SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding:
 
 async def test_errors_speak_the_callers_api():
     """A refusal on the Messages route has Anthropic's shape, elsewhere OpenAI's."""
-    async with house() as at:
+    async with running_server() as at:
         double = ("x-api-key: a", "x-api-key: b")
         got = await at.ask("POST", "/v1/messages", b"{}", *double)
         assert b'"type": "error"' in got.body
@@ -143,7 +143,7 @@ async def test_errors_speak_the_callers_api():
 )
 async def test_the_error_event_speaks_the_streams_api(path, words):
     """Each API's clients get the error event they know."""
-    async with house() as at:
+    async with running_server() as at:
 
         async def script(heard, reader, writer):
             writer.write(SSE + chunk(b"data: 1"))
@@ -178,7 +178,7 @@ LISTED = ServerConfig("up", origins=frozenset({"https://app.test"}))
 )
 async def test_which_web_origins_may_call(headers, status):
     """Pages of other sites are refused unless listed; programs and the proxy's own pages are not."""
-    async with house(LISTED) as at:
+    async with running_server(LISTED) as at:
         got = await at.chat(b"{}", *headers)
         assert got.line.split()[1] == str(status)
         assert len(at.stage.heard) == (status == 200)
@@ -188,7 +188,7 @@ async def test_which_web_origins_may_call(headers, status):
 
 async def test_a_preflight_of_a_listed_origin_is_answered_here():
     """The browser's question is answered without a key and without the upstream."""
-    async with house(LISTED) as at:
+    async with running_server(LISTED) as at:
         ask = ("Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization,x-a")
         got = await at.ask("OPTIONS", "/v1/chat/completions", b"", "Origin: https://app.test", *ask)
         assert got.line == "HTTP/1.1 204 No Content"
@@ -201,8 +201,8 @@ async def test_a_preflight_of_a_listed_origin_is_answered_here():
 
 async def test_an_answer_to_a_listed_page_carries_our_permission_and_not_the_upstreams():
     """What the upstream says about origins is replaced: it does not know who may call here."""
-    async with house(LISTED) as at:
-        at.stage.reply = answer(b"{}", "Access-Control-Allow-Origin: *", "X-Kept: 1")
+    async with running_server(LISTED) as at:
+        at.stage.reply = raw_answer(b"{}", "Access-Control-Allow-Origin: *", "X-Kept: 1")
         got = await at.chat(b"{}", "Origin: https://app.test")
         assert got.all("access-control-allow-origin") == ["https://app.test"]
         assert got.all("vary") == ["origin"]

@@ -5,7 +5,7 @@ import json
 
 from openai import AsyncOpenAI
 
-from tests.support.server_fixture import answer, eventually, house
+from tests.support.server_fixture import eventually, raw_answer, running_server
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -13,7 +13,7 @@ SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding:
 
 async def test_draining_lets_running_requests_finish_and_refuses_new_ones():
     """Once draining: unready, idle connections closed, new requests told to retry, the running one completes."""
-    async with house() as at:
+    async with running_server() as at:
         go = asyncio.Event()
 
         async def script(heard, reader, writer):
@@ -43,7 +43,7 @@ async def test_draining_lets_running_requests_finish_and_refuses_new_ones():
 
 async def test_what_outlives_the_drain_is_cut_with_a_word():
     """A stream gets an error event and no end, a request without an answer a 503; both upstream calls end."""
-    async with house() as at:
+    async with running_server() as at:
 
         async def script(heard, reader, writer):
             if b"stream" in heard.body:
@@ -75,8 +75,8 @@ async def test_the_openai_client_streams_through():
     events.append(b'{"id":"1","object":"chat.completion.chunk","choices":[],"usage":{"prompt_tokens":5,')
     events[-1] += b'"completion_tokens":1,"total_tokens":6,"prompt_tokens_details":{"cached_tokens":4}}}'
     body = b"".join(b"data: " + event + b"\n\n" for event in [*events, b"[DONE]"])
-    async with house(base="") as at:
-        at.stage.reply = answer(body, "Content-Type: text/event-stream")
+    async with running_server(base="") as at:
+        at.stage.reply = raw_answer(body, "Content-Type: text/event-stream")
         async with AsyncOpenAI(api_key="k", base_url=f"http://127.0.0.1:{at.port}", max_retries=0) as client:
             stream = await client.chat.completions.create(
                 model="m", messages=[{"role": "user", "content": "x"}], stream=True

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from proxy.server import ServerConfig
-from tests.support.server_fixture import eventually, house
+from tests.support.server_fixture import eventually, running_server
 
 UPGRADE = (
     "Connection: keep-alive, Upgrade",
@@ -40,7 +40,7 @@ async def test_bytes_pass_both_ways_as_they_are(path):
             writer.write(data[::-1])
         writer.close()
 
-    async with house() as at:
+    async with running_server() as at:
         at.stage.script = script
         reader, writer = await open_socket(at, path, "Authorization: Bearer sk-mine")
         head = await reader.readuntil(b"\r\n\r\n")
@@ -69,7 +69,7 @@ async def test_the_upstreams_end_ends_the_client():
         await writer.drain()
         writer.close()
 
-    async with house() as at:
+    async with running_server() as at:
         at.stage.script = script
         reader, _ = await open_socket(at, "/v1/realtime")
         await reader.readuntil(b"\r\n\r\n")
@@ -89,7 +89,7 @@ async def test_a_slow_reader_holds_the_other_side_back():
             await writer.drain()
         writer.close()
 
-    async with house() as at:
+    async with running_server() as at:
         at.stage.script = script
         reader, _ = await open_socket(at, "/v1/realtime")
         await reader.readuntil(b"\r\n\r\n")
@@ -106,7 +106,7 @@ async def test_a_slow_reader_holds_the_other_side_back():
 
 async def test_a_refused_upgrade_on_responses_is_426():
     """An upstream without WebSockets on the Responses route: clients are told 426 and fall back to HTTP at once."""
-    async with house() as at:
+    async with running_server() as at:
         got = await at.ask("GET", "/v1/responses", b"", *UPGRADE)
         assert got.line == "HTTP/1.1 426 Upgrade Required"
         assert len(at.stage.heard) == 1
@@ -114,14 +114,14 @@ async def test_a_refused_upgrade_on_responses_is_426():
 
 async def test_a_refused_upgrade_elsewhere_is_the_upstreams_own_answer():
     """On other routes what the upstream says instead of 101 goes to the client as it is."""
-    async with house() as at:
+    async with running_server() as at:
         got = await at.ask("GET", "/v1/realtime", b"", *UPGRADE)
         assert (got.line, got.body) == ("HTTP/1.1 200 OK", b"{}")
 
 
 async def test_websockets_of_the_responses_route_can_be_refused():
     """With ``websockets`` off an upgrade on the Responses route is 426 without asking the upstream."""
-    async with house(ServerConfig(default_upstream="up", websockets=False)) as at:
+    async with running_server(ServerConfig(default_upstream="up", websockets=False)) as at:
         got = await at.ask("GET", "/v1/responses", b"", *UPGRADE)
         assert got.line == "HTTP/1.1 426 Upgrade Required"
         assert at.stage.heard == []
@@ -130,7 +130,7 @@ async def test_websockets_of_the_responses_route_can_be_refused():
 async def test_shared_keys_keep_stored_responses_apart():
     """Behind shared access keys a Responses WebSocket, which reads stored history, is refused; realtime is not."""
     config = ServerConfig(default_upstream="up", access_keys=("team",))
-    async with house(config, api_key="sk-upstream") as at:
+    async with running_server(config, api_key="sk-upstream") as at:
         key = "Authorization: Bearer team"
         assert (await at.ask("GET", "/v1/responses", b"", *UPGRADE, key)).line == "HTTP/1.1 403 Forbidden"
         assert at.stage.heard == []
@@ -145,7 +145,7 @@ async def test_a_drain_ends_open_sockets():
         writer.write(SWITCHED)
         await reader.read()
 
-    async with house() as at:
+    async with running_server() as at:
         at.stage.script = script
         reader, _ = await open_socket(at, "/v1/realtime")
         await reader.readuntil(b"\r\n\r\n")
@@ -192,7 +192,7 @@ async def test_a_real_client_talks_to_a_real_server():
             server_writer.transport.abort()
 
     try:
-        async with house() as at, aiohttp.ClientSession() as session:
+        async with running_server() as at, aiohttp.ClientSession() as session:
             at.stage.script = forward
             async with session.ws_connect(f"http://127.0.0.1:{at.port}/v1/realtime", compress=15) as socket:
                 await socket.send_str("hello " * 50_000)

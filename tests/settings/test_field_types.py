@@ -3,14 +3,14 @@
 import pytest
 
 from proxy.settings import load
-from tests.support.settings_files import UPSTREAM, one, written
+from tests.support.settings_files import UPSTREAM, only_problem, write_settings
 
 
 def test_words_that_yaml_1_1_takes_for_booleans(tmp_path):
     """mode: on, off and the true or false that a YAML 1.1 tool made of them all mean what they say."""
     for word, mode in (("on", "on"), ("off", "off"), ("true", "on"), ("false", "off"), ("observe", "observe")):
         text = f"compression: {{mode: {word}}}\nsummaries: {{mode: off}}\n"
-        assert load(written(tmp_path, text), {}, {}).compression.mode == mode
+        assert load(write_settings(tmp_path, text), {}, {}).compression.mode == mode
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_words_that_yaml_1_1_takes_for_booleans(tmp_path):
 def test_sizes_have_units(tmp_path, text, size):
     """Bytes may be given with a binary unit in any case, with a space or without."""
     limits = f"server: {{limits: {{body: {text}, in_flight_bytes: 4GiB}}}}"
-    assert load(written(tmp_path, limits), {}, {}).server.limits.body == size
+    assert load(write_settings(tmp_path, limits), {}, {}).server.limits.body == size
 
 
 @pytest.mark.parametrize(
@@ -29,28 +29,28 @@ def test_sizes_have_units(tmp_path, text, size):
 )  # fmt: skip
 def test_store_urls_that_are_fine(tmp_path, url):
     """Every kind of store may be named by its URL."""
-    assert load(written(tmp_path, f"store: {{url: '{url}'}}"), {}, {}).store.url == url
+    assert load(write_settings(tmp_path, f"store: {{url: '{url}'}}"), {}, {}).store.url == url
 
 
 def test_a_store_url_is_refused_without_repeating_it(tmp_path):
     """What is wrong with a store's URL is said without the password that stands in it."""
-    found = one(tmp_path, "store: {url: 'redis://user:CANARY:x@h:bad/0'}")
+    found = only_problem(tmp_path, "store: {url: 'redis://user:CANARY:x@h:bad/0'}")
     assert "CANARY" not in str(found)
 
 
 def test_a_base_url_loses_its_last_slash(tmp_path):
     """http://h/v1/ and http://h/v1 are the same upstream."""
     text = UPSTREAM.replace("/v1", "/v1/")
-    assert load(written(tmp_path, text), {}, {}).upstreams[0].base_url == "http://127.0.0.1:1/v1"
+    assert load(write_settings(tmp_path, text), {}, {}).upstreams[0].base_url == "http://127.0.0.1:1/v1"
 
 
 def test_a_header_may_hold_what_headers_hold(tmp_path):
     """A configured header's value may have spaces inside; line ends, outer spaces and nothing at all are refused."""
     text = UPSTREAM.replace("}", ", headers: {Authorization: %s}}")
-    (upstream,) = load(written(tmp_path, text % "Bearer key"), {}, {}).upstreams
+    (upstream,) = load(write_settings(tmp_path, text % "Bearer key"), {}, {}).upstreams
     assert upstream.headers["Authorization"].get_secret_value() == "Bearer key"
     for wrong in ('"a\\nb"', '" a"', '""', '"\u00e9"'):
-        found = one(tmp_path, text % wrong)
+        found = only_problem(tmp_path, text % wrong)
         assert (found.key, "no value that an HTTP header" in found.message) == (
             "upstreams[0].headers.Authorization",
             True,

@@ -3,12 +3,12 @@
 import pytest
 
 from proxy.settings import Settings, load
-from tests.support.settings_files import UPSTREAM, one, problems, written
+from tests.support.settings_files import UPSTREAM, only_problem, problems, write_settings
 
 
 def test_flags_win_over_environment_over_file_over_defaults(tmp_path):
     """Each layer overrides the ones below it, key by key."""
-    file = written(tmp_path, "server: {port: 1000, workers: 2, drain: 5}\n" + UPSTREAM)
+    file = write_settings(tmp_path, "server: {port: 1000, workers: 2, drain: 5}\n" + UPSTREAM)
     environ = {"ULLAGE_SERVER__PORT": "2000", "ULLAGE_SERVER__WORKERS": "3"}
     server = load(file, {("server", "port"): 3000}, environ).server
     assert (server.port, server.workers, server.drain, server.host) == (3000, 3, 5, "127.0.0.1")
@@ -16,7 +16,7 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path):
 
 def test_list_entries_are_addressed_by_name_in_the_environment(tmp_path):
     """ULLAGE_UPSTREAMS__NAME__KEY reaches that entry, adds one if there is none, and leaves the others alone."""
-    file = written(tmp_path, "upstreams:\n  - {name: my-api, base_url: 'http://h/v1'}\n")
+    file = write_settings(tmp_path, "upstreams:\n  - {name: my-api, base_url: 'http://h/v1'}\n")
     environ = {
         "ULLAGE_UPSTREAMS__MY_API__API_KEY": "k1",
         "ULLAGE_UPSTREAMS__LOCAL__BASE_URL": "http://l/v1",
@@ -60,7 +60,7 @@ def test_secrets_come_from_files(tmp_path):
         "server: {access_keys_file: access}\nstore: {key_file: up}\n"
         "upstreams: [{name: a, base_url: 'http://h', api_key_file: up}]"
     )
-    settings = load(written(tmp_path, text), {}, {})
+    settings = load(write_settings(tmp_path, text), {}, {})
     assert [key.get_secret_value() for key in settings.server.access_keys] == ["one", "two"]
     assert settings.upstreams[0].api_key == settings.store.key
     assert settings.store.key is not None
@@ -149,7 +149,7 @@ WRONG = {
 def test_what_is_wrong_is_said_with_file_line_key_and_remedy(tmp_path, name):
     """Every mistake is reported where it stands, with what to do about it."""
     text, line, key, message, remedy = WRONG[name]
-    found = one(tmp_path, text)
+    found = only_problem(tmp_path, text)
     assert (found.file, found.line, found.key) == (str(tmp_path / "ullage.yaml"), line, key)
     assert message in found.message
     assert remedy in found.remedy
@@ -187,11 +187,11 @@ def test_references_in_what_is_no_section_are_none(tmp_path, text):
 @pytest.mark.parametrize("host", ["127.0.0.1", "::", "[::1]", "fe80::1%eth0", "localhost", "my_host.example.org."])
 def test_hosts_are_names_and_addresses(tmp_path, host):
     """Whatever a listener can be bound to is taken."""
-    assert load(written(tmp_path, f"server: {{host: '{host}'}}"), {}, {}).server.host == host
+    assert load(write_settings(tmp_path, f"server: {{host: '{host}'}}"), {}, {}).server.host == host
 
 
 def test_a_literal_brace_is_written_with_two_dollars(tmp_path):
     """$${ stands for ${ and begins no variable."""
-    key = load(written(tmp_path, "store: {key: '$${NOPE-0123456789'}"), {}, {}).store.key
+    key = load(write_settings(tmp_path, "store: {key: '$${NOPE-0123456789'}"), {}, {}).store.key
     assert key is not None
     assert key.get_secret_value() == "${NOPE-0123456789"

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.settings import load
 from proxy.settings.server import Server
-from tests.support.settings_files import problems, written
+from tests.support.settings_files import problems, write_settings
 
 
 @pytest.mark.parametrize("origin", ["chat.example.org", "https://chat.example.org/", "ftp://chat.example.org"])
@@ -56,5 +56,5 @@ def test_other_keys_stand_beside_a_key(tmp_path):
     assert problem.key == "store.other_keys[0]"
     (tmp_path / "others").write_text(f"{key}2\n{key}3\n")
     text = f"store: {{key: {key}, other_keys_file: others}}\nupstreams: [{{name: a, base_url: 'http://127.0.0.1:1'}}]"
-    found = load(written(tmp_path, text), {}, {}).store.other_keys
+    found = load(write_settings(tmp_path, text), {}, {}).store.other_keys
     assert [each.get_secret_value() for each in found] == [f"{key}2", f"{key}3"]

@@ -10,7 +10,7 @@ import pytest
 
 import proxy
 from proxy.settings import Settings, SettingsError, load, refuse_open
-from tests.support.settings_files import EXAMPLE, problems, written
+from tests.support.settings_files import EXAMPLE, problems, write_settings
 
 
 def test_the_example_is_the_defaults():
@@ -73,9 +73,9 @@ def test_upstream_keys_are_not_offered_to_strangers(tmp_path, host, extra, refus
     """An address others can reach, an upstream key and no access key: refused, unless told to insist."""
     text = f"server: {{host: '{host}'{extra}}}\nupstreams: [{{name: a, base_url: 'http://h', %s}}]\n"
     for secret in ("api_key: k", "headers: {Authorization: k}"):
-        reason = refuse_open(load(written(tmp_path, text % secret), {}, {}))
+        reason = refuse_open(load(write_settings(tmp_path, text % secret), {}, {}))
         assert (reason is not None) == refused
-    assert refuse_open(load(written(tmp_path, text % "headers: {x-team: red}"), {}, {})) is None
+    assert refuse_open(load(write_settings(tmp_path, text % "headers: {x-team: red}"), {}, {})) is None
 
 
 def test_rules_and_upstreams_are_found(tmp_path):
@@ -85,7 +85,7 @@ def test_rules_and_upstreams_are_found(tmp_path):
         "upstreams: [{name: a, base_url: 'http://a/'}, {name: b, base_url: 'http://b'}]\n"
         "models: [{name: 'gpt-5*', upstream: a, context_window: 9}, {name: 'GPT-5*', context_window: 8}]\n"
     )
-    settings = load(written(tmp_path, text), {}, {})
+    settings = load(write_settings(tmp_path, text), {}, {})
     assert settings.upstream(settings.model("gpt-5-mini").upstream).base_url == "http://a"
     assert (settings.model("GPT-5").context_window, settings.model("x").context_window) == (8, None)
     assert settings.upstream("").name == settings.default_upstream().name == "b"
@@ -120,7 +120,7 @@ def test_fallbacks_in_any_order(tmp_path):
         "upstreams: [{name: u, base_url: 'http://h'}]\n"
         "models: [{name: big}, {name: '*', overflow: [{fallback: big}, compress]}]\n"
     )
-    found = load(written(tmp_path, text), {}, {})
+    found = load(write_settings(tmp_path, text), {}, {})
     assert found.models[1].fallbacks == ("big",)
     assert found.models[1].overflow[1] == "compress"
     assert found.models[0].overflow == ("compress",)
@@ -141,13 +141,13 @@ def test_other_names_that_lead_nowhere(tmp_path, models, complaint):
     """A name for a name, an upstream that is not there, or a header that is not a model's, is refused by name."""
     text = f"upstreams: [{{name: up, base_url: http://127.0.0.1:1}}]\nmodels: {models}\n"
     with pytest.raises(SettingsError, match=re.escape(complaint)):
-        load(written(tmp_path, text), {}, {})
+        load(write_settings(tmp_path, text), {}, {})
 
 
 def test_every_model_may_be_one(tmp_path):
     """One rule may send whatever is asked for to one model; figures may stand in the model's own rule."""
     text = "upstreams: [{name: up, base_url: http://127.0.0.1:1}]\nmodels: [{name: gpt-5}, {name: '*', model: gpt-5}]\n"
-    assert load(written(tmp_path, text), {}, {}).model("x").model == "gpt-5"
+    assert load(write_settings(tmp_path, text), {}, {}).model("x").model == "gpt-5"
 
 
 def settings_named_in_sentences() -> Iterator[str]:

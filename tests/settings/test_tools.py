@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from proxy.settings import SettingsError, load, tool_map
 from proxy.settings.tools import Tools, ToolTable
-from tests.support.settings_files import written
+from tests.support.settings_files import write_settings
 
 
 def test_the_packaged_table_knows_the_clients():
@@ -22,7 +22,7 @@ def test_a_section_and_a_file_are_laid_over_it(tmp_path):
     """The section wins over the file, the file over the packaged table; what neither names stays."""
     (tmp_path / "mine.yaml").write_text("map: {lookup: {kind: grep}, Bash: {kind: agent}}\nprotected: [Read]\n")
     text = "tools: {file: mine.yaml, map: {lookup: {kind: list}, TodoWrite: {kind: unknown}}, keys: {path: [where]}}\n"
-    table = tool_map(load(written(tmp_path, text), {}, {}).tools)
+    table = tool_map(load(write_settings(tmp_path, text), {}, {}).tools)
     kinds = {name: table.find(name).kind for name in ("lookup", "Bash", "Read", "TodoWrite", "Grep")}
     assert kinds == {"lookup": "list", "Bash": "agent", "Read": "protected", "TodoWrite": "unknown", "Grep": "grep"}
     assert table.targets("Grep", '{"where": "x", "path": "y"}') == ["x"]
@@ -36,13 +36,13 @@ def test_a_bad_file_says_where(tmp_path, text, said):
     """What is wrong with the file is told with its name, line and key."""
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(SettingsError, match=said):
-        load(written(tmp_path, "tools: {file: mine.yaml}\n"), {}, {})
+        load(write_settings(tmp_path, "tools: {file: mine.yaml}\n"), {}, {})
 
 
 def test_a_missing_file_says_so(tmp_path):
     """A file that is not there is an error of the configuration."""
     with pytest.raises(SettingsError, match="cannot be read"):
-        load(written(tmp_path, "tools: {file: none.yaml}\n"), {}, {})
+        load(write_settings(tmp_path, "tools: {file: none.yaml}\n"), {}, {})
 
 
 def test_a_rule_may_have_rules_by_argument():

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.settings import load, refuse_open
 from proxy.settings.upstreams import Model, Upstream
-from tests.support.settings_files import problems, written
+from tests.support.settings_files import problems, write_settings
 
 
 def test_what_carries_a_key():
@@ -35,14 +35,16 @@ def test_rules_of_overflows_are_checked(tmp_path, rule, complaint):
 def test_rules_of_overflows(tmp_path):
     """A phrase or a code with what it means, and who says so."""
     text = 'overflow_rules: [{phrase: "over {limit}", source: us}, {code: E1, means: other}]'
-    first, second = load(written(tmp_path, text), {}, {}).overflow_rules
+    first, second = load(write_settings(tmp_path, text), {}, {}).overflow_rules
     assert (first.means, first.phrase, first.source) == ("input", "over {limit}", "us")
     assert (second.means, second.code, second.source) == ("other", "E1", "configured")
 
 
 def test_providers(tmp_path):
     """A provider needs no address; OpenAI's does; LiteLLM's options mean nothing without one."""
-    assert not load(written(tmp_path, "upstreams: [{name: a, provider: gemini}]\n"), {}, {}).upstreams[0].base_url
+    assert (
+        not load(write_settings(tmp_path, "upstreams: [{name: a, provider: gemini}]\n"), {}, {}).upstreams[0].base_url
+    )
     assert "is required" in str(problems(tmp_path, "upstreams: [{name: a}]\n"))
     assert "without a provider" in str(
         problems(tmp_path, "upstreams: [{name: a, base_url: http://x, options: {b: c}}]\n")
@@ -53,7 +55,7 @@ def test_providers(tmp_path):
 def test_what_the_surroundings_pay_for_is_guarded(tmp_path, provider):
     """An upstream that is paid by the machine's own role is as good as one with a key of its own."""
     text = f"server: {{host: 0.0.0.0}}\nupstreams: [{{name: a, provider: {provider}}}]\n"
-    assert "key of a" in refuse_open(load(written(tmp_path, text), {}, {}))
+    assert "key of a" in refuse_open(load(write_settings(tmp_path, text), {}, {}))
 
 
 def test_a_model_matches_by_name_or_glob():

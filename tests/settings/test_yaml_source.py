@@ -5,7 +5,7 @@ import time
 import pytest
 
 from proxy.settings import Settings, SettingsError, load
-from tests.support.settings_files import UPSTREAM, one, problems, written
+from tests.support.settings_files import UPSTREAM, only_problem, problems, write_settings
 
 
 def test_variables_are_filled_in_anywhere(tmp_path):
@@ -14,7 +14,7 @@ def test_variables_are_filled_in_anywhere(tmp_path):
         "server: {port: ${PORT}, admin_key: ${ADMIN:-}, access_keys: [${KEY}]}\n"
         'upstreams:\n  - {name: ${NAME:-a}, base_url: "http://${HOST}/v1", headers: {x-raw: "$${KEY}"}}\n'
     )
-    settings = load(written(tmp_path, text), {}, {"PORT": "99", "KEY": "s3cret", "HOST": "h:1"})
+    settings = load(write_settings(tmp_path, text), {}, {"PORT": "99", "KEY": "s3cret", "HOST": "h:1"})
     assert (settings.server.port, settings.server.admin_key, settings.upstreams[0].name) == (99, None, "a")
     assert settings.server.access_keys[0].get_secret_value() == "s3cret"
     assert settings.upstreams[0].base_url == "http://h:1/v1"
@@ -23,15 +23,15 @@ def test_variables_are_filled_in_anywhere(tmp_path):
 
 def test_a_missing_variable_is_named_with_its_key(tmp_path):
     """An unset or empty variable without a default is an error that names it, its key and its line."""
-    found = one(tmp_path, UPSTREAM + "server:\n  admin_key: ${ULLAGE_ADMN}\n", {"ULLAGE_ADMIN": "x"})
+    found = only_problem(tmp_path, UPSTREAM + "server:\n  admin_key: ${ULLAGE_ADMN}\n", {"ULLAGE_ADMIN": "x"})
     assert (found.line, found.key) == (4, "server.admin_key")
     assert "ULLAGE_ADMN is not set (did you mean ULLAGE_ADMIN?)" in found.message
-    assert "is empty" in one(tmp_path, "store: {key: '${EMPTY}'}", {"EMPTY": ""}).message
+    assert "is empty" in only_problem(tmp_path, "store: {key: '${EMPTY}'}", {"EMPTY": ""}).message
 
 
 def test_an_empty_file_is_the_defaults(tmp_path):
     """A file with nothing but comments changes nothing."""
-    assert load(written(tmp_path, "# nothing\n"), {}, {}) == Settings()
+    assert load(write_settings(tmp_path, "# nothing\n"), {}, {}) == Settings()
 
 
 def test_an_unreadable_file_is_a_problem(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from proxy.store import Store, key_names
 from proxy.store.summary_table import SLOT, SLOTS
 from tests.store.conftest import Opener, Valkey, eventually
-from tests.support.valkey_groups import keys_of, six_nodes, whole
+from tests.support.valkey_groups import cluster_whole, keys_of, six_nodes
 
 TENANT, OTHER, ROOT, POLICY = b"t" * 32, b"o" * 32, b"r" * 16, b"p" * 8
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -147,7 +147,7 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
             assert sum(names <= found for found in held) == 1
         await eventually(lambda: sum(keys_of(server) == held[0] for server in servers) == 2)
         servers[0].kill()
-        await whole(servers[1:])
+        await cluster_whole(servers[1:])
         async with asyncio.timeout(30):
             for root in roots:
                 while await shelf.newest(TENANT, root, POLICY, [B]) != (0, b"text"):  # noqa: ASYNC110

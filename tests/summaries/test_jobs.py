@@ -12,17 +12,25 @@ from tests.conftest import StartStub
 from tests.store.conftest import Opener, Valkey
 from tests.stub.summariser import Behaviour
 from tests.support.proxy_process import until
-from tests.support.summary_fixtures import ROUTE, SINCE, TENANT, Bench, Dictionary, entries_of, summary_request_of
+from tests.support.summary_fixtures import (
+    ROUTE,
+    SINCE,
+    TENANT,
+    DictSummaryTable,
+    SummaryReplica,
+    entries_of,
+    summary_request_of,
+)
 
 
-async def settled(*benches: Bench) -> None:
+async def settled(*benches: SummaryReplica) -> None:
     await until(lambda: not any(bench.jobs.running for bench in benches))
 
 
 async def test_a_summary_is_ready_when_it_is_needed(stub: StartStub) -> None:
     """A prepared passage is found afterwards, on another replica too, and of a longer one as its newest prefix."""
-    server, shelf = await stub(), Dictionary()
-    first, second = Bench(server, shelf), Bench(server, shelf)
+    server, shelf = await stub(), DictSummaryTable()
+    first, second = SummaryReplica(server, shelf), SummaryReplica(server, shelf)
     entries = entries_of(12)
     passage = summary_request_of(entries).up_to(16)
     assert await first.jobs.ready(passage) is None
@@ -44,9 +52,9 @@ async def test_a_summary_is_ready_when_it_is_needed(stub: StartStub) -> None:
 
 async def test_eight_replicas_ask_once(stub: StartStub) -> None:
     """However many replicas and requests ask at the same moment, one call goes out."""
-    server, shelf = await stub(), Dictionary()
+    server, shelf = await stub(), DictSummaryTable()
     server.summariser = "slow"
-    benches = [Bench(server, shelf) for _ in range(8)]
+    benches = [SummaryReplica(server, shelf) for _ in range(8)]
     for _ in range(25):
         for bench in benches:
             bench.jobs.prepare(summary_request_of(entries_of(8)))
@@ -59,9 +67,9 @@ async def test_eight_replicas_ask_once(stub: StartStub) -> None:
 
 async def test_an_event_that_waits_gets_what_another_replica_writes(stub: StartStub) -> None:
     """Inline, the second replica adopts the first one's text; a shorter one does when there is none in time."""
-    server, shelf = await stub(), Dictionary()
+    server, shelf = await stub(), DictSummaryTable()
     server.summariser = "slow"
-    benches = [Bench(server, shelf, mode="inline") for _ in range(2)]
+    benches = [SummaryReplica(server, shelf, mode="inline") for _ in range(2)]
     for bench in benches:
         task = bench.tasks.spawn(_advance(bench), "clock")
         del task
@@ -79,7 +87,7 @@ async def test_an_event_that_waits_gets_what_another_replica_writes(stub: StartS
 async def test_one_request_waits_once(stub: StartStub) -> None:
     """A request that comes back for a summary of a longer prefix has no more time than the first time left it."""
     server = await stub()
-    bench = Bench(server, Dictionary(), mode="inline", timeout=0.3, seconds=30.0)
+    bench = SummaryReplica(server, DictSummaryTable(), mode="inline", timeout=0.3, seconds=30.0)
     server.gate.clear()
     entries = entries_of(12)
     first, longer = summary_request_of(entries).up_to(16), summary_request_of(entries)
@@ -98,7 +106,7 @@ async def test_one_request_waits_once(stub: StartStub) -> None:
     await bench.close()
 
 
-async def _advance(bench: Bench) -> None:
+async def _advance(bench: SummaryReplica) -> None:
     for _ in range(500):
         await asyncio.sleep(0.01)
         bench.now += 0.01
@@ -111,7 +119,7 @@ async def test_three_failures_open_the_breaker(stub: StartStub, behaviour: Behav
     """A failed stretch is left alone for a minute; after three failures nobody of this tenant is asked, then one is."""
     server = await stub()
     server.summariser = behaviour
-    bench = Bench(server, Dictionary(), timeout=1.0)
+    bench = SummaryReplica(server, DictSummaryTable(), timeout=1.0)
     for at in range(4):
         bench.jobs.prepare(_elsewhere(at))
         await settled(bench)
@@ -143,9 +151,9 @@ def _elsewhere(at: int) -> SummaryRequest:
 
 async def test_a_limit_pauses_all_summaries_of_a_tenant(stub: StartStub) -> None:
     """After a 429 nothing is asked on this tenant's behalf, on no replica."""
-    server, shelf = await stub(), Dictionary()
+    server, shelf = await stub(), DictSummaryTable()
     server.summariser = "limited"
-    bench, other = Bench(server, shelf), Bench(server, shelf)
+    bench, other = SummaryReplica(server, shelf), SummaryReplica(server, shelf)
     bench.jobs.prepare(_elsewhere(1))
     await settled(bench)
     for each in (bench, other):
@@ -161,7 +169,7 @@ async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valk
     """When the holder of a lease is gone for good, another replica writes as soon as the lease has run out."""
     server = await stub()
     store = await opener(valkey.url)
-    bench = Bench(server, store.summaries, lease=0.5)
+    bench = SummaryReplica(server, store.summaries, lease=0.5)
     passage = summary_request_of(entries_of(8))
     policy = bench.jobs._policy(passage, bench.jobs._terms.summariser(passage, bench.jobs._resolve))
     assert await store.summaries.lease(passage.root_hash, policy, passage.last_compaction, 0.5) is not None
@@ -182,9 +190,9 @@ async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valk
 
 async def test_a_job_that_is_cancelled_gives_its_lease_back(stub: StartStub) -> None:
     """When the time to finish is over, a running job ends and its lease is free."""
-    server, shelf = await stub(), Dictionary()
+    server, shelf = await stub(), DictSummaryTable()
     server.summariser = "hanging"
-    bench = Bench(server, shelf, timeout=60.0)
+    bench = SummaryReplica(server, shelf, timeout=60.0)
     bench.jobs.prepare(summary_request_of(entries_of(8)))
     await until(lambda: bool(server.summaries))
     assert shelf.leases
@@ -198,7 +206,7 @@ async def test_subscription_tokens_of_an_upstream_are_respected(stub: StartStub)
     """An upstream whose own key is a subscription token is asked only where that is allowed."""
     server = await stub()
     for allowed in (False, True):
-        bench = Bench(server, Dictionary(), guarded=frozenset({"stub"}), subscriptions=allowed)
+        bench = SummaryReplica(server, DictSummaryTable(), guarded=frozenset({"stub"}), subscriptions=allowed)
         bench.jobs.prepare(summary_request_of(entries_of(8)))
         await settled(bench)
         assert bench.reports[0].reason == ("" if allowed else "subscription")
@@ -209,7 +217,7 @@ async def test_a_fault_of_ours_is_reported_and_not_paid_for_again(
     stub: StartStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error nobody foresaw ends the job, reaches whoever keeps tasks, and starts no second job for that stretch."""
-    bench = Bench(await stub(), Dictionary())
+    bench = SummaryReplica(await stub(), DictSummaryTable())
 
     async def broken(*_: object) -> None:
         raise ZeroDivisionError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from proxy.summaries.spend import FLUSH_TOKENS, FRESH, PAUSE, Ledger
-from tests.support.summary_fixtures import Dictionary
+from tests.support.summary_fixtures import DictSummaryTable
 
 A, B = b"a" * 32, b"b" * 32
 
@@ -20,14 +20,14 @@ class Now:
         return self.seconds
 
 
-def ledger(shelf: Dictionary, now: Now) -> Ledger:
+def ledger(shelf: DictSummaryTable, now: Now) -> Ledger:
     return Ledger(shelf, 0.1, {}, now, now)
 
 
 async def test_a_tenth_of_what_was_sent_may_be_spent() -> None:
     """Spending is allowed up to the share of one's own tokens, and no further."""
     now = Now()
-    book = ledger(Dictionary(), now)
+    book = ledger(DictSummaryTable(), now)
     assert await book.why_not(A, 1) == "budget"
     book.sent(A, 10_000)
     assert await book.why_not(A, 1000) == ""
@@ -42,7 +42,7 @@ async def test_a_tenth_of_what_was_sent_may_be_spent() -> None:
 
 async def test_replicas_share_their_figures() -> None:
     """What one replica sent and spent counts on the other, a few seconds later at most."""
-    now, shelf = Now(), Dictionary()
+    now, shelf = Now(), DictSummaryTable()
     first, second = ledger(shelf, now), ledger(shelf, now)
     first.sent(A, 10_000)
     assert await first.why_not(A, 900) == ""
@@ -57,7 +57,7 @@ async def test_replicas_share_their_figures() -> None:
 
 async def test_a_lost_store_does_not_forget_what_was_spent() -> None:
     """When the store's figures are gone, what this process saw holds."""
-    now, shelf = Now(), Dictionary()
+    now, shelf = Now(), DictSummaryTable()
     book = ledger(shelf, now)
     book.sent(A, 10_000)
     assert await book.why_not(A, 900) == ""
@@ -70,7 +70,7 @@ async def test_a_lost_store_does_not_forget_what_was_spent() -> None:
 
 async def test_who_is_to_slow_down_is_left_alone_everywhere() -> None:
     """After a pause was called nothing may be spent for a minute, on other replicas too, by that tenant alone."""
-    now, shelf = Now(), Dictionary()
+    now, shelf = Now(), DictSummaryTable()
     first, second = ledger(shelf, now), ledger(shelf, now)
     for book in (first, second):
         book.sent(A, 10_000)
@@ -89,7 +89,7 @@ async def test_who_is_to_slow_down_is_left_alone_everywhere() -> None:
 async def test_figures_are_told_by_tenant() -> None:
     """Those who sent most come first, with what they may spend and how long they still pause."""
     now = Now()
-    book = ledger(Dictionary(), now)
+    book = ledger(DictSummaryTable(), now)
     book.sent(A, 1000)
     book.sent(B, 5000)
     book.spent(B, 70)

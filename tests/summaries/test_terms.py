@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.models import Catalogue, Rule
+from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Origin
 from proxy.engine.ports import SummaryRequest
 from proxy.summaries.terms import UNKNOWN_WINDOW, Terms
@@ -16,10 +16,10 @@ from tests.support.summary_fixtures import ROUTE, TENANT, entries_of, summary_re
 OAUTH = "sk-ant-oat01-abc"
 CATALOGUE = Catalogue(
     [
-        Rule("writer", "stub", model="gpt-4o"),
-        Rule("gpt-4o", "stub", 30_000),
-        Rule("mini", "stub", model="gpt-4o-mini"),
-        Rule("far", "other"),
+        ModelRule("writer", "stub", model="gpt-4o"),
+        ModelRule("gpt-4o", "stub", 30_000),
+        ModelRule("mini", "stub", model="gpt-4o-mini"),
+        ModelRule("far", "other"),
     ],
     {},
     "stub",

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 from proxy.summaries.transcript import ARGUMENTS, MIDDLE, RESULT, ends, neutral, pieces, segments, shown, slim
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 
 BLOB = base64.b64encode(random.Random(1).randbytes(3000)).decode()
 
@@ -62,10 +62,10 @@ def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None
     """Calls, clipped results and media are named; system items are not part of what is summed up."""
     result = "begin " + "x y " * 4000 + "end"
     entries = [
-        Entry("system", "secret rules"),
-        Entry("user", "look\nat this", (), ("image_url",)),
-        Entry("assistant", "I look.", (("read_file", '{"path": "a.py"}'), ("write", "z " * 3000))),
-        Entry("tool", result),
+        ItemText("system", "secret rules"),
+        ItemText("user", "look\nat this", (), ("image_url",)),
+        ItemText("assistant", "I look.", (("read_file", '{"path": "a.py"}'), ("write", "z " * 3000))),
+        ItemText("tool", result),
     ]
     user, assistant, tool = pieces(entries)
     assert user == "user:\n| look\n| at this\n(image_url, not shown)"
@@ -80,8 +80,8 @@ def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None
 def test_what_is_cut_is_cut_between_words() -> None:
     """Where a middle is left out no half of a name or figure stands, unless it is longer than any name."""
     names = [f"ledger_{at:05}" for at in range(2000)]
-    (piece,) = pieces([Entry("tool", " ".join(names))])
-    (segment,) = segments([Entry("user", "\n".join(names[:500]))], 300, count)
+    (piece,) = pieces([ItemText("tool", " ".join(names))])
+    (segment,) = segments([ItemText("user", "\n".join(names[:500]))], 300, count_tokens)
     for text in (piece, segment):
         assert MIDDLE in text
         words = text.replace(MIDDLE, "").replace("|", "").split()
@@ -89,11 +89,13 @@ def test_what_is_cut_is_cut_between_words() -> None:
     assert sum(map(len, ends("x" * 900, 300))) == 600
 
 
-@given(st.lists(st.builds(Entry, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3000)), max_size=12))
-def test_no_segment_is_larger_than_asked(entries: list[Entry]) -> None:
+@given(
+    st.lists(st.builds(ItemText, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3000)), max_size=12)
+)
+def test_no_segment_is_larger_than_asked(entries: list[ItemText]) -> None:
     """The transcript in runs: none above the limit, every item in one of them, in order."""
-    found = segments(entries, 300, count)
-    assert all(count(segment) <= 300 for segment in found)
+    found = segments(entries, 300, count_tokens)
+    assert all(count_tokens(segment) <= 300 for segment in found)
     speakers = [
         line for segment in found for line in segment.split("\n") if line in ("user:", "assistant:", "tool result:")
     ]

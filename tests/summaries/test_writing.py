@@ -12,7 +12,7 @@ from proxy.summaries.calling import Summariser
 from proxy.summaries.writing import Unwritten
 from tests.conftest import StartStub
 from tests.stub.summariser import Behaviour
-from tests.support.summary_fixtures import Bench, Dictionary, entries_of, summary_request_of
+from tests.support.summary_fixtures import DictSummaryTable, SummaryReplica, entries_of, summary_request_of
 
 
 async def allow(tokens: int) -> str:
@@ -26,7 +26,7 @@ def own(window: int) -> Summariser:
 async def test_a_history_far_larger_than_the_window_is_folded_in_chunks(stub: StartStub) -> None:
     """However long the history, no call overflows the summariser's window, and each builds on the one before."""
     server = await stub(window=4096)
-    bench = Bench(server, Dictionary())
+    bench = SummaryReplica(server, DictSummaryTable())
     draft = await bench.writer.write(summary_request_of(entries_of(120), window=4096, cap=256), own(4096), None, allow)
     assert draft.calls == len(server.summaries) > 5
     assert {seen.verdict for seen in server.summaries} == {"ok"}
@@ -40,7 +40,7 @@ async def test_one_and_a_half_million_tokens_are_folded_through_a_hundred_thousa
 ) -> None:
     """A history of 1.5M tokens goes through a window of 100K: no call is too big, none is wasted, the end is there."""
     server = await stub(window=100_000)
-    bench = Bench(server, Dictionary(), seconds=60.0)
+    bench = SummaryReplica(server, DictSummaryTable(), seconds=60.0)
     passage = summary_request_of(entries_of(1370, 1090), window=100_000, cap=4096)
     assert passage.prefix.tokens > 1_500_000
     draft = await bench.writer.write(passage, own(100_000), None, allow)
@@ -55,7 +55,7 @@ async def test_one_and_a_half_million_tokens_are_folded_through_a_hundred_thousa
 
 async def test_a_budget_is_asked_before_work_is_done(stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
     """What may not be paid for costs no reading of what a summary would be held against."""
-    bench = Bench(await stub(), Dictionary())
+    bench = SummaryReplica(await stub(), DictSummaryTable())
 
     async def never(tokens: int) -> str:
         return "budget"
@@ -69,7 +69,7 @@ async def test_a_budget_is_asked_before_work_is_done(stub: StartStub, monkeypatc
 async def test_a_previous_summary_is_built_upon(stub: StartStub) -> None:
     """With a summary of a prefix only the rest of the conversation is sent, and names of the prefix stay known."""
     server = await stub()
-    bench = Bench(server, Dictionary())
+    bench = SummaryReplica(server, DictSummaryTable())
     base = Summary("## Identifiers and errors\n- Note 2: the shard of ledger_2 is 9402.", 12, 100)
     draft = await bench.writer.write(summary_request_of(entries_of(10)), own(8192), base, allow)
     (seen,) = server.summaries
@@ -82,11 +82,11 @@ async def test_a_previous_summary_is_built_upon(stub: StartStub) -> None:
 async def test_the_requests_own_prompt_ends_with_the_instruction(stub: StartStub) -> None:
     """In the aligned mode the warm prompt goes out again with one message more, where it fits."""
     server = await stub()
-    bench = Bench(server, Dictionary(), aligned=True)
+    bench = SummaryReplica(server, DictSummaryTable(), aligned=True)
     await bench.writer.write(summary_request_of(entries_of(10)), own(8192), None, allow)
     (seen,) = server.summaries
     assert [message["content"][:6] for message in seen.messages] == ["Note 1", "Stop h"]
-    plain = Bench(server, Dictionary())
+    plain = SummaryReplica(server, DictSummaryTable())
     assert bench.writer.version != plain.writer.version
     await bench.close()
     await plain.close()
@@ -106,7 +106,7 @@ async def test_what_is_not_usable_is_a_failure(stub: StartStub, behaviour: Behav
     """A rejected text is as good as none, and what it took is told."""
     server = await stub()
     server.summariser = behaviour
-    bench = Bench(server, Dictionary())
+    bench = SummaryReplica(server, DictSummaryTable())
     with pytest.raises(Unwritten) as failed:
         await bench.writer.write(summary_request_of(entries_of(10, 60), cap=96), own(8192), None, allow)
     assert failed.value.tried
@@ -118,7 +118,7 @@ async def test_what_is_not_usable_is_a_failure(stub: StartStub, behaviour: Behav
 async def test_what_is_too_dear_is_told_in_less_detail(stub: StartStub) -> None:
     """When the whole transcript may not be paid for, a leaner one goes out; when that may not be either, none."""
     server = await stub()
-    bench = Bench(server, Dictionary())
+    bench = SummaryReplica(server, DictSummaryTable())
     asked: list[int] = []
 
     async def first_is_dear(tokens: int) -> str:

@@ -13,7 +13,7 @@ import httpx
 
 from tests.conftest import StartProxy
 from tests.stub import Stub
-from tests.support.api_formats import body_of, kind_of, text_of
+from tests.support.api_formats import kind_of, request_body, text_of
 from tests.support.process_inspection import metrics, total
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
@@ -25,7 +25,7 @@ PATHS = {"chat": "/chat/completions", "messages": "/messages", "responses": "/re
 
 
 @dataclass
-class Loop:
+class AgentLoop:
     """An agent at work: its history, what the upstream saw, and which answers were of a view with a summary.
 
     It speaks *api*, on *path* below the proxy's root where one is given. While it waits for an answer no summary is
@@ -72,7 +72,7 @@ class Loop:
             self.messages += new
         if said:
             self.messages.append({"role": "user", "content": said})
-        body = json.dumps(body_of(self.api, self.messages, AGENT_TOOLS, model=self.model)).encode()
+        body = json.dumps(request_body(self.api, self.messages, AGENT_TOOLS, model=self.model)).encode()
         front = self.fronts[self.rounds % len(self.fronts)]
         before = len(self.stub.chats())
         if self.gated:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass
-class Heard:
+class ParsedAnswer:
     """An answer as its client has it: texts and calls in order, why it ended, its usage, and the items to send back."""
 
     text: str = ""
@@ -19,7 +19,7 @@ class Heard:
     items: list[Any] = field(default_factory=list)
 
 
-def heard(api: str, body: bytes, *, stream: bool) -> Heard:
+def parse_answer(api: str, body: bytes, *, stream: bool) -> ParsedAnswer:
     """The answer in *body*. Fails where it is not a whole and valid one."""
     values = events(body) if stream else [json.loads(body)]
     reader = {"chat": (_chat, _chats), "messages": (_message, _messages), "responses": (_response, _responses)}[api]
@@ -40,16 +40,16 @@ def events(body: bytes) -> list[Any]:
     return found
 
 
-def _chat(value: dict[str, Any]) -> Heard:
+def _chat(value: dict[str, Any]) -> ParsedAnswer:
     (choice,) = value["choices"]
     message = choice["message"]
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     assert message["content"] is not None or calls
     assert (choice["finish_reason"] == "tool_calls") == bool(calls)
-    return Heard(message["content"] or "", calls, choice["finish_reason"], value["usage"], [message])
+    return ParsedAnswer(message["content"] or "", calls, choice["finish_reason"], value["usage"], [message])
 
 
-def _chats(values: Sequence[Any]) -> Heard:
+def _chats(values: Sequence[Any]) -> ParsedAnswer:
     *values, done = values
     assert done == "[DONE]"
     assert len({value["id"] for value in values}) == 1
@@ -80,18 +80,18 @@ def _chats(values: Sequence[Any]) -> Heard:
     made = [{"id": call["id"], "type": "function", "function": function} for call, function in pairs]
     message = {"role": "assistant", "content": texts["content"], **({"tool_calls": made} if made else {})}
     named = [(call["name"], call["arguments"]) for call in functions]
-    return Heard(texts["content"], named, finishes[0], usages[0] if usages else {}, [message])
+    return ParsedAnswer(texts["content"], named, finishes[0], usages[0] if usages else {}, [message])
 
 
-def _message(value: dict[str, Any]) -> Heard:
+def _message(value: dict[str, Any]) -> ParsedAnswer:
     blocks = value["content"]
     text = "".join(block["text"] for block in blocks if block["type"] == "text")
     calls = [(block["name"], json.dumps(block["input"])) for block in blocks if block["type"] == "tool_use"]
     assert (value["stop_reason"] == "tool_use") == bool(calls)
-    return Heard(text, calls, value["stop_reason"], value["usage"], [{"role": "assistant", "content": blocks}])
+    return ParsedAnswer(text, calls, value["stop_reason"], value["usage"], [{"role": "assistant", "content": blocks}])
 
 
-def _messages(values: Sequence[Any]) -> Heard:
+def _messages(values: Sequence[Any]) -> ParsedAnswer:
     values = [value for value in values if value["type"] != "ping"]
     first, *middle, delta, last = values
     assert (first["type"], delta["type"], last["type"]) == ("message_start", "message_delta", "message_stop")
@@ -123,17 +123,17 @@ def _messages(values: Sequence[Any]) -> Heard:
     return _message({"content": blocks, "stop_reason": delta["delta"]["stop_reason"], "usage": usage})
 
 
-def _response(value: dict[str, Any]) -> Heard:
+def _response(value: dict[str, Any]) -> ParsedAnswer:
     output = value["output"]
     told = [item for item in output if item["type"] == "message"]
     text = "".join(part["text"] for item in told for part in item["content"])
     calls = [(item["name"], item["arguments"]) for item in output if item["type"] == "function_call"]
     for at, item in enumerate(output):
         assert item["type"] != "reasoning" or at + 1 < len(output), "reasoning leads to something"
-    return Heard(text, calls, value["status"], value["usage"], output)
+    return ParsedAnswer(text, calls, value["status"], value["usage"], output)
 
 
-def _responses(values: Sequence[Any]) -> Heard:
+def _responses(values: Sequence[Any]) -> ParsedAnswer:
     assert [value["sequence_number"] for value in values] == list(range(len(values)))
     assert [value["type"] for value in values[:2]] == ["response.created", "response.in_progress"]
     *middle, last = values[2:]

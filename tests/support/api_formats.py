@@ -14,7 +14,7 @@ Message = dict[str, Any]
 SYSTEMS = ("system", "developer")
 
 
-def said(content: Any) -> str:
+def text_of_content(content: Any) -> str:
     """The words of a chat message's content."""
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
@@ -23,7 +23,7 @@ def said(content: Any) -> str:
 
 def system_of(chat: Sequence[Message]) -> str:
     """The operator's words of a conversation."""
-    return "\n\n".join(said(message["content"]) for message in chat if message["role"] in SYSTEMS)
+    return "\n\n".join(text_of_content(message["content"]) for message in chat if message["role"] in SYSTEMS)
 
 
 def to_messages(chat: Sequence[Message], *, mixed: bool = False) -> list[Message]:
@@ -56,7 +56,9 @@ def to_responses(chat: Sequence[Message]) -> list[Message]:
         if role == "assistant":
             made += _model_items(message, at)
         elif role in ("tool", "function"):
-            made.append({"type": "function_call_output", "call_id": _id(message), "output": said(message["content"])})
+            made.append(
+                {"type": "function_call_output", "call_id": _id(message), "output": text_of_content(message["content"])}
+            )
         elif role not in SYSTEMS:
             made.append({"type": "message", "role": "user", "content": _input_parts(message["content"])})
     return made
@@ -70,7 +72,7 @@ def tools_of(tools: Sequence[Message], api: str) -> list[Message]:
     return [{"type": "function", **f} for f in functions] if api == "responses" else list(tools)
 
 
-def body_of(api: str, chat: Sequence[Message], tools: Sequence[Message] = (), **members: Any) -> Message:
+def request_body(api: str, chat: Sequence[Message], tools: Sequence[Message] = (), **members: Any) -> Message:
     """A whole request of *api* that says what *chat* says; *members* are the API's own."""
     body: Message = {"model": "gpt-4o-mini", **members}
     system = system_of(chat)
@@ -203,7 +205,7 @@ def _but(value: Message, key: str) -> Message:
     return {name: member for name, member in value.items() if name != key}
 
 
-def answered(item: Mapping[str, Any]) -> list[str]:
+def answered_calls(item: Mapping[str, Any]) -> list[str]:
     """The ids of the calls whose results an element of any API holds."""
     if "tool_call_id" in item:
         return [str(item["tool_call_id"])]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tests.stub import Seen, Stub
-from tests.support.sdk_clients import VOICES, gather
-from tests.support.view_checks import Ledger, view_problems
+from tests.support.sdk_clients import SDK_CLIENTS, read_chat_stream
+from tests.support.view_checks import CacheTally, view_problems
 
-__all__ = ["MODEL", "RETRIES", "Talk", "gather"]
+__all__ = ["MODEL", "RETRIES", "ChatClient", "read_chat_stream"]
 
 MODEL = "gpt-4o-mini"
 RETRIES = 2
@@ -18,7 +18,7 @@ RETRIES = 2
 
 
 @dataclass
-class Talk:
+class ChatClient:
     """A conversation through *url*, whose upstream is *stub*; every answer is checked and entered in ``ledger``.
 
     It begins with ``messages``, said as chat says it, and is held in the form of ``api`` from then on.
@@ -32,13 +32,13 @@ class Talk:
     clipped: bool = False
     model: str = MODEL
     api: str = "chat"
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: CacheTally = field(default_factory=CacheTally)
     overflows: int = 0
     views: list[Seen] = field(default_factory=list)
     answer: list[dict[str, Any]] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
-        self.voice = VOICES[self.api](self.url)
+        self.voice = SDK_CLIENTS[self.api](self.url)
         await self.voice.__aenter__()
         self.messages, beside = self.voice.opening(self.messages)
         self._asked = {"model": self.model, **beside, **self.voice.options(self.options)}

@@ -86,7 +86,7 @@ def users(draw: Draw, text: st.SearchStrategy[str]) -> Message:
 
 
 @st.composite
-def spoken(draw: Draw, text: st.SearchStrategy[str]) -> Message:
+def assistants(draw: Draw, text: st.SearchStrategy[str]) -> Message:
     """An assistant message without calls, its reasoning beside it now and then."""
     message: Message = {"role": "assistant", "content": draw(st.one_of(text, st.lists(text_parts(text), min_size=1)))}
     if draw(st.booleans()):
@@ -145,7 +145,7 @@ def conversations(
     occur. ``min_size`` and ``max_size`` count steps (a message, or a round with its results).
     """
     text = texts(surrogates=surrogates, long=long)
-    one = st.one_of(systems(text), users(text), users(text), spoken(text)).map(lambda message: [message])
+    one = st.one_of(systems(text), users(text), users(text), assistants(text)).map(lambda message: [message])
     steps = [one, one, rounds(text), rounds(text)]
     steps += [legacy_rounds(text)] if legacy else []
     steps += [orphans(text)] if with_orphans else []
@@ -254,7 +254,7 @@ figures = st.sampled_from([None, None, 1, 64, 300, 1024, 4000, 100_000])
 
 
 @st.composite
-def asked(draw: Draw, **options: Any) -> bytes:
+def request_bytes(draw: Draw, **options: Any) -> bytes:
     """A request's bytes with tools or none and any output figure."""
     request = draw(requests(**options))
     request.pop("max_tokens", None)
@@ -264,7 +264,7 @@ def asked(draw: Draw, **options: Any) -> bytes:
 
 
 @st.composite
-def growing(draw: Draw) -> tuple[list[Message], list[int], int]:
+def growing_conversations(draw: Draw) -> tuple[list[Message], list[int], int]:
     """A conversation of some length, the lengths at which it was a request, and a window of a part of its size."""
     messages = draw(conversations(min_size=8, max_size=30, surrogates=False))
     ends = [i for i, m in enumerate(messages, 1) if m["role"] in ("user", "tool", "function")]

@@ -20,7 +20,7 @@ from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, En
 from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER, TruncateLimits
 from proxy.core.decisions import CountedView, FinalDecision, KnownRoute, Policy, Reject, TooLossy
 from proxy.core.errors import UllageError
-from proxy.core.models import Catalogue, Route, Rule
+from proxy.core.models import Catalogue, ModelRule, Route
 from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.core.request import Mode, Options, Request
@@ -51,9 +51,11 @@ Message = dict[str, Any]
 TENANT = b"t" * 32
 WINDOW = 4096
 POLICY = Policy(CompactionRules(Marks(), Shares(), EnabledStages()))
-SPARING = replace(POLICY.rules, mild=PrunePassRules(DedupRules(), PruneRules(protect_tokens=5_000, min_saving=5_000)))
+SPARING_RULES = replace(
+    POLICY.rules, prune_pass=PrunePassRules(DedupRules(), PruneRules(protect_tokens=5_000, min_saving=5_000))
+)
 SYSTEMS = ("system", "developer")
-OURS = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
+CHANGEABLE = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
 """The members of a body that a plan may change."""
 IDENTITIES = ("role", "type", "id", "tool_call_id", "tool_use_id", "call_id", "name", "image_url", "thinking")
 IDENTITIES += ("signature", "encrypted_content")
@@ -77,18 +79,18 @@ def classifier() -> Classifier:
     return Classifier(overflow_rules(Settings()))
 
 
-def count(text: str) -> int:
+def count_tokens(text: str) -> int:
     """Tokens of *text* in o200k_base."""
     return tokenizers().count("o200k_base", text)
 
 
 @functools.cache
-def tools() -> ToolMap:
+def tool_map_of_package() -> ToolMap:
     """The packaged table of tools."""
     return tool_map(Tools())
 
 
-class Book:
+class DictRecords:
     """A recorder over a dictionary: the smallest honest one."""
 
     def __init__(self) -> None:
@@ -131,7 +133,7 @@ class Book:
     def records(self) -> list[CompactionRecord]:
         """Every record in the book, oldest place first."""
         found = [record for value in self.values.values() if (record := load(value, 10**6))]
-        return sorted(found, key=lambda record: record.compaction.place)
+        return sorted(found, key=lambda record: record.compaction.boundary)
 
 
 class Unsent:
@@ -192,12 +194,12 @@ class Replica:
         clock: Clock = time.perf_counter,
         faults: Faults | None = None,
     ) -> None:
-        self.book = records or Book()
+        self.book = records or DictRecords()
         self.records: MutableMapping[tuple[str, bytes], CompactionRecord] = {}
-        self.policy = policy = replace(policy, tools=tools())
-        self.reader = reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
+        self.policy = policy = replace(policy, tools=tool_map_of_package())
+        self.reader = reader = Reader(tokenizers(), {}, {}, {}, {}, tool_map_of_package())
         self.learned = LearnedRoutes(self.book, {}, {}, time.monotonic)
-        catalogue = catalogue or Catalogue([Rule("*", "stub")], {}, "stub")
+        catalogue = catalogue or Catalogue([ModelRule("*", "stub")], {}, "stub")
         resolve = catalogue.resolve
         self.compacting = ClientCompaction(
             reader, self.book, resolve, policy.rules.shares, lambda: 1_760_000_000.0, serving or {}
@@ -255,17 +257,17 @@ class Replica:
 
     async def view(self, messages: Sequence[Message], window: int, **members: Any) -> list[bytes]:
         """The messages that go upstream for *messages*, as their bytes."""
-        plan = await self.plan(body_of(messages, **members), window)
+        plan = await self.plan(chat_body(messages, **members), window)
         assert plan.error is None, plan.error
-        return slices(plan.body)
+        return message_slices(plan.body)
 
 
-def body_of(messages: Sequence[Message], **members: Any) -> bytes:
+def chat_body(messages: Sequence[Message], **members: Any) -> bytes:
     """A request's bytes as a client's JSON library writes them."""
     return json.dumps({"model": "gpt-4o-mini", "messages": messages, **members}, separators=(",", ":")).encode()
 
 
-def slices(body: bytes) -> list[bytes]:
+def message_slices(body: bytes) -> list[bytes]:
     """The bytes of each message of *body*."""
     text = _raw_members(body)["messages"].decode()
     found, at = [], _skip(text, 1)
@@ -336,12 +338,12 @@ def outline_problems(body: bytes, sent: bytes) -> list[str]:
     """Members beside those a plan may change that are not the client's own bytes in the client's order."""
     was, now = _raw_members(body), _raw_members(sent)
     problems = [] if list(was) == list(now) else [f"members {list(was)} became {list(now)}"]
-    return problems + [f"{key} was changed" for key in was if key not in OURS and was[key] != now.get(key)]
+    return problems + [f"{key} was changed" for key in was if key not in CHANGEABLE and was[key] != now.get(key)]
 
 
 def message_problems(body: bytes, sent: bytes) -> list[str]:
     """What is wrong with the messages of *sent* as a view of *body*'s."""
-    raw, view = slices(body), slices(sent)
+    raw, view = message_slices(body), message_slices(sent)
     was, now = [list(map(json.loads, pieces)) for pieces in (raw, view)]
     new = Counter(map(_unplaced, pair_violations(now))) - Counter(map(_unplaced, pair_violations(was)))
     problems = [f"new violation: {sentence}" for sentence in new]

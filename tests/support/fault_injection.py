@@ -104,13 +104,13 @@ class Injection:
 _RUNNING: list[Injection] = []
 
 
-def run(at: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_injected(at: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a function whose body was exchanged does."""
     return _RUNNING[-1].call(at, args, kwargs)
 
 
 @contextlib.contextmanager
-def called(found: Callable[[CodeType], None]) -> Iterator[None]:
+def calls_seen(found: Callable[[CodeType], None]) -> Iterator[None]:
     """Give *found* the named functions of the proxy that are called meanwhile, by this thread or a new worker."""
     roots = str(ROOT / "proxy")
 

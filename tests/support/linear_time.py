@@ -14,7 +14,7 @@ LEAST = 0.02
 """Seconds below which a figure tells nothing."""
 
 
-def seconds(work: Callable[[], object]) -> float:
+def cpu_seconds(work: Callable[[], object]) -> float:
     """CPU seconds of *work*, the least of three, without the collector: it walks over all that tests have made."""
     taken = []
     gc.disable()
@@ -30,4 +30,4 @@ def seconds(work: Callable[[], object]) -> float:
 
 def is_linear(work: Callable[[int], object], size: int) -> bool:
     """Whether *work* of four times *size* takes less than eight times as long as that of *size*."""
-    return seconds(lambda: work(FACTOR * size)) < MOST * max(LEAST, seconds(lambda: work(size)))
+    return cpu_seconds(lambda: work(FACTOR * size)) < MOST * max(LEAST, cpu_seconds(lambda: work(size)))

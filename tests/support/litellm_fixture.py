@@ -4,8 +4,8 @@ import json
 
 from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged
-from tests.support.server_fixture import Stage, answer, listening
-from tests.support.upstream_fixture import body_of
+from tests.support.server_fixture import ScriptedServer, listening, raw_answer
+from tests.support.upstream_fixture import read_body
 
 KEY = [("Authorization", "Bearer sk-client")]
 JSON = "Content-Type: application/json"
@@ -46,7 +46,7 @@ ROUND = [
 ]
 
 
-class Across:
+class LiteLLMFixture:
     """A bridge to one provider played by ``stage``; ``failed`` holds what background tasks died of."""
 
     def __init__(self, provider="anthropic", path="", **given):
@@ -54,7 +54,7 @@ class Across:
         self.failed = []
 
     async def __aenter__(self):
-        self.stage = Stage()
+        self.stage = ScriptedServer()
         self._listening = listening(self.stage)
         port = await self._listening.__aenter__()
         self.tasks = Tasks(lambda name, error: self.failed.append((name, error)))
@@ -73,11 +73,11 @@ class Across:
     async def ask(self, headers=KEY, **members):
         """The whole answer, parsed."""
         reply = await self.send(headers, **members)
-        return reply, json.loads(await body_of(reply))
+        return reply, json.loads(await read_body(reply))
 
     async def stream(self, **members):
         """The events of a streamed answer, parsed, and whether ``[DONE]`` was the last."""
-        return read_events(await body_of(await self.send(stream=True, **members)))
+        return read_events(await read_body(await self.send(stream=True, **members)))
 
     @property
     def asked(self):
@@ -130,7 +130,7 @@ def ended(stop="end_turn", output=5):
 def refusal(kind, text, status, *headers):
     """An error as Anthropic words it."""
     document = {"type": "error", "error": {"type": kind, "message": text}}
-    return answer(json.dumps(document).encode(), JSON, *headers, status=status)
+    return raw_answer(json.dumps(document).encode(), JSON, *headers, status=status)
 
 
 def candidate(*parts, finish="STOP"):

@@ -27,7 +27,7 @@ CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x"
 
 
 @dataclass(frozen=True)
-class Claim:
+class OverflowClaim:
     """One error. ``counted`` is our count of its request, ``output`` what that asks for, ``request`` words in it.
 
     ``kind`` is ``overflow``, ``output_cap`` (told with a code that sounds like an overflow), ``asked_output`` (the
@@ -59,6 +59,6 @@ class Claim:
         return Prior(self.counted, self.output, window, circumstance.startswith("stated"), True, body)
 
 
-def claims() -> list[Claim]:
+def claims() -> list[OverflowClaim]:
     """Every error in the file."""
-    return [Claim(**json.loads(line)) for line in FILE.read_text("utf-8").splitlines()]
+    return [OverflowClaim(**json.loads(line)) for line in FILE.read_text("utf-8").splitlines()]

@@ -15,7 +15,7 @@ FILE = Path(__file__).parents[1] / "data" / "overflow_reports.jsonl"
 
 
 @dataclass(frozen=True)
-class Met:
+class ReportedError:
     """One answer: what it may mean (``None``: nothing of ours), and the limit and prompt it states in tokens."""
 
     origin: str
@@ -32,11 +32,11 @@ class Met:
         return self.kinds[0] in {"input", "input_plus_output", "payload"}
 
 
-def met() -> list[Met]:
+def reported_errors() -> list[ReportedError]:
     """Every answer in the file."""
     rows = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
     return [
-        Met(
+        ReportedError(
             **{
                 **row,
                 "kinds": tuple(row["kinds"]),

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
 
-from proxy.core.models import Window
+from proxy.core.models import ServerWindow
 from proxy.tasks import Tasks
 from proxy.upstream import Probes, Target, Upstreams
 from tests.support.proxy_process import until
@@ -17,7 +17,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 KEY = "the-configured-key"
 
 
-class Hands:
+class ManualClock:
     """A clock that stands still until it is moved."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Hands:
         return self.time
 
 
-class Site:
+class ServedRoutes:
     """A server with a few routes: bytes, or a handler; everything else is 404. ``asked`` holds every request."""
 
     def __init__(self, routes: Mapping[str, bytes | Handler]) -> None:
@@ -52,8 +52,8 @@ class Site:
 
 
 @asynccontextmanager
-async def serving(routes: Mapping[str, bytes | Handler]) -> AsyncIterator[Site]:
-    site = Site(routes)
+async def serving(routes: Mapping[str, bytes | Handler]) -> AsyncIterator[ServedRoutes]:
+    site = ServedRoutes(routes)
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", site.answer)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
@@ -66,7 +66,7 @@ async def serving(routes: Mapping[str, bytes | Handler]) -> AsyncIterator[Site]:
         await runner.cleanup()
 
 
-class Shelf:
+class DictProbeCache:
     """What processes leave for each other, in a dictionary."""
 
     def __init__(self) -> None:
@@ -79,15 +79,17 @@ class Shelf:
         self.values[name] = value
 
 
-class Rig:
+class ProbedServer:
     """Probes of one server, with everything around them real but the clock."""
 
-    def __init__(self, site: Site, suffix: str = "/v1", shelf: Shelf | None = None, ahead: float = 10.0**9) -> None:
+    def __init__(
+        self, site: ServedRoutes, suffix: str = "/v1", shelf: DictProbeCache | None = None, ahead: float = 10.0**9
+    ) -> None:
         self.site = site
-        self.clock = Hands()
+        self.clock = ManualClock()
         self.failures: list[BaseException] = []
         self.tasks = Tasks(lambda _, error: self.failures.append(error))
-        self.heard: list[dict[str, Window]] = []
+        self.heard: list[dict[str, ServerWindow]] = []
         url = f"{site.url}{suffix}"
         self.upstream = Upstreams([Target("up", url, KEY, headers={"x-team": "t"})])
         self.probes = Probes(
@@ -117,12 +119,12 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(routes: Mapping[str, bytes | Handler], suffix: str = "/v1") -> AsyncIterator[Rig]:
+async def probed_server(routes: Mapping[str, bytes | Handler], suffix: str = "/v1") -> AsyncIterator[ProbedServer]:
     async with AsyncExitStack() as stack:
-        yield await opened(stack, Rig(await stack.enter_async_context(serving(routes)), suffix))
+        yield await opened(stack, ProbedServer(await stack.enter_async_context(serving(routes)), suffix))
 
 
-async def opened(stack: AsyncExitStack, made: Rig) -> Rig:
+async def opened(stack: AsyncExitStack, made: ProbedServer) -> ProbedServer:
     """*made*, closed with *stack*."""
     stack.push_async_callback(made.upstream.close)
     stack.push_async_callback(made.tasks.finish, 0.0)
@@ -203,11 +205,13 @@ async def hang(request: web.Request) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def pair(routes: Mapping[str, bytes | Handler], behind: float = 0.0) -> AsyncIterator[tuple[Rig, Rig]]:
+async def two_processes(
+    routes: Mapping[str, bytes | Handler], behind: float = 0.0
+) -> AsyncIterator[tuple[ProbedServer, ProbedServer]]:
     """Two processes with one shelf, in front of one server; their monotonic clocks have nothing in common."""
     async with AsyncExitStack() as stack:
-        site, shelf = await stack.enter_async_context(serving(routes)), Shelf()
-        first = await opened(stack, Rig(site, shelf=shelf))
-        second = await opened(stack, Rig(site, shelf=shelf, ahead=10.0**9 + 1000.0 - 77.0 - behind))
+        site, shelf = await stack.enter_async_context(serving(routes)), DictProbeCache()
+        first = await opened(stack, ProbedServer(site, shelf=shelf))
+        second = await opened(stack, ProbedServer(site, shelf=shelf, ahead=10.0**9 + 1000.0 - 77.0 - behind))
         second.clock.time = 77.0
         yield first, second

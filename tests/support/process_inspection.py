@@ -16,44 +16,44 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.proxy_process import Proxy, until
 
 
-def living(home: Path | None) -> dict[int, str]:
+def processes_below(home: Path | None) -> dict[int, str]:
     """Processes that work below *home*, by id: the proxy, its workers and its private server, with their commands."""
     return {pid: command for pid, command in _processes() if _works_below(pid, str(home))}
 
 
-def servers(home: Path | None) -> list[int]:
+def store_servers(home: Path | None) -> list[int]:
     """The ids of the private store servers that work below *home*."""
-    return [pid for pid, command in living(home).items() if "valkey-server" in command]
+    return [pid for pid, command in processes_below(home).items() if "valkey-server" in command]
 
 
 async def until_gone(home: Path | None, seconds: float = 10.0) -> None:
     """Return once no process works below *home*."""
     try:
-        await until(lambda: not living(home), seconds)
+        await until(lambda: not processes_below(home), seconds)
     except TimeoutError:
-        raise AssertionError(f"left over: {living(home)}") from None
+        raise AssertionError(f"left over: {processes_below(home)}") from None
 
 
 def kill_all(home: Path | None) -> None:
     """End what still works below *home*."""
-    for pid in living(home):
+    for pid in processes_below(home):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def lines(front: Proxy) -> list[dict[str, Any]]:
+def log_lines(front: Proxy) -> list[dict[str, Any]]:
     """The JSON lines of the proxy's log, in order."""
     return [json.loads(line) for line in front.log.read_text().splitlines() if line.startswith("{")]
 
 
-def done(front: Proxy) -> list[dict[str, Any]]:
+def request_lines(front: Proxy) -> list[dict[str, Any]]:
     """The line of each finished request."""
-    return [line for line in lines(front) if line["event"] == "proxy.request_done"]
+    return [line for line in log_lines(front) if line["event"] == "proxy.request_done"]
 
 
-def workers(front: Proxy) -> dict[int, int]:
+def worker_pids(front: Proxy) -> dict[int, int]:
     """The newest process id of each worker by its index, as the log tells."""
-    return {line["worker"]: line["pid"] for line in lines(front) if line["event"] == "worker.started"}
+    return {line["worker"]: line["pid"] for line in log_lines(front) if line["event"] == "worker.started"}
 
 
 async def metrics(front: Proxy) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

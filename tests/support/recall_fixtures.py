@@ -19,10 +19,10 @@ from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Faults, Tasks
 from proxy.upstream_wiring import open_catalogue, open_upstream
-from proxy.wiring import open_archive, open_chronicle, open_conversations, open_engine
+from proxy.wiring import call_settings, open_archive, open_chronicle, open_conversations, open_engine
 from tests.stub import Answer, Call, Seen, Stub
-from tests.support.answer_parser import Heard, heard
-from tests.support.api_formats import body_of
+from tests.support.answer_parser import ParsedAnswer, parse_answer
+from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import tokenizers
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
@@ -42,7 +42,7 @@ every = pytest.mark.parametrize("api", APIS)
 Message = dict[str, Any]
 
 
-def history(rounds: int = 30, size: int = 300) -> list[Message]:
+def long_history(rounds: int = 30, size: int = 300) -> list[Message]:
     """An agent's session, larger than the window, whose second result says what nothing else does."""
     messages = agent_session(rounds, size)
     at = [index for index, message in enumerate(messages) if message["role"] == "tool"][1]
@@ -55,14 +55,14 @@ SAID = FACT.lower().replace("-", " ")
 """The fact as it stands in the history."""
 
 
-def asked(api: str, messages: Sequence[Message] | None = None, **members: Any) -> dict[str, Any]:
+def compacted_request(api: str, messages: Sequence[Message] | None = None, **members: Any) -> dict[str, Any]:
     """A request of *api* that is compacted, with the agent's tools."""
     extra = {"store": False} if api == "responses" else {}
     tools = json.loads(json.dumps(AGENT_TOOLS))  # for the caller to change
-    return body_of(api, history() if messages is None else messages, tools, **extra, **members)
+    return request_body(api, long_history() if messages is None else messages, tools, **extra, **members)
 
 
-def recalling(*answers: Answer) -> Callable[[Seen], Answer]:
+def model_answering(*answers: Answer) -> Callable[[Seen], Answer]:
     """A model that gives *answers* in turn, the last one for ever; it only calls tools that are declared."""
     left = list(answers)
 
@@ -75,7 +75,7 @@ def recalling(*answers: Answer) -> Callable[[Seen], Answer]:
 
 
 @dataclass
-class Front:
+class ProxyInProcess:
     """A running proxy; ``reports`` are those of its requests, in order, ``faults`` what cost none of them anything.
 
     ``failures`` are those of background tasks; at the end there must be none.
@@ -93,9 +93,9 @@ class Front:
 
 
 @contextlib.asynccontextmanager
-async def front(
+async def proxy_in_process(
     stub: Stub, folder: Path, *, enabled: bool = True, usage: bool = False, **more: Mapping[str, Any] | Sequence[Any]
-) -> AsyncIterator[Front]:
+) -> AsyncIterator[ProxyInProcess]:
     """A proxy in front of *stub*; with *usage* it asks for that of streams by itself. *more* are settings."""
     settings = Settings.model_validate(
         {
@@ -113,14 +113,25 @@ async def front(
     faults: list[tuple[str, str, Exception]] = []
     noticed = Faults(lambda where, name, fault: faults.append((where, name, fault)))
     archive = open_archive(settings, store, tasks, lambda outcome, count: None)
-    chronicle = open_chronicle(store, archive)
-    engine = open_engine(settings, open_catalogue(settings), tokenizers(), store, chronicle=chronicle, faults=noticed)
+    history = open_chronicle(store, archive)
+    catalogue = open_catalogue(settings)
+    config = ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ()))
+    engine = open_engine(
+        settings,
+        catalogue,
+        tokenizers(),
+        store,
+        upstream,
+        history=history,
+        calls=call_settings(config),
+        faults=noticed,
+    )
     reports: list[Report] = []
     server = Server(
-        ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ())),
+        config,
         engine,
         upstream,
-        route=engine.upstream_of,
+        route=lambda model: catalogue.resolve(model).upstream,
         observe=lambda report, seconds: reports.append(report),
         metrics=None,
         status=dict,
@@ -132,7 +143,7 @@ async def front(
     url = f"http://127.0.0.1:{port}/v1"
     try:
         async with httpx.AsyncClient(base_url=url, headers=KEYS, trust_env=False, timeout=30) as client:
-            yield Front(url, client, reports, faults, failures)
+            yield ProxyInProcess(url, client, reports, faults, failures)
     finally:
         await server.close()
         await upstream.close()
@@ -141,18 +152,18 @@ async def front(
     assert failures == []
 
 
-House = Callable[..., Awaitable[tuple[Stub, Front]]]
+StartRecall = Callable[..., Awaitable[tuple[Stub, ProxyInProcess]]]
 """Starts an upstream whose model gives the answers, and a proxy in front of it."""
 
 
 def request(api: str, stream: bool, **members: Any) -> dict[str, Any]:
     more: dict[str, Any] = {"stream": True} if stream else {}
     more |= {"stream_options": {"include_usage": True}} if stream and api == "chat" else {}
-    return asked(api, **more, **members)
+    return compacted_request(api, **more, **members)
 
 
-def said(api: str, answer: httpx.Response, stream: bool) -> Heard:
+def said(api: str, answer: httpx.Response, stream: bool) -> ParsedAnswer:
     """The answer as the client has it: a valid one in which nothing tells of the tool."""
     assert answer.status_code == 200, answer.text
     assert NAME not in answer.text
-    return heard(api, answer.content, stream=stream)
+    return parse_answer(api, answer.content, stream=stream)

@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Transcript:
+class RecordedConversation:
     """One recorded conversation; ``weights`` are its messages' tokens, ``fixed`` those of tools and system text."""
 
     name: str
@@ -66,17 +66,17 @@ class Transcript:
         return json.dumps(asked, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def read_all() -> list[Transcript]:
+def read_all() -> list[RecordedConversation]:
     """Every recorded conversation, in a fixed order; empty where the recordings are not at hand."""
     lines = (line for file in sorted(FOLDER.glob("*.jsonl")) for line in file.read_bytes().split(b"\n"))
     return [_read(json.loads(line)) for line in lines if line]
 
 
-def _read(row: Mapping[str, Any]) -> Transcript:
+def _read(row: Mapping[str, Any]) -> RecordedConversation:
     messages: Sequence[Message] = row["messages"]
     tools = row.get("tools") or ()
     weights = tuple(map(message_tokens, messages))
     systems = (w for m, w in zip(messages, weights, strict=True) if m["role"] in {"system", "developer"})
     size = request_tokens({"messages": messages, "tools": tools})
     fixed = fixed_tokens({"tools": tools}) + sum(systems)
-    return Transcript(str(row["id"]), tuple(messages), tuple(tools), weights, fixed, size)
+    return RecordedConversation(str(row["id"]), tuple(messages), tuple(tools), weights, fixed, size)

@@ -99,7 +99,7 @@ def chat_turn(seed: int, tokens: int) -> list[Message]:
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": prose(seed * 2 + 1, tokens)}]
 
 
-def requests_of(messages: Sequence[Message]) -> list[int]:
+def request_lengths(messages: Sequence[Message]) -> list[int]:
     """The lengths at which *messages* was a request."""
     return [
         i

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.core.decisions import Forward, Policy, Reject
 from proxy.core.errors import UllageError
-from proxy.core.models import Catalogue, Route, Rule
+from proxy.core.models import Catalogue, ModelRule, Route
 from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Options, Request
 from proxy.engine.engine import Counting
@@ -19,7 +19,7 @@ from proxy.tasks import Faults, Where
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
 from tests.support import api_formats
-from tests.support.engine_fixtures import POLICY, TENANT, Book, Replica, body_of
+from tests.support.engine_fixtures import POLICY, TENANT, DictRecords, Replica, chat_body
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 WINDOW = 8192
@@ -32,7 +32,7 @@ WORD = b'data: {"choices":[{"index":0,"delta":{"content":"Hello"},"finish_reason
 DONE = b"data: [DONE]\n\n"
 
 
-class Given:
+class ScriptedReply:
     """An upstream's answer of which everything is given: status, headers, and the chunks in which the body comes."""
 
     close_delimited = False
@@ -60,14 +60,14 @@ class Given:
         self.closed = True
 
 
-class Upstream:
+class ScriptedUpstream:
     """Keeps what it was sent and answers by *script*: a reply for each body."""
 
-    def __init__(self, script: Callable[[bytes], Given]) -> None:
+    def __init__(self, script: Callable[[bytes], ScriptedReply]) -> None:
         self.bodies: list[bytes] = []
         self.names: list[str] = []
         self.headers: list[Sequence[tuple[str, str]]] = []
-        self.replies: list[Given] = []
+        self.replies: list[ScriptedReply] = []
         self._script = script
 
     async def send(
@@ -83,31 +83,33 @@ class Upstream:
         raise AssertionError(f"a tunnel to {target} was wanted")
 
 
-def strict(stream: bool = False, **rules: Any) -> Upstream:
+def strict_upstream(stream: bool = False, **rules: Any) -> ScriptedUpstream:
     """An upstream that judges as the strict stub does."""
-    asked = Rules(**rules)
+    agent_request = Rules(**rules)
 
-    def script(body: bytes) -> Given:
-        verdict = judge(json.loads(body), asked)
+    def script(body: bytes) -> ScriptedReply:
+        verdict = judge(json.loads(body), agent_request)
         if verdict.kind == "ok":
-            return Given(200, [ROLE, WORD, DONE], SSE) if stream else Given(200, [b'{"ok":true}'])
+            return ScriptedReply(200, [ROLE, WORD, DONE], SSE) if stream else ScriptedReply(200, [b'{"ok":true}'])
         assert verdict.kind == "overflow", verdict.message
-        status, error = overflow_error(verdict, asked)
+        status, error = overflow_error(verdict, agent_request)
         return (
-            Given(200, [b"data: " + error + b"\n\n", DONE], SSE) if asked.overflow_in_stream else Given(status, [error])
+            ScriptedReply(200, [b"data: " + error + b"\n\n", DONE], SSE)
+            if agent_request.overflow_in_stream
+            else ScriptedReply(status, [error])
         )
 
-    return Upstream(script)
+    return ScriptedUpstream(script)
 
 
-def always(*replies: Given) -> Upstream:
+def upstream_replying(*replies: ScriptedReply) -> ScriptedUpstream:
     """An upstream that gives *replies* in turn, the last one for ever."""
     left = list(replies)
 
-    def script(_: bytes) -> Given:
+    def script(_: bytes) -> ScriptedReply:
         return left.pop(0) if len(left) > 1 else left[0]
 
-    return Upstream(script)
+    return ScriptedUpstream(script)
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class Switch:
         raise AssertionError("a tunnel was wanted")
 
 
-class Room:
+class EngineFixture:
     """An engine with real parts around it."""
 
     def __init__(
@@ -164,14 +166,14 @@ class Room:
         window: int | None = WINDOW,
         mode: Mode = "on",
         counting: Counting = "auto",
-        rules: Sequence[Rule] = (),
+        rules: Sequence[ModelRule] = (),
         owned: Sequence[str] = (),
         policy: Policy = POLICY,
     ) -> None:
-        self.book = Book()
+        self.book = DictRecords()
         self.time = 0.0
         self.faults: list[tuple[Where, type[Exception]]] = []
-        self.catalogue = Catalogue([*rules, Rule("*", "stub", window)], {}, "stub")
+        self.catalogue = Catalogue([*rules, ModelRule("*", "stub", window)], {}, "stub")
         self.switch = Switch()
         self.replica = Replica(
             self.book,
@@ -208,7 +210,7 @@ class Room:
         return await self.engine.first_plan(request)
 
 
-async def whole(answer: Exchanged) -> bytes:
+async def read_whole(answer: Exchanged) -> bytes:
     """Every byte of the answer, as the client gets them."""
     found = [answer.head]
     while chunk := await answer.reply.next_chunk():
@@ -216,14 +218,14 @@ async def whole(answer: Exchanged) -> bytes:
     return b"".join(found)
 
 
-def session(tokens: int, **members: Any) -> bytes:
+def agent_body(tokens: int, **members: Any) -> bytes:
     """An agent's request of about so many tokens."""
-    return body_of(agent_session(tokens // 370, 300), **members)
+    return chat_body(agent_session(tokens // 370, 300), **members)
 
 
-def asked(api: str, rounds: int, **members: Any) -> bytes:
+def agent_request(api: str, rounds: int, **members: Any) -> bytes:
     """An agent's request of another API."""
-    return json.dumps(api_formats.body_of(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
+    return json.dumps(api_formats.request_body(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
 
 
 STORED = {"previous_response_id": "resp_1"}
@@ -232,6 +234,6 @@ TOO_LONG = (
 )
 
 
-def strict_responses() -> Upstream:
+def accepting_upstream() -> ScriptedUpstream:
     """An upstream that takes everything."""
-    return always(Given(200, [b"{}"]))
+    return upstream_replying(ScriptedReply(200, [b"{}"]))

@@ -18,7 +18,7 @@ Item = dict[str, Any]
 KEY = "sk-test-0123456789abcdef"
 
 
-class Voice(Protocol):
+class SdkClient(Protocol):
     """A client of one API; an async context manager. ``wire`` is the stub's side of the same API."""
 
     wire: Any
@@ -63,7 +63,7 @@ class _Web:
         await self.client.close()
 
 
-class Anthropic(_Web):
+class AnthropicClient(_Web):
     """The Messages API, spoken by Anthropic's own client."""
 
     wire = messages
@@ -107,7 +107,7 @@ class Anthropic(_Web):
         return [{"role": "user", "content": blocks}]
 
 
-class Responses(_Web):
+class ResponsesClient(_Web):
     """The Responses API, spoken by OpenAI's own client; every output item is sent back as it came."""
 
     wire = responses
@@ -148,7 +148,7 @@ class Responses(_Web):
         return [{"type": "function_call_output", "call_id": name, "output": text} for name, text in pairs]
 
 
-class OpenAI(_Web):
+class OpenAIClient(_Web):
     """Chat completions, spoken by OpenAI's own client."""
 
     wire = chat
@@ -172,7 +172,7 @@ class OpenAI(_Web):
             return [reply.choices[0].message.model_dump(exclude_none=True, exclude_unset=True)]
         more = {"stream": True, "stream_options": {"include_usage": True}}
         events = await self.client.chat.completions.create(**asked, **more, messages=items)
-        answer, finish, usage = await gather(events)
+        answer, finish, usage = await read_chat_stream(events)
         assert finish, "the stream ended without a finish reason"
         assert usage, "the usage that was asked for did not come"
         return [answer]
@@ -187,14 +187,14 @@ class OpenAI(_Web):
         return [{"role": "tool", "tool_call_id": name, "content": text} for name, text in pairs]
 
 
-VOICES: Mapping[str, type[Anthropic] | type[OpenAI] | type[Responses]] = {
-    "chat": OpenAI,
-    "messages": Anthropic,
-    "responses": Responses,
+SDK_CLIENTS: Mapping[str, type[AnthropicClient] | type[OpenAIClient] | type[ResponsesClient]] = {
+    "chat": OpenAIClient,
+    "messages": AnthropicClient,
+    "responses": ResponsesClient,
 }
 
 
-async def gather(stream: AsyncStream[ChatCompletionChunk]) -> tuple[dict[str, Any], str, bool]:
+async def read_chat_stream(stream: AsyncStream[ChatCompletionChunk]) -> tuple[dict[str, Any], str, bool]:
     """The assistant message a stream spells, its finish reason, and whether usage came."""
     text, finish, usage = "", "", False
     calls: dict[int, dict[str, Any]] = {}

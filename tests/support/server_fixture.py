@@ -12,6 +12,7 @@ from typing import Any
 from proxy.core.errors import UllageError
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import Report, Usage
+from proxy.core.request import Request
 from proxy.engine import ports
 from proxy.features.history.history import History
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
@@ -44,25 +45,25 @@ class PassThrough:
 
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream
-        self.seen: list[ports.Request] = []
+        self.seen: list[Request] = []
 
-    async def exchange(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+    async def exchange(self, request: Request, send: ports.Send) -> PassedThrough:
         self.seen.append(request)
         reply = await send(self.upstream, request.body)
         return PassedThrough(Report(request.request_id, request.api, upstream=self.upstream), reply)
 
-    async def count(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+    async def count(self, request: Request, send: ports.Send) -> PassedThrough:
         return await self.exchange(request, send)
 
-    async def compact(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+    async def compact(self, request: Request, send: ports.Send) -> PassedThrough:
         return await self.exchange(request, send)
 
-    async def untouched(self, request: ports.Request, send: ports.Send) -> PassedThrough:
+    async def untouched(self, request: Request, send: ports.Send) -> PassedThrough:
         return await self.exchange(request, send)
 
 
 @dataclass
-class Heard:
+class RawMessage:
     """One request as it reached the upstream, byte for byte."""
 
     line: str
@@ -73,10 +74,10 @@ class Heard:
         return [value for key, value in self.headers if key.lower() == name.lower()]
 
 
-Script = Callable[[Heard, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Script = Callable[[RawMessage, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def read_request(reader: asyncio.StreamReader) -> Heard | None:
+async def read_request(reader: asyncio.StreamReader) -> RawMessage | None:
     """The next request of a connection, or ``None`` at its end."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -84,7 +85,7 @@ async def read_request(reader: asyncio.StreamReader) -> Heard | None:
         return None
     line, *rest = head[:-4].split("\r\n")
     headers = [(key, value.strip()) for key, _, value in (text.partition(":") for text in rest)]
-    heard = Heard(line, headers, b"")
+    heard = RawMessage(line, headers, b"")
     if heard.all("transfer-encoding"):
         while size := int(await reader.readline(), 16):
             heard.body += await reader.readexactly(size)
@@ -95,19 +96,19 @@ async def read_request(reader: asyncio.StreamReader) -> Heard | None:
     return heard
 
 
-def answer(body: bytes = b"{}", *headers: str, status: str = "200 OK") -> bytes:
+def raw_answer(body: bytes = b"{}", *headers: str, status: str = "200 OK") -> bytes:
     """A whole raw answer."""
     lines = [f"HTTP/1.1 {status}", *(headers or ("Content-Type: application/json",)), f"Content-Length: {len(body)}"]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 @dataclass
-class Stage:
+class ScriptedServer:
     """The scripted upstream: it answers with ``reply``, or as ``script`` says."""
 
-    reply: bytes = field(default_factory=answer)
+    reply: bytes = field(default_factory=raw_answer)
     script: Script | None = None
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[RawMessage] = field(default_factory=list)
     connections: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
@@ -130,9 +131,9 @@ class Stage:
 
 
 @dataclass
-class House:
+class RunningServer:
     server: Server
-    stage: Stage
+    stage: ScriptedServer
     engine: PassThrough
     upstream: Upstreams
     port: int
@@ -147,7 +148,7 @@ class House:
         self.writers.append(writer)
         return reader, writer
 
-    async def raw(self, request: bytes) -> Heard:
+    async def raw(self, request: bytes) -> RawMessage:
         """The answer to raw bytes; the connection is closed afterwards."""
         reader, writer = await self.connect()
         writer.write(request)
@@ -156,7 +157,7 @@ class House:
         assert heard is not None
         return heard
 
-    async def ask(self, method: str, path: str, body: bytes = b"", *headers: str) -> Heard:
+    async def ask(self, method: str, path: str, body: bytes = b"", *headers: str) -> RawMessage:
         """The answer to one request; ``line`` is its status line."""
         named = any(header.lower().startswith("host:") for header in headers)
         lines = [f"{method} {path} HTTP/1.1", *([] if named else ["Host: proxy.test"]), *headers]
@@ -164,12 +165,12 @@ class House:
             lines.append(f"Content-Length: {len(body)}")
         return await self.raw("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
 
-    async def chat(self, body: bytes = b'{"model":"m","messages":[]}', *headers: str) -> Heard:
+    async def chat(self, body: bytes = b'{"model":"m","messages":[]}', *headers: str) -> RawMessage:
         return await self.ask("POST", "/v1/chat/completions", body, "Content-Type: application/json", *headers)
 
 
 @contextlib.asynccontextmanager
-async def listening(stage: Stage) -> AsyncIterator[int]:
+async def listening(stage: ScriptedServer) -> AsyncIterator[int]:
     """The stage's port while it listens."""
     tasks: set[asyncio.Task[Any]] = set()
     writers: list[asyncio.StreamWriter] = []
@@ -198,7 +199,7 @@ async def listening(stage: Stage) -> AsyncIterator[int]:
 
 
 @contextlib.asynccontextmanager
-async def house(
+async def running_server(
     config: ServerConfig | None = None,
     *,
     base: str = "/v1",
@@ -206,9 +207,9 @@ async def house(
     timeouts: Timeouts | None = None,
     host: str = "127.0.0.1",
     **target: Any,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RunningServer]:
     """A server whose only upstream, ``up``, is a fresh stage."""
-    stage = Stage()
+    stage = ScriptedServer()
     config = config or ServerConfig(default_upstream="up")
     config = replace(config, hosts=config.hosts | HOSTS)
     if api_key is not None:
@@ -235,7 +236,7 @@ async def house(
         )
         at = await server.start(host, 0)
         try:
-            built = House(server, stage, engine, upstream, at, reports, models, register, conversations)
+            built = RunningServer(server, stage, engine, upstream, at, reports, models, register, conversations)
             yield built
         finally:
             for writer in built.writers:

@@ -10,7 +10,7 @@ EXAMPLE = Path(__file__).parents[2] / "config" / "ullage.yaml"
 UPSTREAM = "upstreams:\n  - {name: a, base_url: 'http://127.0.0.1:1/v1'}\n"
 
 
-def written(folder, text):
+def write_settings(folder, text):
     file = folder / "ullage.yaml"
     file.write_text(text, "utf-8")
     return file
@@ -18,11 +18,11 @@ def written(folder, text):
 
 def problems(folder, text, environ=None, overrides=None):
     with pytest.raises(SettingsError) as caught:
-        load(written(folder, text), overrides or {}, environ or {})
+        load(write_settings(folder, text), overrides or {}, environ or {})
     return caught.value.problems
 
 
-def one(folder, text, environ=None):
+def only_problem(folder, text, environ=None):
     found = problems(folder, text, environ)
     assert len(found) == 1, found
     return found[0]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 from proxy.core.models import Route
 from proxy.core.report import SummaryReport
 from proxy.core.request import Origin, Request
@@ -19,29 +19,34 @@ from proxy.summaries.contracts import Shelf
 from proxy.tasks import Tasks
 from proxy.upstream import Target, Upstreams
 from tests.stub import Stub
-from tests.support.engine_fixtures import count, tokenizers
+from tests.support.engine_fixtures import count_tokens, tokenizers
 from tests.support.sample_conversations import log
 
 TENANT, ROOT, SINCE = b"t" * 32, b"r" * 16, b"s" * 16
 ROUTE = Route("stub", "gpt-4o-mini", 8192, None, "o200k_base", "configured")
 
 
-def entries_of(rounds: int, size: int = 200) -> list[Entry]:
+def entries_of(rounds: int, size: int = 200) -> list[ItemText]:
     """A task and so many rounds, each with a note."""
-    found = [Entry("system", "Never touch vendor/."), Entry("user", "Look through the ledgers, one after the other.")]
+    found = [
+        ItemText("system", "Never touch vendor/."),
+        ItemText("user", "Look through the ledgers, one after the other."),
+    ]
     for at in range(1, rounds + 1):
-        found.append(Entry("assistant", "Next.", (("read_file", f'{{"path": "src/ledger_{at}.py"}}'),)))
-        found.append(Entry("tool", f"{log(at, size)}\nNote {at}: the shard of ledger_{at} is {9400 + at}."))
+        found.append(ItemText("assistant", "Next.", (("read_file", f'{{"path": "src/ledger_{at}.py"}}'),)))
+        found.append(ItemText("tool", f"{log(at, size)}\nNote {at}: the shard of ledger_{at} is {9400 + at}."))
     return found
 
 
 def summary_request_of(
-    entries: Sequence[Entry], *, window: int = 8192, cap: int = 384, tenant: bytes = TENANT
+    entries: Sequence[ItemText], *, window: int = 8192, cap: int = 384, tenant: bytes = TENANT
 ) -> SummaryRequest:
     """All of *entries* as a passage whose cuts are after every second item."""
     sums = [0]
     for entry in entries:
-        sums.append(sums[-1] + count(entry.text) + sum(count(text) for call in entry.calls for text in call) + 4)
+        sums.append(
+            sums[-1] + count_tokens(entry.text) + sum(count_tokens(text) for call in entry.calls for text in call) + 4
+        )
     cuts = tuple(Prefix(at, at.to_bytes(16, "big"), sums[at]) for at in range(2, len(entries) + 1, 2))
     origin = Origin("/v1/chat/completions", (("Authorization", "Bearer sk-abc"),))
     request = Request("chat", b"", tenant, "r", origin=origin)
@@ -52,7 +57,7 @@ def summary_request_of(
     )  # fmt: skip
 
 
-class Bench:
+class SummaryReplica:
     """One replica. Of *terms*, ``seconds`` is how long a call may take, else as long as a request waits."""
 
     def __init__(self, stub: Stub, shelf: Shelf, *, aligned: bool = False, sent: int = 10**7, **terms: Any) -> None:
@@ -87,10 +92,10 @@ class Bench:
 Name = tuple[bytes, bytes, bytes]
 
 
-class Right:
+class DictLease:
     """A lease on a dictionary."""
 
-    def __init__(self, leases: dict[Name, Right], name: Name) -> None:
+    def __init__(self, leases: dict[Name, DictLease], name: Name) -> None:
         self._leases = leases
         self._name = name
 
@@ -102,12 +107,12 @@ class Right:
             del self._leases[self._name]
 
 
-class Dictionary:
+class DictSummaryTable:
     """Implements ``proxy.summaries.contracts.Shelf``; nothing runs out by itself."""
 
     def __init__(self) -> None:
         self.texts: dict[tuple[bytes, Name], bytes] = {}
-        self.leases: dict[Name, Right] = {}
+        self.leases: dict[Name, DictLease] = {}
         self.refusals: set[Name] = set()
         self.counts: Counter[tuple[bytes, str]] = Counter()
         self.paused: set[bytes] = set()
@@ -121,11 +126,11 @@ class Dictionary:
     async def save(self, tenant: bytes, root: bytes, policy: bytes, chain: bytes, value: bytes) -> bytes:
         return self.texts.setdefault((tenant, (root, policy, chain)), value)
 
-    async def lease(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> Right | None:
+    async def lease(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> DictLease | None:
         name = (root, policy, chain)
         if name in self.leases:
             return None
-        right = self.leases[name] = Right(self.leases, name)
+        right = self.leases[name] = DictLease(self.leases, name)
         return right
 
     async def is_refused(self, root: bytes, policy: bytes, chain: bytes) -> bool:

@@ -1,14 +1,14 @@
 """An upstream of this process and the client that talks to it."""
 
 from proxy.upstream import Target, Timeouts, Upstreams
-from tests.support.server_fixture import Stage, listening
+from tests.support.server_fixture import ScriptedServer, listening
 
 
-class Wire:
+class ScriptedConnection:
     """A stage and an upstream that points at it, for one test."""
 
     def __init__(self, timeouts=None, **target):
-        self.stage = Stage()
+        self.stage = ScriptedServer()
         self.target = {"timeouts": timeouts or Timeouts(), **target}
 
     async def __aenter__(self):
@@ -30,7 +30,7 @@ async def read_into(parts, reply):
         parts.append(chunk)
 
 
-async def body_of(reply):
+async def read_body(reply):
     parts = []
     await read_into(parts, reply)
     return b"".join(parts)

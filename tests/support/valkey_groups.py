@@ -18,7 +18,7 @@ SLOTS = ("0 5460", "5461 10922", "10923 16383")
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedMaster:
     """A *master*, its *replica*, and the store URL by which a Sentinel is asked for whichever is master now."""
 
     master: Valkey
@@ -36,7 +36,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def watched(home: Path) -> AsyncIterator[Watched]:
+async def watched_master(home: Path) -> AsyncIterator[WatchedMaster]:
     """A master and its replica, in step, and one Sentinel that replaces the master half a second after it is gone."""
     ports = free_ports(3)
     master = Valkey(_made(home / "master"), *AT_ONCE, port=ports[0])
@@ -53,7 +53,7 @@ async def watched(home: Path) -> AsyncIterator[Watched]:
         await asyncio.to_thread(sentinel.start_as, str(settings), *arguments)
         await eventually(lambda: "master_link_status:up" in replica.say("INFO replication"), 20)
         await eventually(lambda: "slaves=1" in sentinel.say("INFO sentinel"), 20)
-        yield Watched(master, replica, f"redis+sentinel://127.0.0.1:{ports[2]}/main/0")
+        yield WatchedMaster(master, replica, f"redis+sentinel://127.0.0.1:{ports[2]}/main/0")
     finally:
         for server in (sentinel, replica, master):
             server.kill()
@@ -76,7 +76,7 @@ async def six_nodes(home: Path) -> AsyncIterator[list[Valkey]]:
             server.kill()
 
 
-async def whole(servers: list[Valkey]) -> None:
+async def cluster_whole(servers: list[Valkey]) -> None:
     """Return once every one of *servers* sees a cluster that serves all slots."""
     await eventually(lambda: all("cluster_state:ok" in server.say("CLUSTER INFO") for server in servers), 30)
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.stub import Seen, slices
-from tests.support.api_formats import answered, kind_of, text_of
+from tests.support.api_formats import answered_calls, kind_of, text_of
 from tests.support.tool_pair_checks import violations
 
 ENDS = 40
 """Characters at both ends of a clipped text that must survive the clipping."""
 
 
-def changed(raw: Sequence[bytes], view: Sequence[bytes]) -> list[int]:
+def changed_items(raw: Sequence[bytes], view: Sequence[bytes]) -> list[int]:
     """Indices of the messages in *view* that are no byte-identical slice of *raw* in its order."""
     found, at = [], 0
     for index, piece in enumerate(view):
@@ -34,7 +34,7 @@ def view_problems(raw_body: bytes, seen: Seen, *, clipped: bool = False) -> list
     """
     raw, view = slices(raw_body), seen.slices
     was, now = [json.loads(piece) for piece in raw], seen.messages
-    new = changed(raw, view)
+    new = changed_items(raw, view)
     problems = violations(now)
     roles = [kind_of(now[index]) for index in new]
     if roles.count("user") > 1 and not clipped:
@@ -43,8 +43,8 @@ def view_problems(raw_body: bytes, seen: Seen, *, clipped: bool = False) -> list
     kept_systems = [piece for piece, item in zip(raw, was, strict=True) if kind_of(item) == "system"]
     if any(piece not in view for piece in kept_systems):
         problems.append("a system message is missing or was changed")
-    known = {name for item in was for name in answered(item)}
-    problems += [f"[{i}]: a changed result for an unknown call" for i in new if set(answered(now[i])) - known]
+    known = {name for item in was for name in answered_calls(item)}
+    problems += [f"[{i}]: a changed result for an unknown call" for i in new if set(answered_calls(now[i])) - known]
     everything = "\n".join(map(text_of, now))
     users = [text_of(item) for item in was if kind_of(item) == "user"]
     for label, text in zip(("first task", "newest user text"), (*users[:1], *users[-1:]), strict=False):
@@ -65,7 +65,7 @@ def _carrier_problems(
 
 
 @dataclass
-class Ledger:
+class CacheTally:
     """Adds up what a conversation's requests sent and how much of it a provider's prompt cache had already."""
 
     sent: int = 0

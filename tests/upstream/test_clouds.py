@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from proxy.core.errors import InvalidRequest
-from tests.support.litellm_fixture import JSON, ROUND, TOOLS, Across, candidate
-from tests.support.server_fixture import answer
+from tests.support.litellm_fixture import JSON, ROUND, TOOLS, LiteLLMFixture, candidate
+from tests.support.server_fixture import raw_answer
 
 # LiteLLM's own types, and how it copies them in streams.
 pytestmark = [
@@ -30,7 +30,7 @@ SAID = {
 
 def bedrock():
     pytest.importorskip("boto3", reason="Bedrock needs boto3")
-    return Across("bedrock", options=ROLE, ambient=True)
+    return LiteLLMFixture("bedrock", options=ROLE, ambient=True)
 
 
 def frame(kind, payload, message="event"):
@@ -67,7 +67,7 @@ ENDED = frame("messageStop", {"stopReason": "tool_use"}) + frame("metadata", USA
 async def test_a_tool_round_with_a_picture_over_converse(model):
     """System text, picture, calls and results go out as Converse writes them, signed; usage comes back."""
     async with bedrock() as across:
-        across.stage.reply = answer(json.dumps(SAID).encode(), JSON)
+        across.stage.reply = raw_answer(json.dumps(SAID).encode(), JSON)
         _, got = await across.ask(model=model, messages=ROUND, tools=TOOLS, max_tokens=50)
         heard, sent = across.stage.heard[-1], across.asked
         assert heard.line.startswith("POST /model/")
@@ -86,7 +86,7 @@ async def test_a_tool_round_with_a_picture_over_converse(model):
 async def test_a_stream_of_frames_is_openais():
     """Binary frames become chunks: text, the call in pieces, the reason to stop, usage, and ``[DONE]``."""
     async with bedrock() as across:
-        across.stage.reply = answer(OPENED + CALLED + ENDED, FRAMES)
+        across.stage.reply = raw_answer(OPENED + CALLED + ENDED, FRAMES)
         events, done = await across.stream(model=CLAUDE, tools=TOOLS, stream_options={"include_usage": True})
         assert done
         *chunks, last = events
@@ -112,7 +112,7 @@ async def test_a_stream_of_frames_is_openais():
 async def test_amazons_refusals(status, text, kind, code, stream):
     """Status and words are Amazon's, an overflow has OpenAI's code, and a limit on the rate is none."""
     async with bedrock() as across:
-        across.stage.reply = answer(json.dumps({"message": text}).encode(), JSON, status=f"{status} X")
+        across.stage.reply = raw_answer(json.dumps({"message": text}).encode(), JSON, status=f"{status} X")
         reply, got = await across.ask(model=CLAUDE, stream=stream)
         assert reply.status == status
         assert got["error"] == {"message": text, "type": kind, "param": None, "code": code}
@@ -122,7 +122,7 @@ async def test_an_exception_among_the_frames_ends_the_stream():
     """What Amazon says in the middle is told in its words, without ``[DONE]``."""
     async with bedrock() as across:
         failed = frame("throttlingException", {"message": "Too many requests"}, "exception")
-        across.stage.reply = answer(OPENED + failed, FRAMES)
+        across.stage.reply = raw_answer(OPENED + failed, FRAMES)
         events, done = await across.stream(model=CLAUDE)
         assert not done
         assert events[-1]["error"]["message"] == "Too many requests"
@@ -141,7 +141,7 @@ async def test_an_exception_among_the_frames_ends_the_stream():
 )
 async def test_what_would_be_left_out_in_silence_is_refused(provider, model, members, named):
     """Members that LiteLLM takes for a provider and then does not send are a 400 that names them."""
-    async with Across(provider, options=ROLE, ambient=provider != "anthropic") as across:
+    async with LiteLLMFixture(provider, options=ROLE, ambient=provider != "anthropic") as across:
         with pytest.raises(InvalidRequest, match=named):
             await across.send(model=model, **members)
         assert across.stage.heard == []
@@ -158,9 +158,12 @@ async def test_vertex_ai(tmp_path, monkeypatch):
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     options = {"vertex_project": "example", "vertex_location": "europe-west1"}
-    async with Across("vertex_ai", "/v1/x:generateContent", options=options, ambient=True) as across, Across() as bank:
+    async with (
+        LiteLLMFixture("vertex_ai", "/v1/x:generateContent", options=options, ambient=True) as across,
+        LiteLLMFixture() as bank,
+    ):
         token = json.dumps({"access_token": "ya29.example", "expires_in": 3600, "token_type": "Bearer"}).encode()
-        bank.stage.reply = answer(token, JSON)
+        bank.stage.reply = raw_answer(token, JSON)
         account = {"type": "service_account", "project_id": "example", "private_key": pem.decode(), "client_id": "1"}
         account |= {"client_email": "a@example.iam.gserviceaccount.com", "private_key_id": "k"}
         account |= {"token_uri": f"http://127.0.0.1:{bank.stage.port}/token"}
@@ -168,7 +171,7 @@ async def test_vertex_ai(tmp_path, monkeypatch):
         file.write_text(json.dumps(account))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
         call = {"functionCall": {"name": "read_file", "args": {"path": "a"}}}
-        across.stage.reply = answer(json.dumps(candidate({"text": "Hm."}, call)).encode(), JSON)
+        across.stage.reply = raw_answer(json.dumps(candidate({"text": "Hm."}, call)).encode(), JSON)
         _, got = await across.ask(model="gemini-2.5-pro", messages=ROUND, tools=TOOLS)
         assert across.stage.heard[-1].all("authorization") == ["Bearer ya29.example"]
         assert across.asked["contents"][0]["parts"][1]["inline_data"]["mime_type"] == "image/png"
@@ -176,6 +179,6 @@ async def test_vertex_ai(tmp_path, monkeypatch):
         assert (got["usage"]["prompt_tokens"], got["usage"]["completion_tokens"]) == (10, 5)
         text = "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."
         failed = {"error": {"code": 400, "message": text, "status": "INVALID_ARGUMENT"}}
-        across.stage.reply = answer(json.dumps(failed).encode(), JSON, status="400 Bad Request")
+        across.stage.reply = raw_answer(json.dumps(failed).encode(), JSON, status="400 Bad Request")
         reply, got = await across.ask(model="gemini-2.5-pro")
         assert (reply.status, got["error"]["message"]) == (400, text)

@@ -15,8 +15,8 @@ from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged, Target, Timeouts, Upstreams
 from proxy.upstream.direct import BytesBody, FailingProtocol
 from tests.support.file_descriptors import few_descriptors
-from tests.support.server_fixture import Stage, answer, eventually, listening
-from tests.support.upstream_fixture import Wire, body_of, read_into
+from tests.support.server_fixture import ScriptedServer, eventually, listening, raw_answer
+from tests.support.upstream_fixture import ScriptedConnection, read_body, read_into
 
 
 def self_signed(folder):
@@ -35,7 +35,7 @@ def self_signed(folder):
 
 async def test_a_cancelled_read_loses_nothing():
     """Bytes that arrive after a read was cancelled are given to the next one."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         go = asyncio.Event()
 
         async def script(heard, reader, writer):
@@ -49,7 +49,7 @@ async def test_a_cancelled_read_loses_nothing():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reply.next_chunk(), 0.05)
         go.set()
-        assert await body_of(reply) == b"def"
+        assert await read_body(reply) == b"def"
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/v1", "http://no-such-host.invalid/v1"])
@@ -66,7 +66,7 @@ async def test_an_upstream_that_is_not_there_is_named(url):
 
 async def test_a_connection_that_was_refused_is_tried_again():
     """An upstream that comes up a moment later gets the request, once."""
-    stage = Stage()
+    stage = ScriptedServer()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -84,7 +84,7 @@ async def test_a_connection_that_was_refused_is_tried_again():
 
 async def test_tls_that_cannot_be_verified_is_refused(tmp_path):
     """A server without a trusted certificate gets no request."""
-    stage = Stage()
+    stage = ScriptedServer()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(self_signed(tmp_path))
     server = await asyncio.start_server(stage.serve, "127.0.0.1", 0, ssl=context)
@@ -99,9 +99,9 @@ async def test_tls_that_cannot_be_verified_is_refused(tmp_path):
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 async def test_a_request_that_may_have_arrived_is_not_repeated(method):
     """When the connection breaks after the request was sent, it is not sent again."""
-    async with Wire() as wire:
-        wire.stage.reply = answer(b"first")
-        await body_of(await wire.send())
+    async with ScriptedConnection() as wire:
+        wire.stage.reply = raw_answer(b"first")
+        await read_body(await wire.send())
 
         async def script(heard, reader, writer):
             writer.close()
@@ -114,7 +114,7 @@ async def test_a_request_that_may_have_arrived_is_not_repeated(method):
 
 async def test_an_answer_that_is_not_http():
     """Rubbish instead of an answer is the upstream's failure, not a crash."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         wire.stage.reply = b"SSH-2.0-x\r\n\r\n"
         with pytest.raises(UpstreamUnreachable, match="not valid HTTP"):
             await wire.send()
@@ -122,7 +122,7 @@ async def test_an_answer_that_is_not_http():
 
 async def test_silence_before_and_inside_an_answer():
     """The wait for the head and the pause inside a body have their own limits."""
-    async with Wire(Timeouts(first_byte=0.1)) as wire:
+    async with ScriptedConnection(Timeouts(first_byte=0.1)) as wire:
 
         async def script(heard, reader, writer):
             await reader.read()
@@ -130,7 +130,7 @@ async def test_silence_before_and_inside_an_answer():
         wire.stage.script = script
         with pytest.raises(UpstreamTimeout):
             await wire.send()
-    async with Wire(Timeouts(idle=0.1)) as wire:
+    async with ScriptedConnection(Timeouts(idle=0.1)) as wire:
         wire.stage.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"
         reply = await wire.send()
         assert await reply.next_chunk() == b"abc"
@@ -141,14 +141,14 @@ async def test_silence_before_and_inside_an_answer():
 
 async def test_a_slow_head_does_not_use_up_the_body_s_pause():
     """A head that takes longer than the pause allowed inside a body is waited for."""
-    async with Wire(Timeouts(first_byte=5, idle=0.1)) as wire:
+    async with ScriptedConnection(Timeouts(first_byte=5, idle=0.1)) as wire:
 
         async def script(heard, reader, writer):
             await asyncio.sleep(0.3)
-            writer.write(answer(b"late"))
+            writer.write(raw_answer(b"late"))
 
         wire.stage.script = script
-        assert await body_of(await wire.send()) == b"late"
+        assert await read_body(await wire.send()) == b"late"
 
 
 async def test_the_error_of_a_streamed_body_is_what_the_caller_gets():
@@ -158,7 +158,7 @@ async def test_the_error_of_a_streamed_body_is_what_the_caller_gets():
         yield b"half"
         raise RequestTimeout("The request body stopped coming.")
 
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         with pytest.raises(RequestTimeout):
             await wire.send(source(), headers=[("Content-Length", "8")])
         assert wire.stage.heard == []
@@ -166,12 +166,12 @@ async def test_the_error_of_a_streamed_body_is_what_the_caller_gets():
 
 async def test_the_targets_headers_win_and_a_forward_proxy_is_used():
     """Configured headers replace the client's; with a forward proxy the request goes there, whole URL first."""
-    async with Wire(headers={"X-Org": "ours"}) as wire:
-        await body_of(await wire.send(headers=[("x-org", "theirs"), ("X-Other", "1")]))
+    async with ScriptedConnection(headers={"X-Org": "ours"}) as wire:
+        await read_body(await wire.send(headers=[("x-org", "theirs"), ("X-Other", "1")]))
         heard = wire.stage.heard[0]
         assert (heard.all("x-org"), heard.all("x-other")) == (["ours"], ["1"])
         via = Upstreams([Target("up", "http://upstream.invalid", proxy=f"http://127.0.0.1:{wire.stage.port}")])
-        await body_of(await via.send("up", "GET", "/v1/models", [], None))
+        await read_body(await via.send("up", "GET", "/v1/models", [], None))
         assert wire.stage.heard[1].line == "GET http://upstream.invalid/v1/models HTTP/1.1"
         await via.close()
 
@@ -183,7 +183,7 @@ def test_a_target_never_shows_its_key():
 
 async def test_nothing_is_sent_once_it_is_closed():
     """A call that comes after the end is told so like any that cannot be made."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         await wire.upstream.close()
         with pytest.raises(UpstreamUnreachable, match="shut down"):
             await wire.send()
@@ -192,7 +192,7 @@ async def test_nothing_is_sent_once_it_is_closed():
 
 async def test_an_answer_that_never_ends_is_a_timeout():
     """Comments keep a connection alive, but not for ever: the whole answer has a time, too."""
-    async with Wire(Timeouts(idle=5, total=0.3)) as wire:
+    async with ScriptedConnection(Timeouts(idle=5, total=0.3)) as wire:
 
         async def script(heard, reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
@@ -212,7 +212,7 @@ async def test_an_answer_that_never_ends_is_a_timeout():
 
 async def test_protocols_are_switched_only_if_asked_for():
     """A 101 to a plain request is no answer; to a request for a WebSocket it is one."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         wire.stage.reply = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nsmuggled"
         with pytest.raises(UpstreamUnreachable, match="switched protocols"):
             await wire.send()
@@ -224,16 +224,16 @@ async def test_protocols_are_switched_only_if_asked_for():
 
 async def test_headers_of_another_ullage_are_left_out():
     """What an upstream says under our own name does not pass: beside ours nobody could tell which is true."""
-    async with Wire() as wire:
-        wire.stage.reply = answer(b"{}", "X-Ullage-Outcome: compacted", "x-ullage-pressure: 9", "X-Other: 1")
+    async with ScriptedConnection() as wire:
+        wire.stage.reply = raw_answer(b"{}", "X-Ullage-Outcome: compacted", "x-ullage-pressure: 9", "X-Other: 1")
         reply = await wire.send()
         assert [name.lower() for name, _ in reply.headers] == ["x-other", "content-length"]
-        assert await body_of(reply) == b"{}"
+        assert await read_body(reply) == b"{}"
 
 
 async def test_an_idle_connection_is_kept_as_long_as_its_upstream_says():
     """A connection is used again at once, and no longer after the time set for its own upstream; 0 keeps none."""
-    stage = Stage()
+    stage = ScriptedServer()
     async with listening(stage) as port:
         url = f"http://127.0.0.1:{port}"
         times = {"none": 0.0, "short": 0.3, "long": 60.0}
@@ -241,7 +241,7 @@ async def test_an_idle_connection_is_kept_as_long_as_its_upstream_says():
 
         async def opened(name):
             before = stage.connections
-            await body_of(await upstream.send(name, "POST", "/v1/x", [], b"{}"))
+            await read_body(await upstream.send(name, "POST", "/v1/x", [], b"{}"))
             return stage.connections - before
 
         assert [await opened("none"), await opened("none")] == [1, 1]
@@ -259,22 +259,22 @@ def test_connections_are_given_up_before_servers_close_them():
 
 async def test_a_connection_for_which_no_descriptor_is_left_is_our_own_failure():
     """Without a file descriptor the caller is told to come back, it is counted, and the upstream is not blamed."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         with few_descriptors(0), pytest.raises(Overloaded, match="open files"):
             await asyncio.wait_for(wire.send(), 5)
         assert wire.upstream.without_descriptor == 3
-        assert await body_of(await wire.send()) == b"{}"
+        assert await read_body(await wire.send()) == b"{}"
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
 async def test_bytes_go_and_come_unchanged(size):
     """Bodies of any size, empty ones too, are the same bytes at the other end, and the connection is reused."""
     data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    async with Wire() as wire:
-        wire.stage.reply = answer(data)
+    async with ScriptedConnection() as wire:
+        wire.stage.reply = raw_answer(data)
         for _ in range(2):
             reply = await wire.send(data)
-            assert await body_of(reply) == data
+            assert await read_body(reply) == data
             reply.close()
         assert [heard.body for heard in wire.stage.heard] == [data, data]
         assert wire.stage.connections == 1
@@ -282,12 +282,12 @@ async def test_bytes_go_and_come_unchanged(size):
 
 async def test_a_reply_that_was_not_read_costs_its_connection_and_nothing_else():
     """Closing an unread answer ends its connection; the next request is served on a new one."""
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
         wire.stage.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"
         (await wire.send()).close()
         assert await eventually(wire.stage.ended.is_set)
-        wire.stage.reply = answer(b"ok")
-        assert await body_of(await wire.send()) == b"ok"
+        wire.stage.reply = raw_answer(b"ok")
+        assert await read_body(await wire.send()) == b"ok"
         assert wire.stage.connections == 2
 
 
@@ -295,7 +295,7 @@ async def test_a_reply_that_was_not_read_costs_its_connection_and_nothing_else()
 async def test_a_stream_cut_anywhere_gives_all_its_bytes_and_then_fails(cut):
     """Every byte that came before a break is handed out first."""
     text = b"".join(b"5\r\nab%dcd\r\n" % number for number in range(6))[:cut]
-    async with Wire() as wire:
+    async with ScriptedConnection() as wire:
 
         async def script(heard, reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + text)
@@ -335,7 +335,7 @@ class Both:
     """An upstream that speaks for itself, one that is bridged, and one that is both, all on one stage."""
 
     async def __aenter__(self):
-        self.stage = Stage()
+        self.stage = ScriptedServer()
         self.listening = listening(self.stage)
         base = f"http://127.0.0.1:{await self.listening.__aenter__()}"
         self.tasks = Tasks(lambda name, error: None)
@@ -370,7 +370,7 @@ async def test_what_an_upstream_understands_goes_straight(target, method, path):
     """Bytes arrive as they were sent."""
     async with Both() as both:
         body = b'{ "model" : "m" }' if method == "POST" else None
-        await body_of(await both.upstreams.send(target, method, path, [("x-api-key", "k")], body))
+        await read_body(await both.upstreams.send(target, method, path, [("x-api-key", "k")], body))
         (heard,) = both.stage.heard
         assert (heard.line, heard.body) == (f"{method} {path} HTTP/1.1", body or b"")
 
@@ -400,5 +400,5 @@ async def test_added_headers_win():
     """What is added for a model replaces what the client sent."""
     async with Both() as both:
         sent = [("X-Tier", "mine"), ("x-api-key", "k")]
-        await body_of(await both.upstreams.send("straight", "POST", "/v1/x", sent, b"{}", {"x-tier": "flex"}))
+        await read_body(await both.upstreams.send("straight", "POST", "/v1/x", sent, b"{}", {"x-tier": "flex"}))
         assert both.stage.heard[0].all("x-tier") == ["flex"]

@@ -17,7 +17,7 @@ from tests.support.litellm_fixture import (
     ROUND,
     SSE,
     TOOLS,
-    Across,
+    LiteLLMFixture,
     called,
     candidate,
     ended,
@@ -28,8 +28,8 @@ from tests.support.litellm_fixture import (
     sse,
 )
 from tests.support.proxy_process import until
-from tests.support.server_fixture import answer, chunk
-from tests.support.upstream_fixture import body_of
+from tests.support.server_fixture import chunk, raw_answer
+from tests.support.upstream_fixture import read_body
 
 # LiteLLM's own types, the first time it builds one.
 pytestmark = pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")
@@ -42,12 +42,12 @@ CALLS = [
 
 
 def said(document):
-    return answer(json.dumps(document).encode(), JSON)
+    return raw_answer(json.dumps(document).encode(), JSON)
 
 
 async def test_a_tool_round_with_a_picture_in_anthropics_words():
     """System text, picture, parallel calls and their results arrive as the provider writes them, calls come back."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         across.stage.reply = said(message({"type": "text", "text": "Hm."}, *CALLS, stop="tool_use"))
         _, got = await across.ask(messages=ROUND, tools=TOOLS, max_tokens=50)
         sent = across.asked
@@ -69,7 +69,7 @@ async def test_a_tool_round_with_a_picture_in_anthropics_words():
 
 async def test_usage_is_the_providers():
     """Tokens read from the provider's cache are part of the prompt and named as such; the model is the one asked."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         cached = {"cache_read_input_tokens": 3, "cache_creation_input_tokens": 4}
         across.stage.reply = said(message({"type": "text", "text": "Yes."}, **cached))
         _, got = await across.ask()
@@ -81,10 +81,10 @@ async def test_usage_is_the_providers():
 
 async def test_a_stream_is_openais():
     """Text, parallel calls, the reason to stop, then usage with no choices, then ``[DONE]``."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         calls = [*called(1, "read_file", '{"path"', ': "a"}'), *called(2, "read_file", '{"path": "b"}')]
         body = opened("Hm", ".") + sse({"type": "content_block_stop", "index": 0}, *calls) + ended("tool_use", 9)
-        across.stage.reply = answer(body, SSE)
+        across.stage.reply = raw_answer(body, SSE)
         events, done = await across.stream(stream_options={"include_usage": True}, tools=TOOLS)
         assert done
         *chunks, last = events
@@ -103,8 +103,8 @@ async def test_a_stream_is_openais():
 
 async def test_usage_that_was_not_asked_for_does_not_come():
     """A stream without ``include_usage`` tells none, as OpenAI's would not."""
-    async with Across() as across:
-        across.stage.reply = answer(opened("Hm.") + ended(), SSE)
+    async with LiteLLMFixture() as across:
+        across.stage.reply = raw_answer(opened("Hm.") + ended(), SSE)
         events, done = await across.stream()
         assert done
         assert all("usage" not in event and event["choices"] for event in events)
@@ -115,7 +115,7 @@ async def test_usage_that_was_not_asked_for_does_not_come():
 )
 async def test_reasons_to_stop(stop, reason):
     """The provider's reason to stop is told in OpenAI's word for it."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         across.stage.reply = said(message({"type": "text", "text": "x"}, stop=stop))
         _, got = await across.ask()
         assert got["choices"][0]["finish_reason"] == reason
@@ -124,7 +124,7 @@ async def test_reasons_to_stop(stop, reason):
 async def test_thoughts_come_and_go_back_sealed():
     """A thought's seal reaches the client, and the provider again with the next request."""
     thought = {"type": "thinking", "thinking": "Let me see.", "signature": "c2VhbA=="}
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         across.stage.reply = said(message(thought, CALLS[0], stop="tool_use"))
         asked = {"tools": TOOLS, "thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4096}
         _, got = await across.ask(**asked)
@@ -138,10 +138,10 @@ async def test_thoughts_come_and_go_back_sealed():
 @pytest.mark.parametrize("stream", [False, True])
 async def test_another_provider(stream):
     """Gemini's wire is as good: calls, results and pictures out, calls, usage and the reason to stop back."""
-    async with Across("gemini", "/v1beta") as across:
+    async with LiteLLMFixture("gemini", "/v1beta") as across:
         call = {"functionCall": {"name": "read_file", "args": {"path": "a"}}}
         document = json.dumps(candidate({"text": "Hm."}, call)).encode()
-        across.stage.reply = answer(b"data: %b\r\n\r\n" % document, SSE) if stream else answer(document, JSON)
+        across.stage.reply = raw_answer(b"data: %b\r\n\r\n" % document, SSE) if stream else raw_answer(document, JSON)
         members = {"model": "gemini-2.5-pro", "messages": ROUND, "tools": TOOLS}
         if stream:
             events, done = await across.stream(stream_options={"include_usage": True}, **members)
@@ -178,7 +178,7 @@ async def test_another_provider(stream):
 )
 async def test_a_refusal_keeps_status_words_and_pause(status, kind, stream):
     """The provider's own status, words, pause and request id reach the client, and it was asked once."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         text = "Number of requests has exceeded your limit."
         across.stage.reply = refusal(kind, text, status, "retry-after: 7", "request-id: req_9", "x-secret: no")
         reply, got = await across.ask(stream=stream)
@@ -192,10 +192,10 @@ async def test_a_refusal_keeps_status_words_and_pause(status, kind, stream):
 async def test_an_overflow_is_recognised(in_stream):
     """What the provider says of its window is an overflow in OpenAI's code and its own words, in a stream too."""
     text = "prompt is too long: 200251 tokens > 200000 maximum"
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         if in_stream:
             error = {"type": "error", "error": {"type": "invalid_request_error", "message": text}}
-            across.stage.reply = answer(sse(error), SSE)
+            across.stage.reply = raw_answer(sse(error), SSE)
             (event,), done = await across.stream()
             assert not done
             got = event["error"]
@@ -207,15 +207,15 @@ async def test_an_overflow_is_recognised(in_stream):
 
 async def test_words_that_are_no_json():
     """A gateway's page instead of an answer is told as it is, with its status."""
-    async with Across() as across:
-        across.stage.reply = answer(b"<h1>Bad gateway</h1>", "Content-Type: text/html", status="502 Bad Gateway")
+    async with LiteLLMFixture() as across:
+        across.stage.reply = raw_answer(b"<h1>Bad gateway</h1>", "Content-Type: text/html", status="502 Bad Gateway")
         reply, got = await across.ask()
         assert (reply.status, got["error"]["message"]) == (502, "<h1>Bad gateway</h1>")
 
 
 async def test_an_answer_that_is_none_of_the_providers():
     """A 200 that cannot be read is the upstream's fault and says so, without a trace of the code."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         across.stage.reply = said({"unexpected": True})
         with pytest.raises(UpstreamUnreachable, match="not one of anthropic's"):
             await across.ask()
@@ -225,9 +225,9 @@ async def test_an_answer_that_is_none_of_the_providers():
 @pytest.mark.parametrize("provider", ["anthropic", "gemini", "mistral", "groq"])
 async def test_redirects_are_not_followed(provider, stream):
     """Nobody whom an answer names gets the key or the prompt."""
-    async with Across(provider) as across, Across() as thief:
+    async with LiteLLMFixture(provider) as across, LiteLLMFixture() as thief:
         location = f"Location: http://127.0.0.1:{thief.stage.port}/v1/messages"
-        across.stage.reply = answer(b"{}", JSON, location, status="307 Temporary Redirect")
+        across.stage.reply = raw_answer(b"{}", JSON, location, status="307 Temporary Redirect")
         with pytest.raises(UpstreamUnreachable, match="redirect"):
             await across.send(stream=stream, model="any-model")
         assert len(across.stage.heard) == 1
@@ -242,7 +242,7 @@ async def test_a_request_that_may_have_arrived_is_not_repeated(provider, stream)
     async def script(heard, reader, writer):
         writer.close()
 
-    async with Across(provider) as across:
+    async with LiteLLMFixture(provider) as across:
         across.stage.script = script
         with pytest.raises(UpstreamUnreachable, match="before it answered"):
             await across.send(stream=stream)
@@ -257,19 +257,19 @@ async def test_a_stream_that_breaks_is_told_apart_from_one_that_ends():
         await writer.drain()
         writer.close()
 
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         across.stage.script = script
         reply = await across.send(stream=True)
         assert b'"Hm"' in await reply.next_chunk()
         with pytest.raises(UpstreamUnreachable, match="complete"):
-            await body_of(reply)
+            await read_body(reply)
 
 
 async def test_an_error_inside_a_stream_ends_it():
     """A provider that gives up in the middle is heard in its own words, and there is no ``[DONE]``."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         error = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-        across.stage.reply = answer(opened("Hm") + sse(error), SSE)
+        across.stage.reply = raw_answer(opened("Hm") + sse(error), SSE)
         events, done = await across.stream()
         assert not done
         assert [event.get("error", {}).get("message") for event in events] == [None, "Overloaded"]
@@ -277,8 +277,8 @@ async def test_an_error_inside_a_stream_ends_it():
 
 async def test_a_stream_that_cannot_be_closed_is_at_its_end(monkeypatch):
     """Whatever else goes wrong in a stream is reported, and ends the answer instead of leaving its reader waiting."""
-    async with Across() as across:
-        across.stage.reply = answer(opened("Hm") + ended(), SSE)
+    async with LiteLLMFixture() as across:
+        across.stage.reply = raw_answer(opened("Hm") + ended(), SSE)
         reply = await across.send(stream=True)
 
         async def aclose(self):
@@ -286,7 +286,7 @@ async def test_a_stream_that_cannot_be_closed_is_at_its_end(monkeypatch):
 
         monkeypatch.setattr(sys.modules["litellm"].CustomStreamWrapper, "aclose", aclose)
         with pytest.raises(UllageError):
-            await asyncio.wait_for(body_of(reply), 10)
+            await asyncio.wait_for(read_body(reply), 10)
         assert [name for name, _ in across.failed] == ["bridged stream"]
         across.failed.clear()
 
@@ -300,15 +300,15 @@ async def test_a_provider_that_says_nothing(stream):
             writer.write(CHUNKED + chunk(opened("Hm")))
         await reader.read()
 
-    async with Across(timeouts=Timeouts(1.0, 0.3, 0.3)) as across:
+    async with LiteLLMFixture(timeouts=Timeouts(1.0, 0.3, 0.3)) as across:
         across.stage.script = script
         with pytest.raises(UpstreamTimeout):
-            await body_of(await across.send(stream=stream))
+            await read_body(await across.send(stream=stream))
 
 
 async def test_a_provider_that_is_not_there():
     """A closed port is ``UpstreamUnreachable``."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         across.bridge._targets["up"] = type(across.bridge._targets["up"])("up", "anthropic", "http://127.0.0.1:1")
         with pytest.raises(UpstreamUnreachable, match="could not be connected"):
             await across.send()
@@ -328,7 +328,7 @@ async def test_a_client_that_leaves_ends_the_call(stream, moment):
         await reader.read()
         left.set()
 
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         across.stage.script = script
         if moment == "within":
             reply = await across.send(stream=True)
@@ -351,14 +351,14 @@ async def test_a_cancelled_read_loses_nothing():
         await go.wait()
         writer.write(chunk(opened("two") + ended()) + b"0\r\n\r\n")
 
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         across.stage.script = script
         reply = await across.send(stream=True)
         first = await reply.next_chunk()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reply.next_chunk(), 0.05)
         go.set()
-        events, done = read_events(first + await body_of(reply))
+        events, done = read_events(first + await read_body(reply))
         text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
         assert (text, done) == ("onetwo", True)
 
@@ -381,7 +381,7 @@ async def test_a_cancelled_read_loses_nothing():
 )
 async def test_what_cannot_be_passed_on_is_refused_by_name(members):
     """A member that the provider has no place for, or that means something to LiteLLM, is a 400 that names it."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         with pytest.raises(InvalidRequest, match=next(iter(members))):
             await across.send(**members)
         assert across.stage.heard == []
@@ -389,7 +389,7 @@ async def test_what_cannot_be_passed_on_is_refused_by_name(members):
 
 async def test_null_members_are_as_if_absent():
     """Clients that spell out every unset member are served."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         across.stage.reply = said(message({"type": "text", "text": "x"}))
         reply, _ = await across.ask(logprobs=None, metadata=None, tools=None)
         assert reply.status == 200
@@ -398,7 +398,7 @@ async def test_null_members_are_as_if_absent():
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"model":"m"}', b'{"messages":[{"role":"user","content":"x"}]}'])
 async def test_a_body_that_is_no_request(body):
     """What LiteLLM would stumble over is a 400."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         with pytest.raises(InvalidRequest):
             await across.bridge.send("up", KEY, body)
 
@@ -407,7 +407,7 @@ async def test_no_key_is_401_and_the_environments_is_never_spent(monkeypatch):
     """Without a key of the client's or the upstream's nothing is sent, whatever keys the proxy's environment holds."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-the-operators")
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "the-operators")
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         for headers in ([], [("Authorization", "Bearer ")], [("Authorization", "Basic abc")]):
             with pytest.raises(Unauthorized):
                 await across.send(headers)
@@ -425,7 +425,7 @@ async def test_no_key_is_401_and_the_environments_is_never_spent(monkeypatch):
 async def test_whose_key_is_spent(header, own, sent, monkeypatch):
     """The upstream's own key replaces the client's; without one the client's goes on."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-the-operators")
-    async with Across(api_key=own) as across:
+    async with LiteLLMFixture(api_key=own) as across:
         across.stage.reply = said(message({"type": "text", "text": "x"}))
         await across.ask([header])
         assert across.stage.heard[0].all("x-api-key") == [sent]
@@ -434,12 +434,12 @@ async def test_whose_key_is_spent(header, own, sent, monkeypatch):
 
 async def test_headers_of_the_upstream_and_betas_of_the_client():
     """Configured headers, the client's betas and its name are sent; its other headers are not."""
-    async with Across(headers={"x-team": "blue"}) as across:
+    async with LiteLLMFixture(headers={"x-team": "blue"}) as across:
         across.stage.reply = said(message({"type": "text", "text": "x"}))
         sent = [*KEY, ("Anthropic-Beta", "context-1m-2025-08-07"), ("x-other", "no"), ("Cookie", "a=b")]
         sent.append(("User-Agent", "agent/1"))
         body = json.dumps(HELLO).encode()
-        await body_of(await across.bridge.send("up", sent, body, {"x-tier": "flex"}))
+        await read_body(await across.bridge.send("up", sent, body, {"x-tier": "flex"}))
         heard = across.stage.heard[0]
         assert heard.all("x-tier") == ["flex"]
         assert heard.all("user-agent") == ["agent/1"]
@@ -451,7 +451,7 @@ async def test_headers_of_the_upstream_and_betas_of_the_client():
 @pytest.mark.parametrize("provider", ["anthropic", "gemini"])
 async def test_nothing_is_fetched_for_a_client(provider):
     """The address of a picture that the provider will not fetch itself is refused, not fetched from here."""
-    async with Across(provider) as across:
+    async with LiteLLMFixture(provider) as across:
         url = f"http://127.0.0.1:{across.stage.port}/secret.png"
         part = {"type": "image_url", "image_url": {"url": url}}
         with pytest.raises(InvalidRequest, match="data: URL"):
@@ -461,7 +461,7 @@ async def test_nothing_is_fetched_for_a_client(provider):
 
 async def test_room_for_the_answer_is_what_was_kept_free():
     """Where the provider demands a figure and the client gave none, it is the reserve that was counted with."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         across.stage.reply = said(message({"type": "text", "text": "x"}))
         await across.ask()
         assert across.asked["max_tokens"] == 16_384
@@ -469,7 +469,7 @@ async def test_room_for_the_answer_is_what_was_kept_free():
 
 async def test_tools_of_a_proxy_are_not_called():
     """A tool that LiteLLM would run through its own proxy is the provider's to judge."""
-    async with Across() as across:
+    async with LiteLLMFixture() as across:
         across.stage.reply = refusal("invalid_request_error", "no such tool", "400 Bad Request")
         tool = {"type": "mcp", "server_label": "x", "server_url": "litellm_proxy/mcp/x", "require_approval": "never"}
         reply, _ = await across.ask(tools=[tool])
@@ -479,7 +479,7 @@ async def test_tools_of_a_proxy_are_not_called():
 
 async def test_a_provider_nobody_knows():
     """A provider that LiteLLM has not heard of is named."""
-    async with Across("nosuch") as across:
+    async with LiteLLMFixture("nosuch") as across:
         with pytest.raises(InvalidRequest, match="nosuch"):
             await across.send()
 

@@ -5,12 +5,12 @@ import pytest
 
 from proxy.upstream import Timeouts
 from proxy.upstream.litellm_transport import CALL, LARGEST_ERROR, Broken, Call, Transport
-from tests.support.server_fixture import Stage, answer, listening
+from tests.support.server_fixture import ScriptedServer, listening, raw_answer
 
 
 async def asked(reply, timeouts=None):
     """What one request over the transport got, and the call that remembers it."""
-    stage = Stage(reply=reply)
+    stage = ScriptedServer(reply=reply)
     call = Call(timeouts or Timeouts())
     CALL.set(call)
     async with listening(stage) as port, httpx.AsyncClient(transport=Transport(), trust_env=False) as client:
@@ -21,7 +21,7 @@ async def asked(reply, timeouts=None):
 async def test_a_refusal_is_kept_readable():
     """The body of an error is in the call, decoded, and what LiteLLM reads is the same text."""
     body = gzip.compress(b'{"error":"no"}')
-    got, call = await asked(answer(body, "Content-Encoding: gzip", "Retry-After: 3", status="429 Slow down"))
+    got, call = await asked(raw_answer(body, "Content-Encoding: gzip", "Retry-After: 3", status="429 Slow down"))
     assert (call.status, call.error, got.text) == (429, b'{"error":"no"}', '{"error":"no"}')
     assert ("retry-after", "3") in call.headers
     assert got.headers["retry-after"] == "3"
@@ -29,13 +29,13 @@ async def test_a_refusal_is_kept_readable():
 
 async def test_an_endless_refusal_ends():
     """No more of an error is read than could be one."""
-    _, call = await asked(answer(b"x" * (LARGEST_ERROR * 3), status="500 Oops"))
+    _, call = await asked(raw_answer(b"x" * (LARGEST_ERROR * 3), status="500 Oops"))
     assert LARGEST_ERROR < len(call.error) < LARGEST_ERROR * 2
 
 
 async def test_a_success_is_not_touched():
     """An answer's body goes through as it comes."""
-    got, call = await asked(answer(gzip.compress(b"fine"), "Content-Encoding: gzip"))
+    got, call = await asked(raw_answer(gzip.compress(b"fine"), "Content-Encoding: gzip"))
     assert (got.text, call.status, call.error, call.broken) == ("fine", 200, b"", None)
 
 
@@ -53,7 +53,7 @@ async def test_the_calls_own_patience_counts():
     async def script(heard, reader, writer):
         await reader.read()
 
-    stage, call = Stage(script=script), Call(Timeouts(1.0, 0.2, 0.1))
+    stage, call = ScriptedServer(script=script), Call(Timeouts(1.0, 0.2, 0.1))
     CALL.set(call)
     async with listening(stage) as port, httpx.AsyncClient(transport=Transport(), timeout=None) as client:
         with pytest.raises(httpx.ReadTimeout):

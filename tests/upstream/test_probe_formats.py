@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.models import Window
+from proxy.core.models import ServerWindow
 from proxy.upstream import probe_formats
 from proxy.upstream.probe_formats import EVERY, LEAST, MOST, Unreadable, decode, find
 
@@ -60,7 +60,7 @@ def test_decode() -> None:
 
 def test_find() -> None:
     """A model is found by its name, by its name with Ollama's default tag, or as any model of a server that has one."""
-    one, two, every = Window(1000), Window(2000), Window(3000)
+    one, two, every = ServerWindow(1000), ServerWindow(2000), ServerWindow(3000)
     assert find({"a": one, "b:latest": two}, "a") is one
     assert find({"a": one, "b:latest": two}, "b") is two
     assert find({"a": one}, "b") is None

@@ -28,21 +28,21 @@ from tests.support.probe_fixtures import (
     SHOW,
     TGI,
     VLLM,
+    DictProbeCache,
     Handler,
-    Rig,
-    Shelf,
+    ProbedServer,
     hang,
     opened,
-    pair,
-    rig,
+    probed_server,
     serving,
+    two_processes,
 )
 from tests.support.proxy_process import until
 
 
 async def test_a_hanging_server_delays_nobody() -> None:
     """While a server hangs, callers get an answer at once, no second survey starts, and the first ends by itself."""
-    async with rig({"/v1/models": hang}) as about:
+    async with probed_server({"/v1/models": hang}) as about:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         for _ in range(1000):
@@ -59,7 +59,7 @@ async def test_a_hanging_server_delays_nobody() -> None:
 
 async def test_what_is_sent() -> None:
     """Questions carry the configured key and headers, say who asks, and name only models that the server listed."""
-    async with rig({"/v1/models": OLLAMA, "/api/ps": PS, "/api/show": SHOW}) as about:
+    async with probed_server({"/v1/models": OLLAMA, "/api/ps": PS, "/api/show": SHOW}) as about:
         about.told("a client's invention")
         await about.ask("llama3.2")
         methods = [(method, path) for method, path, _, _ in about.site.asked]
@@ -72,7 +72,7 @@ async def test_what_is_sent() -> None:
 
 async def test_answers_are_kept_and_renewed() -> None:
     """One survey answers for all until it is old; then the old answer serves until the new one is here."""
-    async with rig({"/v1/models": VLLM}) as about:
+    async with probed_server({"/v1/models": VLLM}) as about:
         assert await about.ask("my-lora") is not None
         about.clock.time += FRESH_SECONDS - 1
         assert await about.ask("my-lora") is not None
@@ -97,7 +97,7 @@ async def test_answers_are_kept_and_renewed() -> None:
 
 async def test_failures_are_tried_again_ever_later() -> None:
     """A server that fails is asked again after a minute, then ever later, and an earlier answer is kept meanwhile."""
-    async with rig({"/v1/models": VLLM}) as about:
+    async with probed_server({"/v1/models": VLLM}) as about:
         assert await about.ask("my-lora") is not None
         about.site.routes["/v1/models"] = b"nonsense"
         about.clock.time += FRESH_SECONDS + 1
@@ -122,7 +122,7 @@ async def test_failures_are_tried_again_ever_later() -> None:
 
 async def test_a_model_that_is_loading_is_asked_about_soon() -> None:
     """A server that cannot say before the model is loaded is asked again within seconds, not after minutes."""
-    async with rig({"/v1/models": OLLAMA, "/api/ps": b'{"models":[]}', "/api/show": b"{}"}) as about:
+    async with probed_server({"/v1/models": OLLAMA, "/api/ps": b'{"models":[]}', "/api/show": b"{}"}) as about:
         assert await about.ask("qwen:7b") is None
         about.site.routes["/api/ps"] = PS
         about.clock.time += 1.2 * LOADING_RETRY
@@ -131,7 +131,7 @@ async def test_a_model_that_is_loading_is_asked_about_soon() -> None:
 
 async def test_names_of_clients_fill_no_memory() -> None:
     """However many names clients send, few are remembered, and they bring about no further questions."""
-    async with rig({"/v1/models": VLLM}) as about:
+    async with probed_server({"/v1/models": VLLM}) as about:
         await about.ask("my-lora")
         for number in range(5 * MOST_WANTED):
             assert await about.ask(f"model-{number}") is None
@@ -142,7 +142,7 @@ async def test_names_of_clients_fill_no_memory() -> None:
 
 async def test_a_server_that_is_not_there() -> None:
     """Nobody listening is a failure in words, and nothing more."""
-    async with rig({}) as about:
+    async with probed_server({}) as about:
         gone = Upstreams([Target("up", "http://127.0.0.1:1/v1")])
         probes = Probes({"up": "http://127.0.0.1:1/v1"}, gone.send, about.tasks.spawn, about.clock, "ullage/test")
         await probes.survey("up", ["m"])
@@ -153,7 +153,7 @@ async def test_a_server_that_is_not_there() -> None:
 
 async def test_only_those_given_are_asked() -> None:
     """An upstream that may not be asked is never asked, and nobody is where it is not worth it."""
-    async with rig({"/v1/models": VLLM}) as about:
+    async with probed_server({"/v1/models": VLLM}) as about:
         assert about.probes.told("another", "m") is None
         await about.probes.survey("another")
         assert about.probes.told("up", "m", False) is None
@@ -187,7 +187,7 @@ def test_hosted_apis_that_tell_nothing_are_left_alone(url: str, asked: bool) -> 
 
 async def test_closing_ends_what_is_under_way() -> None:
     """After ``close`` no question is under way, none is asked any more, and nothing failed."""
-    async with rig({"/v1/models": hang}) as about:
+    async with probed_server({"/v1/models": hang}) as about:
         about.told("m")
         await until(lambda: bool(about.site.asked))
         await about.probes.close()
@@ -199,7 +199,7 @@ async def test_closing_ends_what_is_under_way() -> None:
 
 async def test_what_one_process_was_told_the_others_know() -> None:
     """A second process asks nothing: it has the first one's windows, with their age, until they are old."""
-    async with pair({"/v1/models": VLLM}) as (first, second):
+    async with two_processes({"/v1/models": VLLM}) as (first, second):
         told = await first.ask("my-lora")
         assert told is not None
         for each in (first, second):
@@ -232,7 +232,7 @@ async def test_what_nobody_asked_about_is_asked() -> None:
         return web.json_response({"parameters": "num_ctx 4096", "model_info": {}})
 
     routes: dict[str, bytes | Handler] = {"/v1/models": listed, "/api/ps": b'{"models":[]}', "/api/show": show}
-    async with pair(routes) as (first, second):
+    async with two_processes(routes) as (first, second):
         assert await first.ask("a") is not None
         assert await second.ask("b") is not None
         assert shown == ["a", "b"]
@@ -241,12 +241,12 @@ async def test_what_nobody_asked_about_is_asked() -> None:
 @pytest.mark.parametrize("value", [b"", b"nonsense", b"\x80", b"\x85\xa2at\xcb"])
 async def test_a_spoiled_note_is_no_answer(value: bytes) -> None:
     """Whatever lies on the shelf, the server is asked when it is not an answer."""
-    async with pair({"/v1/models": VLLM}) as (first, second):
+    async with two_processes({"/v1/models": VLLM}) as (first, second):
         told = await first.ask("my-lora")
-        shelf = Shelf()
+        shelf = DictProbeCache()
         for name in (f"windows up {first.site.url}/v1",):
             shelf.values[name] = value
-        third = Rig(first.site, shelf=shelf)
+        third = ProbedServer(first.site, shelf=shelf)
         async with AsyncExitStack() as stack:
             await opened(stack, third)
             assert await third.ask("my-lora") == told
@@ -256,7 +256,7 @@ async def test_a_spoiled_note_is_no_answer(value: bytes) -> None:
 
 async def test_a_clock_far_ahead_is_not_believed() -> None:
     """What was said in the future, by a clock that is wrong, is asked again."""
-    async with pair({"/v1/models": VLLM}, behind=60.0) as (first, second):
+    async with two_processes({"/v1/models": VLLM}, behind=60.0) as (first, second):
         await first.ask("my-lora")
         assert await second.ask("my-lora") is not None
         assert first.site.paths == ["/v1/models"] * 2
@@ -316,7 +316,7 @@ async def test_what_each_kind_of_server_tells(
     routes: dict[str, bytes], model: str, expected: tuple[int, int | None, int | None, str] | None
 ) -> None:
     """Each kind's own bytes give the window a request will really have; what it merely could have is not believed."""
-    async with rig(routes) as about:
+    async with probed_server(routes) as about:
         assert about.told(model) is None, "the first use does not wait"
         assert await about.ask(model) == expected
 
@@ -325,7 +325,7 @@ async def test_what_each_kind_of_server_tells(
 async def test_routes_are_below_the_base_url(base: str) -> None:
     """The list of models is asked for beside the chat route, native routes beside the version."""
     root = base.removesuffix("/v1")
-    async with rig({f"{root}/v1/models": LLAMACPP, f"{root}/props": PROPS}, base) as about:
+    async with probed_server({f"{root}/v1/models": LLAMACPP, f"{root}/props": PROPS}, base) as about:
         assert await about.ask("m") == (16384, None, None, "/props n_ctx")
         assert about.site.paths == [f"{root}/v1/models", f"{root}/props"]
 
@@ -355,7 +355,7 @@ async def test_routes_are_below_the_base_url(base: str) -> None:
 async def test_a_lying_server_tells_nothing(answer: bytes) -> None:
     """What is no sane figure, no JSON or more than a mebibyte is as if the server had said nothing."""
     every = dict.fromkeys(("/v1/models", "/props", "/api/v0/models", "/api/ps", "/info"), answer)
-    async with rig(every) as about:
+    async with probed_server(every) as about:
         assert await about.ask("m") is None
         assert about.heard == []
 
@@ -369,14 +369,14 @@ async def test_an_endless_answer_is_given_up() -> None:
         while True:
             await response.write(b" " * 65_536)
 
-    async with rig({"/v1/models": pour}) as about:
+    async with probed_server({"/v1/models": pour}) as about:
         assert await about.ask("m") is None
         assert "bytes" in str(about.probes.surveys()["up"]["trouble"])
 
 
 async def test_a_hanging_native_route_does_not_hide_the_next() -> None:
     """Of a server whose kind is not known, one route that hangs leaves time for the others."""
-    async with rig({"/props": hang, "/info": INFO}) as about:
+    async with probed_server({"/props": hang, "/info": INFO}) as about:
         assert await about.ask("m") == (4096, 3072, None, "/info max_total_tokens")
 
 
@@ -387,7 +387,7 @@ async def test_redirects_are_not_followed() -> None:
         async def elsewhere(request: web.Request) -> web.StreamResponse:
             raise web.HTTPTemporaryRedirect(f"{other.url}/v1/models")
 
-        async with rig({"/v1/models": elsewhere}) as about:
+        async with probed_server({"/v1/models": elsewhere}) as about:
             assert await about.ask("my-lora") is None
         assert other.asked == []
 
@@ -398,6 +398,6 @@ async def test_an_answer_in_an_encoding_is_refused() -> None:
     async def squeezed(request: web.Request) -> web.StreamResponse:
         return web.Response(body=b"\x1f\x8b", headers={"content-encoding": "gzip"})
 
-    async with rig({"/v1/models": squeezed}) as about:
+    async with probed_server({"/v1/models": squeezed}) as about:
         assert await about.ask("m") is None
         assert "encoding" in str(about.probes.surveys()["up"]["trouble"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from proxy.core.conversation import Entry, Item
+from proxy.core.conversation import Item, ItemText
 
 Count = Callable[[str], int]
 
 
-class Dialect(Protocol):
+class ApiFormat(Protocol):
     """One API. ``LIST`` names the member that holds the items, ``OUTPUT_FIGURES`` those that state the output.
 
     ``PER_REPLY`` and ``PER_TOOLS`` are tokens a provider adds to every request, and to one with tools. ``MARKER`` is
@@ -30,7 +30,7 @@ class Dialect(Protocol):
     def read_item(self, raw: bytes, count: Count) -> Item:
         """The item of one element's bytes. Raises ``InvalidRequest`` where it is none."""
 
-    def read_entry(self, raw: bytes) -> Entry:
+    def read_entry(self, raw: bytes) -> ItemText:
         """What one element says."""
 
     def with_text(

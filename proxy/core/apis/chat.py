@@ -10,7 +10,7 @@ from proxy.core.apis.item_digest import digest
 from proxy.core.apis.json_edit import Clip, Path, Slot, argument_slots, grown, joined, quoted
 from proxy.core.apis.json_scan import Field, elements, members
 from proxy.core.apis.json_steps import ONE_CALL, decode
-from proxy.core.conversation import Entry, Item, Role
+from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import memories
 from proxy.core.tokens.media import is_guess, is_media, part_tokens, prices_of
@@ -99,7 +99,7 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     return Item(role, overhead + media + text, media, digest(message, large=large), calls, answers, guess, memory)
 
 
-def read_entry(raw: bytes) -> Entry:
+def read_entry(raw: bytes) -> ItemText:
     """What one message says, for those who write about it."""
     message = decode(raw)
     role = ROLES.get(str(message.get("role")), "user")
@@ -107,7 +107,7 @@ def read_entry(raw: bytes) -> Entry:
     reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))
     text = _content_text(message)
     results = ((text, False),) if role == "tool" else ()
-    return Entry(role, text, tuple(_call_texts(_calls(message))), media, reasoning, results=results)
+    return ItemText(role, text, tuple(_call_texts(_calls(message))), media, reasoning, results=results)
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:

@@ -101,7 +101,7 @@ class Envelope:
         return lowered(found, self.requested, output) if found and self.requested else {}
 
 
-def read_outline(text: str, figures: Sequence[str]) -> Envelope:
+def read_envelope(text: str, figures: Sequence[str]) -> Envelope:
     """The facts of the outline *text*; *figures* are the members that may state the output allowance.
 
     Raises ``InvalidRequest`` where a member that decides anything occurs twice or is of the wrong type.

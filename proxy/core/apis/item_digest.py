@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from proxy.core.apis.json_steps import dismantle, encoded
-from proxy.core.conversation import LINK
+from proxy.core.conversation import HASH_BYTES
 
 DEEPEST = 250
 """Levels an item may nest: what is deeper is refused before the interpreter's own limit, wherever that is reached."""
@@ -44,7 +44,7 @@ def digest(item: dict[str, Any], *, large: bool = False) -> bytes:
         text = encoded(plain, _SORTED.encode, ordered=True).encode()
     if large:
         dismantle(plain)
-    return hashlib.sha256(text).digest()[:LINK]
+    return hashlib.sha256(text).digest()[:HASH_BYTES]
 
 
 def _encode(value: Any) -> str:

@@ -15,7 +15,7 @@ from proxy.core.apis.item_digest import digest
 from proxy.core.apis.json_edit import Clip, Path, Slot, joined, leaves, quoted
 from proxy.core.apis.json_scan import Field, elements, members
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
-from proxy.core.conversation import Entry, Item, Role
+from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import memories
 from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens, prices_of
@@ -169,7 +169,7 @@ def _weigh_sealed(block: Mapping[str, Any], weight: _Weight, count: Count) -> No
     weight.guess += opaque
 
 
-def read_entry(raw: bytes) -> Entry:
+def read_entry(raw: bytes) -> ItemText:
     """What one message says, for those who write about it."""
     message = decode(raw)
     blocks = _blocks(message)
@@ -183,7 +183,7 @@ def read_entry(raw: bytes) -> Entry:
     del blocks
     if len(raw) > ONE_CALL:
         dismantle(message)
-    return Entry(role, text, tuple(calls), tuple(media), reasoning, said, tuple(results))
+    return ItemText(role, text, tuple(calls), tuple(media), reasoning, said, tuple(results))
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:

@@ -15,7 +15,7 @@ from proxy.core.apis.item_digest import digest
 from proxy.core.apis.json_edit import Clip, Slot, argument_slots, grown, joined, leaves, quoted
 from proxy.core.apis.json_scan import Field, elements, members
 from proxy.core.apis.json_steps import ONE_CALL, decode
-from proxy.core.conversation import Entry, Item, Role
+from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import memories
 from proxy.core.tokens.media import Prices, is_guess, is_media, opaque_tokens, part_tokens, prices_of
@@ -146,17 +146,17 @@ def _role(value: Mapping[str, Any]) -> Role:
     return "tool" if kind.endswith(("_output", "_response")) or kind == _TRIGGER else "assistant"
 
 
-def read_entry(raw: bytes) -> Entry:
+def read_entry(raw: bytes) -> ItemText:
     """What one element says, for those who write about it."""
     value = decode(raw)
     kind, role = _kind(value), _role(value)
     media = tuple(str(part.get("type")) for part in _parts(value) if is_media(part))
     if kind == "reasoning":
         parts = [part for key in ("summary", "content") for part in value.get(key) or () if isinstance(part, dict)]
-        return Entry(role, "", reasoning="\n".join(str(part.get("text") or "") for part in parts))
+        return ItemText(role, "", reasoning="\n".join(str(part.get("text") or "") for part in parts))
     calls = ((str(value.get("name") or kind), _arguments(value)),) if kind.endswith("_call") else ()
     words = "\n".join(_words(value))
-    return Entry(
+    return ItemText(
         role, words, calls, media, results=((words, False),) if kind in _REPLACEABLE and "output" in value else ()
     )
 

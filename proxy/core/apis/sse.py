@@ -31,7 +31,7 @@ class EventCutter:
         return found
 
     @property
-    def begun(self) -> int:
+    def pending_size(self) -> int:
         """Bytes that came of an event that has not ended."""
         return len(self._rest)
 
@@ -40,7 +40,7 @@ class EventCutter:
         """What came of an event that has not ended."""
         return bytes(self._rest)
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """What came of an event that never ended."""
         rest = bytes(self._rest)
         self._rest.clear()

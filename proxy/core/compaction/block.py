@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from proxy.core.compaction.digest import digest_of, plain_arguments
 from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, round_scores, rounds_of, sentence_rank
 from proxy.core.compaction.truncate import OMITTED, shorten
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
 
@@ -50,15 +50,15 @@ class FoldedItems:
     """What a block is made of: the folded entries in order, and which of them stay verbatim.
 
     ``task`` and ``newest`` are texts to repeat in full (already clipped where they had to be), empty when they stand
-    elsewhere in the view. ``pins`` are the other folded user texts, ``carried`` the text of the item that carries the
-    block: it need not be said again.
+    elsewhere in the view. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the item that
+    carries the block: it need not be repeated.
     """
 
-    entries: tuple[Entry, ...]
-    pins: tuple[str, ...]
+    entries: tuple[ItemText, ...]
+    user_texts: tuple[str, ...]
     task: str = ""
     newest: str = ""
-    carried: str = ""
+    carrier_text: str = ""
 
 
 def render_block(folded: FoldedItems, block: int, text: int, count: Count, summary: str = "") -> str:
@@ -68,18 +68,18 @@ def render_block(folded: FoldedItems, block: int, text: int, count: Count, summa
     the rounds that are worth most, in full.
     """
     frame = count(HEADER) + count(FOOTER) + HEADINGS
-    pins = choose_pins(folded.pins, max(0, block - text - frame), count)
+    pins = choose_pins(folded.user_texts, max(0, block - text - frame), count)
     written = f"{SUMMARY}\n{summary}" if summary else ""
     own = max(0, text - (count(written) + 2 if written else 0))
-    said = "\n".join([folded.task, *(pin for pin in pins if pin), folded.newest, folded.carried, written])
+    said = "\n".join([folded.task, *(pin for pin in pins if pin), folded.newest, folded.carrier_text, written])
     rounds = rounds_of(folded.entries)
     lines = _steps(rounds, int(own * STEP_SHARE), count)
     used = sum(count(line) + 2 for line in lines if line)
     digest = digest_of(folded.entries, own - used, count, said).lines()
     spent = _size(pins, count)
     left = block - frame - (text - own) - used - spent - sum(count(line) + 1 for line in digest)
-    if left > 0 and pins != list(folded.pins):
-        pins = choose_pins(folded.pins, spent + left, count)
+    if left > 0 and pins != list(folded.user_texts):
+        pins = choose_pins(folded.user_texts, spent + left, count)
         left -= _size(pins, count) - spent
     if left > SHORTEST:
         lines = _with_words(rounds, lines, left, count)
@@ -241,12 +241,12 @@ def _with_words(rounds: Sequence[Round], lines: Sequence[str], tokens: int, coun
     return found
 
 
-def _step(entry: Entry) -> str:
+def _step(entry: ItemText) -> str:
     said = next((part.strip() for part in SENTENCE_END.split(entry.text[:2048]) if len(part.strip()) > 10), "")
     return " -> ".join(part for part in (shorten(said, 140), _called(entry)) if part)
 
 
-def _called(entry: Entry) -> str:
+def _called(entry: ItemText) -> str:
     calls = [f"{name}({_brief(arguments)})" for name, arguments in entry.calls]
     return ", ".join(calls[:6])
 

@@ -15,7 +15,7 @@ from heapq import nsmallest
 from math import log2
 from typing import Any
 
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
 
@@ -114,7 +114,7 @@ class _Name:
         return told * (OLDEST + (1 - OLDEST) * self.newest)
 
 
-def digest_of(entries: Sequence[Entry], tokens: int, count: Count, known: str = "") -> Digest:
+def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str = "") -> Digest:
     """The best digest of *entries* in at most about *tokens*; what *known* text already says is not said twice."""
     names = _mentions(entries)
     sized = _Sized(count)
@@ -132,7 +132,7 @@ def digest_of(entries: Sequence[Entry], tokens: int, count: Count, known: str = 
     return Digest(tuple(files), tuple(others), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
 
 
-def _mentions(entries: Sequence[Entry]) -> dict[str, _Name]:
+def _mentions(entries: Sequence[ItemText]) -> dict[str, _Name]:
     names: dict[str, _Name] = {}
     known_pieces = _Known()
     total = max(1, len(entries))
@@ -197,7 +197,7 @@ class _Said:
         return True
 
 
-def _texts(entry: Entry) -> Iterator[tuple[str, float]]:
+def _texts(entry: ItemText) -> Iterator[tuple[str, float]]:
     yield entry.text, WRITTEN[entry.role]
     for name, arguments in entry.calls:
         yield name, CALLED
@@ -249,7 +249,7 @@ def _named(token: str) -> Iterator[tuple[str, bool]]:
                 yield found, match.lastindex == 2
 
 
-def _files(entries: Sequence[Entry]) -> Iterator[str]:
+def _files(entries: Sequence[ItemText]) -> Iterator[str]:
     """Distinct paths that calls were given as a whole argument, newest first."""
     seen: set[str] = set()
     for entry in reversed(entries):
@@ -260,7 +260,7 @@ def _files(entries: Sequence[Entry]) -> Iterator[str]:
                     yield value
 
 
-def _error_lines(entries: Sequence[Entry]) -> Iterator[str]:
+def _error_lines(entries: Sequence[ItemText]) -> Iterator[str]:
     """Distinct error lines of tool results, newest first."""
     seen: set[str] = set()
     for entry in reversed(entries):
@@ -274,7 +274,7 @@ def _error_lines(entries: Sequence[Entry]) -> Iterator[str]:
                 break
 
 
-def _commands(entries: Sequence[Entry]) -> Iterator[str]:
+def _commands(entries: Sequence[ItemText]) -> Iterator[str]:
     """Distinct shell commands, newest first."""
     seen: set[str] = set()
     for entry in reversed(entries):

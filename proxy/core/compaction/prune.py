@@ -245,17 +245,17 @@ class PrunePassRules:
 
 @dataclass(frozen=True, slots=True)
 class PruneRange:
-    """Where a mild event works: results from item ``start`` to ``place`` that did not give way in ``held`` already.
+    """The results that a prune pass may replace: from item ``start`` to ``end``, without those in ``placeholders``.
 
-    ``sizes`` are the tokens of items that were made smaller before, by index: no more can be saved there.
+    ``reduced`` are the tokens of items that were made smaller before, by index: no more can be saved there.
     """
 
     items: Sequence[Item]
     layout: Layout
     start: int
-    place: int
-    held: tuple[Placeholder, ...] = ()
-    sizes: Mapping[int, int] = field(default_factory=dict)
+    end: int
+    placeholders: tuple[Placeholder, ...] = ()
+    reduced: Mapping[int, int] = field(default_factory=dict)
 
 
 def prune_pass(
@@ -265,16 +265,16 @@ def prune_pass(
 
     ``None`` where not so many can be saved. What another replacement names stays; nothing is done by halves.
     """
-    items, layout, start, place = stretch.items, stretch.layout, stretch.start, stretch.place
+    items, layout, start, place = stretch.items, stretch.layout, stretch.start, stretch.end
     prune = rules.prune.scaled(window) if rules.prune else None
     most = layout.result_sums[place] - layout.result_sums[start]
     if most < need or (rules.dedup is None and prune is None):
         return None
-    gone = {swap.index for swap in stretch.held}
-    named = {swap.by for swap in stretch.held}
+    gone = {swap.index for swap in stretch.placeholders}
+    named = {swap.same_as for swap in stretch.placeholders}
     least = rules.dedup.min_saving if rules.dedup else DedupRules().min_saving
     results = [i for i in range(start, place) if items[i].answers and i not in gone]
-    gains = {i: stretch.sizes.get(i, items[i].tokens) - placeholder_tokens(items[i]) for i in results}
+    gains = {i: stretch.reduced.get(i, items[i].tokens) - placeholder_tokens(items[i]) for i in results}
     pairs = [pair for pair in pairs_of(items, start, place) if pair.index in gains]
     repeated = find_duplicates(pairs, rules.dedup) if rules.dedup else []
     chosen = {swap.index: swap for swap in repeated if gains[swap.index] >= least and swap.index not in named}
@@ -291,7 +291,7 @@ def prune_pass(
         taken, pruned = _enough([swap for swap in old if gains[swap.index] >= least], gains, need - saved)
         if pruned >= prune.min_saving:
             # What said that a later result has it says so no longer where that one goes as well.
-            pointing = {i: Placeholder(i, "old") if swap.by in taken else swap for i, swap in chosen.items()}
+            pointing = {i: Placeholder(i, "old") if swap.same_as in taken else swap for i, swap in chosen.items()}
             chosen = pointing | taken
             saved += pruned
             stages = (*stages, "prune")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -28,13 +27,15 @@ WORDS: dict[PlaceholderReason, str] = {
 OLD = "[Old {name} output left out to save room{target}; the call {outcome}. Call it again if you need it.{line}]"
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Placeholder:
-    """The results of item ``index`` give way; ``by`` is the item whose result says the same, -1 where none does."""
+class Placeholder(msgspec.Struct, frozen=True, order=True, rename={"reason": "why", "same_as": "by"}):
+    """The results of item ``index`` give way to a line each.
+
+    ``same_as`` is the index of the item whose result says the same, -1 if there is none.
+    """
 
     index: int
-    why: PlaceholderReason
-    by: int = -1
+    reason: PlaceholderReason
+    same_as: int = -1
 
 
 def placeholder_tokens(item: Item) -> int:
@@ -55,28 +56,37 @@ def placeholder_text(why: PlaceholderReason, name: str, target: str, *, ok: bool
     return OLD.format(name=name, target=about, outcome=outcome, line=f" It said: {line}" if line and not ok else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Compaction:
-    """A compaction at ``place`` (a length of the conversation); items before ``cut`` are folded.
+_STORED_NAMES = {
+    "boundary": "place",
+    "block_tokens": "block",
+    "text_tokens": "text",
+    "view_tokens": "after",
+    "placeholders": "swaps",
+    "truncations": "trims",
+}
+"""What the fields of a compaction are called in a stored record, if not by their names."""
 
-    ``anchors`` are the folded user items that stay verbatim all the same: the task and what was then the newest one.
 
-    ``block`` are the tokens charged for what stands for them, of which ``text`` are meant for digest and steps;
-    ``swaps`` are the kept items whose results gave way to a line, ``trims`` and ``clips`` the tokens that truncated and
-    clipped items may keep, by index; ``after`` is the weight of the view at the event without the fixed part.
-    ``stages`` names the rungs that were taken.
+class Compaction(msgspec.Struct, frozen=True, rename=_STORED_NAMES):
+    """A compaction at ``boundary``; items before ``cut`` are folded.
+
+    ``block_tokens`` are charged for the block, of which ``text_tokens`` are meant for digest and steps. ``anchors`` are
+    the folded user items that stay verbatim all the same: the task, and the newest one at that time. ``placeholders``
+    are the kept items whose results gave way to a line each. ``truncations`` and ``clips`` are the tokens that
+    truncated and clipped items may keep, by index. ``view_tokens`` is the size of the view's items at the boundary,
+    the fixed part aside. ``stages`` names the stages that were used, in order.
     """
 
-    place: int
+    boundary: int
     cut: int
-    block: int
-    text: int = 0
+    block_tokens: int
+    text_tokens: int = 0
     anchors: tuple[int, ...] = ()
     clips: tuple[tuple[int, int], ...] = ()
-    after: int = 0
+    view_tokens: int = 0
     stages: tuple[str, ...] = ()
-    swaps: tuple[Placeholder, ...] = ()
-    trims: tuple[tuple[int, int], ...] = ()
+    placeholders: tuple[Placeholder, ...] = ()
+    truncations: tuple[tuple[int, int], ...] = ()
 
 
 VERSION = 1
@@ -87,8 +97,9 @@ class CompactionRecord(msgspec.Struct, frozen=True, array_like=True):
 
     ``block`` is the literal text that stands for the folded items (empty when nothing is folded); ``edits`` are the
     literal bytes of clipped items by index. ``window``, ``reserve`` and ``fixed`` are the figures that were used.
-    ``spent`` are the tokens that went into the summaries by a model in it; ``by`` wrote the newest, of ``upto`` items.
-    ``output`` is the output figure (in tokens of our count) if it was lowered with the event, else zero.
+    ``summary_spent`` are the tokens that its summaries by a model cost; ``summary_by`` wrote the newest, of the first
+    ``summary_length`` items. ``lowered_output`` is the output figure (in tokens of our count) if it was lowered with
+    the compaction, else zero.
     """
 
     version: int
@@ -98,10 +109,10 @@ class CompactionRecord(msgspec.Struct, frozen=True, array_like=True):
     window: int
     reserve: int
     fixed: int
-    spent: int = 0
-    by: str = ""
-    upto: int = 0
-    output: int = 0
+    summary_spent: int = 0
+    summary_by: str = ""
+    summary_length: int = 0
+    lowered_output: int = 0
 
     def block_with(self, note: str) -> str:
         """The block with *note* as its last line; as it is if there is no block or no note."""
@@ -122,7 +133,7 @@ def load(value: bytes, count: int) -> CompactionRecord | None:
     except (msgspec.DecodeError, UnicodeError):
         return None
     event = record.compaction
-    indexes = [*record.edits, *event.anchors, *(index for index, _ in (*event.clips, *event.trims))]
-    indexes += [swap.index for swap in event.swaps]
-    sound = 0 <= event.cut <= event.place <= count and all(0 <= i < count for i in indexes)
+    indexes = [*record.edits, *event.anchors, *(index for index, _ in (*event.clips, *event.truncations))]
+    indexes += [swap.index for swap in event.placeholders]
+    sound = 0 <= event.cut <= event.boundary <= count and all(0 <= i < count for i in indexes)
     return record if record.version == VERSION and sound else None

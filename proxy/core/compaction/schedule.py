@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from msgspec import structs
+
 from proxy.core.compaction.prune import PrunePassRules, PruneRange, prune_pass
 from proxy.core.compaction.record import Compaction, placeholder_tokens
 from proxy.core.compaction.truncate import Spared, TruncateLimits, clip_levels, fair_level
@@ -62,9 +64,9 @@ class CompactionRules:
 
     marks: Marks
     shares: Shares
-    rungs: EnabledStages
+    enabled_stages: EnabledStages
     allocation: Allocation | None = None
-    mild: PrunePassRules = field(default_factory=PrunePassRules)
+    prune_pass: PrunePassRules = field(default_factory=PrunePassRules)
     truncate: TruncateLimits | None = field(default_factory=TruncateLimits)
 
 
@@ -119,9 +121,9 @@ class Schedule:
         self._figures = figures
         self._marks = rules.marks
         self._shares = rules.shares
-        self._rungs = rules.rungs
+        self._rungs = rules.enabled_stages
         self._allocation = rules.allocation
-        self._mild_rules = rules.mild
+        self._mild_rules = rules.prune_pass
         self._truncate_rules = rules.truncate
         self._reduced: tuple[Compaction | None, dict[int, int]] = (None, {})
         self._sum = layout.sums
@@ -129,17 +131,17 @@ class Schedule:
         self._fixed = figures.quantised_fixed
         self._high = min(figures.high(self._marks, figures.baseline), figures.ceiling)
 
-    def weight(self, place: int, event: Compaction | None) -> int:
+    def view_tokens(self, place: int, event: Compaction | None) -> int:
         """Tokens of the view's items at *place*, the fixed part aside, when *event* was the last one."""
         if event is None:
             return self._sum[place]
         return self._kept(place, event)
 
-    def run(self, since: Compaction | None, target: CompactionTarget = NO_TARGET) -> Compaction | None:
+    def newest_compaction(self, since: Compaction | None, target: CompactionTarget = NO_TARGET) -> Compaction | None:
         """The newest event of the conversation: *since* when nothing happened after it, ``None`` when nothing did."""
         figures, count, event = self._figures, self._layout.count, since
         places = self._layout.places
-        at, end = bisect_left(places, (since.place if since else 0) + 1), bisect_left(places, count)
+        at, end = bisect_left(places, (since.boundary if since else 0) + 1), bisect_left(places, count)
         while at < end:
             # A view only grows from place to place until the next event: the first place above the mark by halving.
             at = bisect_left(places, True, at, end, key=lambda place: self._over(place, event))
@@ -154,7 +156,7 @@ class Schedule:
             if asked is not None and self.fits(asked, budget):
                 return asked
         # What was compacted at this very place stays as it is while it fits: the same request gets the same view.
-        due = self._over(count, event) and (event is None or event.place < count)
+        due = self._over(count, event) and (event is None or event.boundary < count)
         lasting = self._compact(count, event, figures.baseline) if due else None
         force = target.force and not target.wait_for_summary
         if self.fits(lasting or event, budget) and not force:
@@ -164,9 +166,9 @@ class Schedule:
 
     def fits(self, event: Compaction | None, budget: int) -> bool:
         """Whether the present view after *event* takes at most *budget*."""
-        return self._fixed + self.weight(self._layout.count, event) <= budget
+        return self._fixed + self.view_tokens(self._layout.count, event) <= budget
 
-    def least(self) -> int:
+    def minimum_tokens(self) -> int:
         """Tokens that no view of the conversation goes below: its newest round, every item as short as can be.
 
         What is short is never made shorter, and no call of a round goes without the others.
@@ -176,10 +178,10 @@ class Schedule:
         return self._fixed + sum(_least(item) for item in newest if item.role != "system")
 
     def _over(self, place: int, event: Compaction | None) -> bool:
-        return self._fixed + self.weight(place, event) > self._high
+        return self._fixed + self.view_tokens(place, event) > self._high
 
     def _kept(self, place: int, event: Compaction) -> int:
-        total = self._sum[place] - self._sum[event.cut] + event.block
+        total = self._sum[place] - self._sum[event.cut] + event.block_tokens
         total += sum(self._items[i].tokens for i in event.anchors)
         for index, tokens in self._sizes(event).items():
             if event.cut <= index < place or index in event.anchors:
@@ -189,8 +191,8 @@ class Schedule:
     def _sizes(self, event: Compaction) -> dict[int, int]:
         """What the items are charged that *event* made smaller."""
         if self._reduced[0] is not event:
-            lines = {swap.index: placeholder_tokens(self._items[swap.index]) for swap in event.swaps}
-            self._reduced = event, {**lines, **dict(event.trims), **dict(event.clips)}
+            lines = {swap.index: placeholder_tokens(self._items[swap.index]) for swap in event.placeholders}
+            self._reduced = event, {**lines, **dict(event.truncations), **dict(event.clips)}
         return self._reduced[1]
 
     def _event(self, place: int, cut: int, budget: int, before: Compaction | None) -> Compaction:
@@ -200,10 +202,10 @@ class Schedule:
         event = Compaction(place, cut, block, text, anchors, stages=("fold",))
         if before is not None:
             clips = tuple((i, t) for i, t in before.clips if i >= cut or i in anchors)
-            trims = tuple((i, t) for i, t in before.trims if i >= cut)
-            lines = tuple(swap for swap in before.swaps if swap.index >= cut)
-            event = replace(event, clips=clips, trims=trims, swaps=lines)
-        return replace(event, after=self._kept(place, event))
+            trims = tuple((i, t) for i, t in before.truncations if i >= cut)
+            lines = tuple(swap for swap in before.placeholders if swap.index >= cut)
+            event = structs.replace(event, clips=clips, truncations=trims, placeholders=lines)
+        return structs.replace(event, view_tokens=self._kept(place, event))
 
     def _block(self, cut: int, anchors: Sequence[int], budget: int) -> tuple[int, int]:
         """The most a block for the items before *cut* can take, and how much of it is for digest and steps.
@@ -231,10 +233,10 @@ class Schedule:
         room = self._figures.spendable(budget) - fixed
         goal, for_block = int(share * room), fixed + int(min(1.0, share / low) * room)
         levels = replace(self._levels(place, budget), goal=goal)
-        present = self.weight(place, before)
+        present = self.view_tokens(place, before)
         # A caller that asks wants a summary: a fold comes before what does without.
         for found in (self._fold(place, before, for_block, levels), self._mild(place, before, present - goal)):
-            if found is not None and present - found.after >= max(1, int(LEAST_SAVED * present)):
+            if found is not None and present - found.view_tokens >= max(1, int(LEAST_SAVED * present)):
                 return found
         return None
 
@@ -258,7 +260,7 @@ class Schedule:
         *further* goes on where the present view was refused although it fits *budget* by our count.
         Nothing is clipped while what the client sent fits the budget: above the high mark only folding pays.
         """
-        levels, present = self._levels(place, budget), self.weight(place, event)
+        levels, present = self._levels(place, budget), self.view_tokens(place, event)
         target = self._clip_target(levels)
         if event is not None and (relieved := self._relieved(place, event, levels, target)):
             return relieved
@@ -269,21 +271,25 @@ class Schedule:
             return mild
         folded = self._fold(place, event, budget, replace(levels, goal=goal))
         # Nothing is cut short for the sake of a fold that saves nothing, while all of it fits.
-        if target < (folded.after if folded else present) and (present > levels.budget or _helps(folded, present)):
+        if target < (folded.view_tokens if folded else present) and (
+            present > levels.budget or _helps(folded, present)
+        ):
             folded = self._truncate(place, folded or event, levels, target) or folded
-        if not self._rungs.fold and (folded.after if folded else present) > levels.high:
+        if not self._rungs.fold and (folded.view_tokens if folded else present) > levels.high:
             folded = self._dropped(place, event, budget, levels, target) or folded
         if folded is not None and "fold" in folded.stages and self._rungs.drop:
             folded = self._smaller_block(place, folded, levels, target)
-        if (folded.after if folded else present) > levels.budget:
+        if (folded.view_tokens if folded else present) > levels.budget:
             base = folded or event
             unread = range(max(base.cut if base else 0, unread_from(self._items, place)), place)
             folded = self._truncate(place, base, levels, levels.budget, unread) or folded
-        if folded is not None and "fold" in folded.stages and folded.after > levels.budget and self._rungs.drop:
-            folded = self._with_block(place, folded, max(NOTE, target // 4, folded.block - folded.after + target))
+        if folded is not None and "fold" in folded.stages and folded.view_tokens > levels.budget and self._rungs.drop:
+            folded = self._with_block(
+                place, folded, max(NOTE, target // 4, folded.block_tokens - folded.view_tokens + target)
+            )
         if not _helps(folded, present):
             folded = None
-        kept = folded.after if folded else present
+        kept = folded.view_tokens if folded else present
         if kept <= levels.budget and not (further and folded is None):
             return folded
         room = levels.budget if kept > levels.budget else target
@@ -294,7 +300,7 @@ class Schedule:
     ) -> Compaction | None:
         """A bare fold, and what it keeps truncated where that alone is too big."""
         dropped = self._fold(place, before, budget, levels, bare=True)
-        if dropped is None or dropped.after <= target:
+        if dropped is None or dropped.view_tokens <= target:
             return dropped
         return self._truncate(place, dropped, levels, target) or dropped
 
@@ -305,21 +311,21 @@ class Schedule:
         read. For them the block gives way down to a note, but only if they fit whole then.
         """
         passing = self._passing(place, event, levels)
-        if event.after - passing > levels.high:
-            left = target - (event.after - passing - event.block)
+        if event.view_tokens - passing > levels.high:
+            left = target - (event.view_tokens - passing - event.block_tokens)
             event = self._with_block(place, event, max(left, target // 4, NOTE))
-        left = levels.budget - (event.after - event.block)
-        if passing and NOTE <= left < event.block:
+        left = levels.budget - (event.view_tokens - event.block_tokens)
+        if passing and NOTE <= left < event.block_tokens:
             event = self._with_block(place, event, left)
         return event
 
     def _with_block(self, place: int, event: Compaction, left: int) -> Compaction:
         """*event* with its block cut to *left* tokens."""
-        block = min(event.block, left)
-        text = event.text * max(0, block - NOTE) // max(1, event.block - NOTE)
+        block = min(event.block_tokens, left)
+        text = event.text_tokens * max(0, block - NOTE) // max(1, event.block_tokens - NOTE)
         stages = ("drop", *event.stages[1:])
-        smaller = replace(event, block=block, text=text, stages=stages)
-        return replace(smaller, after=self._kept(place, smaller))
+        smaller = structs.replace(event, block_tokens=block, text_tokens=text, stages=stages)
+        return structs.replace(smaller, view_tokens=self._kept(place, smaller))
 
     def _passing(self, place: int, event: Compaction | None, levels: _Levels) -> int:
         """Tokens that unread results take now and can be relieved of once they are read."""
@@ -327,7 +333,7 @@ class Schedule:
         if rules is None:
             return 0
         sizes = self._sizes(event) if event else {}
-        least = rules.tokens(levels.budget) + CLIP_FLOOR
+        least = rules.tokens_in(levels.budget) + CLIP_FLOOR
         unread = range(max(event.cut if event else 0, unread_from(self._items, place)), place)
         return sum(max(0, sizes.get(i, self._items[i].tokens) - least) for i in unread if self._items[i].answers)
 
@@ -338,30 +344,30 @@ class Schedule:
     def _mild(self, place: int, before: Compaction | None, need: int) -> Compaction | None:
         """*before* with old tool results replaced by a line each, where that saves *need* tokens."""
         base = before or Compaction(place, 0, 0)
-        stretch = PruneRange(self._items, self._layout, base.cut, place, base.swaps, self._sizes(base))
+        stretch = PruneRange(self._items, self._layout, base.cut, place, base.placeholders, self._sizes(base))
         found = prune_pass(stretch, need, self._figures.window, self._mild_rules) if need > 0 else None
         if found is None:
             return None
         gone = {swap.index for swap in found[0]}
-        event = replace(
+        event = structs.replace(
             base,
-            place=place,
-            swaps=tuple(sorted((*base.swaps, *found[0]))),
-            trims=tuple(trim for trim in base.trims if trim[0] not in gone),
+            boundary=place,
+            placeholders=tuple(sorted((*base.placeholders, *found[0]))),
+            truncations=tuple(trim for trim in base.truncations if trim[0] not in gone),
             clips=tuple(clip for clip in base.clips if clip[0] not in gone),
             stages=found[1],
         )
-        return replace(event, after=self._kept(place, event))
+        return structs.replace(event, view_tokens=self._kept(place, event))
 
     def _relieved(self, place: int, event: Compaction, levels: _Levels, target: int) -> Compaction | None:
         """*event* with those results truncated that it left whole to be read, if they are and that reaches *target*.
 
         The prompt stays the same up to the first of them, which a fold would begin anew.
         """
-        start = max(event.cut, unread_from(self._items, event.place))
-        read = range(start, min(event.place, unread_from(self._items, place)))
+        start = max(event.cut, unread_from(self._items, event.boundary))
+        read = range(start, min(event.boundary, unread_from(self._items, place)))
         found = self._truncate(place, event, levels, target, read)
-        return found if found is not None and found.after <= target else None
+        return found if found is not None and found.view_tokens <= target else None
 
     def _truncate(
         self, place: int, before: Compaction | None, levels: _Levels, target: int, among: range | None = None
@@ -375,24 +381,24 @@ class Schedule:
         if rules is None:
             return None
         total, border = self._kept(place, base), unread_from(self._items, place)
-        least = rules.tokens(levels.budget) + CLIP_FLOOR
+        least = rules.tokens_in(levels.budget) + CLIP_FLOOR
         found = self._results(base, range(base.cut, border) if among is None else among, least)
         if total <= target or not found:
             return None
         most = max(least, fair_level(found, dict.fromkeys(found, least), target - (total - sum(found.values()))))
         if among is None or among.stop <= border:
-            most = max(least, min(most, rules.most + CLIP_FLOOR))
+            most = max(least, min(most, rules.max_tokens + CLIP_FLOOR))
         cut = {index: most + self._items[index].media for index, tokens in found.items() if tokens > most}
-        trims = {**dict(base.trims), **cut}
-        earlier = base.stages if before and before.place == place else ()
+        trims = {**dict(base.truncations), **cut}
+        earlier = base.stages if before and before.boundary == place else ()
         stages = tuple(dict.fromkeys((*earlier, "truncate")))
-        event = replace(base, place=place, trims=tuple(sorted(trims.items())), stages=stages)
-        return replace(event, after=self._kept(place, event))
+        event = structs.replace(base, boundary=place, truncations=tuple(sorted(trims.items())), stages=stages)
+        return structs.replace(event, view_tokens=self._kept(place, event))
 
     def _results(self, event: Compaction, stretch: range, least: int) -> dict[int, int]:
         """The text tokens of the results in *stretch* that may be truncated and have more than *least*, by index."""
-        trims = dict(event.trims)
-        gone = {index for index, _ in event.clips} | {swap.index for swap in event.swaps}
+        trims = dict(event.truncations)
+        gone = {index for index, _ in event.clips} | {swap.index for swap in event.placeholders}
         found = {}
         for index in stretch:
             item = self._items[index]
@@ -418,11 +424,11 @@ class Schedule:
             event = self._event(place, cuts[at], budget, before)
             if not bare:
                 return event
-            noted = replace(event, block=NOTE, text=0, stages=("drop",))
-            return replace(noted, after=self._kept(place, noted))
+            noted = structs.replace(event, block_tokens=NOTE, text_tokens=0, stages=("drop",))
+            return structs.replace(noted, view_tokens=self._kept(place, noted))
 
         def size(at: int) -> int:
-            return made(at).after
+            return made(at).view_tokens
 
         floor = end - 1
         while floor > first and self._items[cuts[floor]].role == "user" and end - floor <= _TRAILING_USERS:
@@ -457,15 +463,17 @@ class Schedule:
         caps = clip_levels(sizes, floors, Spared(users, unread), total - target, total - room, int(target * USER_FIRST))
         earlier = dict(event.clips)
         clips = earlier | {i: cap for i, cap in caps.items() if cap < sizes[i] or i in earlier}
-        trims = tuple(trim for trim in event.trims if trim[0] not in clips)
-        stages = (*(event.stages if event.place == place else ()), "clip")
-        clipped = replace(event, place=place, clips=tuple(sorted(clips.items())), trims=trims, stages=stages)
+        trims = tuple(trim for trim in event.truncations if trim[0] not in clips)
+        stages = (*(event.stages if event.boundary == place else ()), "clip")
+        clipped = structs.replace(
+            event, boundary=place, clips=tuple(sorted(clips.items())), truncations=trims, stages=stages
+        )
         after = self._kept(place, clipped)
-        return replace(clipped, after=after) if after < total else None
+        return structs.replace(clipped, view_tokens=after) if after < total else None
 
     def _clippable(self, place: int, event: Compaction) -> dict[int, int]:
         """The tokens of every item that a clip may cut, by index: what stays and did not give way to a line."""
-        reduced, gone = self._sizes(event), {swap.index for swap in event.swaps}
+        reduced, gone = self._sizes(event), {swap.index for swap in event.placeholders}
         kept = [i for i in range(event.cut, place) if self._items[i].role != "system" and i not in gone]
         return {i: reduced.get(i, self._items[i].tokens) for i in (*event.anchors, *kept)}
 
@@ -475,4 +483,4 @@ def _least(item: Item) -> int:
 
 
 def _helps(event: Compaction | None, present: int) -> bool:
-    return event is not None and event.after < present
+    return event is not None and event.view_tokens < present

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 
 SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+")
 """Between two sentences."""
@@ -79,11 +79,11 @@ def sentence_rank(sentence: str) -> int:
 class Round:
     """What the model said and called at once, and whether the user spoke next, with no call in between."""
 
-    spoken: Entry
+    spoken: ItemText
     answered: bool
 
 
-def rounds_of(entries: Sequence[Entry]) -> list[Round]:
+def rounds_of(entries: Sequence[ItemText]) -> list[Round]:
     """The rounds of *entries* in which the model spoke, in order."""
     following = [*(entry.role for entry in entries[1:]), None]
     return [

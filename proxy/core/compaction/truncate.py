@@ -29,18 +29,18 @@ _EDGES = (b"\n", b" ")
 class TruncateLimits:
     """The most lines and bytes a tool result keeps, and the share of the room it may take when room is short."""
 
-    lines: int = 2_000
-    size: int = 50_000
+    max_lines: int = 2_000
+    max_bytes: int = 50_000
     share: float = 0.10
 
-    def tokens(self, room: int) -> int:
+    def tokens_in(self, room: int) -> int:
         """The tokens a result may keep where messages have *room* tokens."""
-        return max(0, min(int(self.share * room), self.most))
+        return max(0, min(int(self.share * room), self.max_tokens))
 
     @property
-    def most(self) -> int:
+    def max_tokens(self) -> int:
         """The tokens that so many bytes of plain text are."""
-        return self.size // BYTES_PER_TOKEN
+        return self.max_bytes // BYTES_PER_TOKEN
 
 
 def line_count(text: str) -> int:
@@ -74,14 +74,14 @@ def truncate(text: str, lines: int, size: int, *, tail: bool) -> str:
 
 def truncate_to(text: str, limits: TruncateLimits, tokens: int, count: Count, *, tail: bool) -> str:
     """*text* within *limits* and at most about *tokens*."""
-    size = limits.size
-    result = truncate(text, limits.lines, size, tail=tail)
+    size = limits.max_bytes
+    result = truncate(text, limits.max_lines, size, tail=tail)
     for _ in range(_TRIES):
         taken = count(result)
         if taken <= tokens:
             break
         size = min(size, len(result.encode("utf-8", "surrogatepass"))) * tokens * 31 // (taken * 32)
-        result = truncate(text, limits.lines, size, tail=tail)
+        result = truncate(text, limits.max_lines, size, tail=tail)
     return result
 
 

@@ -6,15 +6,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.core.apis.base import Dialect
+from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_edit import level
 from proxy.core.apis.json_scan import Span
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import command_of, digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
-from proxy.core.conversation import Entry, Item, Layout, Written
-from proxy.core.tokens.counting import NOTHING, Totals, add_up
+from proxy.core.conversation import Item, ItemText, Layout, WrittenResult
+from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
 from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, resaid
 from proxy.core.tool_table import ToolMap
@@ -36,19 +36,19 @@ class OriginalItems:
     spans: tuple[Span, ...]
     items: Sequence[Item]
     layout: Layout
-    dialect: Dialect
+    dialect: ApiFormat
 
     def item(self, index: int) -> bytes:
         """The client's own bytes of one item."""
         start, end = self.spans[index]
         return self.body[start:end]
 
-    def entry(self, index: int) -> Entry:
+    def entry(self, index: int) -> ItemText:
         """What one item says; a result that the client wrote as text is a result."""
         found, written = self.dialect.read_entry(self.item(index)), self.written(index)
         return found if written is None else as_result(self.item(index), found, written)
 
-    def written(self, index: int) -> Written | None:
+    def written(self, index: int) -> WrittenResult | None:
         """How the client wrote the item as text, if it is a tool result that was asked for; else ``None``."""
         item = self.items[index]
         return item.facts.written if item.role == "tool" and item.facts is not None else None
@@ -65,13 +65,13 @@ class OriginalItems:
 class AssembledItems:
     """The items to send: the bytes between the list's brackets, and their weight in tokens (system items included).
 
-    ``kept`` are the client's own items among them, ``summary`` the tokens of what stands for the others.
+    ``roles`` are the client's own items among them, ``summary_tokens`` the tokens of what stands for the others.
     """
 
     content: bytes
     tokens: int
-    kept: Totals = NOTHING
-    summary: int = 0
+    roles: RoleTotals = NOTHING
+    summary_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def write_texts(
     shorten: Callable[[str, int], str] = lambda text, tokens: clip(text, tokens, count)  # noqa: E731
     edits = {i: raw.dialect.clipped(raw.item(i), shorten, count, tokens) for i, tokens in event.clips}
     edits |= _results(raw, event, pen, before)
-    if event.cut == 0 or not event.block:
+    if event.cut == 0 or not event.block_tokens:
         return "", edits
     if before is not None and same_block(event, before.compaction):
         return before.block, edits
@@ -109,13 +109,13 @@ def write_texts(
     users = [i for i in folded if i not in event.anchors and (raw.items[i].role == "user" or entries[i].said)]
     pins = tuple(entries[i].said or entries[i].text for i in users)
     said = FoldedItems(tuple(entries.values()), pins, task, newest, carried.text if carried else "")
-    return _encodable(render_block(said, event.block, event.text, count, summary)), edits
+    return _encodable(render_block(said, event.block_tokens, event.text_tokens, count, summary)), edits
 
 
-def _entries(raw: OriginalItems, indexes: Sequence[int]) -> dict[int, Entry]:
+def _entries(raw: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemText]:
     """What the items say, by index. Equal ones are read once."""
-    known: dict[tuple[bytes, Written | None], Entry] = {}
-    found: dict[int, Entry] = {}
+    known: dict[tuple[bytes, WrittenResult | None], ItemText] = {}
+    found: dict[int, ItemText] = {}
     for index in indexes:
         name = raw.item(index), raw.written(index)
         entry = known.get(name)
@@ -128,7 +128,7 @@ def _entries(raw: OriginalItems, indexes: Sequence[int]) -> dict[int, Entry]:
 def same_block(event: Compaction, before: Compaction) -> bool:
     """Whether the block of *event* says what that of *before* does."""
     clips = [tuple(clip for clip in e.clips if clip[0] in e.anchors or clip[0] < e.cut) for e in (event, before)]
-    shape = [(e.cut, e.block, e.text, e.anchors) for e in (event, before)]
+    shape = [(e.cut, e.block_tokens, e.text_tokens, e.anchors) for e in (event, before)]
     return shape[0] == shape[1] and clips[0] == clips[1]
 
 
@@ -136,23 +136,29 @@ def _results(
     raw: OriginalItems, event: Compaction, pen: RenderOptions, before: CompactionRecord | None
 ) -> dict[int, bytes]:
     """The items whose results gave way to a line or were truncated."""
-    lines, trims = {swap.index: swap for swap in event.swaps}, dict(event.trims)
+    lines, trims = {swap.index: swap for swap in event.placeholders}, dict(event.truncations)
     if not lines and not trims:
         return {}
     cut_short = {*trims, *(index for index, _ in event.clips)}
-    held = frozenset(before.compaction.swaps) if before else frozenset()
+    held = frozenset(before.compaction.placeholders) if before else frozenset()
     found: dict[int, bytes] = {}
     texts: dict[int, list[str]] = {}
-    for pair in pairs_of(raw.items, event.cut, event.place):
+    for pair in pairs_of(raw.items, event.cut, event.boundary):
         swap = lines.get(pair.index)
-        if swap is not None and swap in held and swap.by not in cut_short and before and pair.index in before.edits:
+        if (
+            swap is not None
+            and swap in held
+            and swap.same_as not in cut_short
+            and before
+            and pair.index in before.edits
+        ):
             found[pair.index] = before.edits[pair.index]
         elif swap is not None:
             # What was cut short itself no longer says all that this result said.
-            said = Placeholder(swap.index, "old") if swap.by in cut_short else swap
+            said = Placeholder(swap.index, "old") if swap.same_as in cut_short else swap
             texts.setdefault(pair.index, []).append(_line(raw, pair, said, pen))
     made = {i: raw.replaced(i, said) for i, said in texts.items()}
-    cut = dict(before.compaction.trims) if before else {}
+    cut = dict(before.compaction.truncations) if before else {}
     for index, tokens in trims.items():
         if before and cut.get(index) == tokens and index in before.edits:
             found[index] = before.edits[index]
@@ -185,14 +191,18 @@ def _line(raw: OriginalItems, pair: Pair, swap: Placeholder, pen: RenderOptions)
     name, arguments = _called(raw, pair, pen.tools)
     targets = pen.tools.targets(name, arguments)
     target = targets[0] if targets else command_of(arguments) or pen.tools.about(arguments)
-    why = "again" if swap.why == "included" and not _includes(raw, swap.by, _result_text(raw, pair)) else swap.why
+    why = (
+        "again"
+        if swap.reason == "included" and not _includes(raw, swap.same_as, _result_text(raw, pair))
+        else swap.reason
+    )
     target = target if len(target) <= TARGET_LENGTH else ""
     line = "" if pair.result.ok else _brief(failure_line(_result_text(raw, pair)))
     for about, cause in ((target, line), (target, ""), ("", "")):
         text = placeholder_text(why, name, about, ok=pair.result.ok, line=cause)
         if pen.count(text) <= LINE:
             break
-    names = _names(raw, pair, pen.count) if swap.why == "old" else []
+    names = _names(raw, pair, pen.count) if swap.reason == "old" else []
     return _encodable("\n".join([text, *names]))
 
 
@@ -210,7 +220,7 @@ def _names(raw: OriginalItems, pair: Pair, count: Count) -> list[str]:
     item = raw.items[pair.index]
     lines = _result_text(raw, pair).splitlines()[:DIGESTED_LINES]
     room = item.tokens // NAMES // len(item.answers) - HEADINGS
-    return digest_of([Entry("tool", line) for line in lines], room, count).lines() if room > 0 else []
+    return digest_of([ItemText("tool", line) for line in lines], room, count).lines() if room > 0 else []
 
 
 def _brief(line: str) -> str:

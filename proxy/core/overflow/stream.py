@@ -80,7 +80,7 @@ class EarlyOverflowDetector:
         """What is known at the end of the answer, when the last event may lack its blank line."""
         if self.verdict != "undecided":
             return self.verdict
-        rest = self._cutter.rest() if self._streamed else bytes(self._buffer)
+        rest = self._cutter.flush() if self._streamed else bytes(self._buffer)
         if not rest.strip():
             return self.verdict
         if self._streamed is False:
@@ -99,7 +99,7 @@ class EarlyOverflowDetector:
             self._look(event.rstrip(b"\r\n"))
             if self.verdict != "undecided":
                 return
-        if self._cutter.begun > LONGEST + 3:  # three: most of an event's end
+        if self._cutter.pending_size > LONGEST + 3:  # three: most of an event's end
             self.verdict = "content"
 
     def _is_answer(self) -> bool:

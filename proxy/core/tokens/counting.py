@@ -17,7 +17,7 @@ HISTORY: tuple[Role, ...] = ("user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class RoleTotals:
     """Tokens of the first ``count`` items by role; ``remembered`` are those of injected memories, ``media`` of images.
 
     ``remembered`` are part of a role's tokens, the first of them of system items, the second of users'.
@@ -37,10 +37,10 @@ class Totals:
         return self.user + self.assistant + self.tool
 
 
-NOTHING = Totals()
+NOTHING = RoleTotals()
 
 
-def add_up(items: Sequence[Item], known: Totals = NOTHING) -> Totals:
+def add_up(items: Sequence[Item], known: RoleTotals = NOTHING) -> RoleTotals:
     """The totals of *items*, continued from those of a prefix of them; costs O(new)."""
     roles: dict[Role, int] = {"system": known.system, "user": known.user, "assistant": known.assistant}
     roles["tool"], media = known.tool, known.media
@@ -50,7 +50,9 @@ def add_up(items: Sequence[Item], known: Totals = NOTHING) -> Totals:
         media += item.media
         if item.memory:
             system, user = (system + item.memory, user) if item.role == "system" else (system, user + item.memory)
-    return Totals(len(items), roles["system"], roles["user"], roles["assistant"], roles["tool"], media, (system, user))
+    return RoleTotals(
+        len(items), roles["system"], roles["user"], roles["assistant"], roles["tool"], media, (system, user)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Members:
     remembered: int = 0
 
 
-def regions(kept: Totals, members: Members, *, fixed: int, summary: int, reserve: int) -> dict[str, int]:
+def regions(kept: RoleTotals, members: Members, *, fixed: int, summary: int, reserve: int) -> dict[str, int]:
     """Tokens by region of a view that keeps *kept*; *fixed* is all beside the history, *members* and system included.
 
     Without the reserve they add up to the view's tokens. Regions that are empty are left out.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from proxy.core.apis.base import Dialect
+from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import Scan, scan
 from proxy.core.compaction.truncate import HEAD_ONLY, TruncateLimits, is_over, truncate
 from proxy.core.decisions import DIALECTS
@@ -45,7 +45,7 @@ class CapResults(Feature):
         return request if body is request.body else replace(request, body=body, prepared=("truncate",))
 
 
-def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limits: TruncateLimits) -> bytes:
+def cap_results(body: bytes, where: Scan, dialect: ApiFormat, tools: ToolMap, limits: TruncateLimits) -> bytes:
     """*body* with its tool results within *limits*; *body* itself where they are.
 
     What a result becomes depends on it and its call only. Reads keep their head, everything else head and end.
@@ -54,7 +54,7 @@ def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limi
     for index, (start, end) in enumerate(where.spans):
         raw = body[start:end]
         # Every line end is an escape of two bytes: most items need no closer look.
-        if len(raw) <= limits.size and raw.count(b"\\n") < limits.lines:
+        if len(raw) <= limits.max_bytes and raw.count(b"\\n") < limits.max_lines:
             continue
         smaller = _capped(body, where, index, dialect, tools, limits)
         if smaller is not None:
@@ -64,24 +64,24 @@ def cap_results(body: bytes, where: Scan, dialect: Dialect, tools: ToolMap, limi
 
 
 def _capped(
-    body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolMap, limits: TruncateLimits
+    body: bytes, where: Scan, index: int, dialect: ApiFormat, tools: ToolMap, limits: TruncateLimits
 ) -> bytes | None:
     start, end = where.spans[index]
     item = dialect.read_item(body[start:end], len)
     if not item.answers:
         return None
     said = [text for text, _ in dialect.read_entry(body[start:end]).results]
-    if len(said) != len(item.answers) or not any(is_over(text, limits.lines, limits.size) for text in said):
+    if len(said) != len(item.answers) or not any(is_over(text, limits.max_lines, limits.max_bytes) for text in said):
         return None
     kinds = _kinds(body, where, index, dialect, tools)
     cut = [
-        truncate(text, limits.lines, limits.size, tail=kinds.get(name) not in HEAD_ONLY)
+        truncate(text, limits.max_lines, limits.max_bytes, tail=kinds.get(name) not in HEAD_ONLY)
         for name, text in zip(item.answers, said, strict=True)
     ]
     return dialect.replaced(body[start:end], cut, media=True)
 
 
-def _kinds(body: bytes, where: Scan, index: int, dialect: Dialect, tools: ToolMap) -> dict[str, str]:
+def _kinds(body: bytes, where: Scan, index: int, dialect: ApiFormat, tools: ToolMap) -> dict[str, str]:
     """The kinds of the calls shortly before item *index*, by id; of calls with one id the last."""
     found: dict[str, str] = {}
     for start, end in reversed(where.spans[max(0, index - MOST_STEPS) : index]):

@@ -177,7 +177,7 @@ class ClientCompaction(Feature):
         block = min(int(shares.pins * budget) + text, most) + NOTE
         said = "\n".join(entries[i].text for i in kept)
         before = [clip(entries[i].text, int(block * EARLIER_SHARE) // len(ours), count) for i in sorted(ours)]
-        folded = FoldedItems(tuple(entry for i, entry in entries.items() if i not in ours), pins, carried=said)
+        folded = FoldedItems(tuple(entry for i, entry in entries.items() if i not in ours), pins, carrier_text=said)
         written = render_block(folded, block, text, count)
         whole = "\n\n".join([*before, written]).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         tokens = sum(parsed.items[i].tokens for i in kept) + count(whole)

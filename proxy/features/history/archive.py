@@ -78,7 +78,7 @@ class Archive:
         items, before = parsed.items, view.edits.previous
         entries: list[Entry] = []
         fresh: list[tuple[bytes, bytes]] = []
-        for index in left_by(event, before, [item.role for item in items[: event.place]]):
+        for index in left_by(event, before, [item.role for item in items[: event.boundary]]):
             item, content = items[index], parsed.item(index)
             if len(content) > self._terms.most:
                 entries.append(Entry(index, item.role, b"", len(content)))
@@ -150,4 +150,4 @@ def left_by(event: Compaction, before: Compaction | None, roles: Sequence[str]) 
 
 
 def _shortened(event: Compaction) -> set[int]:
-    return {swap.index for swap in event.swaps} | {index for index, _ in (*event.trims, *event.clips)}
+    return {swap.index for swap in event.placeholders} | {index for index, _ in (*event.truncations, *event.clips)}

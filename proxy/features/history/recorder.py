@@ -71,7 +71,7 @@ class HistoryRecorder(Feature):
 
 
 def _last(report: Report, view: CountedView, layout: Layout, now: int) -> RequestNote:
-    place = view.edits.record.compaction.place if view.edits.record else 0
+    place = view.edits.record.compaction.boundary if view.edits.record else 0
     return RequestNote(
         version=NOTE_VERSION,
         made=now,
@@ -101,14 +101,14 @@ def _event(
         version=NOTE_VERSION,
         made=now,
         route=measured.route.name,
-        chain=measured.prefix_hashes[event.place - 1],
-        place=event.place,
+        chain=measured.prefix_hashes[event.boundary - 1],
+        place=event.boundary,
         since=previous.cut if previous else 0,
         cut=event.cut,
         taken=int((layout.sums[event.cut] - kept) * factor) if event.cut else 0,
         left=report.regions.get("summary", 0),
-        by=record.by,
-        upto=record.upto,
+        by=record.summary_by,
+        upto=record.summary_length,
         stages=event.stages,
         shortened=len(_shortened(event)),
         window=int(record.window * factor),
@@ -120,5 +120,5 @@ def _event(
 
 def _shortened(event: Compaction) -> set[int]:
     """The items that stand in the view of *event* with less than they said."""
-    swapped = {swap.index for swap in event.swaps}
-    return swapped | {index for index, _ in (*event.trims, *event.clips)}
+    swapped = {swap.index for swap in event.placeholders}
+    return swapped | {index for index, _ in (*event.truncations, *event.clips)}

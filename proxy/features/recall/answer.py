@@ -1,4 +1,4 @@
-"""One answer for the client out of the generations that it took: whole, or as one stream."""
+"""Makes one answer for the client out of the generations that it took: whole, or as one stream."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from proxy.features.recall.session import Limits, RecallSession
 from proxy.features.recall.tool import addition
 from proxy.tasks import Faults
 
-WHOLE: Final = 2**26
-"""Bytes of an answer that is no stream, and of what a compressed stream swells to, that are looked at."""
+MOST_BYTES: Final = 2**26
+"""Bytes that are read of an answer that is no stream, and of what a compressed stream unfolds to."""
 
-ENDING_SECONDS: Final = 0.1
-"""How long a connection is read on behind an answer's last event, so that it can be used again."""
+END_SECONDS: Final = 0.1
+"""Seconds for which a connection is read on behind an answer's last event, so that it can be used again."""
 
-PLAIN: Final = frozenset({"", "identity"})
+NOT_CODED: Final = frozenset({"", "identity"})
 
-READABLE: Final = PLAIN | {"gzip", "x-gzip", "deflate", "br", "zstd"}
+READABLE: Final = NOT_CODED | {"gzip", "x-gzip", "deflate", "br", "zstd"}
 """Content codings that can be read; an answer in another one passes as it came."""
 
 ERROR_BYTES: Final = 65_536
@@ -43,8 +43,8 @@ class RecallFailed(UllageError):
 
     code = "recall_failed"
 
-    def __init__(self, status: int, told: str = "") -> None:
-        super().__init__(f"The upstream could not go on after a recall{': ' + told if told else '.'}")
+    def __init__(self, status: int, message: str = "") -> None:
+        super().__init__(f"The upstream could not go on after a recall{': ' + message if message else '.'}")
         self.status = status
 
 
@@ -57,80 +57,85 @@ class Recall(Feature):
         self._faults = faults
 
     def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
-        """The tool and the note on it; nothing if it may not be offered."""
+        """Return the tool and the note on it; nothing if it may not be offered."""
         return addition(self._reader, request.api, envelope, route, window)
 
     async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
-        """*answer*, whose reply is that of the first generation, with the tool's calls answered on the way."""
-        turn = RecallSession(self._reader, self._limits, view, answer.report.stream, resend)
+        """Return *answer*, whose reply is the first generation's, with the tool's calls answered on the way."""
+        session = RecallSession(self._reader, self._limits, view, answer.report.stream, resend)
         reply, report = answer.reply, answer.report
-        if reply.header("content-encoding").strip().lower() not in READABLE:
+        if _coding(reply) not in READABLE:
             return answer
 
         def learn(usage: Usage) -> bool:
-            if not turn.recalls:
+            if not session.recalls:
                 return answer.learn(usage)
-            # Only the first generation's prompt was measured; after an overflow the later ones teach nothing.
-            ended = answer.ending is not None and answer.ending.overflow is not None
-            return not ended and answer.learn(turn.first)
+            # Only the first generation's prompt was measured; an answer that ended at the window teaches nothing of it.
+            if answer.ending is not None and answer.ending.overflow is not None:
+                return False
+            return answer.learn(session.first_usage)
 
-        if turn.is_stream(reply.header("content-type")):
-            noticed = partial(self._faults.report, "answer", report.request_id)
-            streamed = MergedReply(turn, reply, answer.head, resend, noticed)
-            return replace(answer, reply=streamed, head=b"", learn=learn, at_end=turn.told)
-        reply, head = await rewritten_reply(turn, reply, resend)
-        return replace(answer, reply=reply, head=head, learn=learn, report=turn.told(report))
+        if session.is_stream(reply.header("content-type")):
+            on_fault = partial(self._faults.report, "answer", report.request_id)
+            merged = MergedReply(session, reply, answer.head, resend, on_fault)
+            return replace(answer, reply=merged, head=b"", learn=learn, at_end=session.complete)
+        reply, head = await rewritten_reply(session, reply, resend)
+        return replace(answer, reply=reply, head=head, learn=learn, report=session.complete(report))
 
 
-async def rewritten_reply(turn: RecallSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:
-    """An answer that is no stream, as the client gets it once its last generation is here: a reply, and bytes of it.
+async def rewritten_reply(session: RecallSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:
+    """Return an answer that is no stream once its last generation is here: the reply, and bytes already read from it.
 
-    A generation that is no answer ends it, and is passed as it came.
+    A generation that is no answer ends it, and passes as it came.
     """
     earlier: list[Any] = []
     while True:
-        value, taken = await _value(reply, resend.taken)
-        said = turn.wire.said(value) if value is not None and reply.status == 200 else None
-        if value is None or said is None:
+        value, taken = await _read_object(reply, resend.taken)
+        if value is None:
             return reply, taken
-        calls = turn.wire.calls(said)
-        if turn.recalls or calls:
-            turn.note(value.get("usage"))
-        if not calls or not turn.may_go_on() or turn.wire.is_cut(value):
-            if not earlier and not calls:
-                return reply, taken
-            return RewrittenReply(reply, dumped(turn.wire.whole(value, earlier))), b""
+        output = session.api.output_of(value)
+        if output is None:
+            return reply, taken
+        calls = session.api.calls(output)
+        if not earlier and not calls:
+            return reply, taken
+        session.add_usage(value.get("usage"))
+        if not calls or not session.may_ask_again() or session.api.is_truncated(value):
+            return RewrittenReply(reply, dumped(session.api.merged(value, earlier))), b""
         resend.set_aside()
-        reply, _ = await turn.go_on(said, calls)
-        earlier.append(said)
+        reply, _ = await session.ask_again(output, calls)
+        earlier.append(output)
 
 
-async def _value(reply: Reply, taken: list[bytes]) -> tuple[dict[str, Any] | None, bytes]:
-    """The object that a reply holds, and all bytes taken from it; ``None`` where there is none, or too much of it.
+async def _read_object(reply: Reply, taken: list[bytes]) -> tuple[dict[str, Any] | None, bytes]:
+    """Return the object in a 200's body, and all bytes read from it; None if there is none, or too much of it.
 
-    *taken* are those that were read before, and grows.
+    *taken* holds the bytes that were read before, and grows.
     """
     size = sum(map(len, taken))
-    while size <= WHOLE and (chunk := await reply.next_chunk()):
+    while size <= MOST_BYTES:
+        chunk = await reply.next_chunk()
+        if not chunk:
+            break
         taken.append(chunk)
         size += len(chunk)
     body = b"".join(taken)
-    if size > WHOLE:
+    if reply.status != 200 or size > MOST_BYTES:
         return None, body
-    return value_of(ContentDecoder(reply.header("content-encoding"), WHOLE).feed(body)), body
+    return value_of(ContentDecoder(reply.header("content-encoding"), MOST_BYTES).feed(body)), body
 
 
 class RewrittenReply:
-    """An answer with a body of its own and the head of the reply it was made of."""
+    """A reply with a body of its own, under the head of the reply that it was made of."""
 
     close_delimited = False
 
     def __init__(self, reply: Reply, body: bytes) -> None:
         self._reply = reply
         self._body = body
-        gone = ("content-length", "content-encoding", "transfer-encoding")
-        kept = [pair for pair in reply.headers if pair[0].lower() not in gone]
-        self.headers: Sequence[tuple[str, str]] = [*kept, ("content-length", str(len(body)))]
+        removed = ("content-length", "content-encoding", "transfer-encoding")
+        remaining = [pair for pair in reply.headers if pair[0].lower() not in removed]
+        self.headers: Sequence[tuple[str, str]] = [*remaining, ("content-length", str(len(body)))]
 
     @property
     def status(self) -> int:
@@ -142,34 +147,43 @@ class RewrittenReply:
         return next((value for key, value in self.headers if key.lower() == name.lower()), "")
 
     async def next_chunk(self) -> bytes:
-        """All of it, then nothing."""
+        """All of the body, then nothing."""
         body, self._body = self._body, b""
         return body
 
     def close(self) -> None:
-        """End the reply it was made of."""
+        """End the reply that it was made of."""
         self._reply.close()
 
 
 class MergedReply:
-    """A reply whose stream goes on where the model is asked again. Closing it ends whatever is under way.
+    """A reply whose stream goes on when the model is asked again. Closing it ends whatever is under way.
 
-    After a fault of ours the first generation passes as it came, without recall; a later one, of which the client has
-    the beginning in another form, ends the stream.
+    After a fault of ours a first generation goes on as it comes, without recall. A later one, whose beginning the
+    client has in another form, ends the stream.
     """
 
     def __init__(
-        self, turn: RecallSession, reply: Reply, head: bytes, resend: Resend, report: Callable[[Exception], None]
+        self,
+        session: RecallSession,
+        reply: Reply,
+        head: bytes,
+        resend: Resend,
+        on_fault: Callable[[Exception], None],
     ) -> None:
-        gone = ("content-length", "content-encoding")
+        removed = ("content-length", "content-encoding")
         self.status = reply.status
-        self.headers: Sequence[tuple[str, str]] = [pair for pair in reply.headers if pair[0].lower() not in gone]
-        self._turn = turn
+        self.headers: Sequence[tuple[str, str]] = [pair for pair in reply.headers if pair[0].lower() not in removed]
+        self._session = session
         self._resend = resend
-        self._report = report
-        self._splice: StreamMerger = turn.wire.stream()
-        self._take(reply, head)
-        self._ended = self._final = self._due = self._read = self._plainly = False
+        self._on_fault = on_fault
+        self._merger: StreamMerger = session.api.new_stream()
+        self._read_from(reply, head)
+        self._ended = False  # nothing more follows
+        self._is_final = False  # no generation follows this one
+        self._is_due = False  # this generation has ended: decide what follows
+        self._is_read = False  # this generation was read to its end
+        self._is_plain = False  # after a fault: pass on what comes
 
     @property
     def close_delimited(self) -> bool:
@@ -184,14 +198,14 @@ class MergedReply:
         """The next bytes for the client; empty at the end. Raises ``RecallFailed`` and what the upstream raises."""
         while not self._ended:
             try:
-                made = await self._next()
+                chunk = await self._next()
             except UllageError:
                 raise
             except Exception as fault:  # noqa: BLE001 - a fault in recall costs recall, not the stream
-                self._report(fault)
-                made = self._without_recall(fault)
-            if made:
-                return made
+                self._on_fault(fault)
+                chunk = self._without_recall(fault)
+            if chunk:
+                return chunk
         return b""
 
     def close(self) -> None:
@@ -200,96 +214,105 @@ class MergedReply:
         self._resend.drop()
 
     async def _next(self) -> bytes:
-        if self._plainly:
-            return await self._passed()
-        if self._due:
-            self._due = False
-            return await self._turned()
-        return await self._fed()
+        if self._is_plain:
+            return await self._next_plain()
+        if self._is_due:
+            self._is_due = False
+            return await self._end_generation()
+        return await self._next_merged()
 
     def _without_recall(self, fault: Exception) -> bytes:
-        """What of the first generation was not passed on yet; the rest of it follows as it comes."""
-        if self._plainly or not self._splice.first:
+        """Return what was not passed on of the first generation; the rest of it follows as it comes."""
+        if self._is_plain or not self._merger.is_first:
             raise RecallFailed(500, "internal error.") from fault
-        self._plainly, self._ended = True, self._read
+        self._is_plain, self._ended = True, self._is_read
         if self._resend.reply is not self._reply:
             self._resend.drop()
         try:
-            return self._splice.untouched()
+            return self._merger.unsent()
         except Exception as another:
             raise RecallFailed(500, "internal error.") from another
 
-    async def _passed(self) -> bytes:
+    async def _next_plain(self) -> bytes:
         chunk = await self._reply.next_chunk()
         self._ended = not chunk
         return self._decoded(chunk)
 
-    def _take(self, reply: Reply, head: bytes) -> None:
+    def _read_from(self, reply: Reply, head: bytes) -> None:
+        """Read the next bytes from *reply*, of which *head* was read already."""
         self._reply = reply
         self._head = head
-        coding = reply.header("content-encoding").strip().lower()
-        self._plain = None if coding in PLAIN else ContentDecoder(coding, WHOLE)
+        coding = _coding(reply)
+        self._decoder = None if coding in NOT_CODED else ContentDecoder(coding, MOST_BYTES)
 
     def _decoded(self, chunk: bytes) -> bytes:
-        if self._plain is None:
+        if self._decoder is None:
             return chunk
-        made = self._plain.feed(chunk)
-        if self._plain.lost:
+        decoded = self._decoder.feed(chunk)
+        if self._decoder.is_full:
             raise RecallFailed(502, "its stream cannot be decoded to the end.")
-        return made
+        return decoded
 
-    async def _fed(self) -> bytes:
-        """What the next bytes of this generation add."""
+    async def _next_merged(self) -> bytes:
+        """Return what the next bytes of this generation add to the client's stream."""
         chunk, self._head = self._head or await self._reply.next_chunk(), b""
         try:
-            self._splice.unread = self._decoded(chunk)
-            made = self._splice.feed(self._splice.unread) if chunk else b""
+            self._merger.unread = self._decoded(chunk)
+            merged = self._merger.feed(self._merger.unread) if chunk else b""
         except TooMuchBuffered:
             raise RecallFailed(502, "what it says is too large to be held back.") from None
-        if not self._final:
-            self._due = self._splice.over or not chunk
+        if not self._is_final:
+            self._is_due = self._merger.ended or not chunk
         elif not chunk:
             self._ended = True
-            made += self._splice.rest()
-        return made
+            merged += self._merger.rest()
+        return merged
 
-    async def _turned(self) -> bytes:
-        """What comes behind a generation: the rest of it, or nothing, and another generation after it."""
-        splice, turn = self._splice, self._turn
-        calls = splice.calls()
-        if turn.recalls or calls:
-            turn.note(splice.usage)
-        if not calls or not turn.may_go_on() or splice.cut or splice.failed:
-            self._final = True
-            return splice.flush()
-        self._read = True
-        await self._finish()
-        reply, head = await turn.go_on(splice.said, calls)
-        if reply.status != 200 or not turn.is_stream(reply.header("content-type")):
+    async def _end_generation(self) -> bytes:
+        """Return what is left of the last generation, or ask the model again and return nothing."""
+        merger, session = self._merger, self._session
+        calls = merger.calls()
+        if session.recalls or calls:
+            session.add_usage(merger.usage)
+        if not calls or not session.may_ask_again() or merger.truncated or merger.failed:
+            self._is_final = True
+            return merger.release()
+        self._is_read = True
+        await self._read_to_end()
+        reply, head = await session.ask_again(merger.output, calls)
+        if reply.status != 200 or not session.is_stream(reply.header("content-type")):
             self._reply = reply
             raise await _failure(reply, head)
-        splice.go_on()
-        self._take(reply, head)
-        self._read = False
+        merger.next_generation()
+        self._read_from(reply, head)
+        self._is_read = False
         return b""
 
-    async def _finish(self) -> None:
-        """Read a generation's reply to its end, if that is near: its connection can be used again."""
+    async def _read_to_end(self) -> None:
+        """Read a generation's reply to its end, if that is near, so that its connection can be used again."""
         try:
-            async with asyncio.timeout(ENDING_SECONDS):
+            async with asyncio.timeout(END_SECONDS):
                 while await self._reply.next_chunk():
                     pass
         except (TimeoutError, UpstreamUnreachable, UpstreamTimeout):
-            self._reply.close()  # all that matters of it is here
+            self._reply.close()  # all of the generation is here
 
 
 async def _failure(reply: Reply, head: bytes) -> RecallFailed:
-    """What a refusal of the next generation comes to: the upstream's own words, in the middle of a stream."""
+    """Return the error that the next generation was refused with, in the upstream's own words."""
     taken, size = [head], len(head)
-    while size <= ERROR_BYTES and (chunk := await reply.next_chunk()):
+    while size <= ERROR_BYTES:
+        chunk = await reply.next_chunk()
+        if not chunk:
+            break
         taken.append(chunk)
         size += len(chunk)
     value = value_of(ContentDecoder(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(taken))) or {}
     error = value.get("error", value)
-    told = error.get("message") if isinstance(error, dict) else error
-    return RecallFailed(reply.status if reply.status >= 400 else 502, told if isinstance(told, str) else "")
+    message = error.get("message") if isinstance(error, dict) else error
+    status = reply.status if reply.status >= 400 else 502
+    return RecallFailed(status, message if isinstance(message, str) else "")
+
+
+def _coding(reply: Reply) -> str:
+    return reply.header("content-encoding").strip().lower()

@@ -1,77 +1,84 @@
-"""Recall over ``/v1/chat/completions``: a generation is one assistant message."""
+"""Recall over ``/v1/chat/completions``: the output of a generation is one assistant message.
+
+https://platform.openai.com/docs/api-reference/chat-streaming says what a stream holds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from proxy.core.apis.usage import usage_of
 from proxy.features.recall.events import dumped, written
-from proxy.features.recall.grown import grown, plain
-from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger
+from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger, add_piece, assembled
 from proxy.features.recall.tool import NAME
 
-_OWN: Final = ("role", "content", "tool_calls")
-_MOST_MEMBERS: Final = 32
-_CUT: Final = frozenset({"length", "content_filter"})
-"""Why an answer ends whose last call may be half."""
+_KNOWN_MEMBERS: Final = ("role", "content", "tool_calls")
+_MOST_OTHER_MEMBERS: Final = 32
+"""Members of a message that are looked for in the body at most: a message of thousands would cost seconds."""
+
+_TRUNCATED: Final = frozenset({"length", "content_filter"})
+"""Values of ``finish_reason`` that say that the last call may be half."""
 
 
-def said(answer: Mapping[str, Any]) -> Any:
-    """The message of a whole answer; ``None`` where it has not exactly one."""
+def output_of(answer: Mapping[str, Any]) -> Any:
+    """The message of a whole answer; None if it has not exactly one choice."""
     choices = answer.get("choices")
-    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-    message = first.get("message") if isinstance(first, dict) else None
+    if not isinstance(choices, list) or len(choices) != 1:
+        return None
+    message = choices[0].get("message") if isinstance(choices[0], dict) else None
     return message if isinstance(message, dict) else None
 
 
-def is_cut(answer: Mapping[str, Any]) -> bool:
-    """Whether it was broken off."""
-    return str(answer["choices"][0].get("finish_reason")) in _CUT
+def is_truncated(answer: Mapping[str, Any]) -> bool:
+    """True if the answer was broken off."""
+    return str(answer["choices"][0].get("finish_reason")) in _TRUNCATED
 
 
-def calls(said: Mapping[str, Any]) -> list[Call]:
-    """The calls of the tool in a message."""
-    return [Call(str(call.get("id") or ""), _arguments(call)) for call in _listed(said) if _is_ours(call)]
+def calls(output: Mapping[str, Any]) -> list[Call]:
+    """The calls of the recall tool in a message."""
+    return [Call(str(call.get("id") or ""), _arguments(call)) for call in _tool_calls(output) if _is_recall(call)]
 
 
-def asked(said: Mapping[str, Any], body: bytes) -> list[Any]:
-    """The message to go on from. What only some servers know in it goes back where the client sends it back too."""
-    odd = [key for key, value in said.items() if key not in _OWN and value]
-    # Each is looked for in the whole body: a message of thousands of members would cost seconds.
-    more = {key: said[key] for key in odd[:_MOST_MEMBERS] if dumped(key) in body}
-    return [{"role": "assistant", "content": said.get("content") or None, **more, "tool_calls": _listed(said)}]
+def input_of(output: Mapping[str, Any], body: bytes) -> list[Any]:
+    """The message to go on from. A member that only some servers know is sent back if the client sends it back too."""
+    others = [name for name, value in output.items() if name not in _KNOWN_MEMBERS and value]
+    sent_back = {name: output[name] for name in others[:_MOST_OTHER_MEMBERS] if dumped(name) in body}
+    content = output.get("content") or None
+    return [{"role": "assistant", "content": content, **sent_back, "tool_calls": _tool_calls(output)}]
 
 
-def answered(said: Mapping[str, Any], texts: Sequence[str]) -> list[Any]:
+def results(output: Mapping[str, Any], texts: Sequence[str]) -> list[Any]:
     """A tool message for each call."""
-    left = iter(texts)
-    pairs = [(call.get("id"), next(left) if _is_ours(call) else NOT_RUN) for call in _listed(said)]
-    return [{"role": "tool", "tool_call_id": str(name or ""), "content": text} for name, text in pairs]
+    remaining = iter(texts)
+    messages: list[Any] = []
+    for call in _tool_calls(output):
+        text = next(remaining) if _is_recall(call) else NOT_RUN
+        messages.append({"role": "tool", "tool_call_id": str(call.get("id") or ""), "content": text})
+    return messages
 
 
-def whole(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The last answer, its text behind that of the *earlier* messages."""
+def merged(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last answer, its text behind that of the *earlier* messages, without calls of the recall tool."""
     choice = answer["choices"][0]
     message = dict(choice["message"])
     texts = list(_texts([*earlier, message]))
     if len(texts) > 1 or (texts and not message.get("content")):
-        message["content"] = "".join(_apart(texts))
-    finish = choice.get("finish_reason")
+        message["content"] = _joined(texts)
+    finish_reason = choice.get("finish_reason")
     if calls(message):
-        finish = _without_calls(message, finish)
-    return {**answer, "choices": [{**choice, "message": message, "finish_reason": finish}]}
+        finish_reason = _remove_recalls(message, finish_reason)
+    return {**answer, "choices": [{**choice, "message": message, "finish_reason": finish_reason}]}
 
 
-def _without_calls(message: dict[str, Any], finish: Any) -> Any:
-    """Remove the tool's calls from *message*, and return why it ends without them."""
-    left = [call for call in _listed(message) if not _is_ours(call)]
+def _remove_recalls(message: dict[str, Any], finish_reason: Any) -> Any:
+    """Remove the calls of the recall tool from *message*; return its finish reason without them."""
+    remaining = [call for call in _tool_calls(message) if not _is_recall(call)]
     message.pop("tool_calls")
-    if left:
-        message["tool_calls"] = left
-        return finish
+    if remaining:
+        message["tool_calls"] = remaining
+        return finish_reason
     message["content"] = message.get("content") or ""
-    return "stop" if finish == "tool_calls" else finish
+    return "stop" if finish_reason == "tool_calls" else finish_reason
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -82,125 +89,147 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield text
 
 
-used = usage_of
+def _joined(texts: Sequence[str]) -> str:
+    before = ""
+    parts: list[str] = []
+    for text in texts:
+        parts += [_gap(before), text]
+        before = text
+    return "".join(parts)
 
 
-def stream() -> StreamMerger:
-    """The stream of a new answer."""
-    return Stream()
+def new_stream() -> StreamMerger:
+    """The merger for the stream of a new answer."""
+    return ChatMerger()
 
 
-class Stream(StreamMerger):
-    """Chunks of one assistant message. The ids of the first generation stand for all."""
+class ChatMerger(StreamMerger):
+    """Merges chunks of assistant messages. The ids of the first generation stand for all.
+
+    ``_calls`` are the calls of this generation in the order in which they came. ``_call_of_index`` says which of them
+    an index of the stream means by now, ``_calls_of`` which of them the pieces of a buffered chunk belong to, by the
+    identity of the chunk.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._message: dict[str, Any] = {}
-        self._slots: list[dict[str, Any]] = []
-        self._newest: dict[Any, int] = {}
-        self._left: dict[int, int] | None = None
+        self._calls: list[dict[str, Any]] = []
+        self._call_of_index: dict[Any, int] = {}
+        self._calls_of: dict[int, list[int]] = {}
+        self._new_indexes: dict[int, int] | None = None
         self._head: dict[str, Any] = {}
-        self._places: dict[int, list[int]] = {}
-        self._role_told = False
-        self._before = ""
+        self._role_sent = False
+        self._text_before = ""
 
     @property
-    def said(self) -> dict[str, Any]:
-        """The message as it was put together."""
-        message = {key: plain(member) for key, member in self._message.items()}
-        return {**message, "tool_calls": [self._call(slot) for slot in self._slots]} if self._slots else message
+    def output(self) -> dict[str, Any]:
+        """The message as it came so far."""
+        message = {name: assembled(member) for name, member in self._message.items()}
+        if self._calls:
+            message["tool_calls"] = [_assembled_call(call) for call in self._calls]
+        return message
 
     def calls(self) -> list[Call]:
-        """See ``StreamMerger``."""
-        return calls(self.said)
-
-    def _call(self, slot: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: plain(member) for key, member in slot.items()}
+        """The calls of the recall tool in this generation so far."""
+        return calls(self.output)
 
     def _note(self, value: dict[str, Any]) -> None:
         self.failed = self.failed or bool(value.get("error"))
         choice = _choice(value)
         if choice and not self._head:
-            self._head = {key: value[key] for key in ("id", "created") if key in value}
+            self._head = {name: value[name] for name in ("id", "created") if name in value}
         if isinstance(value.get("usage"), dict):
             self.usage = value["usage"]
-        self.cut = self.cut or str(choice.get("finish_reason")) in _CUT
-        self._grow(value)
+        self.truncated = self.truncated or str(choice.get("finish_reason")) in _TRUNCATED
+        self._add_delta(value)
 
-    def _grow(self, value: dict[str, Any]) -> None:
-        """Add the delta of *value* to the message."""
-        for key, member in _delta(value).items():
-            if key == "tool_calls":
-                self._places[id(value)] = [self._noted(piece) for piece in _pieces(member)]
+    def _add_delta(self, value: dict[str, Any]) -> None:
+        """Add the delta of a chunk to the message."""
+        for name, member in _delta(value).items():
+            if name == "tool_calls":
+                self._calls_of[id(value)] = [self._note_piece(piece) for piece in _pieces(member)]
             elif member is not None:
-                self._message[key] = grown(key, self._message.get(key), member)
+                self._message[name] = add_piece(name, self._message.get(name), member)
 
-    def _noted(self, piece: dict[str, Any]) -> int:
-        """The place of the call that *piece* is of; some servers give every call the same index."""
-        index, name = piece.get("index"), piece.get("id")
+    def _note_piece(self, piece: dict[str, Any]) -> int:
+        """Add *piece* to the call that it belongs to; return that call's position.
+
+        Some servers give every call the same index, so a new id begins a new call as well.
+        """
+        index, call_id = piece.get("index"), piece.get("id")
         key = index if isinstance(index, int | str) else None
-        at = self._newest.get(key, -1)
-        if at < 0 or (name and self._slots[at].get("id") not in (None, "", name)):
-            at = self._newest[key] = len(self._slots)
-            self._slots.append({"index": index})
-        slot = self._slots[at]
+        position = self._call_of_index.get(key, -1)
+        if position < 0 or (call_id and self._calls[position].get("id") not in (None, "", call_id)):
+            position = self._call_of_index[key] = len(self._calls)
+            self._calls.append({"index": index})
+        call = self._calls[position]
         for name, member in piece.items():
             if member is not None and name != "index":
-                slot[name] = grown(name, slot.get(name), member)
-        return at
+                call[name] = add_piece(name, call.get(name), member)
+        return position
 
-    def _stripped(self) -> dict[int, int]:
-        """The new indexes of the calls that stand, by their places; those that come behind the end do not."""
-        if self._left is None:
-            stand = [at for at, slot in enumerate(self._slots) if not _is_ours(self._call(slot))]
-            self._left = {at: index for index, at in enumerate(stand)}
-        return self._left
-
-    def _begins_hold(self, value: dict[str, Any]) -> bool:
+    def _starts_buffering(self, value: dict[str, Any]) -> bool:
         return bool(_delta(value).get("tool_calls"))
 
-    def _seen(self, value: dict[str, Any]) -> None:
-        self._role_told = self._role_told or "role" in _delta(value)
-        self._places.pop(id(value), None)
+    def _passed(self, value: dict[str, Any]) -> None:
+        self._role_sent = self._role_sent or "role" in _delta(value)
+        self._calls_of.pop(id(value), None)
 
     def _rewritten(self, value: dict[str, Any]) -> bytes:
         choice, delta = _choice(value), dict(_delta(value))
-        places = self._places.pop(id(value), [])
+        positions = self._calls_of.pop(id(value), [])
         self._continue(delta)
-        finish = choice.get("finish_reason")
-        if self._strip:
-            self._strip_calls(delta, places)
-            finish = "stop" if finish == "tool_calls" and not self._stripped() else finish
-        if choice and finish is None and not any(delta.values()) and not value.get("usage"):
+        finish_reason = choice.get("finish_reason")
+        if self._without_recalls:
+            self._remove_recalls(delta, positions)
+            if finish_reason == "tool_calls" and not self._indexes():
+                finish_reason = "stop"
+        says_something = any(delta.values()) or finish_reason is not None or value.get("usage")
+        if choice and not says_something:
             return b""
-        made = {**value, **{key: held for key, held in self._head.items() if key in value}}
+        chunk = {**value, **{name: member for name, member in self._head.items() if name in value}}
         if choice:
-            made["choices"] = [{**choice, "delta": delta, "finish_reason": finish}]
-        return written(made)
+            chunk["choices"] = [{**choice, "delta": delta, "finish_reason": finish_reason}]
+        return written(chunk)
 
     def _continue(self, delta: dict[str, Any]) -> None:
-        """Make *delta* follow what was sent before it: the role stands once, and a second text begins a paragraph."""
-        if self._role_told:
+        """Make *delta* follow what was sent before it: the role is sent once, a second text begins a paragraph."""
+        if self._role_sent:
             delta.pop("role", None)
-        self._role_told = self._role_told or "role" in delta
+        self._role_sent = self._role_sent or "role" in delta
         if isinstance(delta.get("content"), str) and delta["content"]:
-            delta["content"] = _gap(self._before) + delta["content"]
-            self._before = ""
+            delta["content"] = _gap(self._text_before) + delta["content"]
+            self._text_before = ""
 
-    def _strip_calls(self, delta: dict[str, Any], places: Sequence[int]) -> None:
-        """Remove the tool's calls from *delta*, whose pieces belong to the calls at *places*, and renumber the rest."""
+    def _remove_recalls(self, delta: dict[str, Any], positions: Sequence[int]) -> None:
+        """Remove the recall tool's calls from *delta*, whose pieces belong to *positions*, and number the rest anew."""
         if "tool_calls" not in delta:
             return
-        left = self._stripped()
-        pieces = zip(_pieces(delta.pop("tool_calls")), places, strict=True)
-        kept = [{**piece, "index": left[at]} for piece, at in pieces if at in left]
-        if kept:
-            delta["tool_calls"] = kept
+        indexes = self._indexes()
+        pieces = zip(_pieces(delta.pop("tool_calls")), positions, strict=True)
+        remaining = [{**piece, "index": indexes[position]} for piece, position in pieces if position in indexes]
+        if remaining:
+            delta["tool_calls"] = remaining
 
-    def _begin(self) -> None:
-        text = plain(self._message.get("content"))
-        self._before = text if isinstance(text, str) and text else self._before
-        self._message, self._slots, self._places, self._newest, self._left = {}, [], {}, {}, None
+    def _indexes(self) -> dict[int, int]:
+        """The new index of each call that is not a recall, by its position. Calls behind the end have none."""
+        if self._new_indexes is None:
+            calls = enumerate(self._calls)
+            remaining = [position for position, call in calls if not _is_recall(_assembled_call(call))]
+            self._new_indexes = {position: index for index, position in enumerate(remaining)}
+        return self._new_indexes
+
+    def _reset(self) -> None:
+        text = assembled(self._message.get("content"))
+        if isinstance(text, str) and text:
+            self._text_before = text
+        self._message, self._calls = {}, []
+        self._call_of_index, self._calls_of, self._new_indexes = {}, {}, None
+
+
+def _assembled_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: assembled(member) for name, member in call.items()}
 
 
 def _choice(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,29 +247,27 @@ def _pieces(member: Any) -> list[dict[str, Any]]:
     return [piece for piece in member if isinstance(piece, dict)] if isinstance(member, list) else []
 
 
-def _listed(said: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The calls of a message, as they go back: without their index in a stream."""
-    found = said.get("tool_calls")
-    listed = [call for call in found if isinstance(call, dict)] if isinstance(found, list) else []
-    return [{"type": "function", **{key: held for key, held in call.items() if key != "index"}} for call in listed]
+def _tool_calls(output: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The calls of a message as they go back: without their index in a stream."""
+    tool_calls = []
+    for call in _pieces(output.get("tool_calls")):
+        members = {name: member for name, member in call.items() if name != "index"}
+        tool_calls.append({"type": "function", **members})
+    return tool_calls
 
 
-def _is_ours(call: Mapping[str, Any]) -> bool:
+def _is_recall(call: Mapping[str, Any]) -> bool:
     function = call.get("function")
     return isinstance(function, dict) and function.get("name") == NAME
 
 
 def _arguments(call: Mapping[str, Any]) -> str:
-    given = call["function"].get("arguments")
-    if isinstance(given, str):
-        return given
-    return dumped(given).decode() if given else ""
+    arguments = call["function"].get("arguments")
+    if isinstance(arguments, str):
+        return arguments
+    return dumped(arguments).decode() if arguments else ""
 
 
 def _gap(before: str) -> str:
-    """What stands between the texts of two generations: the second begins a paragraph of its own."""
+    """Return what stands between the texts of two generations, so that the second begins a paragraph."""
     return "\n\n" if before and not before[-1].isspace() else ""
-
-
-def _apart(texts: Sequence[str]) -> list[str]:
-    return [_gap(before) + text for before, text in zip(("", *texts), texts, strict=False)]

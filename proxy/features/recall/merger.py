@@ -1,7 +1,61 @@
-"""What every API's side of recall offers, and what their streams have in common.
+"""Makes one stream for the client out of the streams of several generations, without the calls of the recall tool.
 
-A *generation* is what the model wrote in answer to one request. A generation that calls the tool is followed by
-another; what the client sees is one answer, without the tool's calls.
+Theory of operation
+===================
+
+A *generation* is what the model writes in answer to one request. A generation that calls the recall tool is never shown
+to its end: the calls are answered here, the model is asked again, and its next generation goes on where this one
+stopped. The client sees one answer. A ``StreamMerger`` reads the events of each generation in turn and returns the
+bytes that the client may have by now. It sends nothing and waits for nothing; ``answer.MergedReply`` does that.
+
+Text must not wait: a person reads it while it is written. A tool call must wait, because the rest of the generation
+decides what becomes of it. If the recall tool is called anywhere in the generation, the model has not read yet what it
+asked for, so no call of that generation reaches the client. So text passes at once, and everything from the first tool
+call on is buffered until the generation ends. Thoughts are buffered too, in the APIs that have them as blocks or items:
+a provider takes them back only beside what they led to, so they stand if text follows and go if only recalls do
+(https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking#preserving-thinking-blocks,
+https://github.com/vercel/ai/issues/7099).
+
+The states of one generation, and what brings it from one to the next:
+
+    state      event                                   output                         next state
+    ---------  --------------------------------------  -----------------------------  ----------
+    passing    text, an opening, usage                 the event                      passing
+    passing    a tool call begins                      nothing                        buffering
+    passing    a thought begins (messages, responses)  nothing                        buffering
+    buffering  more of it, another call                nothing                        buffering
+    buffering  text after thoughts only                the buffer, then the event     passing
+    buffering  the end, after thoughts only            the buffer, then the event     passing
+    any        an error event                          the buffer, then the event     released
+    any        a comment, a ping, an event without     the event, at once             the same
+               data
+    any        ``release()``: no generation follows    the buffer, without calls of   released
+                                                       the recall tool
+    released   anything                                the event, without calls of    released
+                                                       the recall tool
+    any        ``next_generation()``                   nothing; the buffer is void    passing
+
+``ended`` is true once the generation's last event was read. Whoever feeds the merger then looks at ``calls()`` and does
+one of two things: answers them, asks the model again and calls ``next_generation()``; or calls ``release()`` and feeds
+the rest of the stream, for what comes behind the last event belongs to the client.
+
+How an event is written:
+
+- In the first generation, as it came, byte for byte, unless a call of the recall tool has to be taken out of it. An
+  answer without a recall is therefore the provider's own answer to the last byte.
+- In later ones it is rewritten, since a client expects one message or one response: it opens once, ids are the first
+  generation's, indexes and sequence numbers run on, and texts of a chat answer are a blank line apart. What the
+  subclasses note of each event that passes (``_passed``) is what the numbering goes on from.
+- Once calls are taken out (``_without_recalls``), the calls that are left are numbered anew, and the reason why the
+  answer stopped is that of an answer without them.
+
+What fails: ``failed`` is true after an error event. More than ``MOST_BUFFERED`` bytes in the buffer, or an event longer
+than ``LONGEST_EVENT``, raise ``TooMuchBuffered``. After a fault of ours in the first generation, ``unsent()`` returns
+every byte that was fed and not passed on, so that the stream can go on without recall and the client misses nothing:
+that is why an event is removed from ``_incoming`` only after it was read, and from the buffer only once it was written.
+
+All of this costs time in proportion to the bytes of a stream: the text of a call is put together from its pieces only
+when it is needed (``add_piece``), and which calls are left is worked out once, at the end of a generation.
 """
 
 from __future__ import annotations
@@ -13,225 +67,321 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from proxy.core.apis.sse import EventCutter
-from proxy.core.report import Usage
 from proxy.features.recall.events import data_of, value_of
 from proxy.features.recall.tool import NAME
 
 MOST_BUFFERED: Final = 2**25
-"""Bytes of one generation that are held at most; a call of a tool is never near that."""
+"""Bytes of one generation that are buffered at most; a call of a tool is never near that."""
 
 LONGEST_EVENT: Final = 2**26
-"""Bytes of one event at most; what ends later has no end."""
+"""Bytes of one event at most; an event that is longer has no end."""
 
 NOT_RUN: Final = f"[Not run, because {NAME} was called beside it. Call it again if it is still needed.]"
-"""What answers a call of a client's tool that the client never sees: what the model said goes back unchanged."""
+"""The result of a call of a client's tool beside a recall. The client never sees the call."""
 
-
-Part = TypeVar("Part")
-
-
-def without_calls(
-    parts: Sequence[Part], gone: Callable[[Part], bool], is_call: Callable[[Part], bool], thinks: Callable[[Part], bool]
-) -> list[Part]:
-    """*parts* of a generation without the calls that are *gone*, and without thoughts that led to nothing but those.
-
-    Thoughts may not come back to a provider without what they led to, nor beside thoughts of another generation.
-    """
-    kept: list[Part] = []
-    thoughts: list[Part] = []
-    calls: list[Part] = []
-
-    def settle() -> None:
-        left = [call for call in calls if not gone(call)]
-        kept.extend([*thoughts, *left] if left or not calls else [])
-        thoughts.clear()
-        calls.clear()
-
-    for part in parts:
-        if is_call(part):
-            calls.append(part)
-            continue
-        if calls or not thinks(part):
-            settle()
-        (thoughts if thinks(part) else kept).append(part)
-    settle()
-    return kept
+_WHOLE_MEMBERS: Final = frozenset({"id", "type", "name", "role", "index", "format"})
+"""Members of a delta that come whole and not in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the tool: its id and its arguments, as the model wrote them."""
+    """One call of the recall tool: its id, and its arguments as the model wrote them."""
 
     id: str
     arguments: str
 
 
 class RecallApi(Protocol):
-    """One API's side of recall: a module with these names.
+    """The part of recall that differs from API to API: a module with these names.
 
-    *said* is what one generation says, as plain JSON: a message, its blocks, or items.
+    The *output* of a generation is plain JSON: an assistant message (chat), its content blocks (messages), or output
+    items (responses).
     """
 
-    def stream(self) -> StreamMerger:
-        """The stream of a new answer."""
+    def new_stream(self) -> StreamMerger:
+        """The merger for the stream of a new answer."""
 
-    def said(self, answer: Mapping[str, Any]) -> Any:
-        """What a whole answer says; ``None`` where it is no answer of this API."""
+    def output_of(self, answer: Mapping[str, Any]) -> Any:
+        """The output in a whole answer; None if it is no answer of this API."""
 
-    def is_cut(self, answer: Mapping[str, Any]) -> bool:
-        """Whether a whole answer was broken off, by its output figure or a filter: its last call may be half."""
+    def is_truncated(self, answer: Mapping[str, Any]) -> bool:
+        """True if a whole answer was broken off, by its output figure or a filter: its last call may be half."""
 
-    def calls(self, said: Any) -> list[Call]:
-        """The calls of the tool in it."""
+    def calls(self, output: Any) -> list[Call]:
+        """The calls of the recall tool in an output."""
 
-    def asked(self, said: Any, body: bytes) -> list[Any]:
-        """The elements with which it goes back to the model of the request *body*: as the model said it."""
+    def input_of(self, output: Any, body: bytes) -> list[Any]:
+        """The elements with which an output goes back to the model, in a request like the one of *body*."""
 
-    def answered(self, said: Any, texts: Sequence[str]) -> list[Any]:
-        """The elements that answer its calls: those of the tool with *texts*, others with ``NOT_RUN``."""
+    def results(self, output: Any, texts: Sequence[str]) -> list[Any]:
+        """The elements that answer the calls in an output: recalls with *texts*, others with ``NOT_RUN``."""
 
-    def whole(self, answer: Mapping[str, Any], earlier: Sequence[Any]) -> dict[str, Any]:
-        """The last generation as the client gets it: behind what *earlier* ones said, without calls of the tool."""
-
-    def used(self, usage: Any) -> Usage:
-        """The tokens in an answer's usage: all of its input, cached or not, and its output."""
+    def merged(self, answer: Mapping[str, Any], earlier: Sequence[Any]) -> dict[str, Any]:
+        """The last answer as the client gets it: behind the *earlier* outputs, without calls of the recall tool."""
 
 
 class TooMuchBuffered(Exception):
-    """A generation's calls, or one event, are larger than what may be held."""
+    """A generation's calls, or one event, are larger than what may be buffered."""
 
 
 class StreamMerger(ABC):
     """One stream for the client, out of one or more generations. Feed it bytes as they arrive, in any chunking.
 
-    From the first call of any tool on, a generation's events are held: only its end tells whether they stand. Where
-    thoughts may not be shown without what they lead to, they are held until that begins. All others pass at once, the
-    first generation's as they came. ``over``: the generation's last event was seen. ``unread`` is what is
-    about to be fed: it is not lost if that fails.
+    ``ended``: the generation's last event was read. ``failed``: the stream held an error. ``truncated``: the generation
+    was broken off. ``is_first``: it is the first one. ``usage``: what it says of its tokens. ``unread``: bytes that are
+    about to be fed, set by the caller so that they are not lost if decoding or reading them fails.
     """
 
     def __init__(self) -> None:
-        self.over = False
+        self.ended = False
         self.failed = False
-        self.cut = False
-        self.first = True
+        self.truncated = False
+        self.is_first = True
         self.usage: dict[str, Any] = {}
-        self._events = EventCutter()
-        self._held: list[tuple[bytes, dict[str, Any] | None]] = []
-        self._found: list[bytes] = []
-        self._new: deque[bytes] = deque()
         self.unread = b""
-        self._size = 0
-        self._open = False
-        self._strip = False
+        self._events = EventCutter()
+        self._incoming: deque[bytes] = deque()
+        self._buffer: list[tuple[bytes, dict[str, Any] | None]] = []
+        self._buffered_bytes = 0
+        self._ready: list[bytes] = []
+        self._released = False
+        self._without_recalls = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of the stream may go to the client after *chunk*. Raises ``TooMuchBuffered``."""
-        self._new = deque(self._events.feed(chunk))
+        """Return the bytes that the client may have after *chunk*. Raises ``TooMuchBuffered``."""
+        self._incoming = deque(self._events.feed(chunk))
         self.unread = b""
-        if self._events.begun > LONGEST_EVENT:
+        if self._events.pending_size > LONGEST_EVENT:
             raise TooMuchBuffered
-        while self._new:
-            self._read(self._new[0])
-            self._new.popleft()
-        found, self._found = self._found, []
-        return b"".join(found)
+        while self._incoming:
+            self._read(self._incoming[0])
+            self._incoming.popleft()
+        ready, self._ready = self._ready, []
+        return b"".join(ready)
+
+    def unsent(self) -> bytes:
+        """Return what was fed and not passed on, as it came: to go on without recall in a first generation."""
+        buffered = (event for event, _ in self._buffer)
+        return b"".join([*self._ready, *buffered, *self._incoming, self._events.flush(), self.unread])
+
+    def rest(self) -> bytes:
+        """Return the bytes behind the last complete event."""
+        return self._events.flush()
+
+    def release(self) -> bytes:
+        """Return the buffer, without calls of the recall tool if there are any. From now on everything passes."""
+        self._released = True
+        self._without_recalls = bool(self.calls())
+        return b"".join(self._empty_buffer())
+
+    def next_generation(self) -> None:
+        """Go on with another generation; what is buffered of this one is void."""
+        self._reset()
+        self._events.flush()
+        self._buffer, self._buffered_bytes = [], 0
+        self.ended, self.truncated, self.is_first, self.usage = False, False, False, {}
+
+    @abstractmethod
+    def calls(self) -> list[Call]:
+        """The calls of the recall tool in this generation so far."""
+
+    @property
+    @abstractmethod
+    def output(self) -> Any:
+        """The output of this generation so far, see ``RecallApi``."""
+
+    @abstractmethod
+    def _note(self, value: dict[str, Any]) -> None:
+        """Add an event to the generation's output, and note its end, its usage and its errors."""
+
+    @abstractmethod
+    def _starts_buffering(self, value: dict[str, Any]) -> bool:
+        """True if nothing from this event on may pass before it is known what follows."""
+
+    @abstractmethod
+    def _rewritten(self, value: dict[str, Any]) -> bytes:
+        """The event as the client gets it; empty if the client does not get it."""
+
+    @abstractmethod
+    def _passed(self, value: dict[str, Any]) -> None:
+        """Note an event that passes as it came."""
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Forget this generation; keep what the next one is numbered from."""
+
+    def _proves_buffer(self, value: dict[str, Any]) -> bool:
+        """True if *value* proves that the buffered events can be released before the generation's end."""
+        del value
+        return False
 
     def _read(self, event: bytes) -> None:
-        """Note what *event* says, and let pass what may."""
+        """Note one event, and pass on or buffer it."""
         data = data_of(event)
         value = value_of(data) if data else None
         if not data or (value is not None and value.get("type") == "ping"):
-            self._found.append(event)  # what keeps the connection alive says nothing, and waits for nothing
+            self._ready.append(event)  # it keeps the connection alive, so it must not wait
             return
         if value is not None:
             self._note(value)
         elif data.strip() == b"[DONE]":
-            self.over = True
-        self._pass(event, value)
+            self.ended = True
+        self._place(event, value)
 
-    def untouched(self) -> bytes:
-        """What was fed and not passed on, as it came: for a first generation that is to pass without recall."""
-        held = (event for event, _ in self._held)
-        return b"".join([*self._found, *held, *self._new, self._events.rest(), self.unread])
-
-    def rest(self) -> bytes:
-        """What is left of the stream behind its last event."""
-        return self._events.rest()
-
-    def flush(self) -> bytes:
-        """What was held, now that it stands: without calls of the tool, if there are any. All that follows passes."""
-        self._open, self._strip = True, bool(self.calls())
-        flushed = b"".join(written for event, value in self._held for written in self._written(event, value))
-        self._held, self._size = [], 0
-        return flushed
-
-    def go_on(self) -> None:
-        """Another generation follows: what was held of this one is void."""
-        self._begin()
-        self._events.rest()
-        self._held, self._size = [], 0
-        self.over, self.cut, self.first, self.usage = False, False, False, {}
-
-    @abstractmethod
-    def calls(self) -> list[Call]:
-        """The calls of the tool in this generation so far."""
-
-    @property
-    @abstractmethod
-    def said(self) -> Any:
-        """What this generation says."""
-
-    @abstractmethod
-    def _note(self, value: dict[str, Any]) -> None:
-        """Take notice of an event."""
-
-    @abstractmethod
-    def _begins_hold(self, value: dict[str, Any]) -> bool:
-        """Whether nothing from this event on may pass before the generation's end."""
-
-    @abstractmethod
-    def _rewritten(self, value: dict[str, Any]) -> bytes:
-        """The event as it stands in the client's stream; empty where it has no place there."""
-
-    @abstractmethod
-    def _begin(self) -> None:
-        """Forget this generation, and keep what the next one has to go on from."""
-
-    def _release(self, value: dict[str, Any]) -> bool:
-        """Whether *value* tells that what was held stands, before the generation's end."""
-        del value
-        return False
-
-    def _pass(self, event: bytes, value: dict[str, Any] | None) -> None:
-        """Add to ``_found`` what may go on after an event; nothing is let go of before it is there."""
-        if self.failed and not self._open:
-            self._found.append(self.flush())
-        elif value is not None and self._held and self._release(value):
-            self._found += [out for held, known in self._held for out in self._written(held, known)]
-            self._held, self._size = [], 0
+    def _place(self, event: bytes, value: dict[str, Any] | None) -> None:
+        """Add an event to ``_ready`` or to the buffer; nothing leaves the buffer before it is in ``_ready``."""
+        if self.failed and not self._released:
+            self._ready.append(self.release())
+        elif value is not None and self._buffer and self._proves_buffer(value):
+            self._ready += self._empty_buffer()
         if not self._must_wait(value):
-            self._found += self._written(event, value)
+            self._ready += self._written(event, value)
             return
-        self._held.append((event, value))
-        self._size += len(event)
-        if self._size > MOST_BUFFERED:
+        self._buffer.append((event, value))
+        self._buffered_bytes += len(event)
+        if self._buffered_bytes > MOST_BUFFERED:
             raise TooMuchBuffered
 
     def _must_wait(self, value: dict[str, Any] | None) -> bool:
-        """Return whether the event of *value* has to wait for the generation's end."""
-        if self._open:
+        if self._released:
             return False
-        return bool(self._held) or (value is not None and self._begins_hold(value))
+        return bool(self._buffer) or (value is not None and self._starts_buffering(value))
+
+    def _empty_buffer(self) -> list[bytes]:
+        written = [part for event, value in self._buffer for part in self._written(event, value)]
+        self._buffer, self._buffered_bytes = [], 0
+        return written
 
     def _written(self, event: bytes, value: dict[str, Any] | None) -> list[bytes]:
-        if value is None or (self.first and not self._strip):
-            if value is not None:
-                self._seen(value)
+        """The event as the client gets it; an empty list if the client does not get it."""
+        if value is None:
             return [event]
-        made = self._rewritten(value)
-        return [made] if made else []
+        if self.is_first and not self._without_recalls:
+            self._passed(value)
+            return [event]
+        rewritten = self._rewritten(value)
+        return [rewritten] if rewritten else []
 
-    @abstractmethod
-    def _seen(self, value: dict[str, Any]) -> None:
-        """Take notice of an event that passes as it came."""
+
+Part = TypeVar("Part")
+
+
+def without_calls(
+    parts: Sequence[Part],
+    is_removed: Callable[[Part], bool],
+    is_call: Callable[[Part], bool],
+    is_thought: Callable[[Part], bool],
+) -> list[Part]:
+    """Return *parts* of an output without the calls that are removed and the thoughts that led only to those.
+
+    A provider takes thoughts back only with what they led to, and not beside thoughts of another generation.
+    """
+    remaining: list[Part] = []
+    for before, calls in _groups(parts, is_call, is_thought):
+        remaining_calls = [call for call in calls if not is_removed(call)]
+        if remaining_calls or not calls:
+            remaining += [*before, *remaining_calls]
+    return remaining
+
+
+def _groups(
+    parts: Sequence[Part], is_call: Callable[[Part], bool], is_thought: Callable[[Part], bool]
+) -> list[tuple[list[Part], list[Part]]]:
+    """Return *parts* as pairs of thoughts and the calls that they led to. Any other part is a pair without calls."""
+    groups: list[tuple[list[Part], list[Part]]] = [([], [])]
+    for part in parts:
+        thoughts, calls = groups[-1]
+        if is_call(part):
+            calls.append(part)
+        elif not is_thought(part):
+            groups += [([part], []), ([], [])]
+        elif calls:
+            groups.append(([part], []))
+        else:
+            thoughts.append(part)
+    return groups
+
+
+# Members of a message that arrive in pieces, put together in time that grows with their size and no faster. A value
+# stays as it came until a second piece of it comes. From then on it is a ``_Text``, ``_Object`` or ``_Array``, which
+# take further pieces in place. The events themselves are never changed: they may still be buffered.
+
+
+class _Text:
+    def __init__(self, text: str) -> None:
+        self.parts = [text]
+
+
+class _Object:
+    def __init__(self, members: Mapping[str, Any]) -> None:
+        self.members = dict(members)
+
+    def add(self, pieces: Mapping[str, Any]) -> None:
+        for name, piece in pieces.items():
+            self.members[name] = add_piece(name, self.members.get(name), piece)
+
+
+class _Array:
+    """The pieces of one element carry its index and its type."""
+
+    def __init__(self, elements: Sequence[Any]) -> None:
+        self.elements = list(elements)
+        marks = enumerate(map(_mark, elements))
+        self._positions = {mark: position for position, mark in marks if mark is not None}
+
+    def add(self, pieces: Sequence[Any]) -> None:
+        for piece in pieces:
+            mark = _mark(piece)
+            position = None if mark is None else self._positions.get(mark)
+            if position is not None:
+                self.elements[position] = add_piece("", self.elements[position], piece)
+                continue
+            if mark is not None:
+                self._positions[mark] = len(self.elements)
+            self.elements.append(piece)
+
+
+def add_piece(name: str, before: Any, piece: Any) -> Any:
+    """Return the member *name* after one more *piece* of it; *before* is what came so far. See ``assembled``."""
+    if piece is None:
+        return before
+    if isinstance(before, str) and isinstance(piece, str) and name in _WHOLE_MEMBERS:
+        return piece or before
+    before = _growable(before)
+    if isinstance(before, _Text) and isinstance(piece, str):
+        before.parts.append(piece)
+        return before
+    if isinstance(before, _Object) and isinstance(piece, dict):
+        before.add(piece)
+        return before
+    if isinstance(before, _Array) and isinstance(piece, list):
+        before.add(piece)
+        return before
+    return piece
+
+
+def assembled(value: Any) -> Any:
+    """Return a member that came in pieces as plain JSON."""
+    if isinstance(value, _Text):
+        return "".join(value.parts)
+    if isinstance(value, _Object):
+        return {name: assembled(member) for name, member in value.members.items()}
+    if isinstance(value, _Array):
+        return [assembled(element) for element in value.elements]
+    return value
+
+
+def _growable(value: Any) -> Any:
+    if isinstance(value, str):
+        return _Text(value)
+    if isinstance(value, dict):
+        return _Object(value)
+    return _Array(value) if isinstance(value, list) else value
+
+
+def _mark(element: Any) -> tuple[int | str, str] | None:
+    """Return what the pieces of one element have in common; None if nothing says which element they are of."""
+    if not isinstance(element, dict):
+        return None
+    index = element.get("index")
+    return (index, str(element.get("type"))) if isinstance(index, int | str) else None

@@ -1,7 +1,9 @@
-"""Recall over ``/v1/messages``: a generation is the blocks of one assistant message.
+"""Recall over ``/v1/messages``: the output of a generation is the content of one assistant message.
 
-Consecutive thinking blocks have to come back as one response held them. So they are held until what they lead to
-begins, and go with the calls that they led to where those go.
+https://docs.anthropic.com/en/docs/build-with-claude/streaming says what a stream holds. Consecutive thinking blocks
+must come back as one response held them
+(https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking#preserving-thinking-blocks). So they are
+buffered until what they lead to begins, and are removed with the calls that they led to if those are.
 """
 
 from __future__ import annotations
@@ -10,105 +12,108 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from proxy.core.apis.usage import usage_of
 from proxy.core.compaction.truncate import OMITTED
 from proxy.features.recall.events import dumped, kind_of, written
-from proxy.features.recall.grown import grown, plain
-from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger, without_calls
+from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger, add_piece, assembled, without_calls
 from proxy.features.recall.tool import NAME
 
-SILENCE: Final = {"type": "text", "text": OMITTED}
-"""What stands for an answer of nothing but recalls: a message without content could not be sent back."""
+Block = Mapping[str, Any]
 
-_INPUT: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-_CUT: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
-"""Why an answer ends whose last call may be half."""
+NOTHING_LEFT: Final = {"type": "text", "text": OMITTED}
+"""The content of an answer of nothing but recalls: the API takes no message without content back."""
 
-_DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+_INPUT_USAGE: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+_TRUNCATED: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
+"""Values of ``stop_reason`` that say that the last call may be half."""
+
+_TEXT_DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+"""The member of a block that each type of delta adds to."""
 
 
-def said(answer: Mapping[str, Any]) -> Any:
-    """The blocks of a whole answer; ``None`` where it has none."""
+def output_of(answer: Mapping[str, Any]) -> Any:
+    """The blocks of a whole answer; None if it has none."""
     content = answer.get("content")
     return content if isinstance(content, list) and all(isinstance(block, dict) for block in content) else None
 
 
-def is_cut(answer: Mapping[str, Any]) -> bool:
-    """Whether it was broken off."""
-    return str(answer.get("stop_reason")) in _CUT
+def is_truncated(answer: Mapping[str, Any]) -> bool:
+    """True if the answer was broken off."""
+    return str(answer.get("stop_reason")) in _TRUNCATED
 
 
-def calls(said: Sequence[Mapping[str, Any]]) -> list[Call]:
-    """The calls of the tool among blocks."""
-    return [Call(str(block.get("id")), dumped(block.get("input")).decode()) for block in said if _is_ours(block)]
+def calls(output: Sequence[Block]) -> list[Call]:
+    """The calls of the recall tool among blocks."""
+    return [Call(str(block.get("id")), dumped(block.get("input")).decode()) for block in output if _is_recall(block)]
 
 
-def asked(said: Sequence[Mapping[str, Any]], body: bytes) -> list[Any]:
-    """The message to go on from, thoughts and their seals as they were."""
+def input_of(output: Sequence[Block], body: bytes) -> list[Any]:
+    """The message to go on from, thinking and signatures as they were."""
     del body
-    kept = [block for block in said if not _is_empty(block)]
-    return [{"role": "assistant", "content": [{k: v for k, v in block.items() if v is not None} for block in kept]}]
+    content = [_without_nulls(block) for block in output if not _is_empty(block)]
+    return [{"role": "assistant", "content": content}]
 
 
-def answered(said: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[Any]:
+def results(output: Sequence[Block], texts: Sequence[str]) -> list[Any]:
     """One user message with every result."""
-    left = iter(texts)
-    pairs = [(block.get("id"), next(left) if _is_ours(block) else NOT_RUN) for block in said if _is_call(block)]
-    blocks = [{"type": "tool_result", "tool_use_id": str(name), "content": text} for name, text in pairs]
-    return [{"role": "user", "content": blocks}]
+    remaining = iter(texts)
+    content: list[Any] = []
+    for call in filter(_is_call, output):
+        text = next(remaining) if _is_recall(call) else NOT_RUN
+        content.append({"type": "tool_result", "tool_use_id": str(call.get("id")), "content": text})
+    return [{"role": "user", "content": content}]
 
 
-def whole(answer: Mapping[str, Any], earlier: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """The last answer, its blocks behind those of the *earlier* ones that were no calls."""
-    content = [block for one in earlier for block in without_calls(one, _is_call, _is_call, _thinks)]
-    content += without_calls(answer["content"], _is_ours, _is_call, _thinks)
-    content = content or [SILENCE]
-    return {
-        **answer,
-        "content": content,
-        "stop_reason": _stop(answer.get("stop_reason"), calls=any(map(_is_call, content))),
-    }
+def merged(answer: Mapping[str, Any], earlier: Sequence[Sequence[Block]]) -> dict[str, Any]:
+    """The last answer, its blocks behind those of the *earlier* outputs that are no calls."""
+    content = [block for output in earlier for block in without_calls(output, _is_call, _is_call, _is_thought)]
+    content += without_calls(answer["content"], _is_recall, _is_call, _is_thought)
+    content = content or [NOTHING_LEFT]
+    stop_reason = _stop_reason(answer.get("stop_reason"), calls_left=any(map(_is_call, content)))
+    return {**answer, "content": content, "stop_reason": stop_reason}
 
 
-used = usage_of
+def new_stream() -> StreamMerger:
+    """The merger for the stream of a new answer."""
+    return MessagesMerger()
 
 
-def stream() -> StreamMerger:
-    """The stream of a new answer."""
-    return Stream()
+class MessagesMerger(StreamMerger):
+    """Merges events of messages: one message starts and stops, and the indexes of its blocks run on.
 
-
-class Stream(StreamMerger):
-    """Events of one message: it starts and stops once, and the indexes of its blocks run on."""
+    ``_blocks``, ``_inputs`` and ``_citations`` are what came of this generation, by index. ``_positions`` are the
+    indexes in the order in which they came. ``_sent_before`` and ``_sent`` count the blocks that the client has: of
+    earlier generations, and of this one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._blocks: dict[int, dict[str, Any]] = {}
         self._inputs: dict[int, Any] = {}
         self._citations: dict[int, list[Any]] = {}
-        self._arrived: dict[int, int] = {}
-        self._left: dict[int, int] | None = None
-        self._called = self._calls_left = False
-        self._base = 0
-        self._shown = 0
+        self._positions: dict[int, int] = {}
+        self._remaining: dict[int, int] | None = None
+        self._has_calls = False
+        self._calls_left = False
+        self._sent_before = 0
+        self._sent = 0
 
     @property
-    def said(self) -> list[dict[str, Any]]:
-        """The blocks as they were put together."""
+    def output(self) -> list[dict[str, Any]]:
+        """The blocks as they came so far."""
         return [self._block(index) for index in sorted(self._blocks)]
 
     def calls(self) -> list[Call]:
-        """See ``StreamMerger``."""
-        return calls(self.said)
+        """The calls of the recall tool in this generation so far."""
+        return calls(self.output)
 
     def _block(self, index: int) -> dict[str, Any]:
-        block = {key: plain(member) for key, member in self._blocks[index].items()}
+        block = {name: assembled(member) for name, member in self._blocks[index].items()}
         if index in self._citations:
             block["citations"] = self._citations[index]
         if index not in self._inputs:
             return block
         try:
-            return {**block, "input": json.loads(plain(self._inputs[index]))}
+            return {**block, "input": json.loads(assembled(self._inputs[index]))}
         except (ValueError, RecursionError):
             return {**block, "input": {}}
 
@@ -117,130 +122,135 @@ class Stream(StreamMerger):
         if kind == "message_start" and isinstance(value.get("message"), dict):
             self.usage = dict(value["message"].get("usage") or {})
         elif kind == "content_block_start" and isinstance(value.get("content_block"), dict):
-            self._begun(int(index or 0), value["content_block"])
+            self._start_block(int(index or 0), value["content_block"])
         elif kind == "content_block_delta" and index in self._blocks:
-            self._grow(int(index or 0), value.get("delta") or {})
+            self._grow_block(int(index or 0), value.get("delta") or {})
         elif kind == "message_delta":
-            self._end(value)
-        self.over |= kind == "message_stop"
+            self._note_end(value)
+        self.ended |= kind == "message_stop"
         self.failed |= kind == "error"
 
-    def _end(self, value: dict[str, Any]) -> None:
+    def _note_end(self, value: dict[str, Any]) -> None:
         """Note usage and stop reason, which the event before the last one states."""
-        self.usage |= {key: figure for key, figure in (value.get("usage") or {}).items() if figure is not None}
-        self.cut = str((value.get("delta") or {}).get("stop_reason")) in _CUT
+        self.usage |= {name: tokens for name, tokens in (value.get("usage") or {}).items() if tokens is not None}
+        self.truncated = str((value.get("delta") or {}).get("stop_reason")) in _TRUNCATED
 
-    def _begun(self, index: int, block: Mapping[str, Any]) -> None:
+    def _start_block(self, index: int, block: Block) -> None:
         self._blocks[index] = dict(block)
-        self._arrived.setdefault(index, len(self._arrived))
-        self._called = self._called or _is_call(block)
+        self._positions.setdefault(index, len(self._positions))
+        self._has_calls = self._has_calls or _is_call(block)
 
-    def _grow(self, index: int, delta: Mapping[str, Any]) -> None:
+    def _grow_block(self, index: int, delta: Mapping[str, Any]) -> None:
         block, kind = self._blocks[index], str(delta.get("type"))
         if kind == "input_json_delta":
             if piece := str(delta.get("partial_json") or ""):
-                self._inputs[index] = grown("input", self._inputs.get(index), piece)
+                self._inputs[index] = add_piece("input", self._inputs.get(index), piece)
         elif kind == "citations_delta":
             self._citations.setdefault(index, list(block.get("citations") or ())).append(delta.get("citation"))
-        elif (key := _DELTAS.get(kind)) is not None:
-            block[key] = grown(key, block.get(key) or "", str(delta.get(key) or ""))
+        elif (name := _TEXT_DELTAS.get(kind)) is not None:
+            block[name] = add_piece(name, block.get(name) or "", str(delta.get(name) or ""))
 
-    def _begins_hold(self, value: dict[str, Any]) -> bool:
+    def _starts_buffering(self, value: dict[str, Any]) -> bool:
         block = value.get("content_block") or {}
-        return value.get("type") == "content_block_start" and (_is_call(block) or _thinks(block))
+        return value.get("type") == "content_block_start" and (_is_call(block) or _is_thought(block))
 
-    def _release(self, value: dict[str, Any]) -> bool:
-        """Thoughts stand once something other than a call follows, or nothing."""
-        if self._called:
+    def _proves_buffer(self, value: dict[str, Any]) -> bool:
+        """Thoughts can be released once something other than a call follows them, or nothing does."""
+        if self._has_calls:
             return False
-        follows = value.get("type") == "content_block_start" and not _thinks(value.get("content_block") or {})
-        return follows or value.get("type") == "message_delta"
+        if value.get("type") == "content_block_start":
+            return not _is_thought(value.get("content_block") or {})
+        return value.get("type") == "message_delta"
 
-    def _seen(self, value: dict[str, Any]) -> None:
-        self._shown += value.get("type") == "content_block_start"
+    def _passed(self, value: dict[str, Any]) -> None:
+        self._sent += value.get("type") == "content_block_start"
 
     def _rewritten(self, value: dict[str, Any]) -> bytes:
         kind, index = kind_of(value), value.get("index")
-        if kind == "message_start" and not self.first:
+        if kind == "message_start" and not self.is_first:
             return b""
-        made = dict(value)
+        event = dict(value)
         if isinstance(index, int):
-            place = self._standing().get(index)
-            if place is None:
+            position = self._remaining_positions().get(index)
+            if position is None:
                 return b""
-            made["index"] = self._base + place
-            self._seen(value)
-        before = self._rewrite_end(made) if kind == "message_delta" else b""
-        return before + written(made, kind)
+            event["index"] = self._sent_before + position
+            self._passed(value)
+        before = self._rewrite_end(event) if kind == "message_delta" else b""
+        return before + written(event, kind)
 
-    def _rewrite_end(self, made: dict[str, Any]) -> bytes:
-        """Settle usage and stop reason in the event *made*; return the events that have to go before it."""
-        standing = self._standing()
-        made["usage"] = made.get("usage")
-        if not self.first:
-            inputs = {key: self.usage[key] for key in _INPUT if isinstance(self.usage.get(key), int)}
-            made["usage"] = {**inputs, **(made["usage"] or {})}
-        if not self._strip:
+    def _rewrite_end(self, event: dict[str, Any]) -> bytes:
+        """Rewrite usage and stop reason in *event*; return the events that have to go before it."""
+        remaining = self._remaining_positions()
+        event["usage"] = event.get("usage")
+        if not self.is_first:
+            input_usage = {name: self.usage[name] for name in _INPUT_USAGE if isinstance(self.usage.get(name), int)}
+            event["usage"] = {**input_usage, **(event["usage"] or {})}
+        if not self._without_recalls:
             return b""
-        if isinstance(made.get("delta"), dict):
-            stop = _stop(made["delta"].get("stop_reason"), calls=self._calls_left)
-            made["delta"] = {**made["delta"], "stop_reason": stop}
-        return b"" if self._base or standing else _silence()
+        if isinstance(event.get("delta"), dict):
+            stop_reason = _stop_reason(event["delta"].get("stop_reason"), calls_left=self._calls_left)
+            event["delta"] = {**event["delta"], "stop_reason": stop_reason}
+        return b"" if self._sent_before or remaining else _nothing_left_events()
 
-    def _standing(self) -> dict[int, int]:
-        """The blocks that stand, each with its place among them.
+    def _remaining_positions(self) -> dict[int, int]:
+        """The position of each block that the client gets, by its index.
 
-        In a generation without calls of the tool they are those that came. In one with such calls they are settled at
-        its end, once: working them out for every event would be quadratic.
+        These are all blocks in a generation without recalls. In one with recalls they are worked out once, at its end:
+        doing so for every event would be quadratic.
         """
-        if not self._strip:
-            return self._arrived
-        if self._left is None:
+        if not self._without_recalls:
+            return self._positions
+        if self._remaining is None:
             blocks = self._blocks
-            left = without_calls(
+            indexes = without_calls(
                 sorted(blocks),
-                lambda index: _is_ours(blocks[index]),
+                lambda index: _is_recall(blocks[index]),
                 lambda index: _is_call(blocks[index]),
-                lambda index: _thinks(blocks[index]),
+                lambda index: _is_thought(blocks[index]),
             )
-            self._left = {index: place for place, index in enumerate(left)}
-            self._calls_left = any(_is_call(blocks[index]) for index in left)
-        return self._left
+            self._remaining = {index: position for position, index in enumerate(indexes)}
+            self._calls_left = any(_is_call(blocks[index]) for index in indexes)
+        return self._remaining
 
-    def _begin(self) -> None:
-        self._base += self._shown
-        self._shown, self._blocks, self._inputs, self._citations = 0, {}, {}, {}
-        self._arrived, self._left, self._called = {}, None, False
+    def _reset(self) -> None:
+        self._sent_before += self._sent
+        self._sent, self._blocks, self._inputs, self._citations = 0, {}, {}, {}
+        self._positions, self._remaining, self._has_calls = {}, None, False
 
 
-def _silence() -> bytes:
-    """The events of the block that stands for nothing."""
-    block, delta = {**SILENCE, "text": ""}, {"type": "text_delta", "text": OMITTED}
-    told: list[dict[str, Any]] = [
+def _nothing_left_events() -> bytes:
+    """The events of the block ``NOTHING_LEFT``."""
+    block, delta = {**NOTHING_LEFT, "text": ""}, {"type": "text_delta", "text": OMITTED}
+    events: list[dict[str, Any]] = [
         {"type": "content_block_start", "index": 0, "content_block": block},
         {"type": "content_block_delta", "index": 0, "delta": delta},
         {"type": "content_block_stop", "index": 0},
     ]
-    return b"".join(written(value, value["type"]) for value in told)
+    return b"".join(written(event, event["type"]) for event in events)
 
 
-def _stop(reason: Any, *, calls: bool) -> Any:
-    """Why it stopped, once calls of the tool are gone; *calls*: others are left."""
-    return "end_turn" if reason == "tool_use" and not calls else reason
+def _stop_reason(reason: Any, *, calls_left: bool) -> Any:
+    """Return the stop reason of a message without its recalls; *calls_left*: it has other calls."""
+    return "end_turn" if reason == "tool_use" and not calls_left else reason
 
 
-def _is_call(block: Mapping[str, Any]) -> bool:
-    """Whether the client would have to answer a block."""
+def _without_nulls(block: Block) -> dict[str, Any]:
+    return {name: member for name, member in block.items() if member is not None}
+
+
+def _is_call(block: Block) -> bool:
+    """True if the client would have to answer a block."""
     return block.get("type") == "tool_use"
 
 
-def _thinks(block: Mapping[str, Any]) -> bool:
+def _is_thought(block: Block) -> bool:
     return block.get("type") in ("thinking", "redacted_thinking")
 
 
-def _is_ours(block: Mapping[str, Any]) -> bool:
+def _is_recall(block: Block) -> bool:
     return _is_call(block) and block.get("name") == NAME
 
 
-def _is_empty(block: Mapping[str, Any]) -> bool:
+def _is_empty(block: Block) -> bool:
     return block.get("type") == "text" and not block.get("text")

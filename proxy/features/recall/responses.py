@@ -1,7 +1,8 @@
-"""Recall over ``/v1/responses``: a generation is a list of output items.
+"""Recall over ``/v1/responses``: the output of a generation is a list of output items.
 
-A reasoning item may not come back without the item it led to. So it is held until that begins, and goes with the calls
-that it led to where those go.
+https://platform.openai.com/docs/api-reference/responses-streaming says what a stream holds. A reasoning item must not
+come back without the item that it led to (https://github.com/vercel/ai/issues/7099). So it is buffered until that item
+begins, and is removed with the calls that it led to if those are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from proxy.core.apis.usage import usage_of
 from proxy.features.recall.events import kind_of, written
 from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger, without_calls
 from proxy.features.recall.tool import NAME
@@ -23,8 +23,10 @@ _CLIENT_CALLS: Final = frozenset(
         "mcp_approval_request",
     }
 )
+"""Types of items that the client has to answer."""
+
 _ANSWERABLE: Final = frozenset({"function_call", "custom_tool_call"})
-"""Calls that any text answers."""
+"""Types of calls that any text answers."""
 
 _OPENING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 _ENDING: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -37,174 +39,184 @@ https://community.openai.com/t/requests-api-does-not-support-manual-context-mana
 _ADDED, _DONE = "response.output_item.added", "response.output_item.done"
 
 
-def said(answer: Item) -> Any:
-    """The output items of a whole answer; ``None`` where it has none."""
+def output_of(answer: Item) -> Any:
+    """The output items of a whole answer; None if it has none."""
     output = answer.get("output")
     return output if isinstance(output, list) and all(isinstance(item, dict) for item in output) else None
 
 
-def is_cut(answer: Item) -> bool:
-    """Whether it was broken off."""
+def is_truncated(answer: Item) -> bool:
+    """True if the answer was broken off."""
     return answer.get("status") == "incomplete"
 
 
-def calls(said: Sequence[Item]) -> list[Call]:
-    """The calls of the tool among items."""
-    return [Call(str(item.get("call_id")), str(item.get("arguments") or "")) for item in said if _is_ours(item)]
+def calls(output: Sequence[Item]) -> list[Call]:
+    """The calls of the recall tool among items."""
+    return [Call(str(item.get("call_id")), str(item.get("arguments") or "")) for item in output if _is_recall(item)]
 
 
-def asked(said: Sequence[Item], body: bytes) -> list[Any]:
-    """The items to go on from, but what only a server that keeps answers could make something of."""
-    kept = [_without_nulls(item) for item in without_calls(said, _is_odd, _is_call, _thinks)]
+def input_of(output: Sequence[Item], body: bytes) -> list[Any]:
+    """The items to go on from, without those that only a server which stores answers could make use of."""
+    items = [_without_nulls(item) for item in without_calls(output, _is_unanswerable, _is_call, _is_thought)]
     if not _UNSTORED.search(body):
-        return kept
-    if all(item.get("encrypted_content") for item in kept if item["type"] == "reasoning"):
-        return kept
-    spoken = [item for item in kept if item["type"] != "reasoning"]
-    return [{key: member for key, member in item.items() if key != "id"} for item in spoken]
+        return items
+    if all(item.get("encrypted_content") for item in items if _is_thought(item)):
+        return items
+    without_thoughts = [item for item in items if not _is_thought(item)]
+    return [{name: member for name, member in item.items() if name != "id"} for item in without_thoughts]
 
 
-def _without_nulls(item: Item) -> dict[str, Any]:
-    return {key: member for key, member in item.items() if member is not None}
-
-
-def answered(said: Sequence[Item], texts: Sequence[str]) -> list[Any]:
+def results(output: Sequence[Item], texts: Sequence[str]) -> list[Any]:
     """An output item for each call."""
-    left = iter(texts)
-    return [
-        {"type": f"{item['type']}_output", "call_id": str(item.get("call_id")), "output": text}
-        for item in said
-        if item.get("type") in _ANSWERABLE
-        for text in [next(left) if _is_ours(item) else NOT_RUN]
-    ]
+    remaining = iter(texts)
+    items: list[Any] = []
+    for item in output:
+        if item.get("type") not in _ANSWERABLE:
+            continue
+        text = next(remaining) if _is_recall(item) else NOT_RUN
+        items.append({"type": f"{item['type']}_output", "call_id": str(item.get("call_id")), "output": text})
+    return items
 
 
-def whole(answer: Item, earlier: Sequence[Sequence[Item]]) -> dict[str, Any]:
-    """The last answer, its items behind those of the *earlier* ones that stand."""
-    output = [item for one in earlier for item in without_calls(one, _is_call, _is_call, _thinks)]
-    return {**answer, "output": [*output, *without_calls(answer["output"], _is_ours, _is_call, _thinks)]}
+def merged(answer: Item, earlier: Sequence[Sequence[Item]]) -> dict[str, Any]:
+    """The last answer, its items behind those of the *earlier* outputs that are no calls."""
+    items = [item for output in earlier for item in without_calls(output, _is_call, _is_call, _is_thought)]
+    items += without_calls(answer["output"], _is_recall, _is_call, _is_thought)
+    return {**answer, "output": items}
 
 
-used = usage_of
+def new_stream() -> StreamMerger:
+    """The merger for the stream of a new answer."""
+    return ResponsesMerger()
 
 
-def stream() -> StreamMerger:
-    """The stream of a new answer."""
-    return Stream()
+class ResponsesMerger(StreamMerger):
+    """Merges events of responses. The last generation's own end holds its id: that is the response that is stored.
 
-
-class Stream(StreamMerger):
-    """Events of one response. What the last generation's own end says of it holds, its id too: that is what is kept."""
+    ``_items`` are the items of this generation by their index, ``_sent_items`` those that the client has.
+    ``_sequence_number`` is the next one. ``_sent_before`` and ``_sent`` count the items that the client has seen begin:
+    of earlier generations, and of this one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._items: dict[int, dict[str, Any]] = {}
-        self._passed_items: list[dict[str, Any]] = []
-        self._number = 0
-        self._base = 0
-        self._shown = 0
-        self._places: dict[int, int] | None = None
-        self._called = False
-        self._told_end = False
+        self._sent_items: list[dict[str, Any]] = []
+        self._sequence_number = 0
+        self._sent_before = 0
+        self._sent = 0
+        self._remaining: dict[int, int] | None = None
+        self._has_calls = False
+        self._end_sent = False
 
     @property
-    def said(self) -> list[dict[str, Any]]:
-        """The items as they were told to be done."""
+    def output(self) -> list[dict[str, Any]]:
+        """The items as they came so far."""
         return [self._items[index] for index in sorted(self._items)]
 
     def calls(self) -> list[Call]:
-        """See ``StreamMerger``."""
-        return calls(self.said)
+        """The calls of the recall tool in this generation so far."""
+        return calls(self.output)
 
     def _note(self, value: dict[str, Any]) -> None:
         kind, item = kind_of(value), value.get("item")
         if kind in (_ADDED, _DONE) and isinstance(item, dict):
             self._items[int(value.get("output_index") or 0)] = item
-            self._called = self._called or _is_call(item)
+            self._has_calls = self._has_calls or _is_call(item)
         if kind in _ENDING and isinstance(value.get("response"), dict):
-            self.over = True
+            self.ended = True
             self.usage = dict(value["response"].get("usage") or {})
-            self.cut = kind == "response.incomplete"
+            self.truncated = kind == "response.incomplete"
         self.failed = self.failed or kind in ("error", "response.failed")
 
-    def _begins_hold(self, value: dict[str, Any]) -> bool:
+    def _starts_buffering(self, value: dict[str, Any]) -> bool:
         item = value.get("item")
         if value.get("type") != _ADDED or not isinstance(item, dict):
             return False
-        return _is_call(item) or item.get("type") == "reasoning"
+        return _is_call(item) or _is_thought(item)
 
-    def _release(self, value: dict[str, Any]) -> bool:
-        """Thoughts stand once something other than a call follows, or nothing."""
-        if self._called:
+    def _proves_buffer(self, value: dict[str, Any]) -> bool:
+        """Thoughts can be released once something other than a call follows them, or nothing does."""
+        if self._has_calls:
             return False
         item = value.get("item")
-        follows = value.get("type") == _ADDED and isinstance(item, dict) and item.get("type") != "reasoning"
-        return follows or value.get("type") in _ENDING
+        if value.get("type") == _ADDED and isinstance(item, dict):
+            return not _is_thought(item)
+        return value.get("type") in _ENDING
 
-    def _seen(self, value: dict[str, Any]) -> None:
-        self._number = _number(value.get("sequence_number"), self._number - 1) + 1
-        self._shown += value.get("type") == _ADDED
+    def _passed(self, value: dict[str, Any]) -> None:
+        self._sequence_number = _number(value.get("sequence_number"), self._sequence_number - 1) + 1
+        self._sent += value.get("type") == _ADDED
         if value.get("type") == _DONE and isinstance(value.get("item"), dict):
-            self._passed_items.append(value["item"])
+            self._sent_items.append(value["item"])
 
     def _rewritten(self, value: dict[str, Any]) -> bytes:
-        kind, made = kind_of(value), dict(value)
-        if kind in _OPENING and not self.first:
+        kind, event = kind_of(value), dict(value)
+        if kind in _OPENING and not self.is_first:
             return b""
         index = value.get("output_index")
         if isinstance(index, int):
-            place = self._place(index)
-            if place is None:
+            position = self._position(index)
+            if position is None:
                 return b""
-            made["output_index"] = self._base + place
+            event["output_index"] = self._sent_before + position
         if kind in _ENDING and isinstance(value.get("response"), dict):
-            if self._told_end:
-                return b""  # a response ends once; each end holds all items
-            self._told_end = True
-            response, before = value["response"], self._passed_items[: self._base]
-            output = response.get("output") or self.said
-            made["response"] = {**response, "output": [*before, *self._left(output)]}
+            if self._end_sent:
+                return b""  # a response ends once, and each end holds all items
+            self._end_sent = True
+            event["response"] = self._merged_response(value["response"])
         if "sequence_number" in value:
-            made["sequence_number"] = self._number
-        self._seen(made)
-        return written(made, kind)
+            event["sequence_number"] = self._sequence_number
+        self._passed(event)
+        return written(event, kind)
 
-    def _left(self, items: Sequence[Item]) -> list[Item]:
-        return without_calls(items, _is_ours, _is_call, _thinks) if self._strip else list(items)
+    def _merged_response(self, response: Item) -> dict[str, Any]:
+        """The response at the end of the stream, with the items of all generations."""
+        before = self._sent_items[: self._sent_before]
+        return {**response, "output": [*before, *self._without_removed(response.get("output") or self.output)]}
 
-    def _place(self, index: int) -> int | None:
-        """Where an item stands in the client's view of this generation; ``None`` where it is not in there."""
-        if not self._strip:
+    def _without_removed(self, items: Sequence[Item]) -> list[Item]:
+        if not self._without_recalls:
+            return list(items)
+        return without_calls(items, _is_recall, _is_call, _is_thought)
+
+    def _position(self, index: int) -> int | None:
+        """The position of an item among those of this generation that the client gets; None if it does not get it."""
+        if not self._without_recalls:
             return index
-        if self._places is None:
-            # Settled at the generation's end, once: working it out for every event would be quadratic.
-            stands = {id(item) for item in self._left(self.said)}
-            left = [index for index, item in sorted(self._items.items()) if id(item) in stands]
-            self._places = {index: place for place, index in enumerate(left)}
-        return self._places.get(index)
+        if self._remaining is None:
+            # Worked out at the generation's end, once: doing so for every event would be quadratic.
+            remaining = {id(item) for item in self._without_removed(self.output)}
+            indexes = [index for index, item in sorted(self._items.items()) if id(item) in remaining]
+            self._remaining = {index: position for position, index in enumerate(indexes)}
+        return self._remaining.get(index)
 
-    def _begin(self) -> None:
-        self._base += self._shown
-        self._shown, self._items, self._places, self._called = 0, {}, None, False
+    def _reset(self) -> None:
+        self._sent_before += self._sent
+        self._sent, self._items, self._remaining, self._has_calls = 0, {}, None, False
 
 
 def _number(value: Any, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
+def _without_nulls(item: Item) -> dict[str, Any]:
+    return {name: member for name, member in item.items() if member is not None}
+
+
 def _is_call(item: Item) -> bool:
-    """Whether the client would have to answer an item."""
+    """True if the client would have to answer an item."""
     return item.get("type") in _CLIENT_CALLS
 
 
-def _is_ours(item: Item) -> bool:
+def _is_recall(item: Item) -> bool:
     return item.get("type") == "function_call" and item.get("name") == NAME
 
 
-def _is_odd(item: Item) -> bool:
-    """Whether a call can only be answered with what its client found."""
+def _is_unanswerable(item: Item) -> bool:
+    """True if a call can only be answered with what its client found."""
     return item.get("type") not in _ANSWERABLE
 
 
-def _thinks(item: Item) -> bool:
+def _is_thought(item: Item) -> bool:
     return item.get("type") == "reasoning"

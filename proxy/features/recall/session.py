@@ -1,17 +1,18 @@
-"""Answering the tool with which a model reads what left its view, and asking the model again.
+"""Answers the calls of the recall tool within one answer, and asks the model again.
 
-Nothing is stored: what the tool shows is the request's own history, which is held until its answer has ended.
+Nothing is stored. What the tool shows is the request's own history, which stays in memory until its answer has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from proxy.core.apis.json_scan import scan
-from proxy.core.conversation import Entry
+from proxy.core.apis.usage import usage_of
+from proxy.core.conversation import ItemText
 from proxy.core.decisions import DIALECTS, CountedView
 from proxy.core.report import NO_USAGE, Report
 from proxy.engine.features import Resend
@@ -29,17 +30,17 @@ GENERATIONS: Final = 3
 """How often a model is asked for one answer at most, the first time included."""
 
 CALLS: Final = 8
-"""Calls of one generation that are answered with what they ask for: each is a walk over the history."""
+"""Calls of one generation that are answered with a search: each one reads the whole history."""
 
 TOO_MANY: Final = f"[Not answered: at most {CALLS} calls at once.]"
 
 MARGIN: Final = 64
-"""One token in so many of the window stays free: no provider counts quite as we do."""
+"""One token in so many of the window stays free, since no provider counts quite as we do."""
 
 BELIEVED: Final = 0.7
-"""Of our count, what a provider's own count of a prompt must come to to be believed."""
+"""A provider's own count of a prompt is believed if it is at least this share of our count."""
 
-SEAM: Final = 4
+ELEMENT_TOKENS: Final = 4
 """Tokens that a text may take more inside an element than it does alone."""
 
 LABEL: Final = 120
@@ -58,19 +59,19 @@ T = TypeVar("T")
 
 
 class RecallSession:
-    """One answer to a client, of one or more generations. Keeps the request while it is under way.
+    """One answer to a client, of one or more generations. Holds the request until the answer has ended.
 
-    ``recalls`` are the generations but the first, ``tokens`` what all of them took, once there was more than one;
-    ``first`` is the first one's usage.
+    ``recalls`` counts the generations after the first one. ``tokens`` is what all generations took, once there was more
+    than one. ``first_usage`` is the usage of the first one.
     """
 
     def __init__(self, reader: Reader, limits: Limits, view: CountedView, stream: bool, resend: Resend) -> None:
         """*view* is what the first generation answers; *stream*: the client asked for a stream."""
         request = view.request
-        self.wire = RECALL_APIS[request.api]
+        self.api = RECALL_APIS[request.api]
         self.recalls = 0
         self.tokens = 0
-        self.first = NO_USAGE
+        self.first_usage = NO_USAGE
         self._dialect = DIALECTS[request.api]
         self._count = reader.count(view.measured.route.encoding, view.measured.route.model)
         self._limits = limits
@@ -78,14 +79,14 @@ class RecallSession:
         self._view = view
         self._stream = stream
         self._resend = resend
-        self._behind: list[bytes] = []
+        self._appended: list[bytes] = []
+        self._appended_tokens = 0
         self._retries = 0
         self._overflows = 0
-        self._added = 0
-        self._measured: int | None = None
+        self._reported_input: int | None = None
 
-    def told(self, report: Report) -> Report:
-        """*report* with what happened since it was made."""
+    def complete(self, report: Report) -> Report:
+        """Return *report* with what happened since it was made."""
         if not self.recalls:
             return report
         return report.but(
@@ -96,123 +97,151 @@ class RecallSession:
         )
 
     def is_stream(self, content_type: str) -> bool:
-        """Whether a reply of this type is a stream: by its name, or because one was asked for and it is no JSON."""
+        """True if a reply of this type is a stream: by its name, or because one was requested and it is no JSON."""
         return content_type.startswith("text/event-stream") or (self._stream and "json" not in content_type)
 
-    def may_go_on(self) -> bool:
-        """Whether the model may be asked once more."""
+    def may_ask_again(self) -> bool:
+        """True if the model may be asked once more."""
         return self.recalls + 1 < GENERATIONS
 
-    def note(self, usage: Any) -> None:
-        """Add up what a generation took: as its *usage* says, else our count of its prompt."""
-        counted = int((self._view.counted + self._added) * self._view.known.token_ratio)
-        told = self.wire.used(usage)
-        self._measured = told.input_tokens
+    def add_usage(self, usage: Any) -> None:
+        """Add the tokens of one generation: as its *usage* reports them, else our count of its prompt."""
+        reported = usage_of(usage)
+        self._reported_input = reported.input_tokens
         if not self.recalls:
-            self.first = told
-        self.tokens += (counted if told.input_tokens is None else told.input_tokens) + (told.output_tokens or 0)
+            self.first_usage = reported
+        prompt = reported.input_tokens
+        if prompt is None:
+            prompt = int((self._view.counted + self._appended_tokens) * self._view.known.token_ratio)
+        self.tokens += prompt + (reported.output_tokens or 0)
 
-    async def go_on(self, said: Any, calls: Sequence[Call]) -> tuple[Reply, bytes]:
-        """The reply to the next generation's request, in which *calls* are answered, and the bytes taken from it."""
-        body = self._view.body
-        asked = [dumped(element) for element in self.wire.asked(said, body)]
-        pieces = await self._off(self._pieces)
-        made: list[bytes] = []
+    async def ask_again(self, output: Any, calls: Sequence[Call]) -> tuple[Reply, bytes]:
+        """Answer *calls* of a generation's *output* and ask the model again.
+
+        Returns the reply to that, and the bytes already read from it.
+        """
+        replayed = [dumped(element) for element in self.api.input_of(output, self._view.body)]
+        pieces = await self._off_loop(self._pieces)
+        added: list[bytes] = []
 
         async def extend(view: CountedView, most: int | None) -> CountedView:
-            made[:] = await self._off(lambda: [*asked, *self._answered(view, said, asked, calls, pieces, most)])
-            return await self._off(lambda: self._extended(view, made))
+            results = await self._off_loop(lambda: self._results(view, most, output, replayed, calls, pieces))
+            added[:] = [*replayed, *results]
+            return await self._off_loop(lambda: self._extended(view, added))
 
         continued = await self._resend.send(self._view, extend)
         self._view = continued.view
-        self._behind += made
-        self._added = self._weight(self._behind)
+        self._appended += added
+        self._appended_tokens = self._tokens_of(self._appended)
         self.recalls += 1
         self._retries += continued.retries
         self._overflows += continued.overflows
         return continued.reply, continued.head
 
-    async def _off(self, work: Callable[[], T]) -> T:
+    async def _off_loop(self, work: Callable[[], T]) -> T:
         return await offload(len(self._request.body), work)
 
-    def _extended(self, view: CountedView, made: Sequence[bytes]) -> CountedView:
-        where = scan(view.body, self._dialect.LIST)
-        end = where.spans[-1][1]
-        behind = [*self._behind, *made]
-        body = b"%b,%b%b" % (view.body[:end], b",".join(behind), view.body[end:])
-        return replace(view, body=body, extension=self._weight(behind))
+    def _extended(self, view: CountedView, added: Sequence[bytes]) -> CountedView:
+        """Return *view* with all elements of earlier generations and those *added* now behind it."""
+        end = scan(view.body, self._dialect.LIST).spans[-1][1]
+        appended = [*self._appended, *added]
+        body = b"%b,%b%b" % (view.body[:end], b",".join(appended), view.body[end:])
+        return replace(view, body=body, extension=self._tokens_of(appended))
 
-    def _weight(self, elements: Sequence[bytes]) -> int:
+    def _tokens_of(self, elements: Sequence[bytes]) -> int:
         return sum(self._dialect.read_item(raw, self._count).tokens for raw in elements)
 
-    def _answered(
+    def _results(
         self,
         view: CountedView,
-        said: Any,
-        asked: Sequence[bytes],
+        most: int | None,
+        output: Any,
+        replayed: Sequence[bytes],
         calls: Sequence[Call],
         pieces: Sequence[Piece],
-        most: int | None,
-    ) -> Iterator[bytes]:
-        """The elements that answer what was *said*, its *calls* in what *view* leaves free below *most* tokens."""
-        last = "\n" + LAST if self.recalls + 2 == GENERATIONS else ""
-        heard, beyond = calls[:CALLS], [TOO_MANY] * len(calls[CALLS:])
-        room = self._room(view, most, [*asked, *map(dumped, self.wire.answered(said, [""] * len(heard) + beyond))])
-        usual, count = self._limits.results, self._count
-        share = min(self._limits.tokens, (room - count(last)) // len(heard) - SEAM)
-        texts = [answer(call.arguments, pieces, usual, share, count) for call in heard] + beyond
-        texts[-1] += last
-        return map(dumped, self.wire.answered(said, texts))
+    ) -> list[bytes]:
+        """Return the elements that answer the *calls* of an *output* in what *view* leaves free below *most* tokens."""
+        last_note = "\n" + LAST if self.recalls + 2 == GENERATIONS else ""
+        answered = calls[:CALLS]
+        refused = [TOO_MANY] * len(calls[CALLS:])
+        empty = [dumped(element) for element in self.api.results(output, [""] * len(answered) + refused)]
+        room = self._room(view, most, [*replayed, *empty])
+        share = (room - self._count(last_note)) // len(answered) - ELEMENT_TOKENS
+        share = min(self._limits.tokens, share)
+        texts = [answer(call.arguments, pieces, self._limits.results, share, self._count) for call in answered]
+        texts += refused
+        texts[-1] += last_note
+        return [dumped(element) for element in self.api.results(output, texts)]
 
-    def _room(self, view: CountedView, most: int | None, new: Sequence[bytes]) -> int:
-        """Tokens that are left beside *view*, what is behind it by now, and *new* elements; below *most*, if given.
+    def _room(self, view: CountedView, most: int | None, added: Sequence[bytes]) -> int:
+        """Return the tokens that are left beside *view*, the elements behind it, and those *added* now.
 
-        What the provider counted for just this prompt is better than our count. A factor below one is the prompt's as a
-        whole: what is new may well count in full.
+        With *most*, all of it together stays below so many tokens by our count. The provider's count of this very
+        prompt is better than ours. A token ratio below one holds for the prompt as a whole: what is added counts in
+        full.
         """
         budget, ratio = view.budget, view.known.token_ratio
-        counted, added = view.counted + self._weight(self._behind), self._weight(new)
-        taken = int(counted * ratio)
-        if view is self._view and self._measured is not None:
-            taken = max(self._measured, int(taken * BELIEVED))
-        inside = int(budget.beside(view.lowered_output or budget.reserve) * ratio)
-        room = int((inside - taken) / max(1.0, ratio)) - added - budget.window // MARGIN
-        return room if most is None else min(room, most - counted - added - 1)
+        counted, added_tokens = view.counted + self._tokens_of(self._appended), self._tokens_of(added)
+        used = int(counted * ratio)
+        if view is self._view and self._reported_input is not None:
+            used = max(self._reported_input, int(used * BELIEVED))
+        input_tokens = int(budget.beside(view.lowered_output or budget.reserve) * ratio)
+        room = int((input_tokens - used) / max(1.0, ratio)) - added_tokens - budget.window // MARGIN
+        return room if most is None else min(room, most - counted - added_tokens - 1)
 
     def _pieces(self) -> list[Piece]:
-        """Every item of the client's history as it is shown."""
-        parsed, record = self._view.measured.parsed, self._view.edits.record
-        body = self._view.request.body
-        body = body if (listed := self._dialect.listed(body)) is None else listed
-        raws = [body[start:end] for start, end in scan(body, self._dialect.LIST).spans]
-        items = parsed.items
+        """Return every item of the client's history as the tool shows it."""
+        parsed = self._view.measured.parsed
+        originals = self._original_items()
+        entries = [self._dialect.read_entry(raw) for raw in originals]
         sent = [parsed.body[start:end] for start, end in parsed.scan.spans]
-        same = len(sent) == len(raws)
-        hidden = {i for i, raw in enumerate(raws) if not same or sent[i] != raw}
-        if record is not None:
-            hidden |= {
-                i for i in range(record.compaction.cut) if i not in record.compaction.anchors
-            } | record.edits.keys()
-        callers: dict[str, str] = {}
+        if len(sent) == len(originals):
+            labels = self._labels(entries)
+            hidden = self._hidden({index for index, raw in enumerate(originals) if sent[index] != raw})
+        else:
+            labels = [entry.role for entry in entries]
+            hidden = self._hidden(set(range(len(originals))))
         pieces: list[Piece] = []
-        for at, raw in enumerate(raws):
-            entry = self._dialect.read_entry(raw)
-            if same and len(items[at].calls) == len(entry.calls):
-                shown = (_shown(name, arguments) for name, arguments in entry.calls)
-                callers |= dict(zip(items[at].calls, shown, strict=True))
-            answers = [callers[name] for name in (items[at].answers if same else ()) if name in callers]
-            label = f"result of {', '.join(answers)}" if answers else (items[at].role if same else entry.role)
+        for index, entry in enumerate(entries):
             if entry.role != "system":
-                pieces.append(Piece(at + 1, label, _text(entry), at in hidden))
+                pieces.append(Piece(index + 1, labels[index], _text(entry), index in hidden))
         return pieces
 
+    def _original_items(self) -> list[bytes]:
+        """The items of the request that the view is made of."""
+        body = self._view.request.body
+        listed = self._dialect.listed(body)
+        body = body if listed is None else listed
+        return [body[start:end] for start, end in scan(body, self._dialect.LIST).spans]
 
-def _shown(name: str, arguments: str) -> str:
+    def _hidden(self, changed: set[int]) -> set[int]:
+        """The indexes of the items that the view does not hold as they were; *changed* ones were edited before."""
+        record = self._view.edits.record
+        if record is None:
+            return changed
+        folded = set(range(record.compaction.cut)).difference(record.compaction.anchors)
+        return changed | folded | record.edits.keys()
+
+    def _labels(self, entries: Sequence[ItemText]) -> list[str]:
+        """The heading of each item: its role, or the calls that it holds the results of."""
+        items = self._view.measured.parsed.items
+        call_texts: dict[str, str] = {}
+        labels: list[str] = []
+        for item, entry in zip(items, entries, strict=True):
+            if len(item.calls) == len(entry.calls):
+                texts = [_call_text(name, arguments) for name, arguments in entry.calls]
+                call_texts |= dict(zip(item.calls, texts, strict=True))
+            answered = [call_texts[name] for name in item.answers if name in call_texts]
+            labels.append(f"result of {', '.join(answered)}" if answered else item.role)
+        return labels
+
+
+def _call_text(name: str, arguments: str) -> str:
     text = f"{name}({' '.join(arguments.split())})"
     return text if len(text) <= LABEL else text[: LABEL - 4] + "...)"
 
 
-def _text(entry: Entry) -> str:
-    calls = (f"{name}({arguments})" for name, arguments in entry.calls)
-    media = (f"[{kind}, not shown]" for kind in entry.media)
-    return "\n".join(part for part in (entry.text, *calls, *media) if part)
+def _text(entry: ItemText) -> str:
+    calls = [f"{name}({arguments})" for name, arguments in entry.calls]
+    media = [f"[{kind}, not shown]" for kind in entry.media]
+    return "\n".join([part for part in (entry.text, *calls, *media) if part])

@@ -1,4 +1,4 @@
-"""The tool with which a model reads what left its view: how it is declared, and on which requests it may be offered."""
+"""The recall tool: how it is declared, on which requests it may be offered, and what it adds to their views."""
 
 from __future__ import annotations
 
@@ -43,101 +43,99 @@ PARAMETERS: Final[Mapping[str, Any]] = {
 }
 
 PART: Final = 16
-"""The tool may take one token in so many of the window."""
+"""The tool may take at most one token in so many of the window."""
 
 _EMPTY: Final = re.compile(r"\[\s*\]")
 _AUTO: Final = (None, "auto")
 
 
-def _declared(api: str) -> str:
-    named = {"name": NAME, "description": DESCRIPTION}
+def _declaration(api: str) -> str:
+    function = {"name": NAME, "description": DESCRIPTION}
     if api == "messages":
-        made: dict[str, Any] = {**named, "input_schema": PARAMETERS}
+        tool: dict[str, Any] = {**function, "input_schema": PARAMETERS}
     elif api == "responses":
-        made = {"type": "function", **named, "parameters": PARAMETERS, "strict": False}
+        tool = {"type": "function", **function, "parameters": PARAMETERS, "strict": False}
     else:
-        made = {"type": "function", "function": {**named, "parameters": PARAMETERS}}
-    return json.dumps(made, separators=(",", ":"))
+        tool = {"type": "function", "function": {**function, "parameters": PARAMETERS}}
+    return json.dumps(tool, separators=(",", ":"))
 
 
-_DECLARED: Final = MappingProxyType({api: _declared(api) for api in ("chat", "messages", "responses")})
+DECLARATIONS: Final = MappingProxyType({api: _declaration(api) for api in ("chat", "messages", "responses")})
+"""The tool as an element of the tools array of each API, as JSON."""
 
 
-def declaration(api: str) -> str:
-    """The tool as an element of the tools array of *api*, as JSON."""
-    return _DECLARED[api]
+def may_offer(api: str, envelope: Envelope) -> bool:
+    """True if the tool may be added to a request: its client offers tools, and the model is free to call one or none.
 
-
-def may_offer(api: str, outline: Envelope) -> bool:
-    """Whether the tool may be added to a request: its client offers tools, and the model is free to call one or none.
-
-    Not where its answer has a form that a second generation would spoil, and not where the history is elsewhere.
+    Not if its answer has a form that a second generation would spoil, and not if the provider stores the history.
     """
-    tools = outline.value("tools") if "tools" in outline.fields else ""
-    if not tools.startswith("[") or _EMPTY.fullmatch(tools) or outline.stored or _is_taken(tools):
+    tools = envelope.value("tools") if "tools" in envelope.fields else ""
+    if not tools.startswith("[") or _EMPTY.fullmatch(tools) or envelope.stored or _is_name_taken(tools):
         return False
-    return _IS_FREE[api](outline)
+    return _IS_FREE[api](envelope)
 
 
-def tool_tokens(reader: Reader, api: str, outline: Envelope, route: Route, window: int) -> int:
-    """Tokens that the tool adds to a request with this *outline*; zero where it may not be offered."""
-    if not may_offer(api, outline):
+def tool_tokens(reader: Reader, api: str, envelope: Envelope, route: Route, window: int) -> int:
+    """Return the tokens that the tool adds to a request with this *envelope*; zero if it may not be offered."""
+    if not may_offer(api, envelope):
         return 0
-    own = reader.tokens_of_tools(f"[{declaration(api)}]", route.encoding, route.model)
+    tokens = reader.tokens_of_tools(f"[{DECLARATIONS[api]}]", route.encoding, route.model)
     if reads_declarations(route.model):
-        given = msgspec.json.decode(outline.value("tools"), type=list[msgspec.Raw])
-        own += (PARALLEL if len(given) == 1 else 0) - FRAME
-    return own if own * PART <= window else 0
+        client_tools = msgspec.json.decode(envelope.value("tools"), type=list[msgspec.Raw])
+        tokens -= FRAME
+        if len(client_tools) == 1:
+            tokens += PARALLEL
+    return tokens if tokens * PART <= window else 0
 
 
 def addition(reader: Reader, api: str, envelope: Envelope, route: Route, window: int) -> Addition:
-    """The tool and the note on it; nothing if the tool may not be offered in a *window* of so many tokens."""
+    """Return the tool and the note on it; nothing if it may not be offered in a *window* of so many tokens."""
     tokens = tool_tokens(reader, api, envelope, route, window)
-    return Addition(declaration(api), MENTION, tokens) if tokens else NO_ADDITION
+    return Addition(DECLARATIONS[api], MENTION, tokens) if tokens else NO_ADDITION
 
 
-def _is_free_in_messages(outline: Envelope) -> bool:
-    choice = _member(outline, "tool_choice")
+def _is_free_in_messages(envelope: Envelope) -> bool:
+    choice = _member(envelope, "tool_choice")
     if choice is not None and _within(choice, "type") != "auto":
         return False
-    if any(_member(outline, key) for key in ("output_format", "container")):
+    if any(_member(envelope, name) for name in ("output_format", "container")):
         return False
-    return not _within(_member(outline, "output_config"), "format")
+    return not _within(_member(envelope, "output_config"), "format")
 
 
-def _is_free_in_responses(outline: Envelope) -> bool:
-    if _member(outline, "tool_choice") not in _AUTO or _member(outline, "background"):
+def _is_free_in_responses(envelope: Envelope) -> bool:
+    if _member(envelope, "tool_choice") not in _AUTO or _member(envelope, "background"):
         return False
-    return not _is_formed(_within(_member(outline, "text"), "format"))
+    return not _has_form(_within(_member(envelope, "text"), "format"))
 
 
-def _is_free_in_chat(outline: Envelope) -> bool:
-    if _member(outline, "tool_choice") not in _AUTO or _member(outline, "audio"):
+def _is_free_in_chat(envelope: Envelope) -> bool:
+    if _member(envelope, "tool_choice") not in _AUTO or _member(envelope, "audio"):
         return False
-    return _member(outline, "n") in (None, 1) and not _is_formed(_member(outline, "response_format"))
+    return _member(envelope, "n") in (None, 1) and not _has_form(_member(envelope, "response_format"))
 
 
 _IS_FREE: Final = MappingProxyType(
     {"messages": _is_free_in_messages, "responses": _is_free_in_responses, "chat": _is_free_in_chat}
 )
-"""Whether the model is free to call a tool or none, and its answer has no form that a second generation would spoil."""
+"""By API: true if the model may call a tool or none, and no form of its answer would be spoiled by going on."""
 
 
-def _is_taken(tools: str) -> bool:
-    """Whether a client's tool has the name; one that is written with escapes counts as well."""
+def _is_name_taken(tools: str) -> bool:
+    """True if a tool of the client's has the name, also if it is written with escapes."""
     if NAME in tools or "\\u" not in tools:
         return NAME in tools
     return NAME in json.dumps(json.loads(tools, parse_int=whole), ensure_ascii=False)
 
 
-def _is_formed(form: Any) -> bool:
-    """Whether an answer must have a form of its own, such as JSON."""
+def _has_form(form: Any) -> bool:
+    """True if an answer must have a form other than text, such as JSON."""
     return form is not None and _within(form, "type") != "text"
 
 
-def _member(outline: Envelope, key: str) -> Any:
-    return json.loads(outline.value(key), parse_int=whole) if key in outline.fields else None
+def _member(envelope: Envelope, name: str) -> Any:
+    return json.loads(envelope.value(name), parse_int=whole) if name in envelope.fields else None
 
 
-def _within(value: Any, key: str) -> Any:
-    return value.get(key) if isinstance(value, dict) else None
+def _within(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None

@@ -16,7 +16,7 @@ from proxy.core.apis.envelope import (
     continues_stored,
     least_output,
     lowered,
-    read_outline,
+    read_envelope,
     splice,
 )
 from proxy.core.apis.json_scan import members, scan
@@ -29,7 +29,7 @@ FIGURES = ("max_completion_tokens", "max_tokens")
 def test_facts() -> None:
     """Model, stream, output figure and the counted members are read from the outline's text."""
     text = '{"model":"m","stream":true,"max_tokens":5,"tools":[ {"a": 1} ],"x":1,"response_format":null,"messages":[]}'
-    found = read_outline(text, FIGURES)
+    found = read_envelope(text, FIGURES)
     assert (found.model, found.stream, found.requested) == ("m", True, 5)
     assert found.counted() == {"tools": '[ {"a": 1} ]'}
     assert found.value("x") == "1"
@@ -52,27 +52,27 @@ def test_facts() -> None:
 )
 def test_the_first_figure_that_is_one_holds(figures: dict[str, Any], requested: int | None) -> None:
     """The output figure is the first positive whole number, in the order the API prefers."""
-    assert read_outline(json.dumps(figures), FIGURES).requested == requested
+    assert read_envelope(json.dumps(figures), FIGURES).requested == requested
 
 
 @pytest.mark.parametrize("name", COUNTED)
 @pytest.mark.parametrize("empty", ["null", "[]", "{}"])
 def test_empty_members_weigh_nothing(name: str, empty: str) -> None:
     """A counted member that holds nothing is not counted, one that holds something is."""
-    assert read_outline(f'{{"{name}":{empty}}}', FIGURES).counted() == {}
-    assert read_outline(f'{{"{name}":["x"]}}', FIGURES).counted() == {name: '["x"]'}
+    assert read_envelope(f'{{"{name}":{empty}}}', FIGURES).counted() == {}
+    assert read_envelope(f'{{"{name}":["x"]}}', FIGURES).counted() == {name: '["x"]'}
 
 
 @pytest.mark.parametrize("stream", ["true", "false", "null", "1", '"true"'])
 def test_only_true_streams(stream: str) -> None:
     """A request streams when it says so in JSON's own word."""
-    assert read_outline(f'{{"stream":{stream}}}', FIGURES).stream == (stream == "true")
+    assert read_envelope(f'{{"stream":{stream}}}', FIGURES).stream == (stream == "true")
 
 
 def test_a_model_is_optional() -> None:
     """A missing or null model is an empty name."""
-    assert read_outline("{}", FIGURES).model == ""
-    assert read_outline('{"model":null}', FIGURES).model == ""
+    assert read_envelope("{}", FIGURES).model == ""
+    assert read_envelope('{"model":null}', FIGURES).model == ""
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_a_model_is_optional() -> None:
 def test_what_cannot_be_trusted_is_refused(text: str, words: str) -> None:
     """Wrong types and members that decide and occur twice are the client's mistake."""
     with pytest.raises(InvalidRequest, match=words):
-        read_outline(text, FIGURES)
+        read_envelope(text, FIGURES)
 
 
 def test_other_members_may_repeat() -> None:
     """Of a member that decides nothing the last one holds, as parsers have it."""
-    found = read_outline('{"tools":["a"],"tools":["b"],"max_tokens":1,"max_tokens":2}', FIGURES)
+    found = read_envelope('{"tools":["a"],"tools":["b"],"max_tokens":1,"max_tokens":2}', FIGURES)
     assert found.counted() == {"tools": '["b"]'}
     assert found.requested == 2
 
@@ -113,7 +113,7 @@ new_values = st.one_of(
 def test_only_what_is_edited_changes(body: bytes, data: st.DataObject) -> None:
     """New items and members are put in place, and every other byte stays where it was."""
     found = scan(body, "messages")
-    outline = read_outline(found.outline(body).decode(), FIGURES)
+    outline = read_envelope(found.outline(body).decode(), FIGURES)
     others = [key for key in outline.fields if key != "messages"]
     edits = data.draw(st.dictionaries(st.sampled_from(others), new_values))
     items = data.draw(st.sampled_from([b"", b'{"role":"user"}', '{"content":"é"} , {}'.encode()]))
@@ -142,14 +142,14 @@ def _pieces(text: str, fields: list[Any]) -> tuple[list[str], list[str]]:
 def test_nothing_edited_is_the_clients_body(body: bytes) -> None:
     """The list's own bytes put back give the body as it came."""
     found = scan(body, "messages")
-    outline = read_outline(found.outline(body).decode(), FIGURES)
+    outline = read_envelope(found.outline(body).decode(), FIGURES)
     at = len(body[: found.start].decode())
     assert splice(outline, at, body[found.start : found.end], {}) == body
 
 
 def outline(**members: Any) -> Any:
     """The outline of a request with these members."""
-    return read_outline(json.dumps({**members, "messages": []}), FIGURES)
+    return read_envelope(json.dumps({**members, "messages": []}), FIGURES)
 
 
 def test_the_operators_words_are_counted_as_words() -> None:
@@ -211,11 +211,11 @@ def test_from_where_the_provider_shortens_the_conversation(members: dict[str, An
 
 def test_a_budget_for_thinking_beside_a_lower_figure() -> None:
     """The member comes back with a smaller budget, and nothing where the figure is not stated or leaves room."""
-    found = read_outline('{"max_tokens":9000,"thinking":{"type":"enabled","budget_tokens":8000}}', ("max_tokens",))
+    found = read_envelope('{"max_tokens":9000,"thinking":{"type":"enabled","budget_tokens":8000}}', ("max_tokens",))
     assert found.thinking(3000) == {"thinking": '{"type": "enabled", "budget_tokens": 2048}'}
     assert found.thinking(9000) == {"thinking": '{"type": "enabled", "budget_tokens": 6144}'}
-    assert read_outline('{"thinking":{"budget_tokens":8000}}', ("max_tokens",)).thinking(3000) == {}
-    assert read_outline('{"max_tokens":9000}', ("max_tokens",)).thinking(3000) == {}
+    assert read_envelope('{"thinking":{"budget_tokens":8000}}', ("max_tokens",)).thinking(3000) == {}
+    assert read_envelope('{"max_tokens":9000}', ("max_tokens",)).thinking(3000) == {}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item
 from proxy.core.apis.item_digest import DEEPEST, IGNORED, digest
-from proxy.core.conversation import LINK
+from proxy.core.conversation import HASH_BYTES
 from tests.support import conversation_strategies
 
 Message = dict[str, Any]
@@ -155,7 +155,7 @@ def test_different_items_have_different_digests(messages: list[Message]) -> None
         known = by_digest.setdefault(digest(message), made)
         if "arguments" not in made:
             assert known == made
-    assert all(len(name) == LINK for name in by_digest)
+    assert all(len(name) == HASH_BYTES for name in by_digest)
 
 
 def test_what_nests_too_deeply_has_no_digest() -> None:
@@ -164,7 +164,7 @@ def test_what_nests_too_deeply_has_no_digest() -> None:
         value: Any = "x"
         for _ in range(DEEPEST - 2):
             value = wrap(value)
-        assert len(digest({"content": value})) == LINK
+        assert len(digest({"content": value})) == HASH_BYTES
         for _ in range(10):
             value = wrap(value)
         with pytest.raises(RecursionError):

@@ -28,7 +28,7 @@ from proxy.core.errors import InvalidRequest
 from tests.stub import messages as stub
 from tests.support import conversation_strategies
 from tests.support.api_formats import to_messages
-from tests.support.engine_fixtures import count, is_clip
+from tests.support.engine_fixtures import count_tokens, is_clip
 
 Message = dict[str, Any]
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0" * 8 + struct.pack(">II", 750, 1000)).decode()
@@ -41,7 +41,7 @@ LONG = "word " * 2_000
 
 
 def read(message: Message) -> Item:
-    return read_item(json.dumps(message).encode(), count)
+    return read_item(json.dumps(message).encode(), count_tokens)
 
 
 def of(*blocks: Message, role: str = "user") -> Message:
@@ -67,7 +67,7 @@ def test_what_a_message_weighs(raw: bytes) -> None:
     message = json.loads(raw)
     if b'"image"' in raw:
         return
-    ours, billed = read_item(raw, count).tokens, stub.weigh(message)
+    ours, billed = read_item(raw, count_tokens).tokens, stub.weigh(message)
     blocks = message["content"] if isinstance(message["content"], list) else []
     assert billed <= ours <= billed + 8 + 16 * len(blocks)
 
@@ -111,7 +111,7 @@ def test_roles_calls_and_answers(message: Message, role: str, calls: tuple[str, 
 )
 def test_everything_counts(block: Message) -> None:
     """Whatever block holds a text, the text is counted."""
-    assert read(of(block)).tokens >= count("a long text indeed") + 4
+    assert read(of(block)).tokens >= count_tokens("a long text indeed") + 4
 
 
 def test_media_and_what_is_sealed() -> None:
@@ -130,7 +130,7 @@ def test_media_and_what_is_sealed() -> None:
 def test_what_a_user_said_beside_results() -> None:
     """The user's own words in an item of results are told apart from the results."""
     message = of(RESULT, text("Stop that."), IMAGE)
-    assert read(message).said == count("Stop that.")
+    assert read(message).said == count_tokens("Stop that.")
     entry = read_entry(json.dumps(message).encode())
     assert (entry.role, entry.said, entry.media) == ("tool", "Stop that.", ("image",))
     assert entry.text == "a long text indeed\nStop that."
@@ -148,7 +148,7 @@ def test_an_entry_says_what_is_written() -> None:
 def test_what_is_no_message_is_refused(raw: bytes) -> None:
     """An element that is no object, no JSON, or too deep is the client's mistake."""
     with pytest.raises(InvalidRequest):
-        read_item(raw, count)
+        read_item(raw, count_tokens)
     assert listed(raw) is None
 
 
@@ -192,9 +192,9 @@ def test_marks_are_found_wherever_they_may_stand() -> None:
 @given(raws(), st.integers(0, 300))
 def test_clipping_keeps_everything_but_words(raw: bytes, tokens: int) -> None:
     """A clipped message has its blocks, ids, names, thoughts and media, and only shorter texts."""
-    made = clipped(raw, lambda words, n: clip(words, n, count), count, tokens)
+    made = clipped(raw, lambda words, n: clip(words, n, count_tokens), count_tokens, tokens)
     assert is_clip(json.loads(raw), json.loads(made))
-    now, was = read_item(made, count), read_item(raw, count)
+    now, was = read_item(made, count_tokens), read_item(raw, count_tokens)
     assert (now.role, now.calls, now.answers, now.media, now.sealed) == (
         was.role,
         was.calls,
@@ -219,8 +219,10 @@ def test_clipping_keeps_everything_but_words(raw: bytes, tokens: int) -> None:
 def test_what_is_long_becomes_short(message: Message) -> None:
     """Every place a client can put a long text is clipped to what was asked for."""
     raw = json.dumps(message).encode()
-    was = read_item(raw, count)
-    made = read_item(clipped(raw, lambda words, n: clip(words, n, count), count, 300 + was.media), count)
+    was = read_item(raw, count_tokens)
+    made = read_item(
+        clipped(raw, lambda words, n: clip(words, n, count_tokens), count_tokens, 300 + was.media), count_tokens
+    )
     assert 150 < made.tokens - was.media <= 300
 
 
@@ -228,7 +230,7 @@ def test_what_is_sealed_is_not_clipped() -> None:
     """A thought and what a server's own tool found stay byte for byte, however long they are."""
     found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"encrypted_content": "x" * 9000}]}
     raw = json.dumps(of({**THOUGHT, "thinking": LONG}, found, role="assistant")).encode()
-    assert clipped(raw, lambda words, n: clip(words, n, count), count, 50) == raw
+    assert clipped(raw, lambda words, n: clip(words, n, count_tokens), count_tokens, 50) == raw
 
 
 def test_results_give_way_one_by_one() -> None:

@@ -27,7 +27,7 @@ from proxy.core.errors import InvalidRequest
 from tests.stub import responses as stub
 from tests.support import conversation_strategies
 from tests.support.api_formats import to_responses
-from tests.support.engine_fixtures import count, is_clip
+from tests.support.engine_fixtures import count_tokens, is_clip
 
 Element = dict[str, Any]
 PICTURE = {"type": "input_image", "image_url": "https://x.y/z.png", "detail": "low"}
@@ -35,7 +35,7 @@ LONG = "word " * 2_000
 
 
 def read(element: Element) -> Item:
-    return read_item(json.dumps(element).encode(), count)
+    return read_item(json.dumps(element).encode(), count_tokens)
 
 
 def part(words: str) -> Element:
@@ -55,7 +55,7 @@ def test_what_an_element_weighs(raw: bytes) -> None:
     """An element without media is never counted below what the strict upstream bills, and hardly above it."""
     if b"input_image" not in raw:
         billed = stub.weigh(json.loads(raw))
-        assert billed <= read_item(raw, count).tokens <= billed + 40
+        assert billed <= read_item(raw, count_tokens).tokens <= billed + 40
 
 
 KINDS: list[tuple[Element, str, tuple[str, ...], tuple[str, ...]]] = [
@@ -111,7 +111,7 @@ def test_roles_calls_and_answers(element: Element, role: str, calls: tuple[str, 
 )
 def test_everything_counts(element: Element) -> None:
     """Whatever holds a text, the text is counted."""
-    assert read(element).tokens >= count("a long text indeed") + 4
+    assert read(element).tokens >= count_tokens("a long text indeed") + 4
 
 
 def test_media_references_and_what_is_sealed() -> None:
@@ -144,7 +144,7 @@ def test_an_entry_says_what_is_written() -> None:
 def test_what_is_no_element_is_refused(raw: bytes) -> None:
     """An element that is no object, no JSON, or too deep is the client's mistake."""
     with pytest.raises(InvalidRequest):
-        read_item(raw, count)
+        read_item(raw, count_tokens)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_message_of_our_own() -> None:
 @given(raws(), st.integers(0, 300))
 def test_clipping_keeps_everything_but_words(raw: bytes, tokens: int) -> None:
     """A clipped element has its ids, names and reasoning, and only shorter texts."""
-    made = clipped(raw, lambda words, n: clip(words, n, count), count, tokens)
+    made = clipped(raw, lambda words, n: clip(words, n, count_tokens), count_tokens, tokens)
     assert is_clip(json.loads(raw), json.loads(made))
     if json.loads(raw).get("type") == "reasoning":
         assert made == raw
@@ -215,8 +215,10 @@ def test_clipping_keeps_everything_but_words(raw: bytes, tokens: int) -> None:
 def test_what_is_long_becomes_short(element: Element) -> None:
     """Every place a client can put a long text is clipped to what was asked for."""
     raw = json.dumps(element).encode()
-    was = read_item(raw, count)
-    made = read_item(clipped(raw, lambda words, n: clip(words, n, count), count, 300 + was.media), count)
+    was = read_item(raw, count_tokens)
+    made = read_item(
+        clipped(raw, lambda words, n: clip(words, n, count_tokens), count_tokens, 300 + was.media), count_tokens
+    )
     assert 150 < made.tokens - was.media <= 300
 
 

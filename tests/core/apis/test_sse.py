@@ -20,9 +20,9 @@ def test_events_are_cut_apart_alike_in_any_chunking(events: list[str], end: str,
     for at in range(0, len(stream), size):
         found += splitter.feed(stream[at : at + size])
     assert found == [(event + end).encode() for event in events]
-    assert splitter.begun == len(b"data: rest")
-    assert splitter.rest() == b"data: rest"
-    assert splitter.rest() == b""
+    assert splitter.pending_size == len(b"data: rest")
+    assert splitter.flush() == b"data: rest"
+    assert splitter.flush() == b""
 
 
 def test_a_long_event_costs_no_more_per_byte_than_a_short_one() -> None:

@@ -10,9 +10,17 @@ from proxy.core.apis.chat import read_entry
 from proxy.core.compaction.block import FOOTER, HEADER, SUMMARY, FoldedItems, render_block
 from proxy.core.compaction.schedule import NOTE
 from proxy.core.compaction.truncate import OMITTED, shorten
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 from tests.support.conversation_strategies import conversations
-from tests.support.engine_fixtures import UNSHRUNK, Book, Message, Replica, body_of, count, slices
+from tests.support.engine_fixtures import (
+    UNSHRUNK,
+    DictRecords,
+    Message,
+    Replica,
+    chat_body,
+    count_tokens,
+    message_slices,
+)
 from tests.support.sample_conversations import agent_session, chat_turn, prose
 from tests.support.text_entities import entities, invented
 
@@ -20,7 +28,7 @@ CHINESE = "请把订单 20231107 的状态改成已完成，不要修改数据�
 
 
 def folded_of(messages: list[Message]) -> FoldedItems:
-    entries = tuple(read_entry(raw) for raw in slices(body_of(messages)))
+    entries = tuple(read_entry(raw) for raw in message_slices(chat_body(messages)))
     users = [entry.text for entry in entries if entry.role == "user"]
     return FoldedItems(entries, tuple(users[1:-1]), users[0], users[-1] if len(users) > 1 else "")
 
@@ -31,14 +39,14 @@ def test_caps_are_kept_and_nothing_is_invented(messages: list[Message], block: i
     """For any folded rounds and caps: the block beside task and newest text fits its cap and states only what was."""
     folded = folded_of(messages)
     text = int((block - NOTE) * share)
-    made = render_block(folded, block, text, count)
-    assert count(made) - count(folded.task) - count(folded.newest) <= block
+    made = render_block(folded, block, text, count_tokens)
+    assert count_tokens(made) - count_tokens(folded.task) - count_tokens(folded.newest) <= block
     assert invented(made.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), messages) == set()
     assert folded.task in made
     assert folded.newest in made
     assert made.startswith(HEADER)
     assert made.endswith(FOOTER)
-    assert made == render_block(folded, block, text, count)
+    assert made == render_block(folded, block, text, count_tokens)
 
 
 @pytest.mark.parametrize("pins", [4, 7, 10])
@@ -46,17 +54,17 @@ def test_caps_are_kept_and_nothing_is_invented(messages: list[Message], block: i
 @pytest.mark.parametrize("block", [NOTE + 60, 500, 1500, 3000])
 def test_what_is_left_over_is_given_once(pins: int, summed: bool, block: int) -> None:
     """However much the user said and a model wrote, pins, steps and words in full share what the block has left."""
-    entries = tuple(read_entry(raw) for raw in slices(body_of(agent_session(16, 200))))
+    entries = tuple(read_entry(raw) for raw in message_slices(chat_body(agent_session(16, 200))))
     said = tuple(prose(at, 130) for at in range(pins))
     for text in ((block - NOTE) // 4, (block - NOTE) // 2, block - NOTE):
         summary = f"## Accomplished\n- {prose(99, text // 3)}" if summed else ""
-        made = render_block(FoldedItems(entries, said, "The task."), block, text, count, summary)
-        assert count(made) - count("The task.") <= block
+        made = render_block(FoldedItems(entries, said, "The task."), block, text, count_tokens, summary)
+        assert count_tokens(made) - count_tokens("The task.") <= block
 
 
 def test_the_blocks_own_words_state_nothing() -> None:
     """Header, footer and headings hold no number, path or identifier."""
-    empty = render_block(FoldedItems((), ("pin",), "task", "newest"), 400, 100, count)
+    empty = render_block(FoldedItems((), ("pin",), "task", "newest"), 400, 100, count_tokens)
     assert entities(empty) == set()
     assert entities(OMITTED) == set()
 
@@ -64,7 +72,7 @@ def test_the_blocks_own_words_state_nothing() -> None:
 def test_pins_are_verbatim_while_they_fit() -> None:
     """Every folded user text stands word for word, also with odd white space and other scripts."""
     pins = ("Never  touch\tvendor/.", CHINESE, "- a list\n  - nested", "ok")
-    made = render_block(FoldedItems((), pins, "task"), 400, 0, count)
+    made = render_block(FoldedItems((), pins, "task"), 400, 0, count_tokens)
     assert all(pin in made for pin in pins)
 
 
@@ -72,7 +80,7 @@ def test_instructions_outlive_small_talk() -> None:
     """Where not all user texts fit, those that read like instructions stay, newer before older, in their order."""
     talk = tuple(f"That was nice to hear, the weather in town {at} is fine and the tea is warm." for at in range(40))
     rules = ("You must never push to main.", "Always answer in French.")
-    made = render_block(FoldedItems((), (*talk[:20], rules[0], *talk[20:], rules[1]), "task"), 500, 0, count)
+    made = render_block(FoldedItems((), (*talk[:20], rules[0], *talk[20:], rules[1]), "task"), 500, 0, count_tokens)
     assert all(rule in made for rule in rules)
     assert made.index(rules[0]) < made.index(rules[1])
     assert 0 < sum(text in made for text in talk) < 40
@@ -86,7 +94,7 @@ def test_a_long_pin_keeps_its_instructions(script: str) -> None:
         if script == "latin"
         else ("今天天气很好。", "不要修改数据库结构。")
     )
-    made = render_block(FoldedItems((), (filler * 300 + rule + filler * 300,), "task"), 400, 0, count)
+    made = render_block(FoldedItems((), (filler * 300 + rule + filler * 300,), "task"), 400, 0, count_tokens)
     assert rule in made
     assert OMITTED in made
 
@@ -109,7 +117,7 @@ def test_a_long_pin_keeps_its_instructions(script: str) -> None:
 def test_a_constraint_outlives_talk_in_any_main_language(rule: str) -> None:
     """An old constraint is pinned word for word before newer talk, whatever language it is written in."""
     talk = tuple(f"Weather report {at}: sunny, with tea." for at in range(80))
-    made = render_block(FoldedItems((), (*talk[:3], rule, *talk[3:]), "task"), 400, 0, count)
+    made = render_block(FoldedItems((), (*talk[:3], rule, *talk[3:]), "task"), 400, 0, count_tokens)
     assert rule in made
     assert 0 < sum(text in made for text in talk) < 80
 
@@ -117,7 +125,7 @@ def test_a_constraint_outlives_talk_in_any_main_language(rule: str) -> None:
 def test_without_any_known_word_the_newest_stay() -> None:
     """In a language none of whose words is known, the newest texts are kept, and the block says that some are not."""
     texts = tuple(f"Kwa hiyo tunaendelea na kazi hii leo {at}." for at in range(80))
-    made = render_block(FoldedItems((), texts, "task"), 400, 0, count)
+    made = render_block(FoldedItems((), texts, "task"), 400, 0, count_tokens)
     kept = [at for at, text in enumerate(texts) if text in made]
     assert kept == list(range(80 - len(kept), 80))
     assert 3 < len(kept) < 80
@@ -127,21 +135,22 @@ def test_without_any_known_word_the_newest_stay() -> None:
 def test_room_left_over_goes_to_rounds_in_full() -> None:
     """Where pins and digest leave room, the rounds worth most keep all their words, in their order."""
     long = "We looked at every part of it, one after the other, and it took a while to see through. "
-    entries = [Entry("assistant", f"Round {at} begins. {long * 2}It ends {at}.") for at in range(20)]
-    made = render_block(FoldedItems(tuple(entries), ()), 900, 120, count)
+    entries = [ItemText("assistant", f"Round {at} begins. {long * 2}It ends {at}.") for at in range(20)]
+    made = render_block(FoldedItems(tuple(entries), ()), 900, 120, count_tokens)
     whole = [at for at, entry in enumerate(entries) if entry.text in made]
     assert whole[0] == 0
     assert whole[-1] == 19
     assert 4 < len(whole) < 20
-    assert count(made) <= 900
+    assert count_tokens(made) <= 900
 
 
 def test_steps_are_the_newest_in_order() -> None:
     """Steps are one line a round, the first and the newest that fit, oldest first, with their calls."""
     entries = [
-        Entry("assistant", f"Now I do thing number {at}.", (("run", f'{{"command":"make {at}"}}'),)) for at in range(50)
+        ItemText("assistant", f"Now I do thing number {at}.", (("run", f'{{"command":"make {at}"}}'),))
+        for at in range(50)
     ]
-    made = render_block(FoldedItems(tuple(entries), ()), 600, 400, count)
+    made = render_block(FoldedItems(tuple(entries), ()), 600, 400, count_tokens)
     lines = [line for line in made.splitlines() if line.startswith("- Now")]
     assert lines[-1] == "- Now I do thing number 49. -> run(make 49)"
     numbers = [int(line.split("number ")[1].split(".")[0]) for line in lines]
@@ -152,8 +161,8 @@ def test_steps_are_the_newest_in_order() -> None:
 
 def test_a_step_in_chinese_says_something() -> None:
     """A sentence without spaces is shortened at a character, not thrown away."""
-    entry = Entry("assistant", "我先检查一下订单的状态然后再决定要不要修改数据库里的记录" * 8)
-    assert "我先检查" in render_block(FoldedItems((entry,), ()), 700, 600, count)
+    entry = ItemText("assistant", "我先检查一下订单的状态然后再决定要不要修改数据库里的记录" * 8)
+    assert "我先检查" in render_block(FoldedItems((entry,), ()), 700, 600, count_tokens)
 
 
 @given(st.text(max_size=80), st.integers(1, 60))
@@ -181,7 +190,7 @@ async def test_a_later_block_holds_no_earlier_one(kind: str) -> None:
     messages = agent_session(30, 300) if kind == "agent" else [m for turn in range(40) for m in chat_turn(turn, 150)]
     if kind == "chinese":
         messages = [{"role": ("user", "assistant")[at % 2], "content": f"{CHINESE}{at}" * 6} for at in range(120)]
-    book = Book()
+    book = DictRecords()
     desk = Replica(book)
     for end in range(2, len(messages) + 1):
         if messages[end - 1]["role"] in ("user", "tool"):
@@ -190,7 +199,7 @@ async def test_a_later_block_holds_no_earlier_one(kind: str) -> None:
     assert len(blocks) > 2
     for record in book.records():
         assert record.block.count(HEADER) == record.block.count(FOOTER) == 1
-        assert invented(record.block, messages[: record.compaction.place]) == set()
+        assert invented(record.block, messages[: record.compaction.boundary]) == set()
 
 
 @pytest.mark.parametrize("text", ["a" * 1_000_000, "QUFB" * 250_000, "ab. " * 250_000, "。" * 300_000, " " * 10**6])
@@ -201,11 +210,11 @@ def test_a_megabyte_of_anything_costs_a_bounded_amount(text: str) -> None:
     def watched(piece: str) -> int:
         nonlocal calls, size
         calls, size = calls + 1, size + len(piece)
-        return count(piece)
+        return count_tokens(piece)
 
-    entries = (Entry("assistant", text), Entry("tool", text), Entry("user", text))
+    entries = (ItemText("assistant", text), ItemText("tool", text), ItemText("user", text))
     made = render_block(FoldedItems(entries, (text,)), 600, 400, watched)
-    assert count(made) <= 600
+    assert count_tokens(made) <= 600
     assert calls <= 800
     assert size <= 4 * len(text)
 
@@ -216,6 +225,9 @@ def test_a_models_summary_is_taken_out_of_steps_and_digest(messages: list[Messag
     """With a summary the block keeps to its cap as well as without one, and holds the summary whole."""
     folded = folded_of(messages)
     summary = "## Goal\n- " + "word " * words
-    plain, made = (render_block(folded, block, (block - NOTE) // 2, count, text) for text in ("", summary))
-    assert count(made) <= max(count(plain), block + count(folded.task) + count(folded.newest)) + NOTE // 4
+    plain, made = (render_block(folded, block, (block - NOTE) // 2, count_tokens, text) for text in ("", summary))
+    assert (
+        count_tokens(made)
+        <= max(count_tokens(plain), block + count_tokens(folded.task) + count_tokens(folded.newest)) + NOTE // 4
+    )
     assert f"{SUMMARY}\n{summary}" in made

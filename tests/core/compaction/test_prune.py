@@ -24,11 +24,11 @@ from proxy.core.compaction.prune import (
     rank_prunable,
 )
 from proxy.core.compaction.record import placeholder_tokens
-from proxy.core.conversation import Entry, Item, lay_out, unread_from
+from proxy.core.conversation import Item, ItemText, lay_out, unread_from
 from proxy.core.tool_calls import Pair, facts_of, pairs_of
 from proxy.engine.reading import read_one
 from tests.support.conversation_strategies import Message, agent_sessions
-from tests.support.engine_fixtures import body_of, count, slices, tools
+from tests.support.engine_fixtures import chat_body, count_tokens, message_slices, tool_map_of_package
 from tests.support.sample_conversations import coding_session
 
 Step = tuple[str, dict[str, Any], str]
@@ -37,7 +37,7 @@ Step = tuple[str, dict[str, Any], str]
 def pairs(*steps: Step) -> list[Pair]:
     items: list[Item] = []
     for number, (name, arguments, result) in enumerate(steps):
-        call = facts_of(Entry("assistant", "", ((name, json.dumps(arguments)),)), tools().call)
+        call = facts_of(ItemText("assistant", "", ((name, json.dumps(arguments)),)), tool_map_of_package().call)
         items.append(Item("assistant", 10, 0, b"", (str(number),), facts=call))
         items.append(
             Item(
@@ -47,7 +47,7 @@ def pairs(*steps: Step) -> list[Pair]:
                 b"",
                 (),
                 (str(number),),
-                facts=facts_of(Entry("tool", "", results=((result, False),)), tools().call),
+                facts=facts_of(ItemText("tool", "", results=((result, False),)), tool_map_of_package().call),
             )
         )
     return pairs_of(items, 0, len(items))
@@ -56,7 +56,7 @@ def pairs(*steps: Step) -> list[Pair]:
 def found(*steps: Step, rules: DedupRules | None = None) -> list[tuple[int, str, int]]:
     """Which steps give way, why, and to which step."""
     swaps = find_duplicates(pairs(*steps), rules or DedupRules())
-    return sorted((swap.index // 2, swap.why, swap.by // 2) for swap in swaps)
+    return sorted((swap.index // 2, swap.reason, swap.same_as // 2) for swap in swaps)
 
 
 def listing(first: int, last: int, word: str = "x") -> str:
@@ -162,9 +162,13 @@ def agent(*names: str, says: dict[int, str] | None = None, tokens: int = 500) ->
     """Rounds of one call each; ``says`` is what the model writes before round n."""
     items = [Item("user", 10, 0, b"")]
     for number, name in enumerate(names):
-        entry = Entry("assistant", (says or {}).get(number, ""), ((name, json.dumps({"path": f"src/f{number}.py"})),))
-        items.append(Item("assistant", 10, 0, b"", (str(number),), facts=facts_of(entry, tools().call)))
-        result = facts_of(Entry("tool", "", results=((f"the result of step {number} is long", False),)), tools().call)
+        entry = ItemText(
+            "assistant", (says or {}).get(number, ""), ((name, json.dumps({"path": f"src/f{number}.py"})),)
+        )
+        items.append(Item("assistant", 10, 0, b"", (str(number),), facts=facts_of(entry, tool_map_of_package().call)))
+        result = facts_of(
+            ItemText("tool", "", results=((f"the result of step {number} is long", False),)), tool_map_of_package().call
+        )
         items.append(Item("tool", tokens, 0, b"", (), (str(number),), facts=result))
     return items
 
@@ -233,7 +237,9 @@ RULES = PrunePassRules(DedupRules(), PruneRules(protect_rounds=1, protect_tokens
 
 
 def stretch_of(messages: list[Message]) -> PruneRange:
-    items: list[Item] = [read_one(chat, raw, count, tools()) for raw in slices(body_of(messages))]
+    items: list[Item] = [
+        read_one(chat, raw, count_tokens, tool_map_of_package()) for raw in message_slices(chat_body(messages))
+    ]
     return PruneRange(items, lay_out(items), 0, len(items))
 
 
@@ -249,7 +255,7 @@ def test_it_saves_what_it_must_or_does_nothing(messages: list[Message], need: in
     assert sum(gains) >= need
     assert min(gains) >= 50
     gone = {swap.index for swap in found[0]}
-    assert gone.isdisjoint(swap.by for swap in found[0])
+    assert gone.isdisjoint(swap.same_as for swap in found[0])
     assert all(stretch.items[index].answers for index in gone)
     assert set(found[1]) <= {"dedup", "prune"}
 
@@ -262,11 +268,11 @@ def test_a_later_one_adds_to_what_is_there(messages: list[Message]) -> None:
     first = prune_pass(stretch, 1, 200_000, PrunePassRules(DedupRules(), None))
     if first is None:
         return
-    second = prune_pass(replace(stretch, held=first[0]), 1, 200_000, RULES)
+    second = prune_pass(replace(stretch, placeholders=first[0]), 1, 200_000, RULES)
     if second is not None:
         again = {swap.index for swap in second[0]}
         assert again.isdisjoint(swap.index for swap in first[0])
-        assert again.isdisjoint(swap.by for swap in first[0])
+        assert again.isdisjoint(swap.same_as for swap in first[0])
 
 
 def test_switched_off_it_does_nothing() -> None:
@@ -293,7 +299,7 @@ def test_what_was_made_smaller_before_saves_no_more_than_it_takes(messages: list
     """A truncated result counts for what it still takes, not for what it was."""
     stretch = stretch_of(messages)
     sizes = {index: 60 for index, item in enumerate(stretch.items) if item.answers and item.tokens > 60}
-    found = prune_pass(replace(stretch, sizes=sizes), need, 200_000, RULES)
+    found = prune_pass(replace(stretch, reduced=sizes), need, 200_000, RULES)
     if found is not None:
         items = stretch.items
         saved = sum(sizes.get(s.index, items[s.index].tokens) - placeholder_tokens(items[s.index]) for s in found[0])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from proxy.core.compaction.record import (
     FRAME,
@@ -25,7 +25,7 @@ from proxy.core.compaction.record import (
     placeholder_tokens,
 )
 from proxy.core.conversation import Item
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 
 
 @pytest.mark.parametrize("why", ["repeated", "reread", "included", "again", "old"])
@@ -33,7 +33,7 @@ from tests.support.engine_fixtures import count
 def test_a_line_is_short_and_invents_nothing(why: PlaceholderReason, ok: bool) -> None:
     """It carries no long number and no path of its own, names the target, and fits what it is charged at."""
     text = placeholder_text(why, "Read", "TARGET", ok=ok, line="LINE")
-    assert count(text) <= LINE
+    assert count_tokens(text) <= LINE
     assert not re.search(r"\d{3}|[/\\]", text)
     assert ("TARGET" in text) is (why != "repeated")
     assert ("LINE" in text) is (why == "old" and not ok)
@@ -73,17 +73,17 @@ def test_a_record_comes_back_as_it_was(record: CompactionRecord) -> None:
 @pytest.mark.parametrize(
     "spoiled",
     [
-        msgspec.structs.replace(RECORD, version=VERSION + 1),
-        msgspec.structs.replace(RECORD, compaction=replace(EVENT, place=11)),
-        msgspec.structs.replace(RECORD, compaction=replace(EVENT, cut=10)),
-        msgspec.structs.replace(RECORD, compaction=replace(EVENT, cut=-1)),
-        msgspec.structs.replace(RECORD, compaction=replace(EVENT, anchors=(-1,))),
-        msgspec.structs.replace(RECORD, compaction=replace(EVENT, anchors=(10,))),
-        msgspec.structs.replace(RECORD, compaction=replace(EVENT, clips=((10, 5),))),
-        msgspec.structs.replace(RECORD, compaction=replace(EVENT, trims=((10, 5),))),
-        msgspec.structs.replace(RECORD, compaction=replace(EVENT, swaps=(Placeholder(10, "old"),))),
-        msgspec.structs.replace(RECORD, edits={10: b"{}"}),
-        msgspec.structs.replace(RECORD, edits={-1: b"{}"}),
+        structs.replace(RECORD, version=VERSION + 1),
+        structs.replace(RECORD, compaction=structs.replace(EVENT, boundary=11)),
+        structs.replace(RECORD, compaction=structs.replace(EVENT, cut=10)),
+        structs.replace(RECORD, compaction=structs.replace(EVENT, cut=-1)),
+        structs.replace(RECORD, compaction=structs.replace(EVENT, anchors=(-1,))),
+        structs.replace(RECORD, compaction=structs.replace(EVENT, anchors=(10,))),
+        structs.replace(RECORD, compaction=structs.replace(EVENT, clips=((10, 5),))),
+        structs.replace(RECORD, compaction=structs.replace(EVENT, truncations=((10, 5),))),
+        structs.replace(RECORD, compaction=structs.replace(EVENT, placeholders=(Placeholder(10, "old"),))),
+        structs.replace(RECORD, edits={10: b"{}"}),
+        structs.replace(RECORD, edits={-1: b"{}"}),
     ],
 )
 def test_a_record_that_does_not_fit_is_none(spoiled: CompactionRecord) -> None:
@@ -126,5 +126,5 @@ def test_a_damaged_record_is_sound_or_none(at: int, byte: int) -> None:
     assert load(raw[:at], 10) is None
     found = load(raw[:at] + bytes([byte]) + raw[at + 1 :], 10)
     if found is not None:
-        assert 0 <= found.compaction.cut <= found.compaction.place <= 10
+        assert 0 <= found.compaction.cut <= found.compaction.boundary <= 10
         assert all(0 <= index < 10 for index in (*found.edits, *found.compaction.anchors))

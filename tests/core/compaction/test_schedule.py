@@ -9,10 +9,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from proxy.core.compaction.record import Compaction
 from proxy.core.compaction.schedule import CLIP_FLOOR, NOTE, CompactionRules, CompactionTarget, EnabledStages, Schedule
-from proxy.core.conversation import Facts, Item, Result, lay_out, unread_from
+from proxy.core.conversation import Item, ItemFacts, Result, lay_out, unread_from
 from proxy.core.tokens.budget import Allocation, Marks, Shares, TokenBudget
 
 RULES = CompactionRules(Marks(), Shares(), EnabledStages())
@@ -20,7 +21,9 @@ FIGURES = TokenBudget(8192, 1024, 300, 1024)
 
 
 def item(role: str, tokens: int, calls: Sequence[str] = (), answers: Sequence[str] = ()) -> Item:
-    facts = Facts(results=tuple(Result(n, n, True, 1, 4 * tokens) for n, _ in enumerate(answers))) if answers else None
+    facts = (
+        ItemFacts(results=tuple(Result(n, n, True, 1, 4 * tokens) for n, _ in enumerate(answers))) if answers else None
+    )
     return Item(role, tokens, 0, bytes(16), tuple(calls), tuple(answers), facts=facts)  # type: ignore[arg-type]
 
 
@@ -71,17 +74,17 @@ def test_an_event_is_sound(items: list[Item], asked: TokenBudget, force: bool) -
     """Any event cuts between rounds, keeps the newest round, makes the view smaller, and says how large it is."""
     plan = schedule(items, asked)
     layout = lay_out(tuple(items))
-    event = plan.run(None, CompactionTarget(force=force))
+    event = plan.newest_compaction(None, CompactionTarget(force=force))
     if event is None:
         return
     assert event.cut == 0 or event.cut in layout.cuts
-    assert event.cut < event.place <= len(items)
-    assert event.place in (*layout.places, len(items))
-    assert all(0 <= index < event.place for index in event.anchors)
+    assert event.cut < event.boundary <= len(items)
+    assert event.boundary in (*layout.places, len(items))
+    assert all(0 <= index < event.boundary for index in event.anchors)
     assert all(CLIP_FLOOR <= tokens < items[index].tokens for index, tokens in event.clips)
-    assert event.after == plan.weight(event.place, event)
-    assert event.after < plan.weight(event.place, None)
-    assert event.block == 0 or event.text <= event.block
+    assert event.view_tokens == plan.view_tokens(event.boundary, event)
+    assert event.view_tokens < plan.view_tokens(event.boundary, None)
+    assert event.block_tokens == 0 or event.text_tokens <= event.block_tokens
     assert event.cut == 0 or set(event.anchors) >= {layout.task}
 
 
@@ -94,11 +97,11 @@ def test_going_on_from_an_event_equals_starting_over(items: list[Item], asked: T
     event = None
     for place in (*layout.places, len(items)):
         part = schedule(items[:place], asked)
-        event = part.run(event)
+        event = part.newest_compaction(event)
         if part.fits(event, asked.ceiling):
-            assert part.run(None) == event
+            assert part.newest_compaction(None) == event
         else:
-            event = part.run(None)
+            event = part.newest_compaction(None)
 
 
 @settings(max_examples=100)
@@ -106,7 +109,7 @@ def test_going_on_from_an_event_equals_starting_over(items: list[Item], asked: T
 def test_a_view_that_can_be_brought_under_the_budget_is(items: list[Item], asked: TokenBudget) -> None:
     """Where the newest round and its frame leave room, the present view fits the exact budget."""
     plan = schedule(items, asked)
-    event = plan.run(None)
+    event = plan.newest_compaction(None)
     budget = min(asked.baseline, asked.budget)
     floor = asked.quantised_fixed + 2 * NOTE + CLIP_FLOOR * (2 + len(items) - lay_out(tuple(items)).cuts[-1])
     tails = [cut for cut in lay_out(tuple(items)).cuts if cut < len(items)]
@@ -121,15 +124,15 @@ def test_events_are_rare_and_deep() -> None:
     event = None
     for place in lay_out(tuple(items)).places:
         part = schedule(items[:place])
-        found = part.run(event)
+        found = part.newest_compaction(event)
         if found is not None and found != event:
             events.append(found)
-            before = part.weight(place, event)
+            before = part.view_tokens(place, event)
             assert FIGURES.quantised_fixed + before > min(FIGURES.mark(0.9, FIGURES.baseline), FIGURES.ceiling)
-            assert FIGURES.quantised_fixed + found.after <= FIGURES.mark(0.4, FIGURES.baseline)
+            assert FIGURES.quantised_fixed + found.view_tokens <= FIGURES.mark(0.4, FIGURES.baseline)
         event = found
     assert len(events) > 5
-    growth = [sum(i.tokens for i in items[a.place : b.place]) for a, b in pairwise(events)]
+    growth = [sum(i.tokens for i in items[a.boundary : b.boundary]) for a, b in pairwise(events)]
     assert min(growth) >= 0.45 * (FIGURES.baseline - FIGURES.quantised_fixed)
 
 
@@ -137,11 +140,11 @@ def test_the_cut_is_the_oldest_that_reaches_the_low_mark() -> None:
     """An event keeps as many rounds as the low mark allows: one more would not fit."""
     items = agent(17)
     plan = schedule(items)
-    event = plan.run(None, CompactionTarget(force=True))
+    event = plan.newest_compaction(None, CompactionTarget(force=True))
     assert event is not None
-    earlier = replace(event, cut=event.cut - 2)
+    earlier = structs.replace(event, cut=event.cut - 2)
     low = FIGURES.mark(0.4, FIGURES.budget) - FIGURES.quantised_fixed
-    assert event.after <= low < plan.weight(len(items), earlier)
+    assert event.view_tokens <= low < plan.view_tokens(len(items), earlier)
 
 
 @pytest.mark.parametrize(
@@ -157,54 +160,54 @@ def test_the_cut_is_the_oldest_that_reaches_the_low_mark() -> None:
 def test_a_past_event_stands_whatever_changed(changed: TokenBudget) -> None:
     """From an event that was sent, other figures go on without touching it while the view fits."""
     items = agent(20)
-    event = schedule(items).run(None)
+    event = schedule(items).newest_compaction(None)
     assert event is not None
-    assert schedule(agent(21), changed).run(event) == event
+    assert schedule(agent(21), changed).newest_compaction(event) == event
 
 
 def test_the_fixed_part_counts_in_steps() -> None:
     """System texts of slightly different length give the same events."""
     items = agent(60)
-    assert schedule(items, replace(FIGURES, fixed=290)).run(None) == schedule(items, replace(FIGURES, fixed=380)).run(
-        None
-    )
+    assert schedule(items, replace(FIGURES, fixed=290)).newest_compaction(None) == schedule(
+        items, replace(FIGURES, fixed=380)
+    ).newest_compaction(None)
 
 
 def test_a_smaller_limit_is_a_new_event() -> None:
     """An overflow's limit compacts again at the same place, below it."""
     items = agent(20)
     plan = schedule(items)
-    event = plan.run(None)
-    smaller = plan.run(event, CompactionTarget(limit=1500))
+    event = plan.newest_compaction(None)
+    smaller = plan.newest_compaction(event, CompactionTarget(limit=1500))
     assert event is not None
     assert smaller is not None
     assert smaller.cut > event.cut
-    assert FIGURES.quantised_fixed + smaller.after <= 1500
+    assert FIGURES.quantised_fixed + smaller.view_tokens <= 1500
 
 
 def test_forcing_under_the_low_mark_changes_nothing() -> None:
     """There is nothing to gain below the low mark: a demand to compact is no event."""
-    assert schedule(agent(3)).run(None, CompactionTarget(force=True)) is None
+    assert schedule(agent(3)).newest_compaction(None, CompactionTarget(force=True)) is None
 
 
 def test_a_large_newest_result_is_truncated_and_its_round_kept() -> None:
     """A newest result of twice the window loses tokens; its call stays before it."""
     items = [*agent(6), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(items).run(None)
+    event = schedule(items).newest_compaction(None)
     assert event is not None
     assert event.stages == ("fold", "truncate")
     assert event.cut <= len(items) - 2
-    assert dict(event.trims)[len(items) - 1] > 2000
-    assert len(event.trims) == 1
+    assert dict(event.truncations)[len(items) - 1] > 2000
+    assert len(event.truncations) == 1
     assert event.clips == ()
 
 
 def test_what_the_user_wrote_is_clipped_last() -> None:
     """Beside a large result, a user's message of moderate size stays whole."""
     items = [item("user", 1500), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(items).run(None)
+    event = schedule(items).newest_compaction(None)
     assert event is not None
-    assert set(dict(event.trims)) == {2}
+    assert set(dict(event.truncations)) == {2}
     assert event.clips == ()
 
 
@@ -212,7 +215,9 @@ def test_what_the_user_wrote_is_clipped_last() -> None:
 def test_a_rung_that_is_switched_off_is_not_taken(off: tuple[str, ...]) -> None:
     """Without a rung no event shows it; nothing leaves the view where neither folding nor dropping is allowed."""
     items = [*agent(20), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(items, rules=replace(RULES, rungs=replace(EnabledStages(), **dict.fromkeys(off, False)))).run(None)
+    event = schedule(
+        items, rules=replace(RULES, enabled_stages=replace(EnabledStages(), **dict.fromkeys(off, False)))
+    ).newest_compaction(None)
     assert event is None or not set(off).intersection(event.stages)
     if "fold" in off:
         assert event is not None
@@ -222,11 +227,11 @@ def test_a_rung_that_is_switched_off_is_not_taken(off: tuple[str, ...]) -> None:
 def test_a_huge_result_is_truncated_where_rounds_are_dropped() -> None:
     """Where old rounds are dropped bare, the newest result is cut short as far as needed, not clipped."""
     items = [*agent(13), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(items, rules=replace(RULES, rungs=EnabledStages(fold=False))).run(None)
+    event = schedule(items, rules=replace(RULES, enabled_stages=EnabledStages(fold=False))).newest_compaction(None)
     assert event is not None
     assert event.stages == ("drop", "truncate")
     kept = sum(items[i].tokens for i in range(event.cut, len(items) - 1))
-    assert FIGURES.budget // 4 < event.after - kept
+    assert FIGURES.budget // 4 < event.view_tokens - kept
 
 
 def test_media_is_never_clipped() -> None:
@@ -239,7 +244,7 @@ def test_media_is_never_clipped() -> None:
         item("assistant", 60, ["x"]),
         item("tool", 9000, (), ("x",)),
     ]
-    event = schedule(items, replace(FIGURES, window=4096)).run(None)
+    event = schedule(items, replace(FIGURES, window=4096)).newest_compaction(None)
     assert event is not None
     assert all(tokens >= items[index].media + CLIP_FLOOR for index, tokens in event.clips)
 
@@ -247,18 +252,18 @@ def test_media_is_never_clipped() -> None:
 def test_a_user_item_behind_the_newest_round_keeps_it() -> None:
     """A question after a round keeps the round it is about, unless that alone is too big."""
     items = [*agent(20), item("user", 30)]
-    event = schedule(items).run(None, CompactionTarget(limit=1500))
+    event = schedule(items).newest_compaction(None, CompactionTarget(limit=1500))
     assert event is not None
     assert event.cut == len(items) - 3
     huge = [*agent(20), item("assistant", 60, ["b"]), item("tool", 9000, (), ("b",)), item("user", 30)]
-    event = schedule(huge).run(None)
+    event = schedule(huge).newest_compaction(None)
     assert event is not None
     assert event.cut == len(huge) - 1
 
 
 def test_an_empty_conversation_has_no_event() -> None:
     """No items, nothing to do, whatever is demanded."""
-    assert schedule([]).run(None, CompactionTarget(force=True, limit=0)) is None
+    assert schedule([]).newest_compaction(None, CompactionTarget(force=True, limit=0)) is None
 
 
 def test_a_long_conversation_costs_few_looks() -> None:
@@ -266,15 +271,15 @@ def test_a_long_conversation_costs_few_looks() -> None:
     items = agent(5000, result=40)
     plan = schedule(items, TokenBudget(10**6, 1000, 300, 16_384))
     looks = 0
-    weigh = plan.weight
+    weigh = plan.view_tokens
 
     def watched(place: int, event: Compaction | None) -> int:
         nonlocal looks
         looks += 1
         return weigh(place, event)
 
-    plan.weight = watched  # type: ignore[method-assign]
-    plan.run(None)
+    plan.view_tokens = watched  # type: ignore[method-assign]
+    plan.newest_compaction(None)
     assert looks < 100
 
 
@@ -285,18 +290,18 @@ ALLOCATED = replace(RULES, allocation=SHARED)
 def test_an_allocation_makes_an_event_deeper() -> None:
     """An event leaves messages and block no more than their shares and what is lent; the newest round stays."""
     items = agent(30)
-    plain, shared = schedule(items).run(None), schedule(items, rules=ALLOCATED).run(None)
+    plain, shared = schedule(items).newest_compaction(None), schedule(items, rules=ALLOCATED).newest_compaction(None)
     assert plain is not None
     assert shared is not None
     most = SHARED.for_history(8192, FIGURES.quantised_fixed)
     assert most < int(0.18 * 8192)
-    assert shared.after <= most < plain.after
-    assert shared.block <= SHARED.for_block(8192, FIGURES.quantised_fixed) + NOTE < plain.block
+    assert shared.view_tokens <= most < plain.view_tokens
+    assert shared.block_tokens <= SHARED.for_block(8192, FIGURES.quantised_fixed) + NOTE < plain.block_tokens
     tight = replace(RULES, allocation=Allocation(reserve=1.0))
-    alone = schedule(items, rules=tight).run(None)
+    alone = schedule(items, rules=tight).newest_compaction(None)
     assert alone is not None
     assert alone.cut <= lay_out(tuple(items)).cuts[-1], "whatever the shares, the newest round is kept"
-    assert alone.block == NOTE
+    assert alone.block_tokens == NOTE
 
 
 @settings(max_examples=120)
@@ -306,11 +311,11 @@ def test_an_allocation_never_makes_a_view_fit_less(
 ) -> None:
     """What fits without an allocation fits with one: it only goes deeper, and moves no event that was sent."""
     plain, shared = schedule(items, asked), schedule(items, asked, rules)
-    if plain.fits(plain.run(None), asked.budget):
-        assert shared.fits(shared.run(None), asked.budget)
-    since = plain.run(None)
-    if plain.run(since) == since:
-        assert shared.run(since) == since
+    if plain.fits(plain.newest_compaction(None), asked.budget):
+        assert shared.fits(shared.newest_compaction(None), asked.budget)
+    since = plain.newest_compaction(None)
+    if plain.newest_compaction(since) == since:
+        assert shared.newest_compaction(since) == since
 
 
 @settings(max_examples=200)
@@ -318,12 +323,12 @@ def test_an_allocation_never_makes_a_view_fit_less(
 def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item], asked: TokenBudget) -> None:
     """A result no model has read is cut only if it would not fit beside task, newest user text and a note."""
     plan, count = schedule(items, asked), len(items)
-    event = plan.run(None)
+    event = plan.newest_compaction(None)
     border = unread_from(items, count)
-    if event is None or event.place < count or not any(item.answers for item in items[border:]):
+    if event is None or event.boundary < count or not any(item.answers for item in items[border:]):
         return
-    cut = {index for index, _ in (*event.trims, *event.clips) if index >= border and items[index].answers}
-    swapped = {swap.index for swap in event.swaps if swap.index >= border}
+    cut = {index for index, _ in (*event.truncations, *event.clips) if index >= border and items[index].answers}
+    swapped = {swap.index for swap in event.placeholders if swap.index >= border}
     assert not swapped
     start = max(each for each in lay_out(tuple(items)).cuts if each <= border)
     users = [index for index, item in enumerate(items) if item.role == "user" and index < start]
@@ -338,42 +343,42 @@ def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item]
 def test_the_same_request_gets_the_same_event(items: list[Item], asked: TokenBudget) -> None:
     """A conversation that was compacted at its end and fits is not compacted again when it comes once more."""
     plan = schedule(items, asked)
-    event = plan.run(None)
+    event = plan.newest_compaction(None)
     if event is not None and plan.fits(event, asked.budget):
-        assert plan.run(event) == event
+        assert plan.newest_compaction(event) == event
 
 
 def test_a_result_left_whole_is_truncated_once_it_was_read() -> None:
     """The next event after a large unread result truncates it in place, and keeps the block before it."""
     items = [*agent(6), item("assistant", 60, ["big"]), item("tool", 5_200, (), ("big",))]
-    first = schedule(items).run(None)
+    first = schedule(items).newest_compaction(None)
     assert first is not None
-    assert first.trims == ()
-    assert FIGURES.quantised_fixed + first.after <= FIGURES.budget
+    assert first.truncations == ()
+    assert FIGURES.quantised_fixed + first.view_tokens <= FIGURES.budget
     more = [*items, item("assistant", 60, ["next"]), item("tool", 300, (), ("next",))]
-    second = schedule(more).run(first)
+    second = schedule(more).newest_compaction(first)
     assert second is not None
-    assert (second.cut, second.block) == (first.cut, first.block)
-    assert [index for index, _ in second.trims] == [len(items) - 1]
+    assert (second.cut, second.block_tokens) == (first.cut, first.block_tokens)
+    assert [index for index, _ in second.truncations] == [len(items) - 1]
 
 
 def test_the_block_gives_way_before_an_unread_result() -> None:
     """Where a result fits whole beside a smaller block, the block is made smaller."""
     items = [*agent(30), item("assistant", 60, ["big"]), item("tool", 6_000, (), ("big",))]
-    event = schedule(items).run(None)
+    event = schedule(items).newest_compaction(None)
     assert event is not None
     assert event.stages == ("drop",)
-    assert event.trims == event.clips == ()
-    assert event.block >= NOTE
-    assert FIGURES.quantised_fixed + event.after <= FIGURES.budget
+    assert event.truncations == event.clips == ()
+    assert event.block_tokens >= NOTE
+    assert FIGURES.quantised_fixed + event.view_tokens <= FIGURES.budget
 
 
 def test_an_unread_result_too_big_for_the_room_takes_all_of_it() -> None:
     """A result that has to be cut is cut to the budget, not to a mark below it."""
     items = [*agent(6), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(items).run(None)
+    event = schedule(items).newest_compaction(None)
     assert event is not None
-    assert FIGURES.budget - 8 <= FIGURES.quantised_fixed + event.after <= FIGURES.budget
+    assert FIGURES.budget - 8 <= FIGURES.quantised_fixed + event.view_tokens <= FIGURES.budget
 
 
 @settings(max_examples=60, deadline=None)
@@ -381,12 +386,12 @@ def test_an_unread_result_too_big_for_the_room_takes_all_of_it() -> None:
 def test_no_view_goes_below_the_least(items: list[Item]) -> None:
     """However little is asked for, what a compaction leaves is no less than the newest round at its shortest."""
     plan = schedule(items)
-    event = plan.run(None, CompactionTarget(force=True, limit=0))
-    assert FIGURES.quantised_fixed + plan.weight(len(items), event) >= plan.least()
+    event = plan.newest_compaction(None, CompactionTarget(force=True, limit=0))
+    assert FIGURES.quantised_fixed + plan.view_tokens(len(items), event) >= plan.minimum_tokens()
 
 
 def test_the_least_counts_what_cannot_be_shortened() -> None:
     """A round of many short results weighs all of them, one long result next to nothing."""
     many = agent(1, result=10, parallel=500)
-    assert schedule(many).least() >= 500 * 10
-    assert schedule(agent(1, result=50_000)).least() < 1_000
+    assert schedule(many).minimum_tokens() >= 500 * 10
+    assert schedule(agent(1, result=50_000)).minimum_tokens() < 1_000

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.compaction.sentence_ranking import NEWEST, round_scores, rounds_of, sentence_rank
-from proxy.core.conversation import Entry
+from proxy.core.conversation import ItemText
 
 CALL = ("read", '{"path": "a"}')
 
 
-def spoken(text: str, *calls: tuple[str, str]) -> Entry:
-    return Entry("assistant", text, calls)
+def spoken(text: str, *calls: tuple[str, str]) -> ItemText:
+    return ItemText("assistant", text, calls)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_sentences_are_weighed_in_the_main_languages(sentence: str, expected: in
 
 def test_a_conclusion_needs_no_known_word() -> None:
     """What the model said right before the user spoke again is worth more than the same words amid its work."""
-    rounds = rounds_of([spoken("Hm."), *[spoken("Ndiyo.")] * 9, Entry("user", "?"), *[spoken("Ndiyo.")] * 9])
+    rounds = rounds_of([spoken("Hm."), *[spoken("Ndiyo.")] * 9, ItemText("user", "?"), *[spoken("Ndiyo.")] * 9])
     worth = round_scores(rounds)
     assert worth[9] > worth[10]
     assert worth[9] > worth[8] + 5
@@ -58,8 +58,8 @@ def test_first_and_newest_are_worth_most() -> None:
     assert min(worth[0], *worth[-NEWEST:]) > max(worth[1:-NEWEST])
 
 
-@given(st.lists(st.builds(Entry, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=30)), max_size=30))
-def test_every_round_has_one_score_in_bounds(entries: list[Entry]) -> None:
+@given(st.lists(st.builds(ItemText, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=30)), max_size=30))
+def test_every_round_has_one_score_in_bounds(entries: list[ItemText]) -> None:
     """Each thing the model said is one round, in order, worth 0 to 100."""
     rounds = rounds_of(entries)
     assert [each.spoken for each in rounds] == [entry for entry in entries if entry.role == "assistant"]

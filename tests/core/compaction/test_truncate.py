@@ -29,7 +29,7 @@ from proxy.core.compaction.truncate import (
     truncate_to,
 )
 from tests.support.conversation_strategies import texts
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 from tests.support.sample_conversations import log, prose, tool
 
 LINES = "".join(f"line {n}\n" for n in range(1, 3001))
@@ -95,7 +95,7 @@ def test_whatever_the_text_the_limits_hold(text: str, lines: int, size: int, tai
 @given(st.integers(40, 400), st.sampled_from([LINES, "word " * 4000, "漢字" * 4000]))
 def test_tokens_are_a_limit_too(tokens: int, text: str) -> None:
     """The result takes at most so many tokens."""
-    assert count(truncate_to(text, TruncateLimits(), tokens, count, tail=True)) <= tokens
+    assert count_tokens(truncate_to(text, TruncateLimits(), tokens, count_tokens, tail=True)) <= tokens
 
 
 def test_markers_say_nothing_that_could_be_quoted_as_a_fact() -> None:
@@ -127,7 +127,7 @@ def test_what_is_older_gives_way_first() -> None:
     assert clip_levels(sizes, floors, Spared({0}, ()), 4_000, 3_900, 300) == {0: 166, 1: 166, 2: 166}
 
 
-SMALL = 3 * count(MARKER)
+SMALL = 3 * count_tokens(MARKER)
 PATHOLOGICAL = {
     "letters": "a" * 1_000_000,
     "spaces": " " * 1_000_000,
@@ -142,10 +142,10 @@ PATHOLOGICAL = {
 def test_the_result_fits_and_both_ends_stay(text: str, times: int, tokens: int) -> None:
     """Whatever the text, the result takes at most the tokens asked for, is made of the text's ends, and not empty."""
     text = text * times
-    result = clip(text, tokens, count)
-    assert count(result) <= max(tokens, count(OMITTED))
+    result = clip(text, tokens, count_tokens)
+    assert count_tokens(result) <= max(tokens, count_tokens(OMITTED))
     assert result.encode("utf-8")
-    if count(text) <= max(tokens, count(OMITTED)):
+    if count_tokens(text) <= max(tokens, count_tokens(OMITTED)):
         assert result == text
     else:
         pieces = [result.split(marker, 1) for marker in (MARKER, SHORT_MARKER) if marker in result]
@@ -157,9 +157,9 @@ def test_the_result_fits_and_both_ends_stay(text: str, times: int, tokens: int) 
 def test_the_cut_is_said_once_and_stands_between_whole_lines(tokens: int) -> None:
     """A log is cut at line ends, and one marker says so."""
     text = log(1, 5000)
-    result = clip(text, tokens, count)
+    result = clip(text, tokens, count_tokens)
     head, tail = result.split(MARKER)
-    assert count(result) > tokens * 0.6
+    assert count_tokens(result) > tokens * 0.6
     if tokens >= 400:
         assert set(head.split("\n")) | set(tail.split("\n")) <= set(text.split("\n"))
     assert text.startswith(head)
@@ -170,7 +170,7 @@ def test_the_cut_is_said_once_and_stands_between_whole_lines(tokens: int) -> Non
 def test_what_keeps_little_still_keeps_both_ends() -> None:
     """Where the marker's words would be most of the text, a short one stands between head and tail."""
     text = prose(1, 500)
-    result = clip(text, 12, count)
+    result = clip(text, 12, count_tokens)
     head, tail = result.split(SHORT_MARKER)
     assert head
     assert tail
@@ -185,10 +185,10 @@ def test_a_megabyte_takes_a_bounded_number_of_looks(kind: str) -> None:
     def watched(piece: str) -> int:
         seen[0] += 1
         seen[1] += len(piece)
-        return count(piece)
+        return count_tokens(piece)
 
     result = clip(text, 1000, watched)
-    assert count(result) <= 1000
+    assert count_tokens(result) <= 1000
     assert result.count(MARKER) == 1
     assert seen[0] <= 100
     assert seen[1] <= 6 * len(text)
@@ -244,7 +244,7 @@ def frame(value: Any, inside: bool = False) -> Any:
 @pytest.mark.parametrize("tokens", [0, 60, 150, 300, 400, 10_000])
 def test_whatever_a_call_needs_stays(tokens: int) -> None:
     """Names, types, required, enums and properties that are called like prose survive at every level."""
-    [cut] = json.loads(shrink_tools(json.dumps([TOOL]).encode(), tokens, count))
+    [cut] = json.loads(shrink_tools(json.dumps([TOOL]).encode(), tokens, count_tokens))
     was, now = TOOL["function"], cut["function"]
     assert (now["name"], now["strict"], cut["type"], cut["x_vendor"]) == (
         "look_up",
@@ -260,10 +260,10 @@ def test_whatever_a_call_needs_stays(tokens: int) -> None:
 def test_it_stops_at_the_first_level_that_fits() -> None:
     """More room keeps more prose, and enough room keeps whole words of every description."""
     raw = json.dumps([TOOL]).encode()
-    sizes = [count(shrink_tools(raw, tokens, count).decode()) for tokens in (0, 150, 250, 10_000)]
+    sizes = [count_tokens(shrink_tools(raw, tokens, count_tokens).decode()) for tokens in (0, 150, 250, 10_000)]
     assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[-1] < count(raw.decode())
-    longest = json.loads(shrink_tools(raw, 10_000, count))[0]["function"]["description"]
+    assert sizes[0] < sizes[-1] < count_tokens(raw.decode())
+    longest = json.loads(shrink_tools(raw, 10_000, count_tokens))[0]["function"]["description"]
     assert 0 < len(longest) <= LEVELS[0][0] + 10
     assert set(longest.removesuffix(" [...]").split()) <= set(TOOL["function"]["description"].split())
 
@@ -274,8 +274,8 @@ def test_the_same_array_gives_the_same_bytes(seeds: list[int], tokens: int, inde
     """The result parses, has every tool in order, and is the same on every call, however the client wrote it."""
     tools = [tool(f"look_{seed}", prose(seed, 60), key=prose(seed + 1, 30)) for seed in seeds]
     raw = json.dumps(tools, indent=2 if indent else None).encode()
-    cut = shrink_tools(raw, tokens, count)
-    assert cut == shrink_tools(json.dumps(tools).encode(), tokens, count)
+    cut = shrink_tools(raw, tokens, count_tokens)
+    assert cut == shrink_tools(json.dumps(tools).encode(), tokens, count_tokens)
     assert [one["function"]["name"] for one in json.loads(cut)] == [f"look_{seed}" for seed in seeds]
 
 
@@ -289,5 +289,5 @@ def test_the_same_array_gives_the_same_bytes(seeds: list[int], tokens: int, inde
 )
 def test_odd_tools_pass(raw: str) -> None:
     """Tools of no known shape, and half a surrogate pair in a description, come out as valid UTF-8 JSON."""
-    cut = json.loads(shrink_tools(raw.encode(), 0, count).decode("utf-8"))
+    cut = json.loads(shrink_tools(raw.encode(), 0, count_tokens).decode("utf-8"))
     assert len(cut) == len(json.loads(raw))

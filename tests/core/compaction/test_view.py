@@ -17,7 +17,16 @@ from proxy.core.compaction.view import OriginalItems, RenderOptions, assemble, w
 from proxy.core.conversation import lay_out
 from proxy.engine.reading import read_one
 from tests.support.conversation_strategies import conversations, encode
-from tests.support.engine_fixtures import UNSHRUNK, Message, body_of, count, message_problems, slices, text_of, tools
+from tests.support.engine_fixtures import (
+    UNSHRUNK,
+    Message,
+    chat_body,
+    count_tokens,
+    message_problems,
+    message_slices,
+    text_of,
+    tool_map_of_package,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 
@@ -35,14 +44,14 @@ NEWER = {"role": "user", "content": [{"type": "text", "text": "And now?"}], "nam
 
 def raw_of(body: bytes) -> OriginalItems:
     where = scan(body, "messages")
-    items = [chat.read_item(body[start:end], count) for start, end in where.spans]
+    items = [chat.read_item(body[start:end], count_tokens) for start, end in where.spans]
     return OriginalItems(body, where.spans, items, lay_out(items), chat)
 
 
 def view_of(raw: OriginalItems, event: Compaction) -> tuple[str, bytes, int]:
     """The block, the body with the view in place of the messages, and the view's weight."""
-    block, edits = write_texts(raw, event, RenderOptions(count, tools()))
-    made = assemble(raw, event, block, edits, count)
+    block, edits = write_texts(raw, event, RenderOptions(count_tokens, tool_map_of_package()))
+    made = assemble(raw, event, block, edits, count_tokens)
     where = scan(raw.body, "messages")
     return block, raw.body[: where.start] + made.content + raw.body[where.end :], made.tokens
 
@@ -74,11 +83,11 @@ def test_any_cut_gives_a_faithful_view(data: st.DataObject) -> None:
 
 def test_a_tail_that_begins_with_the_model_is_carried_by_the_task() -> None:
     """The block stands behind the task's own words, and the item's other members and bytes stay."""
-    body = body_of([SYSTEM, TASK, SPOKEN, CALL, RESULT])
+    body = chat_body([SYSTEM, TASK, SPOKEN, CALL, RESULT])
     block, view, _ = view_of(raw_of(body), fold(raw_of(body), 3))
-    system, carrier, *tail = slices(view)
-    assert [system, *tail] == [slices(body)[0], *slices(body)[3:]]
-    own = slices(body)[1][:-2]
+    system, carrier, *tail = message_slices(view)
+    assert [system, *tail] == [message_slices(body)[0], *message_slices(body)[3:]]
+    own = message_slices(body)[1][:-2]
     assert carrier.startswith(own)
     assert json.loads(carrier)["content"] == f"{TASK['content']}\n\n{block}"
     assert text_of(TASK) not in block
@@ -86,39 +95,39 @@ def test_a_tail_that_begins_with_the_model_is_carried_by_the_task() -> None:
 
 def test_a_tail_that_begins_with_a_user_is_carried_by_it() -> None:
     """The block stands before the user's own words and holds the first task verbatim."""
-    body = body_of([SYSTEM, TASK, SPOKEN, NEWER, CALL, RESULT])
+    body = chat_body([SYSTEM, TASK, SPOKEN, NEWER, CALL, RESULT])
     block, view, _ = view_of(raw_of(body), fold(raw_of(body), 3))
-    carrier = json.loads(slices(view)[1])
+    carrier = json.loads(message_slices(view)[1])
     assert carrier == {**NEWER, "content": [{"type": "text", "text": block}, NEWER["content"][0]]}
     assert text_of(TASK) in block
-    assert slices(view)[2:] == slices(body)[4:]
+    assert message_slices(view)[2:] == message_slices(body)[4:]
 
 
 def test_the_newest_user_text_is_never_folded_away() -> None:
     """Where a long run of rounds follows it, the newest user text stands verbatim in the block."""
     messages = [TASK, SPOKEN, NEWER, *[SPOKEN, CALL, RESULT] * 3]
-    body = body_of(messages)
+    body = chat_body(messages)
     raw = raw_of(body)
     block, view, _ = view_of(raw, fold(raw, raw.layout.cuts[-1]))
     assert f"word for word:\n{text_of(NEWER)}" in block
-    assert text_of(TASK) in text_of(json.loads(slices(view)[0]))
+    assert text_of(TASK) in text_of(json.loads(message_slices(view)[0]))
 
 
 def test_a_conversation_without_a_user_gets_a_carrier() -> None:
     """Where no user item can carry the block, a user item of our own does."""
-    body = body_of([SYSTEM, SPOKEN, CALL, RESULT, CALL, RESULT])
+    body = chat_body([SYSTEM, SPOKEN, CALL, RESULT, CALL, RESULT])
     raw = raw_of(body)
     block, view, _ = view_of(raw, fold(raw, 4))
-    assert json.loads(slices(view)[1]) == {"role": "user", "content": block}
+    assert json.loads(message_slices(view)[1]) == {"role": "user", "content": block}
 
 
 def test_system_messages_in_the_middle_stay() -> None:
     """Every system message, folded past or not, is there in order, byte for byte."""
     later = {"role": "developer", "content": [{"type": "text", "text": "From now on in French."}]}
-    body = body_of([SYSTEM, TASK, SPOKEN, later, NEWER, later, CALL, RESULT])
+    body = chat_body([SYSTEM, TASK, SPOKEN, later, NEWER, later, CALL, RESULT])
     raw = raw_of(body)
     _, view, _ = view_of(raw, fold(raw, 6))
-    roles = [json.loads(piece)["role"] for piece in slices(view)]
+    roles = [json.loads(piece)["role"] for piece in message_slices(view)]
     assert roles == ["system", "developer", "developer", "user", "assistant", "tool"]
 
 
@@ -126,10 +135,10 @@ def test_system_messages_in_the_middle_stay() -> None:
 def test_an_odd_task_can_carry(content: Any) -> None:
     """A task without text, or without content at all, still carries the block."""
     task: Message = {"role": "user", "content": content}
-    body = body_of([task, SPOKEN, CALL, RESULT, SPOKEN])
+    body = chat_body([task, SPOKEN, CALL, RESULT, SPOKEN])
     raw = raw_of(body)
     block, view, _ = view_of(raw, fold(raw, 1))
-    carrier = json.loads(slices(view)[0])
+    carrier = json.loads(message_slices(view)[0])
     assert block in text_of(carrier)
     if content:
         assert content[0] in carrier["content"]
@@ -140,11 +149,11 @@ def test_a_clip_keeps_names_ids_and_json() -> None:
     arguments = {"path": "src/a.py", "content": "word " * 3000, "lines": [1, 2]}
     function = {"name": "write", "arguments": json.dumps(arguments)}
     call = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
-    body = body_of([TASK, call, {**RESULT, "content": "line\n" * 3000}])
+    body = chat_body([TASK, call, {**RESULT, "content": "line\n" * 3000}])
     raw = raw_of(body)
     _, view, tokens = view_of(raw, Compaction(3, 0, 0, clips=((1, 200), (2, 100))))
     assert tokens <= raw.items[0].tokens + 300
-    first, second, third = map(json.loads, slices(view))
+    first, second, third = map(json.loads, message_slices(view))
     assert first == TASK
     made = second["tool_calls"][0]
     assert (made["id"], made["type"], made["function"]["name"]) == ("a", "function", "write")
@@ -165,11 +174,11 @@ def step(name: str, arguments: dict[str, Any], result: Any, at: int) -> list[Mes
 
 def lines_of(messages: list[Message], event: Compaction) -> list[Any]:
     """What the tool results of *messages* say after *event*."""
-    body = body_of(messages)
+    body = chat_body(messages)
     where = scan(body, "messages")
-    items = [read_one(chat, body[start:end], count, tools()) for start, end in where.spans]
+    items = [read_one(chat, body[start:end], count_tokens, tool_map_of_package()) for start, end in where.spans]
     _, view, _ = view_of(OriginalItems(body, where.spans, items, lay_out(items), chat), event)
-    return [message["content"] for message in map(json.loads, slices(view)) if message["role"] == "tool"]
+    return [message["content"] for message in map(json.loads, message_slices(view)) if message["role"] == "tool"]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +192,7 @@ def test_a_line_says_that_a_later_reading_includes_a_result_only_if_it_does(late
     """Without a change in sight a file may have changed all the same: then it was read again, no more."""
     first = step("Read", {"file_path": "a.py", "offset": 1, "limit": 2}, "1\tx\n2\ty", 1)
     messages = [TASK, *first, *step("Read", {"file_path": "a.py"}, later, 2)]
-    said = lines_of(messages, Compaction(5, 0, 0, swaps=(Placeholder(2, "included", 4),)))
+    said = lines_of(messages, Compaction(5, 0, 0, placeholders=(Placeholder(2, "included", 4),)))
     assert said == [f"[Left out: {words}.]", later]
 
 
@@ -199,7 +208,7 @@ def test_a_line_says_that_a_later_reading_includes_a_result_only_if_it_does(late
 def test_a_line_says_what_the_call_was_about(name: str, arguments: dict[str, Any], about: str) -> None:
     """A search's folder or query, a list of commands and an address stay known when a result is left out."""
     messages = [TASK, *step(name, arguments, "line " * 50, 1)]
-    (said,) = lines_of(messages, Compaction(3, 0, 0, swaps=(Placeholder(2, "old"),)))
+    (said,) = lines_of(messages, Compaction(3, 0, 0, placeholders=(Placeholder(2, "old"),)))
     assert about in said
 
 
@@ -208,6 +217,6 @@ def test_a_cut_text_keeps_the_image_beside_it() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
     result = [{"type": "text", "text": "line\n" * 3000}, image]
     messages = [TASK, *step("Bash", {"command": "make"}, result, 1)]
-    (said,) = lines_of(messages, Compaction(3, 0, 0, trims=((2, 500),)))
+    (said,) = lines_of(messages, Compaction(3, 0, 0, truncations=((2, 500),)))
     assert said[1] == image
-    assert 200 < count(said[0]["text"]) < 500
+    assert 200 < count_tokens(said[0]["text"]) < 500

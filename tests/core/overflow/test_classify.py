@@ -15,7 +15,7 @@ from proxy.core.overflow.evidence import NOTHING_KNOWN, UNCORROBORATED, Prior, c
 from proxy.core.overflow.kinds import Overflow
 from tests.support.engine_fixtures import classifier
 from tests.support.overflow_recordings import BEYOND, BROKEN_OFF, KINDS, headers, rows, wire
-from tests.support.overflow_reports import Met, met
+from tests.support.overflow_reports import ReportedError, reported_errors
 
 FIGURES = st.lists(st.integers(0, 2_000_000), max_size=3)
 STATED = st.dictionaries(st.sampled_from(["limit", "prompt", "output", "requested", "cap"]), FIGURES)
@@ -99,8 +99,8 @@ def test_no_recorded_look_alike_is_taken_for_one() -> None:
     assert {name: kind for name, kind in named.items() if (one := found[name]) is None or one.kind != kind} == {}
 
 
-@pytest.mark.parametrize("one", met(), ids=lambda one: one.origin)
-def test_errors_that_people_met(one: Met) -> None:
+@pytest.mark.parametrize("one", reported_errors(), ids=lambda one: one.origin)
+def test_errors_that_people_met(one: ReportedError) -> None:
     """What people posted is read as what it is, and a limit is exact or not stated."""
     found = classifier().answer(one.status, one.headers, one.body.encode())
     assert (found.kind if found else None) in one.kinds

@@ -20,7 +20,7 @@ from proxy.core.overflow.evidence import (
 )
 from proxy.core.overflow.kinds import Overflow
 from tests.support.engine_fixtures import classifier
-from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, Claim, claims
+from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, OverflowClaim, claims
 
 SAID = "Why is it that the prompt is too long for the context window?\nIt says: maximum context length is 4096 tokens."
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": SAID}]}).encode()
@@ -98,7 +98,7 @@ FIGURES = Overflow("input", 8_192, 9_000, rule="figures")
 CODE = Overflow("input", decisive=True, rule="a code")
 
 
-def read(claim: Claim, circumstance: str) -> Overflow | None:
+def read(claim: OverflowClaim, circumstance: str) -> Overflow | None:
     """What is believed of *claim*, if something smaller would be sent for it."""
     found = classifier().answer(claim.status, (), claim.body.encode(), claim.prior(circumstance))
     return found if found is not None and found.too_long else None

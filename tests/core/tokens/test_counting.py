@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.conversation import Item
 from proxy.core.tokens import counting
-from proxy.core.tokens.counting import HISTORY, REGIONS, Members, Totals, add_up, memories, regions, scaled_up
+from proxy.core.tokens.counting import HISTORY, REGIONS, Members, RoleTotals, add_up, memories, regions, scaled_up
 
 sizes = st.integers(0, 500)
 items = st.lists(
@@ -50,7 +50,7 @@ def test_regions_add_up_to_the_view(given_items: list[Item], tools: int, said: i
 
 def test_memories_are_taken_out_of_the_role_they_stand_in() -> None:
     """What was injected is a region of its own, wherever it was put."""
-    totals = Totals(3, 100, 60, 0, 0, 0, (30, 20))
+    totals = RoleTotals(3, 100, 60, 0, 0, 0, (30, 20))
     found = regions(totals, Members(), fixed=100, summary=0, reserve=0)
     assert found == {"system": 70, "memory": 50, "user": 40}
     members = Members(system=50, remembered=10)

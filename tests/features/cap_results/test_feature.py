@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from proxy.core.apis import chat, messages, responses
-from proxy.core.apis.base import Dialect
+from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import scan
 from proxy.core.compaction.truncate import MIDDLE, REST, TruncateLimits
 from proxy.features.cap_results.feature import cap_results
-from tests.support.engine_fixtures import body_of, slices, tools
+from tests.support.engine_fixtures import chat_body, message_slices, tool_map_of_package
 
 LIMITS = TruncateLimits(100, 5_000)
 
 
 def done(conversation: list[dict[str, Any]]) -> list[bytes]:
-    body = body_of(conversation)
-    once = cap_results(body, scan(body, "messages"), chat, tools(), LIMITS)
-    assert cap_results(once, scan(once, "messages"), chat, tools(), LIMITS) is once
-    return slices(once)
+    body = chat_body(conversation)
+    once = cap_results(body, scan(body, "messages"), chat, tool_map_of_package(), LIMITS)
+    assert cap_results(once, scan(once, "messages"), chat, tool_map_of_package(), LIMITS) is once
+    return message_slices(once)
 
 
 def session(name: str, content: Any) -> list[dict[str, Any]]:
@@ -36,9 +36,9 @@ def session(name: str, content: Any) -> list[dict[str, Any]]:
 def test_only_results_that_are_too_big_change() -> None:
     """Users' words and results within the limits keep their bytes; the same body comes back when nothing is too big."""
     small = session("Bash", "x\n" * 100)
-    assert done(small) == slices(body_of(small))
+    assert done(small) == message_slices(chat_body(small))
     big = session("Bash", "x\n" * 101)
-    assert done(big)[:2] == slices(body_of(big))[:2]
+    assert done(big)[:2] == message_slices(chat_body(big))[:2]
     said = json.loads(done(big)[2])
     assert MIDDLE in said["content"]
     assert said["x"] == 1
@@ -74,17 +74,17 @@ def result_of(api: str, text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("api", "dialect"), [("chat", chat), ("messages", messages), ("responses", responses)])
-def test_an_image_does_not_keep_the_text_beside_it_from_being_capped(api: str, dialect: Dialect) -> None:
+def test_an_image_does_not_keep_the_text_beside_it_from_being_capped(api: str, dialect: ApiFormat) -> None:
     """The text is cut to the limits, and the image stays behind it as it was."""
     body = json.dumps({dialect.LIST: [result_of(api, "x\n" * 3000)]}).encode()
-    once = cap_results(body, scan(body, dialect.LIST), dialect, tools(), LIMITS)
+    once = cap_results(body, scan(body, dialect.LIST), dialect, tool_map_of_package(), LIMITS)
     item = json.loads(once)[dialect.LIST][0]
     holder = item["content"][0] if api == "messages" else item
     text, image = holder["output" if api == "responses" else "content"]
     assert MIDDLE in text["text"]
-    assert text["text"].count("\n") <= LIMITS.lines
+    assert text["text"].count("\n") <= LIMITS.max_lines
     assert image == IMAGES[api]
-    assert cap_results(once, scan(once, dialect.LIST), dialect, tools(), LIMITS) is once
+    assert cap_results(once, scan(once, dialect.LIST), dialect, tool_map_of_package(), LIMITS) is once
 
 
 def test_later_messages_change_nothing() -> None:

@@ -18,7 +18,7 @@ from proxy.features.client_compaction.compact_endpoint import (
 )
 from tests.e2e.test_client_compaction import asked
 from tests.support.api_formats import text_of
-from tests.support.engine_fixtures import TENANT, Replica, count
+from tests.support.engine_fixtures import TENANT, Replica, count_tokens
 from tests.support.sample_conversations import AGENT_TASK, agent_session, chat_turn, log
 
 WINDOW = 8192
@@ -58,7 +58,7 @@ async def test_on_its_own_path_the_users_messages_stay() -> None:
     assert list(map(text_of, kept)) == list(map(text_of, users))[-len(kept) :]
     assert all(item["type"] == "message" and isinstance(item["content"], list) for item in kept)
     assert 3 < len(kept) < len(users)
-    assert sum(count(text_of(item)) for item in kept) <= 0.2 * WINDOW
+    assert sum(count_tokens(text_of(item)) for item in kept) <= 0.2 * WINDOW
     assert "Question 3:" in found.text
     told, kind = desk.compacting.body(found, "endpoint", "m", stream=True)
     answer = json.loads(told)

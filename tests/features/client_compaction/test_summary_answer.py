@@ -13,7 +13,7 @@ from proxy.core.tokens.budget import Shares
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.features.client_compaction.summary_answer import NEARLY, SummaryAnswer
-from tests.support.engine_fixtures import TENANT, Message, Replica, body_of, tokenizers, tools
+from tests.support.engine_fixtures import TENANT, Message, Replica, chat_body, tokenizers, tool_map_of_package
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 WINDOW = 8192
@@ -53,9 +53,9 @@ async def answered(
 ) -> tuple[str, dict[str, Any]] | None:
     """The text that is answered and the whole body, if it is answered here."""
     desk = Replica(summaries=Ready(share, text))
-    raw = body_of(messages, tools=AGENT_TOOLS, **members)
+    raw = chat_body(messages, tools=AGENT_TOOLS, **members)
     plan: Plan = await desk.plan(raw, WINDOW)
-    reader = Reader(tokenizers(), {}, {}, {}, {}, tools())
+    reader = Reader(tokenizers(), {}, {}, {}, {}, tool_map_of_package())
     own = SummaryAnswer(desk.fitter.events, reader, Shares(), lambda: 1_760_000_000.0)
     served = await own.answer(Request("chat", raw, TENANT, "r1"), plan)
     if served is None:

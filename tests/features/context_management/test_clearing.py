@@ -21,10 +21,10 @@ from proxy.features.context_management.clearing import (
     read_edits,
 )
 from tests.support.api_formats import to_messages
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 from tests.support.sample_conversations import agent_session
 
-METER = Meter(count, prices("m"))
+METER = Meter(count_tokens, prices("m"))
 RESULT = 300
 
 

@@ -12,7 +12,7 @@ from proxy.core.models import Route
 from proxy.core.request import Options, Request
 from proxy.features.context_management.clearing import PLACEHOLDER
 from tests.stub import Rules, messages
-from tests.support.api_formats import body_of
+from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import TENANT, Replica
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
@@ -22,7 +22,7 @@ COMPACT = {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tok
 
 
 def body(rounds: int, management: Any) -> dict[str, Any]:
-    made = body_of("messages", agent_session(rounds, 300), AGENT_TOOLS, max_tokens=1000)
+    made = request_body("messages", agent_session(rounds, 300), AGENT_TOOLS, max_tokens=1000)
     return made if management is None else {**made, "context_management": management}
 
 

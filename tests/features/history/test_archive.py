@@ -9,12 +9,13 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from proxy.engine.plans import Plan
 
 from proxy.core.compaction.record import Compaction, Placeholder
 from proxy.features.history.archive import REST, Archive, ArchiveLimits, left_by
 from proxy.features.history.pages import load, read_reference
-from tests.support.engine_fixtures import Replica, body_of, slices
+from tests.support.engine_fixtures import Replica, chat_body, message_slices
 from tests.support.sample_conversations import agent_session
 
 WINDOW = 8192
@@ -76,7 +77,7 @@ async def plans(rounds: int) -> list[tuple[bytes, Plan]]:
     """The bodies and plans of an agent's requests that compacted."""
     desk, found = Replica(), []
     for count in range(1, rounds):
-        body = body_of(agent_session(count, 300))
+        body = chat_body(agent_session(count, 300))
         plan = await desk.plan(body, WINDOW)
         if plan.report.event:
             found.append((body, plan))
@@ -96,11 +97,11 @@ async def test_each_item_that_left_is_kept_once_as_it_was() -> None:
         entries = load(house.shelf.values[parts])
         assert entries
         for entry in entries:
-            assert house.shelf.values[parts[0], entry.name] == b"I" + slices(body)[entry.index]
-            assert entry.size == len(slices(body)[entry.index])
+            assert house.shelf.values[parts[0], entry.name] == b"I" + message_slices(body)[entry.index]
+            assert entry.size == len(message_slices(body)[entry.index])
         listed += [entry.index for entry in entries]
     body, plan = events[-1]
-    gone = {i for i, raw in enumerate(slices(body)) if raw not in slices(plan.body) and i > 1}
+    gone = {i for i, raw in enumerate(message_slices(body)) if raw not in message_slices(plan.body) and i > 1}
     assert gone <= set(listed)
     assert len(listed) == len(set(listed))
     assert house.told == {"kept": house.shelf.calls}
@@ -178,8 +179,8 @@ def test_what_left_is_what_no_view_had_taken_before(
     two = Compaction(
         12, second, 10, anchors=tuple(sorted(i for i in late if i < second and i in (*one.anchors, *range(first, 12))))
     )
-    two = replace(two, swaps=tuple(Placeholder(i, "old") for i in sorted(shortened) if i >= second))
-    gone = {i for i in range(1, second) if i not in two.anchors} | {swap.index for swap in two.swaps}
+    two = structs.replace(two, placeholders=tuple(Placeholder(i, "old") for i in sorted(shortened) if i >= second))
+    gone = {i for i in range(1, second) if i not in two.anchors} | {swap.index for swap in two.placeholders}
     took = [left_by(one, None, roles), left_by(two, one, roles)]
     assert set(took[0]) | set(took[1]) == gone | set(took[0])
     assert not set(took[0]) & set(took[1])

@@ -14,7 +14,7 @@ from proxy.features.history.notes import CompactionNote, RequestNote, load
 from proxy.features.history.recorder import HistoryRecorder
 from proxy.summaries.contracts import NOTE_VERSION as VERSION
 from proxy.summaries.contracts import SummaryNote
-from tests.support.engine_fixtures import TENANT, Replica, body_of
+from tests.support.engine_fixtures import TENANT, Replica, chat_body
 from tests.support.sample_conversations import agent_session
 from tests.support.server_fixture import a_register
 
@@ -31,7 +31,7 @@ class Book:
         self.desk = Replica()
 
     async def ask(self, rounds: int, target: CompactionTarget = CompactionTarget()) -> Plan:  # noqa: B008 - frozen
-        body = body_of(agent_session(rounds, 300))
+        body = chat_body(agent_session(rounds, 300))
         plan = await self.desk.plan(body, WINDOW, target)
         self.chronicle.answered(Request("chat", body, TENANT, "r"), plan)
         await asyncio.sleep(0.01)

@@ -14,9 +14,9 @@ from proxy.engine.plans import Plan
 from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.features.recall.tool import MENTION, NAME, PART
 from tests.stub import chat, messages, responses
-from tests.support.api_formats import body_of, tools_of
-from tests.support.engine_fixtures import POLICY, Book, Replica
-from tests.support.recall_fixtures import APIS, WINDOW, history
+from tests.support.api_formats import request_body, tools_of
+from tests.support.engine_fixtures import POLICY, DictRecords, Replica
+from tests.support.recall_fixtures import APIS, WINDOW, long_history
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
 
 ON = replace(POLICY, recall=True)
@@ -28,7 +28,7 @@ async def plan(
 ) -> Plan:
     members = {"tools": AGENT_TOOLS, **members}
     tools = members.pop("tools")
-    body = json.dumps(body_of(api, history() if chat is None else chat, tools, **members)).encode()
+    body = json.dumps(request_body(api, long_history() if chat is None else chat, tools, **members)).encode()
     return await (desk or Replica(policy=ON)).plan(body, window, api=api, model="gpt-4o-mini")
 
 
@@ -57,7 +57,7 @@ async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> No
     """Where the tool is not live for that very request, its view is the one it would have without the feature."""
     members: dict[str, Any] = {}
     window, desk = WINDOW, Replica(policy=ON)
-    chat = history()
+    chat = long_history()
     if case == "small":
         chat = agent_session(3, 100)
     elif case == "no tools":
@@ -84,7 +84,7 @@ async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> No
 
 async def test_views_only_grow_between_two_events() -> None:
     """From the first event on the tools are the same on every request and replica, and the view grows at its end."""
-    book = Book()
+    book = DictRecords()
     desks = [Replica(book, ON), Replica(book, ON)]
     messages = agent_session(6, 300)
     tools, views = [], []

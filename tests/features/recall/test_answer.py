@@ -15,14 +15,25 @@ from proxy.tasks import Tasks
 from tests.stub import Answer, Fault, Stub
 from tests.stub.faults import NO_FAULT, SSE, error, rate_limited
 from tests.support.proxy_process import until
-from tests.support.recall_fixtures import LOOK, PATHS, READ, Front, House, both, every, recalling, request, said
+from tests.support.recall_fixtures import (
+    LOOK,
+    PATHS,
+    READ,
+    ProxyInProcess,
+    StartRecall,
+    both,
+    every,
+    model_answering,
+    request,
+    said,
+)
 
 
 @every
 @both
-async def test_an_answer_without_a_recall_is_the_upstreams_own(house: House, api: str, stream: bool) -> None:
+async def test_an_answer_without_a_recall_is_relayed(start_recall: StartRecall, api: str, stream: bool) -> None:
     """Where the tool is offered and not called, every byte of the answer is the upstream's."""
-    server, door = await house(api, Answer("I read on.", (READ,), reasoning="Hm."))
+    server, door = await start_recall(api, Answer("I read on.", (READ,), reasoning="Hm."))
     answer = await door.ask(api, request(api, stream))
     async with Stub(server.rules) as other:
         other.script = server.script
@@ -35,9 +46,9 @@ async def test_an_answer_without_a_recall_is_the_upstreams_own(house: House, api
 
 @every
 @both
-async def test_an_error_of_a_later_generation_is_told(house: House, api: str, stream: bool) -> None:
+async def test_an_error_of_a_later_generation_is_told(start_recall: StartRecall, api: str, stream: bool) -> None:
     """A whole answer is the provider's error as it came; a stream that began ends with an error event."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)))
+    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
     server.fail(NO_FAULT)
     server.fail(rate_limited("7"))
     body = request(api, stream)
@@ -57,7 +68,7 @@ async def test_an_error_of_a_later_generation_is_told(house: House, api: str, st
     assert door.reports[0].reason == "recall_failed"
 
 
-async def broken(door: Front, api: str, body: dict[str, Any]) -> str:
+async def broken(door: ProxyInProcess, api: str, body: dict[str, Any]) -> str:
     """What comes of a stream that is broken off."""
     text = ""
     async with door.client.stream("POST", PATHS[api], json=body) as answer:
@@ -70,9 +81,9 @@ async def broken(door: Front, api: str, body: dict[str, Any]) -> str:
 
 
 @every
-async def test_a_connection_that_breaks_later_ends_the_stream(house: House, api: str) -> None:
+async def test_a_connection_that_breaks_later_ends_the_stream(start_recall: StartRecall, api: str) -> None:
     """An upstream that goes away in the second generation is told as in the first."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)))
+    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
     server.fail(NO_FAULT)
     server.fail(Fault(cut="mid_body", after=2))
     text = await broken(door, api, request(api, True))
@@ -81,9 +92,9 @@ async def test_a_connection_that_breaks_later_ends_the_stream(house: House, api:
 
 
 @every
-async def test_a_client_that_leaves_ends_what_is_under_way(house: House, api: str) -> None:
+async def test_a_client_that_leaves_ends_what_is_under_way(start_recall: StartRecall, api: str) -> None:
     """Whoever leaves while the model is asked again leaves no call behind."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)))
+    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
     server.fail(NO_FAULT)
     server.fail(Fault(hang=True))
     async with door.client.stream("POST", PATHS[api], json=request(api, True)) as answer:
@@ -98,18 +109,18 @@ async def test_a_client_that_leaves_ends_what_is_under_way(house: House, api: st
 
 @every
 @both
-async def test_compressed_answers_are_read(house: House, api: str, stream: bool) -> None:
+async def test_compressed_answers_are_read(start_recall: StartRecall, api: str, stream: bool) -> None:
     """An upstream that compresses its answers is understood all the same."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(Fault(gzip=True), 2)
     told = said(api, await door.ask(api, request(api, stream)), stream)
     assert told.text.endswith("It is kingfisher.")
 
 
 @both
-async def test_a_stream_without_its_last_event_is_an_end_too(house: House, stream: bool) -> None:
+async def test_a_stream_without_its_last_event_is_an_end_too(start_recall: StartRecall, stream: bool) -> None:
     """A server that ends a stream by closing it has its calls answered as well."""
-    server, door = await house("chat", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, door = await start_recall("chat", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(Fault(no_done=True))
     told = said("chat", await door.ask("chat", request("chat", stream)), stream)
     assert told.text.endswith("It is kingfisher.")
@@ -118,10 +129,10 @@ async def test_a_stream_without_its_last_event_is_an_end_too(house: House, strea
 @every
 @both
 async def test_an_overflow_that_states_nothing_is_answered_with_something_smaller(
-    house: House, api: str, stream: bool
+    start_recall: StartRecall, api: str, stream: bool
 ) -> None:
     """Where the provider says no more than that it is too long, less is shown or sent, and the same call answered."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(NO_FAULT)
     server.fail(error(400, "too long", "context_length_exceeded"))
     told = said(api, await door.ask(api, request(api, stream)), stream)
@@ -135,11 +146,11 @@ async def test_an_overflow_that_states_nothing_is_answered_with_something_smalle
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 async def test_a_long_stream_is_whole_or_broken_off(
-    house: House, monkeypatch: pytest.MonkeyPatch, packed: bool
+    start_recall: StartRecall, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
     """What is too much to be looked at is never cut off without a word; a plain stream is never too much."""
-    monkeypatch.setattr(answer, "WHOLE", 4_096)
-    server, door = await house("chat", Answer("Yes."))
+    monkeypatch.setattr(answer, "MOST_BYTES", 4_096)
+    server, door = await start_recall("chat", Answer("Yes."))
     event = b'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":"%b"}}]}\n\n'
     stream = b"".join(event % (b"%d" % at * 300) for at in range(40)) + b"data: [DONE]\n\n"
     coding = (("content-encoding", "gzip"),) if packed else ()
@@ -150,9 +161,9 @@ async def test_a_long_stream_is_whole_or_broken_off(
         assert (await door.ask("chat", request("chat", True))).content == stream
 
 
-async def test_a_stream_is_known_without_its_name(house: House) -> None:
+async def test_a_stream_is_known_without_its_name(start_recall: StartRecall) -> None:
     """A server that does not say that it streams is understood where a stream was asked for."""
-    server, door = await house("chat", Answer("Yes."))
+    server, door = await start_recall("chat", Answer("Yes."))
     stream = b"".join(
         [
             b'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":"I look."}}]}\n\n',
@@ -169,20 +180,20 @@ async def test_a_stream_is_known_without_its_name(house: House) -> None:
 
 
 @every
-async def test_the_first_prompts_usage_is_learned(house: House, api: str) -> None:
+async def test_the_first_prompts_usage_is_learned(start_recall: StartRecall, api: str) -> None:
     """What the provider counted for the measured prompt corrects the count; later generations' prompts do not."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.rules = replace(server.rules, factor=1.1)
     await door.ask(api, request(api, False))
-    server.script = recalling(Answer("Fine."))
+    server.script = model_answering(Answer("Fine."))
     later = await door.ask(api, request(api, False))
     assert abs(int(later.headers["x-ullage-tokens"]) - server.seen[-1].tokens) <= server.seen[-1].tokens // 16
 
 
 @every
-async def test_an_overflow_again_makes_the_view_smaller_too(house: House, api: str) -> None:
+async def test_an_overflow_again_makes_the_view_smaller_too(start_recall: StartRecall, api: str) -> None:
     """Where showing less is not enough, less of the conversation is sent as well, and the recall is still answered."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(NO_FAULT)
     server.fail(error(400, "too long", "context_length_exceeded"), 2)
     told = said(api, await door.ask(api, request(api, False)), False)
@@ -194,9 +205,9 @@ async def test_an_overflow_again_makes_the_view_smaller_too(house: House, api: s
 
 
 @every
-async def test_a_client_that_leaves_before_a_whole_answer_ends_the_call(house: House, api: str) -> None:
+async def test_a_client_that_leaves_before_a_whole_answer_ends_the_call(start_recall: StartRecall, api: str) -> None:
     """Whoever does not wait for an answer that is no stream leaves no call behind either."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,)))
+    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
     server.fail(Fault(trickle=0.2))
     tasks = Tasks(lambda name, error: None)
     tasks.spawn(door.ask(api, request(api, False)), "a client without patience")
@@ -207,9 +218,9 @@ async def test_a_client_that_leaves_before_a_whole_answer_ends_the_call(house: H
     assert door.reports[0].reason == "client_left"
 
 
-async def test_usage_that_nobody_asked_for_stays_hidden(house: House) -> None:
+async def test_usage_that_nobody_asked_for_stays_hidden(start_recall: StartRecall) -> None:
     """Where the proxy asks for a stream's usage by itself, every generation's is counted and none is shown."""
-    server, door = await house("chat", Answer("Let me look.", (LOOK,)), Answer("It is so."), usage=True)
+    server, door = await start_recall("chat", Answer("Let me look.", (LOOK,)), Answer("It is so."), usage=True)
     body = {key: value for key, value in request("chat", True).items() if key != "stream_options"}
     told = said("chat", await door.ask("chat", body), True)
     assert told.usage == {}

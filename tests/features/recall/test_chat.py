@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.report import NO_USAGE, Usage
 from proxy.features.recall import chat
 from proxy.features.recall.tool import NAME
@@ -27,11 +28,11 @@ DONE = b"data: [DONE]\n\n"
 def test_a_role_that_was_never_told_is_told_by_the_next_generation() -> None:
     """Where the first generation's role came with its call, the client learns it from the second; else once only."""
     for opening, roles in ((b"", 1), (chunk({"role": "assistant", "content": ""}), 1)):
-        splice = chat.stream()
-        out = splice.feed(opening + chunk({"role": "assistant", "tool_calls": [RECALL]}) + chunk({}, "tool_calls"))
-        assert splice.calls()
-        splice.go_on()
-        out += splice.feed(chunk({"role": "assistant", "content": ""}) + chunk({"content": "Yes."}) + chunk({}, "stop"))
+        merger = chat.new_stream()
+        out = merger.feed(opening + chunk({"role": "assistant", "tool_calls": [RECALL]}) + chunk({}, "tool_calls"))
+        assert merger.calls()
+        merger.next_generation()
+        out += merger.feed(chunk({"role": "assistant", "content": ""}) + chunk({"content": "Yes."}) + chunk({}, "stop"))
         deltas = [value["choices"][0]["delta"] for value in events(out)]
         assert sum("role" in delta for delta in deltas) == roles
 
@@ -39,28 +40,28 @@ def test_a_role_that_was_never_told_is_told_by_the_next_generation() -> None:
 def test_calls_of_the_same_index_are_told_apart_by_their_ids() -> None:
     """A server that gives every call the index zero still means several calls."""
     read = {**RECALL, "id": "c2", "function": {"name": "read_file", "arguments": "{}"}}
-    splice = chat.stream()
-    splice.feed(chunk({"tool_calls": [read]}) + chunk({"tool_calls": [RECALL]}) + chunk({}, "tool_calls"))
-    assert [call.id for call in splice.calls()] == ["c1"]
-    (made,) = events(splice.flush())[:1]
+    merger = chat.new_stream()
+    merger.feed(chunk({"tool_calls": [read]}) + chunk({"tool_calls": [RECALL]}) + chunk({}, "tool_calls"))
+    assert [call.id for call in merger.calls()] == ["c1"]
+    (made,) = events(merger.release())[:1]
     assert [call["id"] for call in made["choices"][0]["delta"]["tool_calls"]] == ["c2"]
 
 
 def test_an_opening_without_choices_gives_no_id() -> None:
     """The id of an answer is that of its first chunk with content, not of a preamble that has none."""
-    splice = chat.stream()
-    splice.feed(b'data: {"id":"","created":0,"choices":[],"prompt_filter_results":[]}\n\n')
-    splice.feed(chunk({"tool_calls": [RECALL]}, id="first"))
-    splice.go_on()
-    (made,) = events(splice.feed(chunk({"content": "Yes."}, id="second")))
+    merger = chat.new_stream()
+    merger.feed(b'data: {"id":"","created":0,"choices":[],"prompt_filter_results":[]}\n\n')
+    merger.feed(chunk({"tool_calls": [RECALL]}, id="first"))
+    merger.next_generation()
+    (made,) = events(merger.feed(chunk({"content": "Yes."}, id="second")))
     assert made["id"] == "first"
 
 
 def test_thoughts_go_back_where_the_client_sends_them_back() -> None:
     """Members that only some servers know are sent to those only whose clients send them too."""
     said = {"role": "assistant", "content": "Hm.", "reasoning_content": "why", "refusal": None, "tool_calls": [RECALL]}
-    (known,) = chat.asked(said, b'{"messages":[{"reasoning_content":"before"}]}')
-    (unknown,) = chat.asked(said, b'{"messages":[{"role":"user"}]}')
+    (known,) = chat.input_of(said, b'{"messages":[{"reasoning_content":"before"}]}')
+    (unknown,) = chat.input_of(said, b'{"messages":[{"role":"user"}]}')
     assert known["reasoning_content"] == "why"
     assert unknown.keys() == {"role", "content", "tool_calls"}
     assert "index" not in known["tool_calls"][0]
@@ -68,17 +69,17 @@ def test_thoughts_go_back_where_the_client_sends_them_back() -> None:
 
 def test_thoughts_in_pieces_are_put_together() -> None:
     """Elements of a list that come in pieces are one element each; marks of a call stay with it."""
-    splice = chat.stream()
+    merger = chat.new_stream()
     for text in ("a", "b"):
-        splice.feed(chunk({"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": text}]}))
-    splice.feed(chunk({"reasoning_details": [{"type": "reasoning.encrypted", "index": 1, "data": "z"}]}))
-    splice.feed(chunk({"tool_calls": [{**RECALL, "extra_content": {"google": {"thought_signature": "s"}}}]}))
-    details = splice.said["reasoning_details"]
+        merger.feed(chunk({"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": text}]}))
+    merger.feed(chunk({"reasoning_details": [{"type": "reasoning.encrypted", "index": 1, "data": "z"}]}))
+    merger.feed(chunk({"tool_calls": [{**RECALL, "extra_content": {"google": {"thought_signature": "s"}}}]}))
+    details = merger.output["reasoning_details"]
     assert [(part["index"], part.get("text"), part.get("data")) for part in details] == [
         (0, "ab", None),
         (1, None, "z"),
     ]
-    (asked,) = chat.asked(splice.said, b"{}")
+    (asked,) = chat.input_of(merger.output, b"{}")
     assert asked["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
 
 
@@ -86,27 +87,27 @@ def test_texts_of_generations_stand_apart() -> None:
     """The second text begins a paragraph of its own, unless the first ended in white space or said nothing."""
     for first, both in (("One.", "One.\n\nTwo."), ("One.\n", "One.\nTwo."), ("", "Two.")):
         answer = {"choices": [{"message": {"role": "assistant", "content": "Two."}, "finish_reason": "stop"}]}
-        whole = chat.whole(answer, [{"role": "assistant", "content": first, "tool_calls": [RECALL]}])
+        whole = chat.merged(answer, [{"role": "assistant", "content": first, "tool_calls": [RECALL]}])
         assert whole["choices"][0]["message"]["content"] == both
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
 def test_an_answer_cut_short_may_hold_half_a_call(reason: str) -> None:
     """Running out of output, or a filter, is told apart from an end: its last call may not be all there."""
-    splice = chat.stream()
-    splice.feed(chunk({"tool_calls": [RECALL]}) + chunk({}, reason))
-    assert splice.cut
-    assert chat.is_cut({"choices": [{"finish_reason": reason}]})
-    assert not chat.is_cut({"choices": [{"finish_reason": "tool_calls"}]})
+    merger = chat.new_stream()
+    merger.feed(chunk({"tool_calls": [RECALL]}) + chunk({}, reason))
+    assert merger.truncated
+    assert chat.is_truncated({"choices": [{"finish_reason": reason}]})
+    assert not chat.is_truncated({"choices": [{"finish_reason": "tool_calls"}]})
 
 
 def test_usage_is_counted_where_it_is_told() -> None:
     """Prompt and completion together; nothing where there is no figure."""
-    assert chat.used({"prompt_tokens": 10, "completion_tokens": 2}) == Usage(10, 2)
-    assert chat.used(None) == chat.used({}) == NO_USAGE
+    assert usage_of({"prompt_tokens": 10, "completion_tokens": 2}) == Usage(10, 2)
+    assert usage_of(None) == usage_of({}) == NO_USAGE
 
 
 def test_what_is_no_answer_says_nothing() -> None:
     """Errors, several choices and odd shapes are not looked into."""
     for answer in ({"error": {}}, {"choices": []}, {"choices": [{}, {}]}, {"choices": [{"message": None}]}):
-        assert chat.said(answer) is None
+        assert chat.output_of(answer) is None

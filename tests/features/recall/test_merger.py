@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from types import ModuleType
 from typing import Any
@@ -11,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.features.recall import chat, messages, responses
-from proxy.features.recall import merger as splice_of
+from proxy.features.recall import merger as merger_module
 from proxy.features.recall.events import value_of, written
-from proxy.features.recall.merger import MOST_BUFFERED, NOT_RUN, StreamMerger, TooMuchBuffered
+from proxy.features.recall.merger import MOST_BUFFERED, NOT_RUN, StreamMerger, TooMuchBuffered, add_piece, assembled
 from proxy.features.recall.tool import NAME
 from tests.stub import Answer, Call
 from tests.stub import chat as chat_stub
 from tests.stub import messages as messages_stub
 from tests.stub import responses as responses_stub
 from tests.stub.answers import Frame
-from tests.support.answer_parser import Heard, heard
+from tests.support.answer_parser import ParsedAnswer, parse_answer
 from tests.support.linear_time import is_linear
 from tests.support.recall_fixtures import APIS, LOOK, READ
 
@@ -43,20 +44,20 @@ def raw(api: str, answer: Answer, number: int = 1) -> bytes:
     return b"".join(THEIRS[api].streamed(answer, Frame(number, "m", usage), True))
 
 
-def fed(splice: StreamMerger, stream: bytes, size: int) -> bytes:
-    return b"".join(splice.feed(stream[at : at + size]) for at in range(0, len(stream), size))
+def fed(merger: StreamMerger, stream: bytes, size: int) -> bytes:
+    return b"".join(merger.feed(stream[at : at + size]) for at in range(0, len(stream), size))
 
 
 def spliced(api: str, answers: list[Answer], size: int = 64) -> tuple[bytes, StreamMerger, int]:
     """What a client gets of a model that says *answers*, as long as each calls the tool; how many were asked for."""
-    splice = OURS[api].stream()
+    merger = OURS[api].new_stream()
     out, used = b"", 0
     for number, answer in enumerate(answers, 1):
-        out, used = out + fed(splice, raw(api, answer, number), size), number
-        if not splice.calls() or number == len(answers):
+        out, used = out + fed(merger, raw(api, answer, number), size), number
+        if not merger.calls() or number == len(answers):
             break
-        splice.go_on()
-    return out + splice.flush() + splice.rest(), splice, used
+        merger.next_generation()
+    return out + merger.release() + merger.rest(), merger, used
 
 
 def ours(answer: Answer) -> bool:
@@ -68,9 +69,9 @@ def ours(answer: Answer) -> bool:
 def test_a_generation_without_a_recall_passes_byte_for_byte(api: str, answer: Answer, size: int) -> None:
     """Whatever else a model says and calls, in any chunking: every byte, in order."""
     answer = Answer(answer.text, tuple(call for call in answer.calls if call.name != NAME), answer.reasoning)
-    out, splice, _ = spliced(api, [answer], size)
+    out, merger, _ = spliced(api, [answer], size)
     assert out == raw(api, answer)
-    assert splice.calls() == []
+    assert merger.calls() == []
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -83,7 +84,7 @@ def test_any_generations_make_one_valid_answer(api: str, answers: list[Answer], 
         return
     if last.reasoning and not last.text and not last.calls:
         return  # a model that thinks and says nothing: no answer of a valid shape to begin with
-    told = heard(api, out, stream=True)
+    told = parse_answer(api, out, stream=True)
     assert [name for name, _ in told.calls] == [call.name for call in last.calls if call.name != NAME]
     assert THEIRS[api].usage(1000 * used, 10 * used, 500).items() <= told.usage.items()
     for answer in answers[:used]:
@@ -93,25 +94,25 @@ def test_any_generations_make_one_valid_answer(api: str, answers: list[Answer], 
 @pytest.mark.parametrize("api", APIS)
 def test_text_passes_at_once_and_calls_wait(api: str) -> None:
     """What the model says is passed before its generation ends; from its first call on nothing is."""
-    splice = OURS[api].stream()
+    merger = OURS[api].new_stream()
     stream = raw(api, Answer("I read on.", (READ, LOOK)))
-    before = fed(splice, stream, 1)
+    before = fed(merger, stream, 1)
     assert b"I read on." in before
     assert b"read_file" not in before
     assert NAME.encode() not in before
-    assert splice.over
-    assert [json.loads(call.arguments) for call in splice.calls()] == [json.loads(LOOK.arguments)]
+    assert merger.ended
+    assert [json.loads(call.arguments) for call in merger.calls()] == [json.loads(LOOK.arguments)]
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_what_goes_back_to_the_model_is_what_it_said(api: str) -> None:
     """Its words, thoughts and calls, as they were; each call is answered, those of other tools with why not."""
     answer = Answer("Let me look.", (READ, LOOK), reasoning="Hm.")
-    splice = OURS[api].stream()
-    fed(splice, raw(api, answer), 50)
-    calls = splice.calls()
-    asked = OURS[api].asked(splice.said, b'{"messages":[{"reasoning_content":"x"}]}')
-    answered = OURS[api].answered(splice.said, ["found it"])
+    merger = OURS[api].new_stream()
+    fed(merger, raw(api, answer), 50)
+    calls = merger.calls()
+    asked = OURS[api].input_of(merger.output, b'{"messages":[{"reasoning_content":"x"}]}')
+    answered = OURS[api].results(merger.output, ["found it"])
     text = str(asked)
     assert "Let me look." in text
     assert "Hm." in text
@@ -126,10 +127,10 @@ def test_what_goes_back_to_the_model_is_what_it_said(api: str) -> None:
 def test_whole_answers_say_what_streams_say(api: str) -> None:
     """An answer that is no stream has the same texts and calls as its stream."""
     answers = [Answer("Let me look.", (LOOK,)), Answer("And there.", (LOOK, READ)), Answer("It is so.", (READ,))]
-    wire = OURS[api]
+    recall_api = OURS[api]
     values = [value_of(THEIRS[api].whole(a, Frame(n, "m", THEIRS[api].usage(9, 9, 0)))) for n, a in enumerate(answers)]
-    whole = wire.whole(values[-1], [wire.said(value) for value in values[:-1]])
-    streamed = heard(api, spliced(api, answers)[0], stream=True)
+    whole = recall_api.merged(values[-1], [recall_api.output_of(value) for value in values[:-1]])
+    streamed = parse_answer(api, spliced(api, answers)[0], stream=True)
     told = _whole(api, whole)
     assert told.text == streamed.text
     assert [name for name, _ in told.calls] == [name for name, _ in streamed.calls] == ["read_file"]
@@ -140,10 +141,12 @@ def test_whole_answers_say_what_streams_say(api: str) -> None:
 def test_a_call_in_the_last_generation_is_taken_out(api: str, calls: tuple[Call, ...]) -> None:
     """What is called where nothing may be asked any more goes; calls of the client's tools stay."""
     answer = Answer("", calls, reasoning="Hm." if api != "responses" else "")
-    streamed = heard(api, spliced(api, [answer])[0], stream=True) if api != "responses" or READ in calls else None
-    wire = OURS[api]
+    streamed = (
+        parse_answer(api, spliced(api, [answer])[0], stream=True) if api != "responses" or READ in calls else None
+    )
+    recall_api = OURS[api]
     value = value_of(THEIRS[api].whole(answer, Frame(1, "m", THEIRS[api].usage(9, 9, 0))))
-    whole = _whole(api, wire.whole(value, []))
+    whole = _whole(api, recall_api.merged(value, []))
     left = [call.name for call in calls if call.name != NAME]
     assert [name for name, _ in whole.calls] == left
     assert streamed is None or [name for name, _ in streamed.calls] == left
@@ -153,58 +156,62 @@ def test_a_call_in_the_last_generation_is_taken_out(api: str, calls: tuple[Call,
         assert streamed.items[0]["content"]
 
 
-def _whole(api: str, value: dict[str, Any]) -> Heard:
-    return heard(api, json.dumps(value).encode(), stream=False)
+def _whole(api: str, value: dict[str, Any]) -> ParsedAnswer:
+    return parse_answer(api, json.dumps(value).encode(), stream=False)
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_an_error_in_the_stream_ends_the_holding(api: str) -> None:
     """What the provider says of a failure reaches the client behind all that came before it."""
-    splice = OURS[api].stream()
+    merger = OURS[api].new_stream()
     stream = raw(api, Answer("I read on.", (READ,)))
     cut = stream[: stream.index(b"src/next")]
     cut = cut[: cut.rindex(b"\n\n") + 2]
     error = b'event: error\ndata: {"type":"error","error":{"message":"broken"}}\n\n'
-    assert fed(splice, cut + error, 30) == cut + error
-    assert splice.failed
+    assert fed(merger, cut + error, 30) == cut + error
+    assert merger.failed
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])
 def test_an_error_of_no_type_is_an_error_all_the_same(api: str) -> None:
     """Behind a generation that was gone on from, an event that only holds an error is named one."""
-    splice = OURS[api].stream()
-    fed(splice, raw(api, Answer("Let me look.", (LOOK,))), 64)
-    splice.go_on()
-    told = splice.feed(b'event: error\ndata: {"error":{"message":"broken"}}\n\n')
+    merger = OURS[api].new_stream()
+    fed(merger, raw(api, Answer("Let me look.", (LOOK,))), 64)
+    merger.next_generation()
+    told = merger.feed(b'event: error\ndata: {"error":{"message":"broken"}}\n\n')
     assert told == b'event: error\ndata: {"error":{"message":"broken"}}\n\n'
-    assert splice.failed
+    assert merger.failed
 
 
-def test_what_is_held_is_bounded() -> None:
+def test_what_is_buffered_is_bounded() -> None:
     """A call that grows beyond all measure is not kept in memory."""
-    splice = chat.stream()
-    fed(splice, raw("chat", Answer("", (READ,))).split(b'"finish_reason":"tool_calls"')[0].rsplit(b"data:", 1)[0], 99)
+    merger = chat.new_stream()
+    fed(
+        merger,
+        raw("chat", Answer("", (READ,))).split(b'"finish_reason":"tool_calls"')[0].rsplit(b"data:", 1)[0],
+        99,
+    )
     piece = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"%b"}}]}}]}\n\n'
     for _ in range(30):
-        assert splice.feed(piece % (b"x" * (MOST_BUFFERED // 32))) == b""
+        assert merger.feed(piece % (b"x" * (MOST_BUFFERED // 32))) == b""
     with pytest.raises(TooMuchBuffered):
-        splice.feed(piece % (b"x" * (MOST_BUFFERED // 8)))
+        merger.feed(piece % (b"x" * (MOST_BUFFERED // 8)))
 
 
 def test_an_event_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What never becomes an event is given up, and not only what is held."""
-    monkeypatch.setattr(splice_of, "LONGEST_EVENT", 1_000)
-    splice = chat.stream()
-    splice.feed(b"data: " + b"x" * 900)
+    monkeypatch.setattr(merger_module, "LONGEST_EVENT", 1_000)
+    merger = chat.new_stream()
+    merger.feed(b"data: " + b"x" * 900)
     with pytest.raises(TooMuchBuffered):
-        splice.feed(b"x" * 200)
+        merger.feed(b"x" * 200)
 
 
 def test_comments_pass_while_calls_wait() -> None:
     """What keeps a connection alive is never held."""
-    splice = chat.stream()
-    assert NAME.encode() not in fed(splice, raw("chat", Answer("", (LOOK,))).rsplit(b"data:", 3)[0], 30)
-    assert splice.feed(b": ping\n\n") == b": ping\n\n"
+    merger = chat.new_stream()
+    assert NAME.encode() not in fed(merger, raw("chat", Answer("", (LOOK,))).rsplit(b"data:", 3)[0], 30)
+    assert merger.feed(b": ping\n\n") == b": ping\n\n"
 
 
 def _chat_event(delta: dict[str, Any]) -> bytes:
@@ -255,20 +262,72 @@ def test_a_long_answer_costs_no_more_per_byte_than_a_short_one(api: str) -> None
     answer, size = LONG[api]
 
     def work(size: int) -> None:
-        splice, stream = OURS[api].stream(), answer(size)
-        passed = splice.feed(stream) + splice.flush()
+        merger, stream = OURS[api].new_stream(), answer(size)
+        passed = merger.feed(stream) + merger.release()
         assert passed.count(b'"run"') == size
         assert NAME.encode() not in passed
-        assert len(splice.said)
+        assert len(merger.output)
 
     assert is_linear(work, size)
 
 
 def test_a_response_ends_once() -> None:
     """Each end of a response holds all its items: however often a server sends one, the client gets one."""
-    splice = responses.stream()
+    merger = responses.new_stream()
     item = {"type": "function_call", "name": NAME, "call_id": "c", "arguments": "{}"}
     end = written({"type": "response.completed", "response": {"output": [item]}}, "response.completed")
-    splice.feed(written({"type": "response.output_item.added", "output_index": 0, "item": item}) + end)
-    passed = splice.flush() + splice.feed(end * 100)
+    merger.feed(written({"type": "response.output_item.added", "output_index": 0, "item": item}) + end)
+    passed = merger.release() + merger.feed(end * 100)
     assert passed.count(b"event: response.completed") == 1
+
+
+def together(*pieces: Any, key: str = "content") -> Any:
+    value = None
+    for piece in pieces:
+        value = add_piece(key, value, piece)
+    return assembled(value)
+
+
+def test_pieces_of_a_member_are_put_together() -> None:
+    """Texts are joined, objects and lists grow by their members, names come whole, and another type replaces."""
+    assert together("a", None, "b", "c") == "abc"
+    assert together("read", "", "read_file", key="name") == "read_file"
+    assert together({"a": "x", "id": "1"}, {"a": "y", "b": [1]}, {"id": "2", "b": [2]}) == {
+        "a": "xy",
+        "id": "2",
+        "b": [1, 2],
+    }
+    assert together("a", {"b": 1}) == {"b": 1}
+    assert together(None, None) is None
+
+
+def test_elements_of_a_list_are_told_apart_by_index_and_type() -> None:
+    """A piece with an index and type seen before adds to the element that has them last; others are elements."""
+    first = {"index": 0, "type": "reasoning.text", "text": "a"}
+    pieces = [[first], [{"index": 0, "type": "reasoning.text", "text": "b"}], [{"index": 0, "type": "other"}], [{}, {}]]
+    assert together(*pieces) == [{**first, "text": "ab"}, {"index": 0, "type": "other"}, {}, {}]
+    assert together([{"index": [1]}], [{"index": [1]}]) == [{"index": [1]}, {"index": [1]}]
+
+
+@given(
+    st.lists(
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=3),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+            max_leaves=8,
+        ),
+        max_size=5,
+    )
+)
+def test_what_came_is_never_changed(pieces: Any) -> None:
+    """Events wait to be passed on as they came, whatever is made of them meanwhile."""
+    before = copy.deepcopy(pieces)
+    together(*pieces)
+    assert pieces == before
+
+
+def test_a_member_grows_in_even_steps() -> None:
+    """Text, members of objects and elements of lists are put together in time that grows with them and no faster."""
+    assert is_linear(lambda size: together(*["x" * 50] * size), 60_000)
+    assert is_linear(lambda size: together({str(n): 1 for n in range(size)}, *[{"a": "b"}] * size), 30_000)
+    assert is_linear(lambda size: together(*[[{"index": n, "text": "x"}] for n in range(size)]), 20_000)

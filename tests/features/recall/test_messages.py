@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.report import NO_USAGE, Usage
 from proxy.features.recall import messages
 from proxy.features.recall.events import written
@@ -36,8 +37,8 @@ def stop(reason: str, **usage: int) -> bytes:
 
 def test_blocks_are_put_together_from_their_deltas() -> None:
     """Texts, thoughts, seals, citations and inputs; an input that is no JSON is an empty one."""
-    splice = messages.stream()
-    splice.feed(
+    merger = messages.new_stream()
+    merger.feed(
         start()
         + block(
             0,
@@ -53,7 +54,7 @@ def test_blocks_are_put_together_from_their_deltas() -> None:
         )
         + block(2, RECALL, {"type": "input_json_delta", "partial_json": '{"que'})
     )
-    assert splice.said == [
+    assert merger.output == [
         {"type": "thinking", "thinking": "Hm.", "signature": "s"},
         {"type": "text", "text": "So", "citations": [{"cited_text": "x"}]},
         RECALL,
@@ -62,27 +63,27 @@ def test_blocks_are_put_together_from_their_deltas() -> None:
 
 def test_the_last_generation_tells_its_own_input() -> None:
     """The usage that a client adds up is the last generation's, whose start it never sees."""
-    splice = messages.stream()
-    out = splice.feed(start(input_tokens=100, cache_read_input_tokens=5) + block(0, RECALL) + stop("tool_use"))
-    splice.go_on()
-    out += splice.feed(start(input_tokens=7, cache_read_input_tokens=200))
-    out += splice.feed(block(0, {"type": "text", "text": "Yes."}) + stop("end_turn", output_tokens=9))
+    merger = messages.new_stream()
+    out = merger.feed(start(input_tokens=100, cache_read_input_tokens=5) + block(0, RECALL) + stop("tool_use"))
+    merger.next_generation()
+    out += merger.feed(start(input_tokens=7, cache_read_input_tokens=200))
+    out += merger.feed(block(0, {"type": "text", "text": "Yes."}) + stop("end_turn", output_tokens=9))
     told = events(out)
     assert [value["type"] for value in told].count("message_start") == 1
     assert told[-2]["usage"] == {"input_tokens": 7, "cache_read_input_tokens": 200, "output_tokens": 9}
-    assert messages.used(splice.usage) == Usage(207, 9, 200)
+    assert usage_of(merger.usage) == Usage(207, 9, 200)
 
 
 def test_empty_texts_do_not_go_back() -> None:
     """A provider refuses text blocks without text, and members that are null."""
     said = [{"type": "text", "text": ""}, {"type": "text", "text": "So", "citations": None}, RECALL]
-    assert messages.asked(said, b"") == [{"role": "assistant", "content": [{"type": "text", "text": "So"}, RECALL]}]
+    assert messages.input_of(said, b"") == [{"role": "assistant", "content": [{"type": "text", "text": "So"}, RECALL]}]
 
 
 def test_results_stand_in_one_message() -> None:
     """Two calls of one generation are answered by one user message."""
     said = [RECALL, {**RECALL, "id": "t2", "name": "read_file"}, {**RECALL, "id": "t3"}]
-    (message,) = messages.answered(said, ["a", "b"])
+    (message,) = messages.results(said, ["a", "b"])
     assert message["role"] == "user"
     told = [(part["tool_use_id"], part["content"]) for part in message["content"]]
     assert told == [("t1", "a"), ("t2", NOT_RUN), ("t3", "b")]
@@ -92,12 +93,12 @@ def test_thoughts_wait_for_what_they_lead_to() -> None:
     """They pass once a text begins, and never where only a recall follows; what keeps the connection alive passes."""
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
     for follower, passes in (({"type": "text", "text": "So"}, True), (RECALL, False)):
-        splice = messages.stream()
+        merger = messages.new_stream()
         ping = event("ping")
-        assert splice.feed(start() + block(0, thought) + ping) == start() + ping
-        out = splice.feed(event("content_block_start", index=1, content_block=follower))
+        assert merger.feed(start() + block(0, thought) + ping) == start() + ping
+        out = merger.feed(event("content_block_start", index=1, content_block=follower))
         assert (b"Hm." in out) is passes
-    assert messages.whole({"content": [{"type": "text", "text": "So"}]}, [[thought, RECALL]])["content"] == [
+    assert messages.merged({"content": [{"type": "text", "text": "So"}]}, [[thought, RECALL]])["content"] == [
         {"type": "text", "text": "So"}
     ]
 
@@ -105,14 +106,14 @@ def test_thoughts_wait_for_what_they_lead_to() -> None:
 @pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded", "refusal"])
 def test_an_answer_cut_short_is_told_apart(reason: str) -> None:
     """Running out of output or of the window, or a filter, streamed or not."""
-    splice = messages.stream()
-    splice.feed(start() + block(0, RECALL) + stop(reason))
-    assert splice.cut
-    assert messages.is_cut({"stop_reason": reason})
-    assert not messages.is_cut({"stop_reason": "tool_use"})
+    merger = messages.new_stream()
+    merger.feed(start() + block(0, RECALL) + stop(reason))
+    assert merger.truncated
+    assert messages.is_truncated({"stop_reason": reason})
+    assert not messages.is_truncated({"stop_reason": "tool_use"})
 
 
 def test_what_is_no_answer_says_nothing() -> None:
     """An error has no blocks, and no usage."""
-    assert messages.said({"type": "error", "error": {}}) is None
-    assert messages.used(None) == NO_USAGE
+    assert messages.output_of({"type": "error", "error": {}}) is None
+    assert usage_of(None) == NO_USAGE

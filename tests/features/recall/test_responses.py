@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.apis.usage import usage_of
 from proxy.core.report import NO_USAGE, Usage
 from proxy.features.recall import responses
 from proxy.features.recall.events import written
@@ -71,10 +72,10 @@ def test_items_go_back_as_they_are_where_the_provider_keeps_them() -> None:
     """Reasoning goes back by its id, or sealed; without either it stays away, and so do the ids that point at it."""
     thought = {"type": "reasoning", "id": "r1", "summary": [], "encrypted_content": None, "status": None}
     sealed = {**thought, "encrypted_content": "z"}
-    kept = responses.asked([thought, RECALL], b'{"model":"m"}')
+    kept = responses.input_of([thought, RECALL], b'{"model":"m"}')
     assert kept == [{"type": "reasoning", "id": "r1", "summary": []}, RECALL]
-    assert len(responses.asked([sealed, RECALL, READ], b'{"store": false}')) == 3
-    (bare,) = responses.asked([thought, RECALL], b'{"store":false}')
+    assert len(responses.input_of([sealed, RECALL, READ], b'{"store": false}')) == 3
+    (bare,) = responses.input_of([thought, RECALL], b'{"store":false}')
     assert bare == {key: value for key, value in RECALL.items() if key != "id"}
 
 
@@ -83,8 +84,8 @@ def test_every_call_that_a_text_can_answer_is_answered() -> None:
     custom = {"type": "custom_tool_call", "call_id": "c3", "name": "patch", "input": "x"}
     clicked = {"type": "computer_call", "call_id": "c4", "action": {}}
     said = [READ, RECALL, custom, clicked]
-    assert [item["call_id"] for item in responses.asked(said, b"{}")] == ["c2", "c1", "c3"]
-    assert responses.answered(said, ["found"]) == [
+    assert [item["call_id"] for item in responses.input_of(said, b"{}")] == ["c2", "c1", "c3"]
+    assert responses.results(said, ["found"]) == [
         {"type": "function_call_output", "call_id": "c2", "output": NOT_RUN},
         {"type": "function_call_output", "call_id": "c1", "output": "found"},
         {"type": "custom_tool_call_output", "call_id": "c3", "output": NOT_RUN},
@@ -99,26 +100,26 @@ def test_reasoning_waits_for_what_it_leads_to() -> None:
     """It passes once a message begins, and never where only a recall follows."""
     thought = {"type": "reasoning", "id": "r1", "summary": []}
     for follower, passes in ((TEXT, True), (HOSTED, True), (RECALL, False)):
-        splice = responses.stream()
-        out = splice.feed(
+        merger = responses.new_stream()
+        out = merger.feed(
             event("response.output_item.added", 2, output_index=0, item=thought)
             + event("response.output_item.done", 3, output_index=0, item=thought)
         )
         assert out == b""
-        out = splice.feed(event("response.output_item.added", 4, output_index=1, item=follower))
+        out = merger.feed(event("response.output_item.added", 4, output_index=1, item=follower))
         assert (b'"r1"' in out) is passes
 
 
 def test_the_end_of_a_response_may_leave_its_output_out() -> None:
     """A server that lists no output at the end is completed from what it said on the way."""
-    splice = responses.stream()
-    splice.feed(
+    merger = responses.new_stream()
+    merger.feed(
         event("response.output_item.added", 2, output_index=0, item=RECALL)
         + event("response.output_item.done", 3, output_index=0, item=RECALL)
         + event("response.completed", 4, response={"output": [], "usage": None})
     )
-    splice.go_on()
-    out = splice.feed(
+    merger.next_generation()
+    out = merger.feed(
         event("response.created", 0, response={})
         + event("response.output_item.added", 1, output_index=0, item=TEXT)
         + event("response.output_item.done", 2, output_index=0, item=TEXT)
@@ -127,19 +128,19 @@ def test_the_end_of_a_response_may_leave_its_output_out() -> None:
     assert b"response.created" not in out
     assert out.count(b'"text":"So."') == 3
     assert b'"id":"second"' in out
-    assert responses.used(splice.usage) == Usage(3)
+    assert usage_of(merger.usage) == Usage(3)
 
 
 def test_an_answer_cut_short_is_told_apart() -> None:
     """Running out of output, streamed or not."""
-    splice = responses.stream()
-    splice.feed(event("response.incomplete", 2, response={"output": []}))
-    assert splice.cut
-    assert responses.is_cut({"status": "incomplete"})
-    assert not responses.is_cut({"status": "completed"})
+    merger = responses.new_stream()
+    merger.feed(event("response.incomplete", 2, response={"output": []}))
+    assert merger.truncated
+    assert responses.is_truncated({"status": "incomplete"})
+    assert not responses.is_truncated({"status": "completed"})
 
 
 def test_what_is_no_answer_says_nothing() -> None:
     """An error has no items, and no usage."""
-    assert responses.said({"error": {}}) is None
-    assert responses.used({}) == NO_USAGE
+    assert responses.output_of({"error": {}}) is None
+    assert usage_of({}) == NO_USAGE

@@ -16,14 +16,14 @@ from proxy.features.recall.search import (
     SHORTEST,
     UNREADABLE,
     WORDS,
+    Arguments,
     Piece,
-    Wanted,
     _pattern,
     answer,
     read_arguments,
 )
 from proxy.features.recall.tool import MOST_RESULTS
-from tests.support.engine_fixtures import count
+from tests.support.engine_fixtures import count_tokens
 from tests.support.sample_conversations import log, prose
 
 PIECES = [
@@ -35,7 +35,7 @@ PIECES = [
 
 
 def ask(tokens: int = 2000, usual: int = 3, pieces: list[Piece] | None = None, **arguments: Any) -> str:
-    return answer(json.dumps(arguments), PIECES if pieces is None else pieces, usual, tokens, count)
+    return answer(json.dumps(arguments), PIECES if pieces is None else pieces, usual, tokens, count_tokens)
 
 
 def shown(text: str) -> list[int]:
@@ -113,25 +113,25 @@ def test_no_match_is_said_plainly(query: str) -> None:
 def test_arguments_that_cannot_be_read_are_answered() -> None:
     """A model that writes no JSON object is told what to write."""
     for text in ("{", "[]", '"x"', "nonsense"):
-        assert answer(text, PIECES, 3, 500, count) == UNREADABLE
+        assert answer(text, PIECES, 3, 500, count_tokens) == UNREADABLE
 
 
 def test_without_room_nothing_is_shown() -> None:
     """Where nothing fits, that is said, and in no more tokens than there are."""
-    assert answer("{}", PIECES, 3, SHORTEST - 1, count) == NO_ROOM
+    assert answer("{}", PIECES, 3, SHORTEST - 1, count_tokens) == NO_ROOM
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("", Wanted()),
-        ('{"query":"  a b "}', Wanted("a b")),
-        ('{"item":"12","offset":-5,"limit":0}', Wanted(item=12, limit=1)),
-        ('{"limit":1e9,"offset":2.0}', Wanted(limit=MOST_RESULTS, offset=2)),
-        ('{"limit":true,"item":null,"query":7}', Wanted()),
+        ("", Arguments()),
+        ('{"query":"  a b "}', Arguments("a b")),
+        ('{"item":"12","offset":-5,"limit":0}', Arguments(item=12, limit=1)),
+        ('{"limit":1e9,"offset":2.0}', Arguments(limit=MOST_RESULTS, offset=2)),
+        ('{"limit":true,"item":null,"query":7}', Arguments()),
     ],
 )
-def test_arguments_are_brought_inside_their_bounds(text: str, wanted: Wanted) -> None:
+def test_arguments_are_brought_inside_their_bounds(text: str, wanted: Arguments) -> None:
     """Figures as text or fractions are taken, odd ones are bounded or left out."""
     assert read_arguments(text, 3) == wanted
 
@@ -166,7 +166,7 @@ ARGUMENTS = st.one_of(
 @given(st.lists(PIECE, max_size=12), ARGUMENTS, st.integers(6, 900), st.integers(1, 10))
 def test_no_answer_exceeds_its_room_or_its_results(pieces: list[Piece], text: str, tokens: int, usual: int) -> None:
     """Whatever is asked of whatever history: at most so many tokens, and never more than ten results."""
-    found = answer(text, pieces, usual, tokens, count)
-    assert count(found) <= tokens
+    found = answer(text, pieces, usual, tokens, count_tokens)
+    assert count_tokens(found) <= tokens
     assert found
     assert found.count("[item ") <= MOST_RESULTS + sum(piece.text.count("[item ") for piece in pieces)

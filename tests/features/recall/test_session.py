@@ -11,7 +11,7 @@ from proxy.features.recall.search import LAST
 from proxy.features.recall.session import CALLS, TOO_MANY
 from proxy.features.recall.tool import NAME
 from tests.stub import Answer, Call, Rules, Seen, Stub, chat, messages, responses
-from tests.support.answer_parser import heard
+from tests.support.answer_parser import parse_answer
 from tests.support.recall_fixtures import (
     KEYS,
     LOOK,
@@ -19,15 +19,15 @@ from tests.support.recall_fixtures import (
     SAID,
     WINDOW,
     WORDING,
-    House,
+    StartRecall,
     both,
     every,
-    recalling,
+    model_answering,
     request,
     said,
 )
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, log
-from tests.support.sdk_clients import VOICES
+from tests.support.sdk_clients import SDK_CLIENTS
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 
@@ -39,9 +39,11 @@ def shown(server: Stub) -> str:
 
 @every
 @both
-async def test_what_left_the_view_is_found_and_answered_from(house: House, api: str, stream: bool) -> None:
+async def test_what_left_the_view_is_found_and_answered_from(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The tool shows the original words, the model goes on from them, and the client gets one answer."""
-    server, door = await house(api, Answer("Let me look.", (LOOK,), reasoning="Hm."), Answer("It is kingfisher."))
+    server, door = await start_recall(
+        api, Answer("Let me look.", (LOOK,), reasoning="Hm."), Answer("It is kingfisher.")
+    )
     answer = await door.ask(api, request(api, stream))
     told = said(api, answer, stream)
     assert told.text.replace("\n", "") == "Let me look.It is kingfisher."
@@ -66,10 +68,10 @@ async def test_what_left_the_view_is_found_and_answered_from(house: House, api: 
 
 @every
 @both
-async def test_calls_beside_a_recall_are_made_again(house: House, api: str, stream: bool) -> None:
+async def test_calls_beside_a_recall_are_made_again(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The client's tools are called once, by the generation that has read what it asked for."""
     again = Call("run", '{"command": "ls"}')
-    server, door = await house(api, Answer("Both.", (READ, LOOK)), Answer("", (again,)))
+    server, door = await start_recall(api, Answer("Both.", (READ, LOOK)), Answer("", (again,)))
     told = said(api, await door.ask(api, request(api, stream)), stream)
     assert [(name, json.loads(arguments)) for name, arguments in told.calls] == [("run", {"command": "ls"})]
     assert server.seen[1].verdict == "ok"
@@ -77,9 +79,9 @@ async def test_calls_beside_a_recall_are_made_again(house: House, api: str, stre
 
 
 @every
-async def test_of_many_calls_at_once_some_are_answered(house: House, api: str) -> None:
+async def test_of_many_calls_at_once_some_are_answered(start_recall: StartRecall, api: str) -> None:
     """Each is a walk over the history, so the others are told that they were too many; the answer goes on."""
-    server, door = await house(api, Answer("All.", (LOOK,) * (CALLS + 3)), Answer("It is kingfisher."))
+    server, door = await start_recall(api, Answer("All.", (LOOK,) * (CALLS + 3)), Answer("It is kingfisher."))
     told = said(api, await door.ask(api, request(api, True)), True)
     assert told.text.endswith("It is kingfisher.")
     assert server.seen[1].verdict == "ok"
@@ -88,10 +90,10 @@ async def test_of_many_calls_at_once_some_are_answered(house: House, api: str) -
 
 @every
 @both
-async def test_three_generations_and_no_more(house: House, api: str, stream: bool) -> None:
+async def test_three_generations_and_no_more(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The second look is told to be the last; what is called all the same is taken out, other calls stay."""
     one, two = Answer("One.", (LOOK, LOOK)), Answer("Two.", (LOOK,))
-    server, door = await house(api, one, two, Answer("Three.", (LOOK, READ)))
+    server, door = await start_recall(api, one, two, Answer("Three.", (LOOK, READ)))
     answer = await door.ask(api, request(api, stream))
     told = said(api, answer, stream)
     assert told.text.split() == ["One.", "Two.", "Three."] or told.text == "One.Two.Three."
@@ -105,9 +107,9 @@ async def test_three_generations_and_no_more(house: House, api: str, stream: boo
 
 
 @every
-async def test_the_tool_is_not_there_where_it_may_not_be(house: House, api: str) -> None:
+async def test_the_tool_is_not_there_where_it_may_not_be(start_recall: StartRecall, api: str) -> None:
     """Switched off, with a tool of the same name or with a choice that is made, a request never hears of it."""
-    server, door = await house(api, Answer("Yes."))
+    server, door = await start_recall(api, Answer("Yes."))
     own = request(api, False)
     tool = own["tools"][0].get("function", own["tools"][0])
     tool["name"] = NAME
@@ -120,29 +122,31 @@ async def test_the_tool_is_not_there_where_it_may_not_be(house: House, api: str)
 
 
 @every
-async def test_a_clients_own_tool_of_the_name_is_called_as_ever(house: House, api: str) -> None:
+async def test_a_clients_own_tool_of_the_name_is_called_as_ever(start_recall: StartRecall, api: str) -> None:
     """A call of a client's tool that happens to have the name reaches the client."""
-    _, door = await house(api, Answer("", (LOOK,)))
+    _, door = await start_recall(api, Answer("", (LOOK,)))
     own = request(api, False)
     own["tools"][0].get("function", own["tools"][0])["name"] = NAME
     answer = await door.ask(api, own)
-    assert heard(api, answer.content, stream=False).calls[0][0] == NAME
+    assert parse_answer(api, answer.content, stream=False).calls[0][0] == NAME
 
 
 @every
 @both
-async def test_switched_off_nothing_is_added(house: House, api: str, stream: bool) -> None:
+async def test_switched_off_nothing_is_added(start_recall: StartRecall, api: str, stream: bool) -> None:
     """Without the setting, a compacted request has the client's tools and no others."""
-    server, door = await house(api, Answer("Yes."), enabled=False)
+    server, door = await start_recall(api, Answer("Yes."), enabled=False)
     said(api, await door.ask(api, request(api, stream)), stream)
     assert NAME.encode() not in server.seen[0].body
 
 
 @every
 @both
-async def test_an_overflow_of_a_later_generation_is_recovered(house: House, api: str, stream: bool) -> None:
+async def test_an_overflow_of_a_later_generation_is_recovered(
+    start_recall: StartRecall, api: str, stream: bool
+) -> None:
     """A provider that finds the second prompt too long gets a smaller one; the client sees only the answer."""
-    server, door = await house(api, Answer())
+    server, door = await start_recall(api, Answer())
     answers = iter([Answer("Let me look.", (LOOK,)), Answer("It is kingfisher.")])
 
     def script(seen: Seen) -> Answer:
@@ -162,17 +166,17 @@ async def test_an_overflow_of_a_later_generation_is_recovered(house: House, api:
 
 
 @every
-async def test_every_prompt_fits_however_often_it_is_asked(house: House, api: str) -> None:
+async def test_every_prompt_fits_however_often_it_is_asked(start_recall: StartRecall, api: str) -> None:
     """Whatever the model asks for, nothing that goes upstream is larger than the window allows."""
     calls = (
         Call(NAME, json.dumps({"limit": 10})),
         Call(NAME, json.dumps({"item": 6, "limit": 10})),
         Call(NAME, json.dumps({"query": "took", "limit": 10})),
     )
-    server, door = await house(api, Answer("", calls), Answer("", calls), Answer("Done."))
+    server, door = await start_recall(api, Answer("", calls), Answer("", calls), Answer("Done."))
     for maximum in (64, 1500, 4000):
         name = "max_output_tokens" if api == "responses" else "max_tokens"
-        server.script = recalling(Answer("", calls), Answer("", calls), Answer("Done."))
+        server.script = model_answering(Answer("", calls), Answer("", calls), Answer("Done."))
         said(api, await door.ask(api, request(api, False, **{name: maximum})), False)
     assert len(server.seen) == 9
     assert all(seen.verdict == "ok" for seen in server.seen)
@@ -180,9 +184,9 @@ async def test_every_prompt_fits_however_often_it_is_asked(house: House, api: st
 
 @every
 @both
-async def test_a_request_that_is_only_observed_is_left_alone(house: House, api: str, stream: bool) -> None:
+async def test_a_request_that_is_only_observed_is_left_alone(start_recall: StartRecall, api: str, stream: bool) -> None:
     """Where nothing is changed there is no tool, and a call of that name is the client's own affair."""
-    server, door = await house(api, Answer("I read on.", (READ,)))
+    server, door = await start_recall(api, Answer("I read on.", (READ,)))
     server.rules = Rules(window=4 * WINDOW, wording=WORDING[api])
     answer = await door.ask(api, request(api, stream), **{"x-ullage-mode": "observe"})
     said(api, answer, stream)
@@ -190,12 +194,12 @@ async def test_a_request_that_is_only_observed_is_left_alone(house: House, api: 
     assert answer.headers["x-ullage-outcome"] == "verbatim;would_compact"
 
 
-async def test_the_next_turn_knows_nothing_of_it(house: House) -> None:
+async def test_the_next_turn_knows_nothing_of_it(start_recall: StartRecall) -> None:
     """The client does not hold the exchange: its next request is compacted as if there had been none."""
-    server, door = await house("messages", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, door = await start_recall("messages", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     body = request("messages", False)
     told = said("messages", await door.ask("messages", body), False)
-    server.script = recalling(Answer("Fine."))
+    server.script = model_answering(Answer("Fine."))
     later = {**body, "messages": [*body["messages"], *told.items, {"role": "user", "content": "Thanks. And now?"}]}
     said("messages", await door.ask("messages", later), False)
     before = server.seen[0].slices
@@ -205,9 +209,9 @@ async def test_the_next_turn_knows_nothing_of_it(house: House) -> None:
 
 
 @every
-async def test_a_long_session_with_recalls_stays_valid_and_fits(house: House, api: str) -> None:
+async def test_a_long_session_with_recalls_stays_valid_and_fits(start_recall: StartRecall, api: str) -> None:
     """An agent that looks things up again and again, alone and beside its tools, sends nothing too big or wrong."""
-    server, door = await house(api, Answer())
+    server, door = await start_recall(api, Answer())
     pick = random.Random(0)
     looks = [
         {"query": "took merge"},
@@ -226,7 +230,7 @@ async def test_a_long_session_with_recalls_stays_valid_and_fits(house: House, ap
         return Answer(pick.choice(["", "I read on."]), tuple(calls), reasoning=pick.choice(["", "Hm."]))
 
     server.script = script
-    async with VOICES[api](door.url) as voice:
+    async with SDK_CLIENTS[api](door.url) as voice:
         items, more = voice.opening(agent_session(0, 0))
         asked = {"model": "gpt-4o-mini", **voice.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
         for at in range(40):

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from proxy.core.apis.envelope import read_outline
-from proxy.features.recall.tool import MENTION, NAME, added, declaration, may_offer
+from proxy.core.apis.envelope import read_envelope
+from proxy.core.decisions import Addition
+from proxy.features.recall.tool import DECLARATIONS, MENTION, NAME, may_offer
 from tests.support.api_formats import tools_of
 from tests.support.recall_fixtures import APIS
 from tests.support.sample_conversations import AGENT_TOOLS
@@ -17,7 +18,7 @@ from tests.support.sample_conversations import AGENT_TOOLS
 def offered(api: str, **members: Any) -> bool:
     body = {"model": "m", "tools": tools_of(AGENT_TOOLS, api), **members}
     body = {key: value for key, value in body.items() if value is not ...}
-    return may_offer(api, read_outline(json.dumps(body), ("max_tokens",)))
+    return may_offer(api, read_envelope(json.dumps(body), ("max_tokens",)))
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -83,14 +84,14 @@ def test_it_never_shadows_a_tool_of_the_client(api: str, escaped: bool) -> None:
     own[1]["function"]["name"] = NAME
     text = json.dumps({"model": "m", "tools": tools_of(own, api)})
     text = text.replace("ullage_", "ullage\\u005f") if escaped else text
-    assert not may_offer(api, read_outline(text, ()))
+    assert not may_offer(api, read_envelope(text, ()))
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_the_tools_of_the_client_stay_as_they_are(api: str) -> None:
     """The declaration stands behind the client's tools, whose bytes do not change."""
     tools = json.dumps(tools_of(AGENT_TOOLS, api), indent=2)
-    made = added(api, tools)
+    made = Addition(DECLARATIONS[api]).added_to(tools)
     assert made.startswith(tools[:-1].rstrip())
-    assert json.loads(made) == [*json.loads(tools), json.loads(declaration(api))]
+    assert json.loads(made) == [*json.loads(tools), json.loads(DECLARATIONS[api])]
     assert NAME in MENTION
