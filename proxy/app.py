@@ -25,7 +25,7 @@ from proxy.features.history.archive import Archive
 from proxy.offload import SWITCH_SECONDS
 from proxy.server import Server
 from proxy.settings import Settings
-from proxy.startup import announce, bracketed, warn_of_silent
+from proxy.startup import bracketed, print_summary, warn_of_unreachable
 from proxy.store import (
     INSTEAD,
     Embedded,
@@ -49,15 +49,15 @@ from proxy.upstream import Probes, Upstreams
 from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.wiring import (
     call_settings,
-    models_of,
     open_archive,
-    open_chronicle,
-    open_conversations,
     open_engine,
+    open_history,
+    open_history_recorder,
+    open_models,
     server_config,
     windows_status,
 )
-from proxy.workers import Ending, Supervisor, Worker, new_event_loop, reserve
+from proxy.workers import Shutdown, Supervisor, Worker, new_event_loop, reserve
 
 if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
@@ -73,11 +73,11 @@ def run(settings: Settings) -> int:
     if settings.server.workers > 1:
         return _run_many(settings)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(serve(Start(settings), Worker(0, 1)))
+        return runner.run(serve(StartOptions(settings), Worker(0, 1)))
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartOptions:
     """What a process starts with; ``key`` is the master key where the parent knows it, ``before`` one before it.
 
     ``instead``: the store in ``settings`` stands in for the configured one, which cannot be used.
@@ -89,16 +89,16 @@ class Start:
     instead: bool = False
 
 
-async def serve(start: Start, worker: Worker) -> int:
+async def serve(start: StartOptions, worker: Worker) -> int:
     """One process's life: build, listen, work, drain, close; the exit code."""
     settings = start.settings
     caches.keep_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
     logs, tasks = _begin(settings)
-    ending = Ending()
-    ending.listen()
+    ending = Shutdown()
+    ending.handle_signals()
     try:
-        house = await House.build(start, worker, logs, tasks)
+        house = await Process.build(start, worker, logs, tasks)
     except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
         await tasks.finish(1.0)
         logs.close()
@@ -107,8 +107,8 @@ async def serve(start: Start, worker: Worker) -> int:
     lag = LagWatch(house.telemetry.loop_lag, logs.loop_lagged)
     caches.collect_rarely()
     lag.start()
-    await ending.asked.wait()
-    await ending.unless_at_once(house.drain(settings.server.drain))
+    await ending.requested.wait()
+    await ending.run_unless_immediate(house.drain(settings.server.drain))
     lag.stop()
     housekeeping.cancel()  # it never ends by itself: nothing should wait for it
     await house.close()
@@ -117,7 +117,7 @@ async def serve(start: Start, worker: Worker) -> int:
     return 0
 
 
-class House:
+class Process:
     """Everything one process is made of. Made by ``build``, ended by ``close``."""
 
     def __init__(
@@ -145,7 +145,7 @@ class House:
         self._without_descriptor = 0
 
     @classmethod
-    async def build(cls, start: Start, worker: Worker, logs: Logs, tasks: Tasks) -> House:
+    async def build(cls, start: StartOptions, worker: Worker, logs: Logs, tasks: Tasks) -> Process:
         """A process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
         store = await _open_store(start, logs, tasks)
         bridge = open_bridge(start.settings, tasks)
@@ -160,7 +160,7 @@ class House:
     @classmethod
     async def _serving(
         cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: Upstreams
-    ) -> House:
+    ) -> Process:
         # Only here: in a worker the metrics' folder must be in the environment before their client is imported.
         from proxy.telemetry.metrics import Telemetry
 
@@ -181,7 +181,7 @@ class House:
 
         faults = Faults(logs.fault, telemetry.fault)
         archive = open_archive(settings, store, tasks, telemetry.archived)
-        chronicle = open_chronicle(store, archive)
+        chronicle = open_history_recorder(store, archive)
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
         config = server_config(settings)
         engine = await asyncio.to_thread(
@@ -218,9 +218,9 @@ class House:
                 "estimated_encodings": sorted(tokenizers.estimated),
             }
 
-        models = models_of(settings, catalogue, upstream)
+        models = open_models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        told_of = open_conversations(settings, store)
+        told_of = open_history(settings, store)
         server = Server(config, engine, upstream, upstream_of, observe, metrics, status, models, told_of, faults)
         host, many = settings.server.host, worker.count > 1
         try:
@@ -228,8 +228,8 @@ class House:
         except OSError as error:
             raise CannotListen(host, settings.server.port, error) from error
         if not many:
-            announce(settings, catalogue, port, describe_store(store.state(), settings.store.path))
-            tasks.spawn(warn_of_silent(settings, logs.warn), "look for the upstreams")
+            print_summary(settings, catalogue, port, describe_store(store.state(), settings.store.path))
+            tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, archive)
@@ -291,8 +291,8 @@ async def _supervise(settings: Settings) -> int:
     """Own the embedded store and the port, keep the workers running; the exit code."""
     logs, tasks = _begin(settings)
     # From here on a signal no longer ends this process on the spot: what it has started must be ended first.
-    ending = Ending()
-    ending.listen()
+    ending = Shutdown()
+    ending.handle_signals()
     async with AsyncExitStack() as opened:
         opened.callback(logs.close)
         opened.push_async_callback(tasks.finish, 1.0)
@@ -307,7 +307,7 @@ async def _supervise(settings: Settings) -> int:
         try:
             folder = multiprocess.make_directory()
         except OSError as error:
-            return _cannot_start(NoPlaceForFigures(error))
+            return _cannot_start(NoMetricsDirectory(error))
         opened.callback(multiprocess.remove_directory, folder)
         supervisor = Supervisor(
             "proxy.app:serve",
@@ -320,10 +320,10 @@ async def _supervise(settings: Settings) -> int:
             on_exit=lambda pid: multiprocess.forget_worker(folder, pid),
         )
         catalogue = await asyncio.to_thread(open_catalogue, settings)
-        if ending.asked.is_set():
+        if ending.requested.is_set():
             return 0
-        announce(settings, catalogue, port, store)
-        tasks.spawn(warn_of_silent(settings, logs.warn), "look for the upstreams")
+        print_summary(settings, catalogue, port, store)
+        tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
         return await supervisor.run()
 
 
@@ -335,7 +335,7 @@ def _begin(settings: Settings) -> tuple[Logs, Tasks]:
     return logs, Tasks(logs.task_failed)
 
 
-class NoPlaceForFigures(Exception):
+class NoMetricsDirectory(Exception):
     """There is no directory in which workers can share their figures; the text says what to do."""
 
     def __init__(self, error: OSError) -> None:
@@ -366,14 +366,16 @@ def _reserved(settings: Settings) -> socket.socket:
         raise CannotListen(server.host, server.port, error) from error
 
 
-async def _shared_store(settings: Settings, opened: AsyncExitStack, logs: Logs, tasks: Tasks) -> tuple[Start, str]:
+async def _shared_store(
+    settings: Settings, opened: AsyncExitStack, logs: Logs, tasks: Tasks
+) -> tuple[StartOptions, str]:
     """What workers start with, and the store in words. A private server is theirs until *opened* is closed."""
     url, path = settings.store.url, settings.store.path
     if url not in ("embedded", "memory"):
         # What is wrong with it is said once, and not by every worker at each of its starts.
-        store = await _open_store(Start(settings), logs, tasks)
+        store = await _open_store(StartOptions(settings), logs, tasks)
         await store.close()
-        return Start(settings), describe_store(store.state(), settings.store.path)
+        return StartOptions(settings), describe_store(store.state(), settings.store.path)
     instead = url == "embedded"
     if instead:
         embedded: Embedded | None = None
@@ -387,17 +389,17 @@ async def _shared_store(settings: Settings, opened: AsyncExitStack, logs: Logs, 
             logs.log.warning("store.memory_instead", cause=str(error))
         else:
             opened.push_async_callback(embedded.close)
-            return Start(_with_store(settings, embedded.url), key, before), f"embedded  ({path})"
+            return StartOptions(_with_store(settings, embedded.url), key, before), f"embedded  ({path})"
     logs.log.warning("store.memory_per_worker", advice="workers may word the same event differently")
     words = "memory  (each worker its own" + (INSTEAD if instead else "") + ")"
-    return Start(_with_store(settings, "memory"), instead=instead), words
+    return StartOptions(_with_store(settings, "memory"), instead=instead), words
 
 
 def _with_store(settings: Settings, url: str) -> Settings:
     return settings.model_copy(update={"store": settings.store.model_copy(update={"url": url})})
 
 
-async def _open_store(start: Start, logs: Logs, tasks: Tasks) -> Store:
+async def _open_store(start: StartOptions, logs: Logs, tasks: Tasks) -> Store:
     store = start.settings.store
     others = [key.get_secret_value().encode() for key in store.other_keys]
     if start.before is not None:

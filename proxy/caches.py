@@ -45,7 +45,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Locked(LRUCache[K, V]):
+class LockedCache(LRUCache[K, V]):
     """A mapping of so many values that threads may share; the longest unused go first."""
 
     def __init__(self, limit: int, size: Callable[[V], int] | None = None) -> None:
@@ -70,7 +70,7 @@ class Locked(LRUCache[K, V]):
             return super().get(key, default)
 
 
-class ByBytes(Locked[K, V]):
+class SizedCache(LockedCache[K, V]):
     """A mapping of at most *limit* bytes, each value as large as *size* says; the longest unused go first.
 
     A value that alone is larger is not kept, and what stood under its name stays.
@@ -84,14 +84,16 @@ class ByBytes(Locked[K, V]):
             super().__setitem__(key, value)
 
 
-def items() -> ByBytes[bytes, Item]:
+def items() -> SizedCache[bytes, Item]:
     """A memory of items. One message can hold any number of calls, with ids of any length."""
-    return ByBytes(ITEM_BYTES, lambda item: PLAIN + len(item.facts.mentions if item.facts else b"") + _linked([item]))
+    return SizedCache(
+        ITEM_BYTES, lambda item: PLAIN + len(item.facts.mentions if item.facts else b"") + _linked([item])
+    )
 
 
-def prefixes() -> ByBytes[bytes, CachedPrefix]:
+def prefixes() -> SizedCache[bytes, CachedPrefix]:
     """A memory of bodies seen before."""
-    return ByBytes(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans) + _linked(known.items))
+    return SizedCache(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans) + _linked(known.items))
 
 
 def _linked(read: Sequence[Item]) -> int:
@@ -100,19 +102,21 @@ def _linked(read: Sequence[Item]) -> int:
     return CALL * max(0, len(named) - len(read)) + sum(map(len, named))
 
 
-def outlines() -> ByBytes[bytes, Envelope]:
+def envelopes() -> SizedCache[bytes, Envelope]:
     """A memory of what stood around items: tools and system texts, above all. A letter takes four bytes at most."""
-    return ByBytes(OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.said.values()))))
+    return SizedCache(
+        OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.said.values())))
+    )
 
 
-def records() -> ByBytes[tuple[str, bytes], CompactionRecord]:
+def records() -> SizedCache[tuple[str, bytes], CompactionRecord]:
     """A memory of events."""
-    return ByBytes(RECORD_BYTES, lambda record: 512 + 4 * len(record.block) + sum(map(len, record.edits.values())))
+    return SizedCache(RECORD_BYTES, lambda record: 512 + 4 * len(record.block) + sum(map(len, record.edits.values())))
 
 
-def texts() -> ByBytes[tuple[bytes, bytes], Summary]:
+def texts() -> SizedCache[tuple[bytes, bytes], Summary]:
     """A memory of summaries."""
-    return ByBytes(TEXT_BYTES, lambda summary: 400 + 4 * len(summary.text))
+    return SizedCache(TEXT_BYTES, lambda summary: 400 + 4 * len(summary.text))
 
 
 def keep_large_blocks() -> None:

@@ -19,7 +19,7 @@ PATIENCE: Final = 3.0
 Warn = Callable[[str, dict[str, object]], None]
 
 
-def announce(settings: Settings, catalogue: Catalogue, port: int, store: str) -> None:
+def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: str) -> None:
     """Print the start-up summary on standard error: standard output is for log lines."""
     facts = {"address": f"http://{bracketed(settings.server.host)}:{port}", "store": store}
     for rule in settings.models:
@@ -36,17 +36,17 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def warn_of_silent(settings: Settings, warn: Warn) -> None:
+async def warn_of_unreachable(settings: Settings, warn: Warn) -> None:
     """Warn of each upstream that accepts no connection. It may start later: nothing else follows from it."""
     named = [upstream for upstream in settings.upstreams if upstream.base_url]
-    causes = await asyncio.gather(*(unreachable(upstream.base_url) for upstream in named))
+    causes = await asyncio.gather(*(connection_problem(upstream.base_url) for upstream in named))
     for upstream, cause in zip(named, causes, strict=True):
         if cause:
             advice = f"requests for it are answered 502 until {upstream.base_url} accepts connections"
             warn("upstream.unreachable", {"upstream": upstream.name, "cause": cause, "advice": advice})
 
 
-async def unreachable(base_url: str) -> str:
+async def connection_problem(base_url: str) -> str:
     """Return why no connection to *base_url* can be made; empty if one can. Nothing is sent."""
     parts = urlsplit(base_url)
     port = parts.port or (443 if parts.scheme == "https" else 80)

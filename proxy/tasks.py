@@ -51,14 +51,14 @@ Where = Literal["request", "answer", "after"]
 """What a fault was met in: making a request smaller, watching its answer, or the work behind the answer."""
 
 
-class Report(Protocol):
+class ReportFault(Protocol):
     """Takes notice of a fault."""
 
     def __call__(self, where: Where, request_id: str, fault: Exception) -> None:
         """Log the type and the frames of *fault*, and count it. Its text may quote the request."""
 
 
-def logged(where: Where, request_id: str, fault: Exception) -> None:
+def log_fault(where: Where, request_id: str, fault: Exception) -> None:
     """Write *fault* to the library log, whose lines carry type and frames only."""
     _LOG.error("internal error in %s of %s", where, request_id, exc_info=fault)
 
@@ -66,8 +66,8 @@ def logged(where: Where, request_id: str, fault: Exception) -> None:
 class Faults:
     """Takes notice of faults, and runs what an answer can do without. Every fault goes to each of *reports*."""
 
-    def __init__(self, *reports: Report) -> None:
-        self._reports = reports or (logged,)
+    def __init__(self, *reports: ReportFault) -> None:
+        self._reports = reports or (log_fault,)
 
     def report(self, where: Where, request_id: str, fault: Exception) -> None:
         """Take notice of *fault*."""

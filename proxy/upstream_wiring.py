@@ -35,7 +35,7 @@ from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Bridge, Bridged, OnTold, Probes, Target, Timeouts, Upstreams
 
-NOWHERE: Final = "-"
+NO_UPSTREAM: Final = "-"
 """The upstream of every model where none is configured: then nothing is served, but models can be listed."""
 
 ANTHROPIC: Final = "anthropic"
@@ -58,7 +58,7 @@ def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Cata
             for name, facts in configuration.model_table().items()
         }
     )
-    default = settings.default_upstream().name if settings.upstreams else NOWHERE
+    default = settings.default_upstream().name if settings.upstreams else NO_UPSTREAM
     rules = [
         ModelRule(
             rule.name,
@@ -135,7 +135,7 @@ def _timeouts(upstream: configuration.Upstream) -> Timeouts:
     return Timeouts(given.connect, given.first_byte, given.idle, given.total, given.keep_alive)
 
 
-class Board:
+class SharedProbeCache:
     """Where processes that share a store leave for each other what servers said of their windows: no tenant's words."""
 
     def __init__(self, recorder: Records) -> None:
@@ -151,14 +151,14 @@ class Board:
         self._recorder.save_route(self._nobody, name, value)
 
 
-def open_names(settings: Settings) -> NameOf:
+def open_model_names(settings: Settings) -> NameOf:
     """What its upstream calls a model, by the name it was asked for."""
     if not any(rule.model for rule in settings.models):
         return same_name
     return lambda model: settings.model(model).model or model
 
 
-def open_headers(settings: Settings) -> HeadersOf:
+def open_model_headers(settings: Settings) -> HeadersOf:
     """What *settings* add to requests for a model, by the name it was asked for."""
     if not any(rule.headers for rule in settings.models):
         return no_headers
@@ -189,7 +189,13 @@ def open_probes(
     asked = {each.name: each.base_url for each in settings.upstreams if each.probe and not each.bridged}
     agent = f"ullage/{configuration.version()}"
     return Probes(
-        asked, upstream.send, tasks.spawn, time.perf_counter, agent, told, Board(recorder) if recorder else None
+        asked,
+        upstream.send,
+        tasks.spawn,
+        time.perf_counter,
+        agent,
+        told,
+        SharedProbeCache(recorder) if recorder else None,
     )
 
 
@@ -216,7 +222,7 @@ def open_summaries(
         guarded=frozenset(up.name for up in settings.upstreams if any(map(is_subscription, _keys(up)))),
         most=wanted.jobs,
         timeout=wanted.timeout,
-        headers_of=open_headers(settings),
+        headers_of=open_model_headers(settings),
     )
     agent = f"ullage/{configuration.version()} (summary)"
     writer = Writer(upstream, tokenizers, load_prompts(), agent, wanted.timeout, aligned=wanted.aligned)

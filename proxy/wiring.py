@@ -47,7 +47,7 @@ from proxy.summaries import Jobs
 from proxy.tasks import Faults, Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
-from proxy.upstream_wiring import open_headers, open_names
+from proxy.upstream_wiring import open_model_headers, open_model_names
 
 if TYPE_CHECKING:
     pass
@@ -83,8 +83,8 @@ def open_engine(
     reader = Reader(
         tokenizers,
         caches.items(),
-        caches.outlines(),
-        caches.Locked(SIZES),
+        caches.envelopes(),
+        caches.LockedCache(SIZES),
         caches.prefixes(),
         policy.tools,
         settings.server.limits.items,
@@ -92,7 +92,7 @@ def open_engine(
     learned = LearnedRoutes(store.records, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(ASKED), jobs)
     features = Features(_features(settings, catalogue, reader, store, records, history, faults))
-    shrunk_tools: ShrunkTools = caches.Locked(TOOL_ARRAYS)
+    shrunk_tools: ShrunkTools = caches.LockedCache(TOOL_ARRAYS)
     mode = settings.compression.mode
     measurer = Measurer(catalogue, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
@@ -229,7 +229,7 @@ def _always(stages: Stages) -> TruncateLimits | None:
     return TruncateLimits(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
 
 
-def models_of(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
+def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
     """The merged lists of models, with windows by *catalogue*."""
 
     def figures(model: str) -> Mapping[str, int]:
@@ -263,8 +263,8 @@ def server_config(settings: Settings) -> ServerConfig:
         origins=frozenset(server.origins),
         open_metrics=server.open_metrics,
         hosts=frozenset(name.lower() for name in (server.host, *server.hosts)),
-        headers_of=open_headers(settings),
-        name_of=open_names(settings),
+        headers_of=open_model_headers(settings),
+        name_of=open_model_names(settings),
         limits=replace(
             Limits(),
             body=limits.body,
@@ -300,13 +300,13 @@ def open_archive(
     return Archive(store.archive, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
 
 
-def open_chronicle(store: Store, archive: Archive | None) -> HistoryRecorder:
+def open_history_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
     """What notes what becomes of conversations."""
     recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST_SECONDS)
     return HistoryRecorder(store.conversations, recent, time.time, archive)
 
 
-def open_conversations(settings: Settings, store: Store) -> History:
+def open_history(settings: Settings, store: Store) -> History:
     """What tells callers of their conversations."""
     compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
     return History(store.conversations, store.archive, time.time, compacts=compacts, summaries=summaries)

@@ -46,7 +46,7 @@ class Worker:
     count: int
 
 
-class Events(Protocol):
+class LogEvent(Protocol):
     """Told what happens to workers, in facts fit for a log line."""
 
     def __call__(self, event: str, **facts: int | float | str) -> None:
@@ -57,14 +57,14 @@ WorkerMain = Callable[[Any, Worker], Awaitable[int]]
 OnExit = Callable[[int], None]
 
 
-class Ending:
-    """``asked`` is set when the process shall end, ``at_once`` when it shall not wait for anything."""
+class Shutdown:
+    """``requested`` is set when the process shall end, ``immediate`` when it shall not wait for anything."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.at_once = asyncio.Event()
+        self.requested = asyncio.Event()
+        self.immediate = asyncio.Event()
 
-    def listen(self) -> None:
+    def handle_signals(self) -> None:
         """Heed signals from now on, until the running loop is closed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -75,19 +75,19 @@ class Ending:
 
     def stop(self) -> None:
         """Ask for an end; called again: for one at once."""
-        if self.asked.is_set():
-            self.at_once.set()
-        self.asked.set()
+        if self.requested.is_set():
+            self.immediate.set()
+        self.requested.set()
 
     def hang_up(self) -> None:
         """Ask for an end. A terminal that is closed tells so twice, by its shell and by the kernel."""
-        self.asked.set()
+        self.requested.set()
 
-    async def unless_at_once(self, work: Coroutine[Any, Any, None]) -> None:
+    async def run_unless_immediate(self, work: Coroutine[Any, Any, None]) -> None:
         """Await *work* unless, or until, the end shall be at once."""
         async with asyncio.TaskGroup() as group:
             job = group.create_task(work, name="drain")
-            alarm = group.create_task(self.at_once.wait(), name="second signal")
+            alarm = group.create_task(self.immediate.wait(), name="second signal")
             await asyncio.wait({job, alarm}, return_when=asyncio.FIRST_COMPLETED)
             job.cancel()
             alarm.cancel()
@@ -157,8 +157,8 @@ class Supervisor:
         *,
         environ: Mapping[str, str],
         drain: float,
-        events: Events,
-        ending: Ending | None = None,
+        events: LogEvent,
+        ending: Shutdown | None = None,
         on_exit: OnExit | None = None,
     ) -> None:
         self._main = main
@@ -169,12 +169,12 @@ class Supervisor:
         self._events = events
         self._on_exit = on_exit
         self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._ending = ending or Ending()
+        self._ending = ending or Shutdown()
         self._false_starts = [0] * count
 
     async def run(self) -> int:
         """The exit code: 0 after a signal and a clean end, 1 when workers do not start or had to be killed."""
-        self._ending.listen()
+        self._ending.handle_signals()
         try:
             async with asyncio.TaskGroup() as group:
                 slots = [group.create_task(self._keep(index), name=f"worker-{index}") for index in range(self._count)]
@@ -198,11 +198,11 @@ class Supervisor:
 
     async def _keep(self, index: int) -> None:
         backoff = FIRST_BACKOFF
-        while not self._ending.asked.is_set():
+        while not self._ending.requested.is_set():
             began = time.monotonic()
             code = await self._run_one(index)
             lived = time.monotonic() - began
-            if self._ending.asked.is_set():
+            if self._ending.requested.is_set():
                 return
             if lived >= SETTLED_SECONDS:
                 self._false_starts[index], backoff = 0, FIRST_BACKOFF
@@ -211,9 +211,9 @@ class Supervisor:
             self._events("worker.ended", worker=index, exit_code=code, seconds=round(lived, 2))
             if self._hopeless:
                 self._events("worker.given_up", count=sum(self._false_starts))
-                self._ending.asked.set()
+                self._ending.requested.set()
                 return
-            await _wait(self._ending.asked, backoff)
+            await _wait(self._ending.requested, backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     async def _run_one(self, index: int) -> int:
@@ -228,8 +228,8 @@ class Supervisor:
             if process.stdin is not None:
                 process.stdin.write(_LENGTH.pack(len(self._payload)) + self._payload)
             # A signal that came while the process was being made has not reached it.
-            if self._ending.asked.is_set():
-                process.send_signal(signal.SIGKILL if self._ending.at_once.is_set() else signal.SIGTERM)
+            if self._ending.requested.is_set():
+                process.send_signal(signal.SIGKILL if self._ending.immediate.is_set() else signal.SIGTERM)
             # The pipe stays open: its end tells the worker that the parent is gone.
             return await process.wait()
         finally:
@@ -241,13 +241,13 @@ class Supervisor:
 
     async def _end_when_told(self, slots: Sequence[asyncio.Task[None]]) -> bool:
         """Whether workers had to be killed."""
-        await self._ending.asked.wait()
+        await self._ending.requested.wait()
         self._send(signal.SIGTERM)
         async with asyncio.TaskGroup() as group:
-            hurry = group.create_task(self._ending.at_once.wait(), name="second-signal")
+            hurry = group.create_task(self._ending.immediate.wait(), name="second-signal")
             ended = group.create_task(_all(slots), name="workers-ended")
             await asyncio.wait({hurry, ended}, timeout=self._drain + KILL_GRACE, return_when=asyncio.FIRST_COMPLETED)
-            if self._ending.at_once.is_set():
+            if self._ending.immediate.is_set():
                 self._send(signal.SIGTERM)
                 await asyncio.wait({ended}, timeout=KILL_GRACE)
             hurry.cancel()

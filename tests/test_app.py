@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from proxy import app
-from proxy.app import CannotListen, House, Start
+from proxy.app import CannotListen, Process, StartOptions
 from proxy.settings import Settings
 from proxy.store import StoreMisconfigured
 from proxy.tasks import Tasks
@@ -61,12 +61,14 @@ class Part:
 
 
 @asynccontextmanager
-async def running(folder: Path, configured: Settings) -> AsyncIterator[tuple[House, str, Part]]:
+async def running(folder: Path, configured: Settings) -> AsyncIterator[tuple[Process, str, Part]]:
     """A built process, its address, and its parts."""
     part = Part(folder)
     port = free_port()
     server = configured.server.model_copy(update={"port": port})
-    house = await House.build(Start(configured.model_copy(update={"server": server})), ONE, part.logs, part.tasks)
+    house = await Process.build(
+        StartOptions(configured.model_copy(update={"server": server})), ONE, part.logs, part.tasks
+    )
     try:
         yield house, f"http://127.0.0.1:{port}", part
     finally:
@@ -147,7 +149,7 @@ async def test_a_taken_port_closes_what_was_opened(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         part = Part(tmp_path)
         with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: address already in use. Give another --port"):
-            await House.build(Start(settings(server={"port": port})), ONE, part.logs, part.tasks)
+            await Process.build(StartOptions(settings(server={"port": port})), ONE, part.logs, part.tasks)
         assert len(part.tasks) == 0
         await part.close()
 
@@ -163,8 +165,8 @@ async def test_a_start_that_breaks_in_the_middle_leaves_no_server(
     monkeypatch.setattr(app, "open_catalogue", broken)
     part = Part(short_path)
     with pytest.raises(LookupError):
-        await House.build(
-            Start(settings(store={"url": "embedded", "path": str(short_path / "d")})), ONE, part.logs, part.tasks
+        await Process.build(
+            StartOptions(settings(store={"url": "embedded", "path": str(short_path / "d")})), ONE, part.logs, part.tasks
         )
     assert (short_path / "d" / "valkey.log").exists(), "it never came up: nothing was tested"
     assert store_servers(short_path) == []
@@ -185,7 +187,7 @@ def test_an_address_that_cannot_be_listened_on_is_named(host: str, error: OSErro
     assert text in str(CannotListen(host, 1, error))
 
 
-async def prepared(folder: Path, configured: Settings) -> tuple[Start, str, str]:
+async def prepared(folder: Path, configured: Settings) -> tuple[StartOptions, str, str]:
     """What workers of *configured* start with, the store in words, and what was logged meanwhile."""
     part = Part(folder)
     async with AsyncExitStack() as opened:

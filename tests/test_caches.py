@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from proxy.caches import ByBytes, Locked, items, outlines, prefixes
+from proxy.caches import LockedCache, SizedCache, envelopes, items, prefixes
 from proxy.core.apis.base import ApiFormat
 from proxy.core.conversation import Item
 from proxy.core.decisions import DIALECTS
@@ -27,7 +27,7 @@ TENANT = b"t" * 32
 
 def test_the_longest_unused_go_first() -> None:
     """The sum of what is kept never exceeds the limit, and what was used last stays."""
-    memory: ByBytes[str, bytes] = ByBytes(10, len)
+    memory: SizedCache[str, bytes] = SizedCache(10, len)
     memory["a"], memory["b"] = b"1234", b"5678"
     assert memory["a"] == b"1234"
     memory["c"] = b"90ab"
@@ -37,7 +37,7 @@ def test_the_longest_unused_go_first() -> None:
 
 def test_what_is_too_large_is_not_kept() -> None:
     """A value above the limit is no error and pushes nothing out."""
-    memory: ByBytes[str, bytes] = ByBytes(10, len)
+    memory: SizedCache[str, bytes] = SizedCache(10, len)
     memory["a"] = b"1234"
     memory["a"] = b"x" * 11
     memory["b"] = b"x" * 11
@@ -54,7 +54,7 @@ async def _read(reader: Reader, dialect: ApiFormat, body: bytes) -> None:
 async def test_a_prefix_takes_what_it_is_thought_to(api: str) -> None:
     """What a long conversation leaves in memory, its items included, is no more than is reckoned for it."""
     seen: dict[bytes, Item] = {}
-    known, around = prefixes(), outlines()
+    known, around = prefixes(), envelopes()
     reader, dialect = Reader(tokenizers(), seen, around, {}, known), DIALECTS[api]
     warm, body = (json.dumps(request_body(api, agent_session(n, 30), AGENT_TOOLS)).encode() for n in (2, 600))
     await _read(reader, dialect, warm)
@@ -116,7 +116,7 @@ async def test_items_are_reckoned_by_what_a_client_put_into_them(
     By their number, a client had them hold any amount: a message has as many calls as it likes, with ids of any length.
     """
     api, messages = make(size)
-    seen, known, around = items(), prefixes(), outlines()
+    seen, known, around = items(), prefixes(), envelopes()
     reader, dialect = Reader(tokenizers(), seen, around, {}, known), DIALECTS[api]
     warm, body = (json.dumps({"model": "m", "max_tokens": 5, "messages": each}) for each in (_usual(2)[1], messages))
     await _read(reader, DIALECTS["chat"], warm.encode())
@@ -143,7 +143,7 @@ async def test_items_are_reckoned_by_what_a_client_put_into_them(
 
 def test_threads_may_share_a_memory() -> None:
     """What threads write and read at once neither breaks it nor grows it beyond its limit."""
-    memory: Locked[int, int] = Locked(50)
+    memory: LockedCache[int, int] = LockedCache(50)
     errors: list[BaseException] = []
 
     def work(seed: int) -> None:

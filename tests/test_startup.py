@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.settings import load
-from proxy.startup import announce, bracketed, settings_summary, unreachable, warn_of_silent
+from proxy.startup import bracketed, connection_problem, print_summary, settings_summary, warn_of_unreachable
 from proxy.upstream_wiring import open_catalogue
 from tests.store.conftest import free_port
 from tests.support.settings_files import UPSTREAM, problems, write_settings
@@ -32,7 +32,7 @@ def test_the_line_to_paste_is_a_line_of_its_own(
         {},
         {},
     )
-    announce(settings, open_catalogue(settings), 8484, "memory")
+    print_summary(settings, open_catalogue(settings), 8484, "memory")
     assert capsys.readouterr().err.splitlines()[-1] == f"export OPENAI_BASE_URL={url}"
 
 
@@ -52,7 +52,7 @@ async def test_upstreams_that_accept_no_connection_are_warned_of(tmp_path: Path)
 - {{name: cloud, provider: bedrock}}
 """
         warned: list[tuple[str, dict[str, object]]] = []
-        await warn_of_silent(
+        await warn_of_unreachable(
             load(write_settings(tmp_path, text), {}, {}), lambda event, facts: warned.append((event, facts))
         )
     ((event, facts),) = warned
@@ -63,7 +63,7 @@ async def test_upstreams_that_accept_no_connection_are_warned_of(tmp_path: Path)
 
 async def test_a_name_that_does_not_resolve_is_unreachable() -> None:
     """The resolver's own words are the cause."""
-    assert await unreachable("https://nobody.invalid/v1")
+    assert await connection_problem("https://nobody.invalid/v1")
 
 
 def test_secrets_never_show(tmp_path):

@@ -13,8 +13,8 @@ from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import (
-    NOWHERE,
-    Board,
+    NO_UPSTREAM,
+    SharedProbeCache,
     open_bridge,
     open_catalogue,
     open_probes,
@@ -61,7 +61,7 @@ def test_a_told_window_reaches_the_catalogue() -> None:
 
 def test_without_upstreams_models_still_have_figures() -> None:
     """Where nothing is configured, models can be looked up all the same."""
-    assert open_catalogue(Settings()).resolve("gpt-4o").upstream == NOWHERE
+    assert open_catalogue(Settings()).resolve("gpt-4o").upstream == NO_UPSTREAM
 
 
 async def test_who_may_be_asked() -> None:
@@ -87,7 +87,7 @@ async def test_processes_leave_notes_for_each_other(tmp_path: Path) -> None:
         "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: None
     )
     try:
-        one, other = Board(store.records), Board(store.records)
+        one, other = SharedProbeCache(store.records), SharedProbeCache(store.records)
         assert await other.recall("windows up") is None
         one.remember("windows up", b"32768")
         await until(lambda: len(tasks) == 0)

@@ -12,7 +12,7 @@ from proxy.settings.server import Archive
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.wiring import open_archive, open_chronicle, open_conversations, open_engine, server_config
+from proxy.wiring import open_archive, open_engine, open_history, open_history_recorder, server_config
 from tests.store.conftest import Opener, opener, short_path
 from tests.support.engine_fixtures import TENANT, chat_body
 from tests.support.sample_conversations import agent_session
@@ -81,10 +81,10 @@ async def test_an_archive_is_there_only_where_it_is_wanted(opener: Opener) -> No
     archive = open_archive(wanted, store, opener.tasks, lambda outcome, count: None)
     assert archive is not None
     assert (archive._terms.seconds, archive._terms.most) == (2 * 86_400, 1000)
-    assert open_chronicle(store, archive)._archive is archive
+    assert open_history_recorder(store, archive)._archive is archive
 
 
 async def test_callers_are_told_what_the_store_has(opener: Opener) -> None:
     """Of an empty store, nothing."""
-    told = open_conversations(Settings(), await opener("memory"))
+    told = open_history(Settings(), await opener("memory"))
     assert await told.list(b"t" * 32) == {"conversations": []}

@@ -28,7 +28,7 @@ class _Data(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Setting(_Data):
+class FileSetting(_Data):
     """One value of a file: where it stands, and what it becomes.
 
     ``missing``: only if there is none. ``least``: only if the window has at least so many tokens.
@@ -45,7 +45,7 @@ class File(_Data):
 
     path: str
     format: Format
-    set: tuple[Setting, ...]
+    set: tuple[FileSetting, ...]
     home: str = ""
 
 
@@ -63,7 +63,7 @@ class Client(_Data):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ClientFacts:
     """What a client is told. ``root`` is the proxy's address without a path, figures are in tokens.
 
     ``window`` is what the client may believe, ``real`` the model's own window if that is another one.
@@ -92,19 +92,19 @@ def clients() -> dict[str, Client]:
     return TypeAdapter(dict[str, Client]).validate_python(yaml.safe_load(text))
 
 
-def changes(file: File, facts: Facts) -> list[Change]:
+def changes(file: File, facts: ClientFacts) -> list[Change]:
     """What *file* is to say; values about a model or window that *facts* does not know are left out."""
     found = []
     for setting in file.set:
         if (facts.window or 0) < setting.least:
             continue
-        steps, value = filled(list(setting.at), facts), filled(setting.to, facts)
+        steps, value = fill_in(list(setting.at), facts), fill_in(setting.to, facts)
         if value is not None and steps is not None and len(steps) == len(setting.at):
             found.append(Change(tuple(steps), value, setting.missing))
     return found
 
 
-def filled(value: Any, facts: Facts) -> Any:
+def fill_in(value: Any, facts: ClientFacts) -> Any:
     """Return *value* with the names in braces replaced; None if one of them is not known.
 
     A figure that stands alone becomes a number; members and elements that are not known are left out, and so is an
@@ -113,18 +113,18 @@ def filled(value: Any, facts: Facts) -> Any:
     if isinstance(value, dict):
         return _filled_object(value, facts)
     if isinstance(value, list):
-        parts = [filled(part, facts) for part in value]
+        parts = [fill_in(part, facts) for part in value]
         return [part for part in parts if part is not None]
     return _filled_text(value, facts) if isinstance(value, str) else value
 
 
-def _filled_object(value: Mapping[str, Any], facts: Facts) -> dict[str, Any] | None:
-    pairs = {filled(key, facts): filled(part, facts) for key, part in value.items()}
+def _filled_object(value: Mapping[str, Any], facts: ClientFacts) -> dict[str, Any] | None:
+    pairs = {fill_in(key, facts): fill_in(part, facts) for key, part in value.items()}
     known = {key: part for key, part in pairs.items() if key is not None and part is not None}
     return known if known or not value else None
 
 
-def _filled_text(value: str, facts: Facts) -> str | int | None:
+def _filled_text(value: str, facts: ClientFacts) -> str | int | None:
     known = _known(facts)
     if alone := _ALONE.fullmatch(value):
         return known[alone[1]]
@@ -132,7 +132,7 @@ def _filled_text(value: str, facts: Facts) -> str | int | None:
     return None if any(known[name] is None for name in names) else value.format_map(known)
 
 
-def _known(facts: Facts) -> dict[str, str | int | None]:
+def _known(facts: ClientFacts) -> dict[str, str | int | None]:
     return {
         "root": facts.root,
         "url": f"{facts.root}/v1",
@@ -145,7 +145,7 @@ def _known(facts: Facts) -> dict[str, str | int | None]:
     }
 
 
-def _output(facts: Facts) -> int | None:
+def _output(facts: ClientFacts) -> int | None:
     """The longest answer that goes with the window: clients that are told one figure want the other as well."""
     window = facts.real or facts.window
     if window is None:
@@ -153,7 +153,7 @@ def _output(facts: Facts) -> int | None:
     return facts.output or min(window // 8, DEFAULT_RESERVE)
 
 
-def _thinking(facts: Facts) -> dict[str, str | None]:
+def _thinking(facts: ClientFacts) -> dict[str, str | None]:
     """The figures, as texts, of a client that thinks within its answer: at most a quarter of the window for both.
 
     Thinking takes half of that, or nothing if that is less than the API takes.

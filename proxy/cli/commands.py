@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import typer
 
 if TYPE_CHECKING:
-    from proxy.cli.clients import Client, Facts
+    from proxy.cli.clients import Client, ClientFacts
     from proxy.settings import Settings, SettingsError
 
 REFUSED = 1
@@ -69,7 +69,7 @@ def serve(
     store: Annotated[str | None, typer.Option(help="embedded, memory or a redis:// URL.", metavar="URL")] = None,
 ) -> None:
     """Serve until told to stop."""
-    from proxy.settings import refuse_open
+    from proxy.settings import open_proxy_problem
 
     overrides: dict[tuple[str, ...], object] = {
         ("models", "*", "context_window"): window,
@@ -85,7 +85,7 @@ def serve(
     if not settings.upstreams:
         typer.echo("There is no upstream to serve. Try: ullage serve --upstream http://127.0.0.1:8000/v1", err=True)
         raise typer.Exit(MISUSED)
-    if (reason := refuse_open(settings)) is not None:
+    if (reason := open_proxy_problem(settings)) is not None:
         typer.echo(f"Refusing to serve: {reason}", err=True)
         raise typer.Exit(REFUSED)
     # Only now: a refusal should come at once, and the server takes a second to import.
@@ -97,11 +97,11 @@ def serve(
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> None:
     """Say what is wrong with a configuration file: file, line, key and remedy."""
-    from proxy.settings import refuse_open
+    from proxy.settings import open_proxy_problem
     from proxy.startup import settings_summary
 
     settings = _settings(file, {})
-    refusal = refuse_open(settings)
+    refusal = open_proxy_problem(settings)
     if not settings.upstreams:
         refusal = "no upstream is configured. Add one under upstreams, with name and base_url."
     if refusal is not None:
@@ -138,9 +138,9 @@ def models(
     import asyncio
     from dataclasses import asdict
 
-    from proxy.cli.models import listing
+    from proxy.cli.models import list_models
 
-    found = asyncio.run(listing(settings, pattern, os.environ.get(key_env, "") if key_env else ""))
+    found = asyncio.run(list_models(settings, pattern, os.environ.get(key_env, "") if key_env else ""))
     for name, trouble in found.troubles.items():
         typer.echo(f"{name}: {trouble}", err=True)
     rows = [asdict(row) for row in found.rows]
@@ -232,13 +232,13 @@ def replay(
     if not sessions:
         typer.echo(f"{place}: no conversation found. Known are OpenAI requests and agents' session files.", err=True)
         raise typer.Exit(REFUSED)
-    from proxy.cli.replay_output import CannotPlot, draw, replay_all, show
+    from proxy.cli.replay_output import CannotPlot, draw_replays, replay_all, show_replays
 
     found = replay_all(settings, sessions, model)
-    show(found)
+    show_replays(found)
     if plot is not None:
         try:
-            draw(found, plot)
+            draw_replays(found, plot)
         except CannotPlot as error:
             typer.echo(f"{plot}: {error}", err=True)
             raise typer.Exit(REFUSED) from error
@@ -270,13 +270,13 @@ def fit(
         raise typer.Exit(MISUSED) from error
     import asyncio
 
-    from proxy.cli.explain import Unfit, breakdown, fitted, render
+    from proxy.cli.explain import CannotFit, breakdown, fit_request, render
 
     try:
-        found = asyncio.run(fitted(settings, body, model=model, window=window))
+        found = asyncio.run(fit_request(settings, body, model=model, window=window))
         if explain:
             shown = breakdown(found)
-    except (UllageError, Unfit) as error:
+    except (UllageError, CannotFit) as error:
         typer.echo(f"{name}: {error}", err=True)
         raise typer.Exit(REFUSED) from error
     if explain:
@@ -304,7 +304,7 @@ def health(
     """Ask a running proxy whether it is ready; exit 0 if so, else 1."""
     address = url or configured_address(os.environ)
     try:
-        status = ready(address)
+        status = readiness_status(address)
     except ValueError as error:
         typer.echo(f"{address} is no http(s) URL: {error}", err=True)
         raise typer.Exit(MISUSED) from error
@@ -366,12 +366,12 @@ def _list_clients(known: Mapping[str, Client]) -> None:
 
 def _client_facts(
     root: str, key: str, model: str | None, window: int | None, output: int | None, *, roomy: bool
-) -> Facts:
+) -> ClientFacts:
     """Return what a client is configured with; if *roomy*, it takes the window for ten times as large as it is."""
-    from proxy.cli.clients import Facts
+    from proxy.cli.clients import ClientFacts
 
     believed = window * 10 if window and roomy else window
-    return Facts(root, key, model, believed, output, window)
+    return ClientFacts(root, key, model, believed, output, window)
 
 
 def _misused(name: str, client: Client | None, both: bool, nameless: bool) -> str:
@@ -415,7 +415,7 @@ def configured_address(environ: Mapping[str, str]) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{environ.get('ULLAGE_SERVER__PORT', '8484')}"
 
 
-def ready(address: str) -> int:
+def readiness_status(address: str) -> int:
     """The status of its readiness route. Raises ``ValueError`` for no URL, ``OSError``, ``HTTPException``."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:

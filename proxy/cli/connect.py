@@ -16,7 +16,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from proxy.cli.clients import Change, Client, Facts, File, Format, Step, changes, filled
+from proxy.cli.clients import Change, Client, ClientFacts, File, Format, Step, changes, fill_in
 
 JOURNAL = "connected.json"
 BY_HAND = "Add what `ullage connect` prints without --write by hand (comments in JSON cannot be kept)."
@@ -29,7 +29,7 @@ class ConnectError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClientFile:
     """A client's file on this machine, and what it is to say."""
 
     path: Path
@@ -37,32 +37,34 @@ class Place:
     changes: tuple[Change, ...]
 
 
-def connect(name: str, client: Client, facts: Facts, environ: Mapping[str, str], journal: Path | None) -> list[str]:
+def connect(
+    name: str, client: Client, facts: ClientFacts, environ: Mapping[str, str], journal: Path | None
+) -> list[str]:
     """Lines for the user: the configuration itself, or with a *journal* the files that now hold it.
 
     Raises ``ConnectError`` and ``OSError``.
     """
     said = []
-    for place in places(client, facts, environ):
+    for place in client_files(client, facts, environ):
         if journal is None:
-            said.append(f"# {place.path}\n{shown(place)}")
+            said.append(f"# {place.path}\n{rendered(place)}")
         else:
             write(name, place, journal)
             said.append(f"written: {place.path}")
     if journal is not None and not said:
         said.append(f"# {client.title} has no file to write. By hand:")
-    said += [f"export {variable}={filled(value, facts)}" for variable, value in client.environment.items()]
-    said += [line for line in (filled(each, facts) for each in client.commands) if line is not None]
+    said += [f"export {variable}={fill_in(value, facts)}" for variable, value in client.environment.items()]
+    said += [line for line in (fill_in(each, facts) for each in client.commands) if line is not None]
     said += [f"# The key is read from {facts.key}."] if facts.key else []
     return [*said, *([f"# {client.note}"] if client.note else [])]
 
 
-def places(client: Client, facts: Facts, environ: Mapping[str, str]) -> list[Place]:
+def client_files(client: Client, facts: ClientFacts, environ: Mapping[str, str]) -> list[ClientFile]:
     """The files of *client* with what each is to say."""
-    return [Place(_path(file, environ), file.format, tuple(changes(file, facts))) for file in client.files]
+    return [ClientFile(_path(file, environ), file.format, tuple(changes(file, facts))) for file in client.files]
 
 
-def shown(place: Place) -> str:
+def rendered(place: ClientFile) -> str:
     """What *place* is to say, as a file of its own."""
     document = _load("", place)
     for change in place.changes:
@@ -70,7 +72,7 @@ def shown(place: Place) -> str:
     return _dump(document, place.format)
 
 
-def write(name: str, place: Place, journal: Path) -> None:
+def write(name: str, place: ClientFile, journal: Path) -> None:
     """Set the values of *place* in its file, made if it is not there. Raises ``ConnectError`` and ``OSError``."""
     text = place.path.read_text("utf-8") if place.path.exists() else ""
     document = _load(text, place)
@@ -121,10 +123,10 @@ def _restored(file: Path, entry: Mapping[str, Any]) -> tuple[str, list[str]]:
     text = file.read_text("utf-8")
     if text == entry["after"]:
         return entry["before"], []
-    return _taken_back(text, Place(file, entry["format"], ()), entry["values"])
+    return _taken_back(text, ClientFile(file, entry["format"], ()), entry["values"])
 
 
-def _taken_back(text: str, place: Place, values: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+def _taken_back(text: str, place: ClientFile, values: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     """*text* without what was written into it, and the values that are not what was written any more."""
     document, others = _load(text, place), []
     for value in reversed(values):
@@ -169,7 +171,7 @@ def _replace(path: Path, text: str, mode: int | None) -> None:
         raise
 
 
-def _load(text: str, place: Place) -> Any:
+def _load(text: str, place: ClientFile) -> Any:
     try:
         document = _read(text, place.format)
     except Exception as error:  # each format's library has errors of its own, and all mean the same here

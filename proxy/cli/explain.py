@@ -61,7 +61,7 @@ KINDS: Final = (
 """Every kind: ``frame`` are roles, names, ids and separators, ``media`` parts of several types in one message."""
 
 
-class Unfit(Exception):
+class CannotFit(Exception):
     """The request cannot be fitted as it was given; the text says why and what to do."""
 
 
@@ -115,15 +115,17 @@ class _Given(Catalogue):
         return route if self._window is None else replace(route, window=self._window, source="configured", how="")
 
 
-async def fitted(settings: Settings, body: bytes, *, model: str | None = None, window: int | None = None) -> Fitted:
+async def fit_request(
+    settings: Settings, body: bytes, *, model: str | None = None, window: int | None = None
+) -> Fitted:
     """What *settings* make of *body*, for *model* instead of its own and in another *window* if they are given.
 
-    Nothing is asked of any server and nothing is stored. Raises ``UllageError`` where the body is no request, ``Unfit``
-    where it cannot be fitted as it was given.
+    Nothing is asked of any server and nothing is stored. Raises ``UllageError`` if the body is no request, and
+    ``CannotFit`` if it cannot be fitted as it was given.
     """
     api = api_of(body)
     if api not in DIALECTS:
-        raise Unfit(f"is a request of the {api} API, which is not managed yet: give one of {', '.join(DIALECTS)}.")
+        raise CannotFit(f"is a request of the {api} API, which is not managed yet: give one of {', '.join(DIALECTS)}.")
     failed: list[str] = []
     tasks = Tasks(lambda name, error: failed.append(f"{name}: {error}"))
     tokenizers = Tokenizers()
@@ -142,8 +144,10 @@ async def fitted(settings: Settings, body: bytes, *, model: str | None = None, w
     if isinstance(view, UncountedView):
         named = model or report.model or "of no name"
         if settings.compression.mode == "off":
-            raise Unfit("would be relayed: compression.mode is off. Set it to on.")
-        raise Unfit(f"nobody knows the window of the model {named}. Give --window N, or --model NAME for a known one.")
+            raise CannotFit("would be relayed: compression.mode is off. Set it to on.")
+        raise CannotFit(
+            f"nobody knows the window of the model {named}. Give --window N, or --model NAME for a known one."
+        )
     return await _read_back(
         view, report, settings, tokenizers, decision.error if isinstance(decision, Reject) else None
     )

@@ -32,7 +32,7 @@ VARIANTS: Final = ("context-1m-2025-08-07",)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ModelRow:
     """One model. Figures in tokens, ``None`` where nobody knows; each ``from`` says where a figure comes from.
 
     ``age_seconds`` is how long ago a server said its window, or traffic taught it; ``None`` where neither did.
@@ -57,14 +57,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ModelListing:
     """The rows, and what stood in the way at each upstream that did not tell."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ModelRow, ...]
     troubles: Mapping[str, str]
 
 
-async def listing(settings: Settings, pattern: str | None, key: str = "") -> Listing:
+async def list_models(settings: Settings, pattern: str | None, key: str = "") -> ModelListing:
     """The models of *settings* whose names match the glob *pattern*; without one, those configured and those told of.
 
     What traffic taught is what holds for clients with *key*, or of every access key. Asks each upstream once, for a few
@@ -81,12 +81,12 @@ async def listing(settings: Settings, pattern: str | None, key: str = "") -> Lis
     catalogue = await asyncio.to_thread(open_catalogue, settings, known)
     routes = list(_routes(settings, catalogue, told, pattern))
     varied = [replace(route, variant=flag) for route in routes if "claude" in route.model for flag in VARIANTS]
-    taught = await learned(settings, [*routes, *varied], key)
+    taught = await learned_windows(settings, [*routes, *varied], key)
     # What a flag changes is known only where traffic taught it.
     changed = [route for route in varied if _has_window(taught.get(route.lesson))]
     shown = [*routes, *changed]
     rows = [_row(settings, route, told, taught.get(route.lesson)) for route in shown]
-    return Listing(tuple(rows), troubles)
+    return ModelListing(tuple(rows), troubles)
 
 
 async def _survey(
@@ -107,7 +107,7 @@ async def _survey(
         await tasks.finish(0.0)
 
 
-def _has_window(taught: Learned | None) -> bool:
+def _has_window(taught: LearnedFacts | None) -> bool:
     return taught is not None and bool(taught.window)
 
 
@@ -138,8 +138,8 @@ def _told_names(told: Mapping[str, Mapping[str, ServerWindow]], most: int | None
 
 
 def _row(
-    settings: Settings, route: Route, told: Mapping[str, Mapping[str, ServerWindow]], taught: Learned | None
-) -> Row:
+    settings: Settings, route: Route, told: Mapping[str, Mapping[str, ServerWindow]], taught: LearnedFacts | None
+) -> ModelRow:
     rule = settings.model(route.model)
     window = find(told.get(route.upstream, {}), route.model) if route.source == "server" else None
     holds, origin = route.window, f"{route.source}: {route.how}" if route.how else route.source
@@ -147,7 +147,7 @@ def _row(
     factor, factor_from = _factor(route, taught)
     if taught is not None and taught.window is not None:
         holds, origin, age = taught.window, f"learned: {taught.how}", taught.age_seconds
-    return Row(
+    return ModelRow(
         route.asked or route.model,
         route.upstream,
         holds,
@@ -165,7 +165,7 @@ def _row(
     )
 
 
-def _factor(route: Route, taught: Learned | None) -> tuple[float, str]:
+def _factor(route: Route, taught: LearnedFacts | None) -> tuple[float, str]:
     """Return the provider's tokens for each of our own, and where the figure comes from."""
     factor = prior(route.model, exact=route.exact).factor
     if taught is not None and taught.factor != factor:
@@ -189,12 +189,12 @@ def _is_glob(name: str) -> bool:
 
 async def limits(settings: Settings, model: str) -> tuple[int | None, int | None]:
     """Window and longest answer of *model* in tokens, where they are known."""
-    rows = (await listing(settings, model)).rows
+    rows = (await list_models(settings, model)).rows
     return (rows[0].context_window, rows[0].max_output_tokens) if rows else (None, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedFacts:
     """What holds of a route: its window in tokens if traffic taught one, how, and the count factor."""
 
     window: int | None
@@ -203,7 +203,7 @@ class Learned:
     age_seconds: float | None = None
 
 
-async def learned(settings: Settings, routes: Iterable[Route], key: str = "") -> Mapping[str, Learned]:
+async def learned_windows(settings: Settings, routes: Iterable[Route], key: str = "") -> Mapping[str, LearnedFacts]:
     """What the store knows of *routes*, by their lessons, of every holder of an access key; nothing where none is open.
 
     Without access keys lessons belong to the clients' own keys: those of *key* are told, or of callers without one. A
@@ -221,7 +221,7 @@ async def learned(settings: Settings, routes: Iterable[Route], key: str = "") ->
     except (StoreMisconfigured, StoreUnsupported):
         return {}
     try:
-        found = {route.lesson: await _of(store, route, tenants(settings, key)) for route in routes}
+        found = {route.lesson: await _of(store, route, visible_tenants(settings, key)) for route in routes}
     finally:
         await store.close()
         await tasks.finish(1.0)
@@ -233,7 +233,7 @@ def _unsaid(event: str, facts: Mapping[str, object]) -> None:
     del event, facts
 
 
-def tenants(settings: Settings, key: str) -> list[bytes]:
+def visible_tenants(settings: Settings, key: str) -> list[bytes]:
     """The tenants whose lessons an operator of *settings*, or a client with *key*, may see."""
     if settings.server.access_keys:
         return [proxy_tenant(each.get_secret_value()) for each in settings.server.access_keys]
@@ -242,7 +242,7 @@ def tenants(settings: Settings, key: str) -> list[bytes]:
     return [client_tenant({"authorization": f"Bearer {key}"}), client_tenant({"x-api-key": key})]
 
 
-async def _of(store: Store, route: Route, callers: Iterable[bytes]) -> Learned | None:
+async def _of(store: Store, route: Route, callers: Iterable[bytes]) -> LearnedFacts | None:
     """Of several callers' lessons the one with the smallest window."""
     lessons = [lesson for tenant in callers if (lesson := load(await store.records.read_route(tenant, route.lesson)))]
     now = time.time()
@@ -250,14 +250,14 @@ async def _of(store: Store, route: Route, callers: Iterable[bytes]) -> Learned |
     return min(told, key=lambda each: each.window or learned_window.MOST, default=None)
 
 
-def _told(route: Route, lesson: LearnedRoute, now: float) -> Learned:
+def _told(route: Route, lesson: LearnedRoute, now: float) -> LearnedFacts:
     window = believed(route, lesson.belief, now)
     factor = lesson.calibration.factor
     if window is None or window == route.window:
-        return Learned(None, "", factor)
+        return LearnedFacts(None, "", factor)
     stated = window == lesson.belief.stated
     at = lesson.belief.stated_at if stated else lesson.belief.lowered_at
-    return Learned(window, "stated by an error" if stated else "worked out", factor, round(max(0.0, now - at), 1))
+    return LearnedFacts(window, "stated by an error" if stated else "worked out", factor, round(max(0.0, now - at), 1))
 
 
 def show_models(rows: list[dict[str, object]]) -> None:

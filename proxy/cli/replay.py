@@ -151,7 +151,7 @@ async def _replay(engine: Engine, session: Session, model: str, prices: Prices |
     window: int | None = None
     sent: tuple[bytes, int] = (b"", 0)
     raw = 0
-    for body in bodies(session, model):
+    for body in request_bodies(session, model):
         try:
             request = Request("chat", body, TENANT, session.name)
             decision = await engine.first_plan(request, count_always=True)
@@ -170,16 +170,16 @@ async def _replay(engine: Engine, session: Session, model: str, prices: Prices |
     return Replayed(session.name, model, window, tuple(turns), prices)
 
 
-def bodies(session: Session, model: str) -> Iterator[bytes]:
+def request_bodies(session: Session, model: str) -> Iterator[bytes]:
     """Every request of *session*, as a client sends them: one before each thing the model said, and a last one."""
     head = {"model": model, **({"tools": session.tools} if session.tools else {})}
     start = _bytes(head)[:-1] + b',"messages":['
     pieces = [_bytes(message) for message in session.messages]
-    for end in places(session.messages):
+    for end in request_lengths(session.messages):
         yield start + b",".join(pieces[:end]) + b"]}"
 
 
-def places(messages: Sequence[Message]) -> list[int]:
+def request_lengths(messages: Sequence[Message]) -> list[int]:
     """Lengths at which *messages* were a request: after something the model did not say, before something it said."""
     roles = [str(message.get("role")) for message in messages]
     following = [*roles[1:], "assistant"]

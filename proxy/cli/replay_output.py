@@ -29,7 +29,7 @@ def replay_all(settings: Settings, sessions: Sequence[Session], model: str) -> l
         return asyncio.run(replay(settings, sessions, model, lambda: progress.advance(job)))
 
 
-def show(found: Sequence[Replayed]) -> None:
+def show_replays(found: Sequence[Replayed]) -> None:
     """Print a row for each conversation, and one for all of them."""
     table = Table(box=None, header_style="bold", pad_edge=False, show_footer=len(found) > 1)
     rows = [_row(each) for each in found]
@@ -95,7 +95,7 @@ class CannotPlot(Exception):
     """The library that draws is not installed; the text says what to do."""
 
 
-def draw(found: Sequence[Replayed], file: Path) -> None:
+def draw_replays(found: Sequence[Replayed], file: Path) -> None:
     """Write a PNG of how full each conversation's budget was, request by request, with compactions marked.
 
     Raises ``CannotPlot`` without matplotlib, ``OSError`` where the file cannot be written.

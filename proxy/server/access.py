@@ -110,9 +110,9 @@ class Access:
         coded = any(name.lower() == "content-encoding" for name, _ in headers)
         if coded or continues_stored(body):
             raise Forbidden(
-                "Behind shared access keys a request cannot go on from a stored response or conversation, which may be "
-                "another caller's: leave out previous_response_id and conversation and send the whole input "
-                "(server.relay: all allows them)."
+                "Behind shared access keys a request cannot go on from a stored response, conversation or item, which "
+                "may be another caller's: leave out previous_response_id, conversation and item_reference and send the "
+                "whole input (server.relay: all allows them)."
             )
 
     def owner(self, intake: RequestHeaders, names: Iterable[str]) -> bytes:

@@ -8,13 +8,13 @@ from proxy.settings.packaged_data import (
     model_table,
     overflow_rules,
     packaged,
+    packaged_overflow_rules,
     prices,
-    rulebook,
     version,
 )
 from proxy.settings.problems import Problem, SettingsError
 from proxy.settings.server import Limits, Server, Store
-from proxy.settings.settings import Settings, Telemetry, is_loopback, refuse_open
+from proxy.settings.settings import Settings, Telemetry, is_loopback, open_proxy_problem
 from proxy.settings.tools import tool_map
 from proxy.settings.upstreams import Model, OverflowRule, Timeouts, Upstream
 
@@ -38,11 +38,11 @@ __all__ = [
     "is_loopback",
     "load",
     "model_table",
+    "open_proxy_problem",
     "overflow_rules",
     "packaged",
+    "packaged_overflow_rules",
     "prices",
-    "refuse_open",
-    "rulebook",
     "tool_map",
     "version",
 ]

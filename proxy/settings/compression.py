@@ -9,15 +9,15 @@ from pydantic import Field, model_validator
 
 from proxy.settings.field_types import (
     AccessKey,
+    FieldProblem,
     FilePath,
     Seconds,
     Section,
     Share,
     Switch,
     Tokens,
-    Trouble,
     Words,
-    refuse,
+    raise_problems,
 )
 
 
@@ -92,7 +92,7 @@ class Buffers(Section):
         order = "Keep blocking < auto_compact < warning; 3000, 12000 and 24000 are usual."
         steps = [(name, getattr(self, name)) for name in ("blocking", "auto_compact", "warning")]
         known = [(name, tokens) for name, tokens in steps if tokens is not None]
-        refuse(
+        raise_problems(
             [
                 ((name,), f"{tokens} is not above {below} ({least})", order)
                 for (below, least), (name, tokens) in pairwise(known)
@@ -129,7 +129,7 @@ class Allocation(Section):
         if total > 1 + 1e-9:
             parts = " + ".join(name for name, share in shares.items() if share)
             message = f"the shares add up to {total:.2f} of the window"
-            refuse([((), message, f"Keep {parts} at 1 or less together; what is left over is lent.")])
+            raise_problems([((), message, f"Keep {parts} at 1 or less together; what is left over is lent.")])
         return self
 
 
@@ -179,7 +179,7 @@ class Compression(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        troubles: list[Trouble] = []
+        troubles: list[FieldProblem] = []
         order = "Keep low_mark < soft_mark < high_mark; the defaults are 0.40, 0.60 and 0.90."
         if self.low_mark >= self.high_mark:
             message = f"{self.low_mark} is not below high_mark {self.high_mark}"
@@ -194,7 +194,7 @@ class Compression(Section):
         if self.shares.summary > self.shares.digest + self.shares.steps:
             remedy = "Keep it at digest + steps or less: that is what it is taken out of."
             troubles.append((("shares", "summary"), f"{self.shares.summary} is more than digest and steps", remedy))
-        refuse(troubles)
+        raise_problems(troubles)
         return self
 
 

@@ -20,7 +20,7 @@ _SIZE = re.compile(r"^\s*(\d+)\s*(B|KiB|MiB|GiB)?\s*$", re.IGNORECASE)
 _HOST_NAME = re.compile(r"^[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?$")
 _UNITS = {"b": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB}
 
-Trouble = tuple[tuple[str | int, ...], str, str]
+FieldProblem = tuple[tuple[str | int, ...], str, str]
 """Where (below the model that found it), what is wrong, and what to do."""
 
 
@@ -30,7 +30,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-def refuse(troubles: list[Trouble]) -> None:
+def raise_problems(troubles: list[FieldProblem]) -> None:
     """Raise pydantic's error for all of *troubles*, or do nothing when there are none."""
     if troubles:
         raise PydanticCustomError("trouble", "does not add up", {"troubles": troubles})

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from proxy.settings.problems import Path, Problem, SettingsError, key_name
 from proxy.settings.settings import Settings, bad_references
 from proxy.settings.tools import with_file
-from proxy.settings.yaml_source import LISTS, Origin, Source, lay_over, parse_inline, read_yaml, walk
+from proxy.settings.yaml_source import LISTS, Origin, Source, parse_inline, read_yaml, sections_in, set_value
 
 PREFIX = "ULLAGE_"
 SECRETS = ("api_key", "key", "other_keys", "admin_key", "access_keys", "allow")
@@ -32,7 +32,7 @@ def load(path: str | FilePath | None, overrides: Overrides, environ: Mapping[str
     source = Source() if path is None else read_yaml(FilePath(path), environ)
     _overlay_environment(source, environ)
     for key, value in overrides.items():
-        lay_over(source, key, value, Origin("the command line"))
+        set_value(source, key, value, Origin("the command line"))
     folder = FilePath.cwd() if path is None else FilePath(path).parent
     _read_secret_files(source, folder)
     settings = _validated(source)
@@ -84,7 +84,7 @@ def _overlay_environment(source: Source, environ: Mapping[str, str]) -> None:
         origin = Origin(f"environment variable {name}")
         try:
             value: object = parse_inline(environ[name]) if _is_container(path, environ[name]) else environ[name]
-            lay_over(source, path, value, origin)
+            set_value(source, path, value, origin)
         except ValueError as error:
             remedy = "Write it as in the file, on one line."
             source.problems.append(Problem(origin.file, None, key_name(path), str(error), remedy))
@@ -133,7 +133,7 @@ def _below(annotation: object, step: str | int) -> object:
 
 
 def _read_secret_files(source: Source, folder: FilePath) -> None:
-    for path, mapping in walk(source.values):
+    for path, mapping in sections_in(source.values):
         for name in SECRETS:
             if mapping.get(f"{name}_file"):
                 _read_secret_file(source, mapping, path, name, folder)

@@ -87,7 +87,7 @@ def packaged(name: str) -> Traversable:
     raise FileNotFoundError(f"the package holds no data file {name!r}")
 
 
-def rulebook() -> dict[str, Any]:
+def packaged_overflow_rules() -> dict[str, Any]:
     """What providers say when a request is too long, as packaged. Reads a file: call it once, or in a thread."""
     data: dict[str, Any] = yaml.load(packaged(OVERFLOW).read_bytes(), Loader=yaml.CSafeLoader)
     return data
@@ -96,7 +96,7 @@ def rulebook() -> dict[str, Any]:
 def overflow_rules(settings: Settings) -> OverflowRules:
     """The packaged rules behind the configured ones. Reads a file: call it once, or in a thread."""
     own = [rule.model_dump(exclude_none=True) for rule in settings.overflow_rules]
-    return read_rules(rulebook(), own)
+    return read_rules(packaged_overflow_rules(), own)
 
 
 def version() -> str:

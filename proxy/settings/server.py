@@ -13,6 +13,7 @@ from proxy.settings.field_types import (
     MIB,
     AccessKey,
     Bytes,
+    FieldProblem,
     FilePath,
     Host,
     MasterKey,
@@ -20,9 +21,8 @@ from proxy.settings.field_types import (
     OtherKey,
     Section,
     StoreUrl,
-    Trouble,
     Words,
-    refuse,
+    raise_problems,
 )
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
@@ -80,7 +80,7 @@ class Server(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        troubles: list[Trouble] = []
+        troubles: list[FieldProblem] = []
         for index, origin in enumerate(self.origins):
             parts = urlsplit(origin)
             if parts.scheme not in ("http", "https") or f"{parts.scheme}://{parts.netloc}" != origin:
@@ -100,7 +100,7 @@ class Server(Section):
         if self.limits.in_flight > self.limits.connections:
             message = "are fewer than the requests under way at once (server.limits.in_flight)"
             troubles.append((("limits", "connections"), message, "Raise limits.connections: each request has its own."))
-        refuse(troubles)
+        raise_problems(troubles)
         return self
 
 
@@ -124,7 +124,9 @@ class Store(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.other_keys and self.key is None:
-            refuse([(("other_keys",), "stand beside no key", "Set key to the master key that seals from now on.")])
+            raise_problems(
+                [(("other_keys",), "stand beside no key", "Set key to the master key that seals from now on.")]
+            )
         return self
 
 

@@ -12,9 +12,9 @@ from pydantic import Field, model_validator
 from proxy.core.attempts import fallback_cycle
 from proxy.settings.compression import Compression, Summaries
 from proxy.settings.field_types import (
+    FieldProblem,
     Section,
-    Trouble,
-    refuse,
+    raise_problems,
 )
 from proxy.settings.problems import Path
 from proxy.settings.server import Archive, Server, Store
@@ -59,7 +59,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refuse(
+        raise_problems(
             [
                 *self._bad_names(),
                 *self._bad_references(),
@@ -83,19 +83,19 @@ class Settings(Section):
         """The first rule that matches *name*; a rule without figures when none does."""
         return next((rule for rule in self.models if rule.matches(name)), ANY)
 
-    def _bad_names(self) -> Iterator[Trouble]:
+    def _bad_names(self) -> Iterator[FieldProblem]:
         seen: set[str] = set()
         for index, upstream in enumerate(self.upstreams):
             if upstream.name in seen:
                 yield ("upstreams", index, "name"), f"a second upstream {upstream.name!r}", "Give each its own name."
             seen.add(upstream.name)
 
-    def _bad_references(self) -> Iterator[Trouble]:
+    def _bad_references(self) -> Iterator[FieldProblem]:
         names = [upstream.name for upstream in self.upstreams]
         used = {index: rule.upstream for index, rule in enumerate(self.models)}
         return bad_references(names, self.server.default_upstream, used)
 
-    def _bad_aliases(self) -> Iterator[Trouble]:
+    def _bad_aliases(self) -> Iterator[FieldProblem]:
         for index, rule in enumerate(self.models):
             named = self.model(rule.model).model if rule.model else ""
             if named not in ("", rule.model):
@@ -103,7 +103,7 @@ class Settings(Section):
                 remedy = f"Write `model: {named}`, or give {rule.model!r} a rule of its own."
                 yield ("models", index, "model"), message, remedy
 
-    def _bad_fallbacks(self) -> Iterator[Trouble]:
+    def _bad_fallbacks(self) -> Iterator[FieldProblem]:
         for index, rule in enumerate(self.models):
             steps = [step.fallback if isinstance(step, Fallback) else "compress" for step in rule.overflow]
             where = ("models", index, "overflow")
@@ -111,7 +111,7 @@ class Settings(Section):
                 yield where, "a step stands there twice", "Name each once."
             yield from islice(self._circles(rule, where), 1)
 
-    def _circles(self, rule: Model, where: Path) -> Iterator[Trouble]:
+    def _circles(self, rule: Model, where: Path) -> Iterator[FieldProblem]:
         for name in rule.fallbacks:
             circle = self._circle(rule, name)
             if circle:
@@ -124,7 +124,7 @@ class Settings(Section):
         leads_back = self.model(name) is rule or len(way) > 1
         return tuple(dict.fromkeys((rule.name, *way))) if leads_back else ()
 
-    def _unreachable(self) -> Iterator[Trouble]:
+    def _unreachable(self) -> Iterator[FieldProblem]:
         for index, rule in enumerate(self.models):
             # A glob is matched as text: whatever a rule's own text matches before it hides it.
             hider = next((earlier for earlier in self.models[:index] if earlier.matches(rule.name)), None)
@@ -133,7 +133,7 @@ class Settings(Section):
                 yield ("models", index, "name"), message, "The first match wins: move it up, or take it out."
 
 
-def bad_references(names: Sequence[str], default: str, used: Mapping[int, str]) -> Iterator[Trouble]:
+def bad_references(names: Sequence[str], default: str, used: Mapping[int, str]) -> Iterator[FieldProblem]:
     """Yield each reference to an upstream that *names* does not have; *used* has those of the models by index."""
     remedy = f"Use one of: {', '.join(names)}." if names else "Add it under upstreams."
     if default and default not in names:
@@ -156,7 +156,7 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def refuse_open(settings: Settings) -> str | None:
+def open_proxy_problem(settings: Settings) -> str | None:
     """Why serving would hand the upstream keys to strangers, and what to do; ``None`` when it would not."""
     server = settings.server
     if server.open or server.access_keys or is_loopback(server.host):

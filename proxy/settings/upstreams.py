@@ -14,15 +14,15 @@ from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN
 from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
 from proxy.settings.field_types import (
     BaseUrl,
+    FieldProblem,
     FilePath,
     HeaderValue,
     OptionalSecret,
     Seconds,
     Section,
     Tokens,
-    Trouble,
     UnknownWindow,
-    refuse,
+    raise_problems,
 )
 
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
@@ -54,7 +54,7 @@ class Timeouts(Section):
     )
 
 
-def _bad_headers(headers: Iterable[str]) -> Iterator[Trouble]:
+def _bad_headers(headers: Iterable[str]) -> Iterator[FieldProblem]:
     for name in headers:
         if not _TOKEN.match(name):
             yield ("headers", name), "is no header name", "Use letters, digits and dashes."
@@ -136,7 +136,7 @@ class Upstream(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        troubles: list[Trouble] = []
+        troubles: list[FieldProblem] = []
         if not _NAME.match(self.name):
             remedy = "Use letters, digits, dots, dashes and underscores, beginning with a letter or digit."
             troubles.append((("name",), f"{self.name!r} cannot be a name", remedy))
@@ -146,7 +146,7 @@ class Upstream(Section):
             troubles.append((("options",), "mean nothing without a provider", "Name the provider, or take them out."))
         if self.api_key_header and not _TOKEN.match(self.api_key_header):
             troubles.append((("api_key_header",), "is no header name", "Use letters, digits and dashes."))
-        refuse([*troubles, *_bad_headers(self.headers)])
+        raise_problems([*troubles, *_bad_headers(self.headers)])
         return self
 
 
@@ -189,10 +189,10 @@ class Model(Section):
         remedy = "Name a second upstream that has it, and send these models there."
         keys = [name for name in self.headers if name.lower() in _KEY_HEADERS]
         carries = [(("headers", name), "carries a key, which belongs to an upstream", remedy) for name in keys]
-        refuse([*_bad_headers(self.headers), *carries, *self._too_large()])
+        raise_problems([*_bad_headers(self.headers), *carries, *self._too_large()])
         return self
 
-    def _too_large(self) -> Iterator[Trouble]:
+    def _too_large(self) -> Iterator[FieldProblem]:
         window = self.context_window
         for name in ("max_input_tokens", "max_output_tokens"):
             figure = getattr(self, name)
@@ -221,11 +221,13 @@ class OverflowRule(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.phrase is None) == (self.code is None):
-            refuse([((), "needs a phrase or a code, and not both", 'Write, say: phrase: "over {limit} tokens".')])
+            raise_problems(
+                [((), "needs a phrase or a code, and not both", 'Write, say: phrase: "over {limit} tokens".')]
+            )
         if self.code is not None and not code_name(self.code):
-            refuse([(("code",), f"{self.code!r} holds no letter or digit", "Write it as the error does.")])
+            raise_problems([(("code",), f"{self.code!r} holds no letter or digit", "Write it as the error does.")])
         try:
             phrase_regex(self.phrase or "x")
         except BadRule as error:
-            refuse([(("phrase",), str(error), "See config/ullage.yaml for what a phrase may hold.")])
+            raise_problems([(("phrase",), str(error), "See config/ullage.yaml for what a phrase may hold.")])
         return self

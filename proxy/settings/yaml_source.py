@@ -220,7 +220,7 @@ class _Builder:
         self._source.trouble(path, f"the environment variable {name} {state}{hint}", remedy)
 
 
-def lay_over(source: Source, path: tuple[str, ...], value: Any, origin: Origin) -> None:
+def set_value(source: Source, path: tuple[str, ...], value: Any, origin: Origin) -> None:
     """Set *value* at *path* in *source*.
 
     A list's entry is addressed by its number or by its ``name`` (case and ``-`` / ``_`` alike); an unknown name
@@ -276,12 +276,12 @@ def _forget_below(source: Source, path: Path) -> None:
         del source.origins[known]
 
 
-def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def sections_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Every mapping in *value* with its path, outermost first."""
     if isinstance(value, dict):
         yield path, value
         for key, child in list(value.items()):
-            yield from walk(child, (*path, key))
+            yield from sections_in(child, (*path, key))
     elif isinstance(value, list):
         for index, child in enumerate(value):
-            yield from walk(child, (*path, index))
+            yield from sections_in(child, (*path, index))

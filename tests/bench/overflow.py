@@ -18,7 +18,7 @@ from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import read_rules, without
 from proxy.core.overflow.stream import EarlyOverflowDetector, LateOverflowDetector
-from proxy.settings import rulebook
+from proxy.settings import packaged_overflow_rules
 from tests.support import overflow_recordings
 from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, claims
 from tests.support.overflow_reports import reported_errors
@@ -100,7 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.overflow", description=__doc__)
     parser.add_argument("--each", action="store_true", help="print each provider that is left out")
     given = parser.parse_args()
-    data = rulebook()
+    data = packaged_overflow_rules()
     whole = Classifier(read_rules(data))
     made = Tally()
     for one in reported_errors():

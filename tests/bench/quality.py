@@ -1,9 +1,11 @@
-"""What compaction keeps, without asking a model: ``python -m tests.bench.quality``.
+"""What compaction keeps, without asking a model: ``python -m tests.bench.quality [--sessions FOLDER]``.
 
-Every recorded conversation of at least 4,000 tokens is cut at four fifths; its history is fitted into a budget of a
-quarter and of half its tokens, by Ullage and by the usual simple ways. Then the real continuation tells what should
-have been kept: the names, paths and figures that the assistant used next. ``--ablate`` also leaves out one stage at a
-time. The metrics are those of the script beside the recordings (``ULLAGE_TRANSCRIPTS``/../quality.py).
+Every session of at least 4,000 tokens is cut at four fifths; its history is fitted into a budget of a quarter and of
+half its tokens, by Ullage and by the usual simple ways. Then the real continuation tells what should have been kept:
+the names, paths and figures that the assistant used next. ``--ablate`` also leaves out one stage at a time.
+
+The sessions are those of ``tests.bench.sessions``, which anybody can generate, or each line of the ``*.jsonl`` files in
+a folder: ``{"id": NAME, "messages": [...]}``, messages as Chat Completions has them.
 """
 
 from __future__ import annotations
@@ -11,14 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import importlib.util
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
-from types import ModuleType
 from typing import Any
 
 from rich.console import Console
@@ -26,8 +27,9 @@ from rich.progress import track
 from rich.table import Table
 
 from proxy.core.decisions import Policy
-from tests.support.engine_fixtures import POLICY, Replica, count_tokens
-from tests.support.recorded_conversations import FOLDER
+from tests.bench import metrics
+from tests.bench.sessions import generated
+from tests.support.engine_fixtures import POLICY, Replica
 
 Message = dict[str, Any]
 Compactor = Callable[[list[Message], int], list[Message] | None]
@@ -46,19 +48,17 @@ COLUMNS = {
     "fill": "fill",
     "first_task": "task",
     "last_user": "newest",
-    "user_msgs": "user text",
     "instructions": "instr.",
-    "rlr_future": "later",
-    "rlr_path": "paths",
-    "rlr_ident": "names",
-    "rlr_number": "figures",
-    "rlr_error": "errors",
+    "later": "later",
+    "later_path": "paths",
+    "later_name": "names",
+    "later_figure": "figures",
     "evidence": "evidence",
     "invented": "invented",
-    "cache_hit": "prefix",
+    "prefix": "prefix",
     "breaks": "breaks",
 }
-"""Figures by the name the metrics give them, and the heading of their column."""
+"""Figures by the name in ``metrics``, and the heading of their column."""
 
 
 @dataclass(frozen=True)
@@ -71,40 +71,24 @@ class Case:
     messages: list[Message]
 
 
-def metrics() -> ModuleType:
-    """The script of metrics, counting in o200k_base by the project's own counter."""
-    path = FOLDER.parent / "quality.py"
-    if not path.exists():
-        raise SystemExit(f"{path} is not there: set ULLAGE_TRANSCRIPTS to the folder of recordings beside it.")
-    spec = importlib.util.spec_from_file_location("quality_metrics", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.ntok = count_tokens  # type: ignore[attr-defined]
-    return module
+def read(folder: Path) -> Iterator[tuple[str, list[Message]]]:
+    """The name and the messages of each session in the files of *folder*."""
+    for file in sorted(folder.glob("*.jsonl")):
+        for at, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
+            if line.strip():
+                session = json.loads(line)
+                yield str(session.get("id", f"{file.stem}-{at}")), session["messages"]
 
 
 class Bench:
     """The cases, and what is measured of each way of making them smaller."""
 
-    def __init__(self, script: ModuleType, only: str = "") -> None:
-        self.script = script
-        self.cases = [case for case in self._read() if only in case.name]
-
-    def _read(self) -> Iterator[Case]:
-        for row in self.script.load(sorted(FOLDER.glob("*.jsonl"))):
-            messages = row["messages"]
-            if self.script.toks(messages) < LEAST_TOKENS:
-                continue
-            history, future = self.script.split_future(messages)
-            end = max((n for n in range(1, len(history) + 1) if _is_place(history[:n], history[n:])), default=0)
-            if end:
-                yield Case(row["id"], history[:end], future, messages)
+    def __init__(self, sessions: Iterable[tuple[str, list[Message]]], only: str = "") -> None:
+        self.cases = [case for case in _cases(sessions) if only in case.name]
 
     def budget(self, case: Case, share: float) -> int:
         """Tokens that the history of *case* may use."""
-        return int(share * self.script.toks(case.history))
+        return int(share * metrics.size(case.history))
 
     def roomy(self, case: Case, share: float) -> bool:
         """Whether what no compaction may touch, and the newest round, take at most half the budget."""
@@ -112,55 +96,55 @@ class Bench:
         users = [at for at, message in enumerate(history) if message["role"] == "user"]
         newest = next((at for at in range(len(history) - 1, -1, -1) if _opens(history, at)), 0)
         kept = {*users[:1], *users[-1:], *range(newest, len(history))}
-        kept |= {at for at, message in enumerate(history) if self.script.is_head(message)}
-        return self.script.toks([history[at] for at in kept]) * 2 <= self.budget(case, share)
+        kept |= {at for at, message in enumerate(history) if metrics.is_system(message)}
+        return metrics.size([history[at] for at in kept]) * 2 <= self.budget(case, share)
 
     def score(self, case: Case, share: float, compact: Compactor, *, sequence: bool = True) -> dict[str, Any]:
-        """Every figure of one case; only ``refused`` where there is no smaller view."""
+        """Every figure of one case; only ``refused`` if there is no smaller view."""
         budget = self.budget(case, share)
         view = compact(case.history, budget)
         if view is None:
             return {"refused": 1.0}
-        found: dict[str, Any] = self.script.score(case.history, view, case.future, budget)
-        found |= {"refused": 0.0, "fill": found["tokens_out"] / max(1, budget), "evidence": self._evidence(case, view)}
-        if sequence and self.script.toks(case.messages) >= LEAST_SEQUENCE:
-            room = int(share * self.script.toks(case.messages))
+        found: dict[str, Any] = {"refused": 0.0, **metrics.score(case.history, view, case.future, budget)}
+        if sequence and metrics.size(case.messages) >= LEAST_SEQUENCE:
+            room = int(share * metrics.size(case.messages))
             views = [
-                request if self.script.toks(request) <= room else compact(request, room)
-                for request in self.script.requests_of(case.messages, STEPS)
+                request if metrics.size(request) <= room else compact(request, room)
+                for request in metrics.requests_of(case.messages, STEPS)
             ]
             whole = [view for view in views if view is not None]
             if len(whole) > 1:
-                found |= self.script.prefix_stability(whole)
+                found |= metrics.repeated_prefix(whole)
         return found
-
-    def _evidence(self, case: Case, view: list[Message]) -> float | None:
-        """How much of the lines is still there in which what was needed later stood last."""
-        bag, lines = self.script.Bag(view), []
-        texts = [line for message in case.history for line in self.script.full_text(message).splitlines()]
-        for name in self.script.needed_from_history(case.history, case.future):
-            lines += [next((line for line in reversed(texts) if name in line), "")[:400]]
-        found = [self.script.shingle_recall(line, bag) for line in lines if line]
-        return fmean(found) if found else None
 
     def missed(self, case: Case, share: float, compact: Compactor) -> list[tuple[str, str, str]]:
         """What was needed later and is gone: kind, name, and who had said it how often how far from the end."""
         view = compact(case.history, self.budget(case, share))
-        bag = self.script.Bag(view or [])
+        held = metrics.Held(view or [])
         found = []
-        for name, kind in sorted(self.script.needed_from_history(case.history, case.future).items()):
-            if bag.has(name):
+        for name in metrics.needed_later(case.history, case.future):
+            if held.has(name):
                 continue
             seen: Counter[str] = Counter()
             newest = 0.0
             for at, message in enumerate(case.history):
-                said, called = name in self.script.content_text(message), name in self.script.call_text(message)
+                said, called = name in metrics.content(message), any(name in text for _, text in metrics.calls(message))
                 seen[message["role"]] += said
                 seen["call"] += called
                 newest = (at + 1) / len(case.history) if said or called else newest
             where = ", ".join(f"{role} {times}" for role, times in seen.items() if times)
-            found.append((kind, name, f"{where}; newest at {newest:.2f}"))
+            found.append((metrics.kind_of(name), name, f"{where}; newest at {newest:.2f}"))
         return found
+
+
+def _cases(sessions: Iterable[tuple[str, list[Message]]]) -> Iterator[Case]:
+    for name, messages in sessions:
+        if metrics.size(messages) < LEAST_TOKENS:
+            continue
+        history, future = metrics.split(messages)
+        end = max((n for n in range(1, len(history) + 1) if _is_place(history[:n], history[n:])), default=0)
+        if end:
+            yield Case(name, history[:end], future, messages)
 
 
 def _is_place(before: Sequence[Message], after: Sequence[Message]) -> bool:
@@ -190,11 +174,10 @@ def ullage(policy: Policy = POLICY) -> Compactor:
     return compact
 
 
-def ways(script: ModuleType, *, ablate: bool) -> dict[str, Compactor]:
+def ways(*, ablate: bool) -> dict[str, Compactor]:
     """What is compared, by name."""
     if not ablate:
-        baselines = {name.replace("_", " "): compact for name, compact in script.COMPACTORS.items()}
-        return {**baselines, "ullage": ullage()}
+        return {**metrics.SIMPLE, "ullage": ullage()}
     rules = POLICY.rules
     found = {"ullage": ullage()}
     for field in dataclasses.fields(rules.enabled_stages):
@@ -254,6 +237,7 @@ def show(rows: Sequence[tuple[str, list[str]]], *, markdown: bool) -> None:
 def main() -> None:
     """Print the tables, or with ``--misses`` what was lost."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.quality", description=__doc__)
+    parser.add_argument("--sessions", type=Path, help="a folder of sessions; else seeded ones are generated")
     parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="budgets as shares of each history")
     parser.add_argument("--only", default="", help="conversations whose name holds this")
     parser.add_argument("--ablate", action="store_true", help="leave out one stage at a time")
@@ -261,7 +245,7 @@ def main() -> None:
     parser.add_argument("--misses", action="store_true", help="list what was needed later and is gone")
     parser.add_argument("--each", action="store_true", help="a row for each conversation")
     given = parser.parse_args()
-    bench = Bench(metrics(), given.only)
+    bench = Bench(read(given.sessions) if given.sessions else generated(), given.only)
     shares = [float(share) for share in given.shares.split(",")]
     if given.misses:
         for share in shares:
@@ -279,7 +263,7 @@ def main() -> None:
             markdown=given.markdown,
         )
     else:
-        compared = ways(bench.script, ablate=given.ablate)
+        compared = ways(ablate=given.ablate)
         show(list(report(bench, shares, compared, sequence=not given.ablate)), markdown=given.markdown)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.cli.clients import Facts, changes, clients, filled
+from proxy.cli.clients import ClientFacts, changes, clients, fill_in
 
-FACTS = Facts("http://127.0.0.1:8484", "KEY", "some-model", 32_768, 4_096)
+FACTS = ClientFacts("http://127.0.0.1:8484", "KEY", "some-model", 32_768, 4_096)
 CLIENTS = clients()
 
 
@@ -20,7 +20,7 @@ def test_everything_known_leaves_no_braces_and_names_the_proxy(name: str) -> Non
     """With all facts no placeholder is left over, and the proxy's address occurs wherever the client can be told."""
     client = CLIENTS[name]
     said = [str(change) for file in client.files for change in changes(file, FACTS)]
-    said += [str(filled(value, FACTS)) for value in (*client.environment.values(), *client.commands)]
+    said += [str(fill_in(value, FACTS)) for value in (*client.environment.values(), *client.commands)]
     text = "\n".join(said)
     for placeholder in (
         "{url}",
@@ -39,7 +39,7 @@ def test_everything_known_leaves_no_braces_and_names_the_proxy(name: str) -> Non
 @pytest.mark.parametrize("name", [name for name, client in CLIENTS.items() if client.files])
 def test_what_nobody_knows_is_left_out(name: str) -> None:
     """Without model and window no value says ``None`` or a placeholder, and the address is still there."""
-    bare = Facts(FACTS.root, "KEY", "m" if CLIENTS[name].needs_model else None)
+    bare = ClientFacts(FACTS.root, "KEY", "m" if CLIENTS[name].needs_model else None)
     text = str([change for file in CLIENTS[name].files for change in changes(file, bare)])
     assert "None" not in text
     assert "{window}" not in text
@@ -48,9 +48,9 @@ def test_what_nobody_knows_is_left_out(name: str) -> None:
 
 def test_a_figure_that_stands_alone_is_a_number() -> None:
     """The window is a number where it is the whole value, a text where it is part of one or asked for as one."""
-    assert filled("{window}", FACTS) == 32_768
-    assert filled("{text_window}", FACTS) == "32768"
-    assert filled({"a": "n={window}", "b": ["{output}", "{url}"]}, FACTS) == {
+    assert fill_in("{window}", FACTS) == 32_768
+    assert fill_in("{text_window}", FACTS) == "32768"
+    assert fill_in({"a": "n={window}", "b": ["{output}", "{url}"]}, FACTS) == {
         "a": "n=32768",
         "b": [4_096, f"{FACTS.root}/v1"],
     }
@@ -59,30 +59,30 @@ def test_a_figure_that_stands_alone_is_a_number() -> None:
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        (Facts("r", "K", "m", 8_192), {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "1024", "MAX_THINKING_TOKENS": "0"}),
+        (ClientFacts("r", "K", "m", 8_192), {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "1024", "MAX_THINKING_TOKENS": "0"}),
         (
-            Facts("r", "K", "m", 32_768, 32_000),
+            ClientFacts("r", "K", "m", 32_768, 32_000),
             {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "8192", "MAX_THINKING_TOKENS": "4096"},
         ),
         (
-            Facts("r", "K", "m", 65_536),
+            ClientFacts("r", "K", "m", 65_536),
             {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "65536", "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "8192"}
             | {"MAX_THINKING_TOKENS": "4096"},
         ),
         (
-            Facts("r", "K", "m", 131_072),
+            ClientFacts("r", "K", "m", 131_072),
             {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "131072", "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "131072"}
             | {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "16384", "MAX_THINKING_TOKENS": "8192"},
         ),
         (
-            Facts("r", "K", "m", 327_680, None, 32_768),
+            ClientFacts("r", "K", "m", 327_680, None, 32_768),
             {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "327680", "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "327680"}
             | {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "4096", "MAX_THINKING_TOKENS": "2048"},
         ),
-        (Facts("r", "K", "m"), {}),
+        (ClientFacts("r", "K", "m"), {}),
     ],
 )
-def test_claude_code_is_told_what_it_obeys_in_a_window_of_that_size(facts: Facts, told: dict[str, str]) -> None:
+def test_claude_code_is_told_what_it_obeys_in_a_window_of_that_size(facts: ClientFacts, told: dict[str, str]) -> None:
     """Output and thinking leave room in every window, and only figures that it does not raise are written."""
     (file,) = CLIENTS["claude-code"].files
     env = {str(change.at[1]): change.to for change in changes(file, facts) if change.at[0] == "env"}
@@ -92,4 +92,4 @@ def test_claude_code_is_told_what_it_obeys_in_a_window_of_that_size(facts: Facts
 
 def test_a_roomy_window_leaves_the_answers_length_to_the_real_one() -> None:
     """What a client may believe of the window says nothing of how long an answer can be."""
-    assert filled("{output}", Facts("r", "K", "m", 81_920, None, 8_192)) == 1_024
+    assert fill_in("{output}", ClientFacts("r", "K", "m", 81_920, None, 8_192)) == 1_024

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.commands import configured_address, ready
+from proxy.cli.commands import configured_address, readiness_status
 from tests.support.sample_conversations import agent_session
 
 ROOT = Path(__file__).parents[2]
@@ -320,4 +320,4 @@ def test_the_configured_address(host: str | None, port: str | None, address: str
 def test_what_is_no_address(address: str) -> None:
     """An address without a scheme that can be asked is told apart from a proxy that is silent."""
     with pytest.raises(ValueError, match="give scheme and host"):
-        ready(address)
+        readiness_status(address)

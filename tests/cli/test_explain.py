@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from proxy.cli.explain import Unfit, api_of, breakdown, fitted, render
+from proxy.cli.explain import CannotFit, api_of, breakdown, fit_request, render
 from proxy.core.errors import InvalidRequest
 from proxy.settings import Settings
 from tests.support import api_formats
@@ -30,7 +30,7 @@ def long_session(**members: Any) -> bytes:
 async def test_the_view_is_what_the_proxy_would_send() -> None:
     """The printed view is the fitter's own, byte for byte, and faithful to the request."""
     body = long_session()
-    found = await fitted(Settings(), body, window=4096)
+    found = await fit_request(Settings(), body, window=4096)
     assert found.plan.error is None
     assert message_problems(body, found.plan.body) == []
     assert len(message_slices(found.plan.body)) == len(
@@ -41,7 +41,7 @@ async def test_the_view_is_what_the_proxy_would_send() -> None:
 async def test_small_requests_pass_and_are_counted_all_the_same() -> None:
     """What fits by its bytes alone comes out as it is, and its tokens are told exactly."""
     body = chat_body([{"role": "user", "content": "Hello."}])
-    found = await fitted(Settings(), body)
+    found = await fit_request(Settings(), body)
     assert found.plan.body == body
     shown = breakdown(found)
     assert shown.steps == ()
@@ -54,7 +54,7 @@ async def test_every_breakdown_adds_up(factor: float, recall: bool) -> None:
     """Regions, kinds and the table of stages tell one and the same size, before and after, whatever the model."""
     model = "gpt-4o" if factor == 1.0 else "claude-sonnet-4-5"
     settings = Settings.model_validate({"compression": {"recall": {"enabled": recall}}})
-    found = await fitted(settings, long_session(), model=model, window=6000)
+    found = await fit_request(settings, long_session(), model=model, window=6000)
     assert ("recall" in found.plan.report.stages) is recall
     shown, report = breakdown(found), found.plan.report
     assert found.measured.token_ratio == factor
@@ -81,7 +81,7 @@ async def test_system_text_is_told_as_such_wherever_it_stands(api: str) -> None:
     text = prose(3, 500)
     messages = [{"role": "system", "content": text}, *agent_session(3, 100)[1:]]
     body = json.dumps(api_formats.request_body(api, messages)).encode()
-    shown = breakdown(await fitted(Settings(), body, window=20_000))
+    shown = breakdown(await fit_request(Settings(), body, window=20_000))
     assert shown.regions["system"] == shown.roles["system"]
     assert count_tokens(text) <= shown.regions["system"][0] <= shown.kinds["text"][0]
     assert "format" not in shown.kinds
@@ -91,7 +91,7 @@ async def test_each_stage_has_its_line() -> None:
     """Shrunk tools and clipped items are told with what they saved and how many were touched."""
     tools = [tool(f"tool_{n}", prose(n, 300), path="Path.") for n in range(9)]
     messages = [*agent_session(3, 300), {"role": "user", "content": prose(7, 4000)}]
-    found = await fitted(Settings(), chat_body(messages, tools=tools), window=3000)
+    found = await fit_request(Settings(), chat_body(messages, tools=tools), window=3000)
     shown = breakdown(found)
     lines = {step.stage: step for step in shown.steps}
     assert {"tools", "clip"} <= lines.keys()
@@ -104,14 +104,14 @@ async def test_each_stage_has_its_line() -> None:
 
 async def test_the_tables_are_readable_without_a_terminal() -> None:
     """The rendering has the window with its source, the marks, and a line for each region, kind and stage."""
-    found = await fitted(Settings(), long_session(), window=4096)
+    found = await fit_request(Settings(), long_session(), window=4096)
     out = io.StringIO()
     shown = breakdown(found)
     render(shown, Console(file=out, width=200))
     text = out.getvalue()
     for word in ("4,096  (configured)", "high ", "low ", "pressure", *shown.regions, *shown.kinds, "fold"):
         assert word in text
-    render(breakdown(await fitted(Settings(), long_session(), window=400_000)), Console(file=out, width=200))
+    render(breakdown(await fit_request(Settings(), long_session(), window=400_000)), Console(file=out, width=200))
     assert "No stage was needed" in out.getvalue()
 
 
@@ -124,12 +124,12 @@ async def test_what_cannot_be_fitted_says_what_to_do() -> None:
         (b'{"messages":[1]}', "must be an object"),
     ]:
         with pytest.raises(InvalidRequest, match=words):
-            await fitted(Settings(), body, window=1000)
-    with pytest.raises(Unfit, match="--window"):
-        await fitted(Settings(), chat_body([], model="nobody-knows"))
+            await fit_request(Settings(), body, window=1000)
+    with pytest.raises(CannotFit, match="--window"):
+        await fit_request(Settings(), chat_body([], model="nobody-knows"))
     off = Settings.model_validate({"compression": {"mode": "off"}})
-    with pytest.raises(Unfit, match="mode is off"):
-        await fitted(off, chat_body([{"role": "user", "content": "x"}]), window=1000)
+    with pytest.raises(CannotFit, match="mode is off"):
+        await fit_request(off, chat_body([{"role": "user", "content": "x"}]), window=1000)
 
 
 @pytest.mark.parametrize(

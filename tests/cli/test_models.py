@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.models import Row, learned, listing, show_models, tenants
+from proxy.cli.models import ModelRow, learned_windows, list_models, show_models, visible_tenants
 from proxy.settings import Settings, load
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recovery import CHAT, TRUE, UNHEARD
@@ -35,20 +35,20 @@ async def test_without_a_pattern_what_is_configured_and_told(stub: StartStub) ->
             {"name": "*", "upstream": "up", "max_output_tokens": 50},
         ],
     )
-    found = await listing(given, None)
+    found = await list_models(given, None)
     family, configured = ("family", "default"), ("configured", "configured")
     assert [replace(row, age_seconds=None) for row in found.rows] == [
-        Row("gpt-5", "gone", 400_000, 272_000, 128_000, "o200k_base", 1.0, "table", None, "table", *family),
-        Row("claude*", "up", 100_000, None, None, "o200k_base", 1.0, "configured", None, "unknown", *configured),
-        Row("*", "up", None, None, 50, "o200k_base", 1.0, "unknown", None, "configured", *family),
-        Row("large", "up", 8192, None, 50, "o200k_base", 1.0, TOLD, None, "configured", *family),
-        Row("small", "up", 4096, None, 50, "o200k_base", 1.0, TOLD, None, "configured", *family),
+        ModelRow("gpt-5", "gone", 400_000, 272_000, 128_000, "o200k_base", 1.0, "table", None, "table", *family),
+        ModelRow("claude*", "up", 100_000, None, None, "o200k_base", 1.0, "configured", None, "unknown", *configured),
+        ModelRow("*", "up", None, None, 50, "o200k_base", 1.0, "unknown", None, "configured", *family),
+        ModelRow("large", "up", 8192, None, 50, "o200k_base", 1.0, TOLD, None, "configured", *family),
+        ModelRow("small", "up", 4096, None, 50, "o200k_base", 1.0, TOLD, None, "configured", *family),
     ]
     ages = [row.age_seconds for row in found.rows]
     assert ages[:3] == [None, None, None]
     assert all(age is not None and 0 <= age < 60 for age in ages[3:]), "only what a server said has an age"
     assert set(found.troubles) == {"gone"}
-    assert len((await listing(settings(), None)).rows) == 1, "never the whole table"
+    assert len((await list_models(settings(), None)).rows) == 1, "never the whole table"
 
 
 async def test_a_pattern_is_looked_up_in_the_table(stub: StartStub) -> None:
@@ -56,17 +56,17 @@ async def test_a_pattern_is_looked_up_in_the_table(stub: StartStub) -> None:
     server = await stub(window=8192, tells=True)
     server.models = ["gpt-4o-local"]
     given = settings(upstreams=[{"name": "up", "base_url": server.url}])
-    rows = {row.model: row for row in (await listing(given, "gpt-4o*")).rows}
+    rows = {row.model: row for row in (await list_models(given, "gpt-4o*")).rows}
     assert rows["gpt-4o"].context_window == 128_000
     assert (rows["gpt-4o-local"].context_window, rows["gpt-4o-local"].factor) == (8192, 1.0)
     assert all(name.startswith("gpt-4o") for name in rows)
-    assert [row.model for row in (await listing(given, "nobody-knows")).rows] == ["nobody-knows"]
-    assert (await listing(given, "nobody-knows*")).rows == ()
+    assert [row.model for row in (await list_models(given, "nobody-knows")).rows] == ["nobody-knows"]
+    assert (await list_models(given, "nobody-knows*")).rows == ()
 
 
 async def test_priors_are_shown() -> None:
     """The factor a model starts with is its family's."""
-    rows = (await listing(Settings(), "claude-sonnet-4-5")).rows
+    rows = (await list_models(Settings(), "claude-sonnet-4-5")).rows
     assert [(row.upstream, row.factor, row.window_from, row.factor_from) for row in rows] == [
         ("-", 1.5, "table", "family")
     ]
@@ -75,7 +75,7 @@ async def test_priors_are_shown() -> None:
 async def test_another_name_is_shown_with_what_it_is_sent_as() -> None:
     """An alias has its own row, under its own name, with the figures of the model behind it."""
     models = [{"name": "fast", "model": "gpt-5-mini"}, {"name": "gpt-5-mini"}]
-    rows = (await listing(settings(models=models), None)).rows
+    rows = (await list_models(settings(models=models), None)).rows
     assert [(row.model, row.sent_as, row.context_window) for row in rows] == [
         ("fast", "gpt-5-mini", 400_000),
         ("gpt-5-mini", "", 400_000),
@@ -98,10 +98,10 @@ async def test_models_shows_what_an_overflow_taught(stub: StartStub, proxy: Star
         await client.chat.completions.create(model=UNHEARD, messages=CHAT)
     assert front.home is not None
     asked = settings_of(server.url, front.home / "data")
-    (row,) = (await listing(asked, UNHEARD, KEY)).rows
+    (row,) = (await list_models(asked, UNHEARD, KEY)).rows
     assert (row.context_window, row.window_from) == (TRUE, "learned: stated by an error")
     for other in ("", "sk-other"):
-        (row,) = (await listing(asked, UNHEARD, other)).rows
+        (row,) = (await list_models(asked, UNHEARD, other)).rows
         assert (row.context_window, row.window_from) == (None, "unknown")
 
 
@@ -114,7 +114,7 @@ async def test_what_a_beta_flag_taught_has_a_row_of_its_own(stub: StartStub, pro
         flagged = {"anthropic-beta": flag}
         await client.chat.completions.create(model=model, messages=CHAT, extra_headers=flagged)
     assert front.home is not None
-    rows = (await listing(settings_of(server.url, front.home / "data"), model, KEY)).rows
+    rows = (await list_models(settings_of(server.url, front.home / "data"), model, KEY)).rows
     assert [(row.model, row.variant, row.context_window) for row in rows] == [(model, "", None), (model, flag, TRUE)]
 
 
@@ -122,16 +122,16 @@ async def test_what_a_beta_flag_taught_has_a_row_of_its_own(stub: StartStub, pro
 async def test_nothing_is_started_to_look(tmp_path: Path, url: str) -> None:
     """Without a running store nothing is known, and none is started or made."""
     asked = settings_of("http://127.0.0.1:9/v1", tmp_path / "none", {("store", "url"): url})
-    assert await learned(asked, []) == {}
+    assert await learned_windows(asked, []) == {}
     assert not (tmp_path / "none").exists()
 
 
 def test_whose_lessons_are_shown() -> None:
     """With access keys theirs; without, those of the given key in either header, or of callers without one."""
     shared = load(None, {("server", "access_keys"): ["a" * 20, "b" * 20]}, {})
-    assert len(set(tenants(shared, "ignored"))) == 2
+    assert len(set(visible_tenants(shared, "ignored"))) == 2
     alone = load(None, {}, {})
-    assert len(set(tenants(alone, "k") + tenants(alone, ""))) == 3
+    assert len(set(visible_tenants(alone, "k") + visible_tenants(alone, ""))) == 3
 
 
 ROW: dict[str, object] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.replay import Replayed, bodies, find_sessions, places, replay
+from proxy.cli.replay import Replayed, find_sessions, replay, request_bodies, request_lengths
 from proxy.core.session_files import Session
 from proxy.settings import load
 from tests.stub.tokens import request_tokens
@@ -36,7 +36,7 @@ async def test_a_long_conversation_is_answered_to_its_end(kind: str) -> None:
     messages = agent_session(40, 500) if kind == "agent" else [m for at in range(60) for m in chat_turn(at, 150)]
     found = await one(Session("s", "", messages))
     assert not found.trouble
-    assert len(found.turns) == found.answered == len(places(messages)) > found.answered_before > 0
+    assert len(found.turns) == found.answered == len(request_lengths(messages)) > found.answered_before > 0
     assert 2 < found.events < len(found.turns) / 4
     assert found.after < found.before
     assert 0.5 < found.repeated < 1
@@ -52,7 +52,7 @@ async def test_what_the_client_sent_is_counted() -> None:
     session = Session("s", "", agent_session(6, 100))
     found = await one(session)
     assert found.events == 0
-    for turn, body in zip(found.turns, bodies(session, MODEL), strict=True):
+    for turn, body in zip(found.turns, request_bodies(session, MODEL), strict=True):
         assert turn.before == turn.after
         assert abs(turn.before - request_tokens(json.loads(body))) <= 8 + turn.before // 50
 
@@ -61,9 +61,9 @@ async def test_the_bodies_are_the_requests_of_the_conversation() -> None:
     """Each body holds the conversation up to a point at which the model spoke next, with model and tools."""
     messages = agent_session(3, 20)
     tools = [{"type": "function", "function": {"name": "f"}}]
-    asked = [json.loads(body) for body in bodies(Session("s", "", messages, tools), "m")]
+    asked = [json.loads(body) for body in request_bodies(Session("s", "", messages, tools), "m")]
     assert all(body["model"] == "m" and body["tools"] == tools for body in asked)
-    assert [len(body["messages"]) for body in asked] == places(messages)
+    assert [len(body["messages"]) for body in asked] == request_lengths(messages)
     assert all(body["messages"] == messages[: len(body["messages"])] for body in asked)
     assert all(body["messages"][-1]["role"] in ("user", "tool") for body in asked)
 

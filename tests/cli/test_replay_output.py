@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.cli.replay import Replayed, Turn
-from proxy.cli.replay_output import MOST, CannotPlot, draw, replay_all, show
+from proxy.cli.replay_output import MOST, CannotPlot, draw_replays, replay_all, show_replays
 from proxy.core.session_files import Session
 from proxy.settings import Prices, load
 from tests.support.sample_conversations import agent_session
@@ -18,7 +18,7 @@ def test_rows_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
     """Each conversation has its figures, all together theirs, and costs only where there are prices."""
     turns = (Turn(1000, 1000, 1500, 0, 0, False, ()), Turn(2000, 1200, 1500, 900, 1000, True, ("fold",)))
     priced = Replayed("first", "m", 1700, turns, Prices(0.001, 0.0001, 0.01))
-    show([priced, Replayed("second", "n", 1700, turns), Replayed("third", "o", None, (), trouble="no window")])
+    show_replays([priced, Replayed("second", "n", 1700, turns), Replayed("third", "o", None, (), trouble="no window")])
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["first", "m", "1,700", "2", "2", "1", "1", "3,000", "2,200", "40.9%", "$2.10", "$1.39"]
     assert lines[2].split()[-2:] == ["-", "-"]
@@ -42,7 +42,7 @@ REFUSED = Turn(5000, None, 1000, 0, 0, False, ())
 def test_a_picture_is_drawn(count: int, tmp_path: Path) -> None:
     """Any number of conversations makes a PNG, also with refused requests and with none at all."""
     found = [Replayed(f"s{at}", "m", 1200, (*TURNS, REFUSED)) for at in range(count)]
-    draw([*found, Replayed("none", "m", None, (), trouble="unknown")], tmp_path / "p.png")
+    draw_replays([*found, Replayed("none", "m", None, (), trouble="unknown")], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -57,5 +57,5 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(importlib, "import_module", without)
     with pytest.raises(CannotPlot, match=r"ullage\[plot\]"):
-        draw([], tmp_path / "p.png")
+        draw_replays([], tmp_path / "p.png")
     assert not (tmp_path / "p.png").exists()

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.clients import Facts, clients
+from proxy.cli.clients import ClientFacts, clients
 from proxy.cli.connect import connect
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_clients import crossings
@@ -197,7 +197,7 @@ def run(name: str, agent: Agent, root: str, folder: Path) -> subprocess.Complete
     known = clients()[name]
     surroundings = {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "127.0.0.1", "TERM": "dumb"}
     surroundings |= {"HTTPS_PROXY": NOWHERE, "HTTP_PROXY": NOWHERE}
-    facts = Facts(root, known.key, agent.model, 10 * agent.window, 4_096)  # roomy: its own compaction rests
+    facts = ClientFacts(root, known.key, agent.model, 10 * agent.window, 4_096)  # roomy: its own compaction rests
     own = os.environ.get("HOME")
     os.environ["HOME"] = str(home)
     try:

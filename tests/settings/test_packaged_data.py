@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from proxy.settings import Settings, model_table, overflow_rules, packaged, prices, rulebook, version
+from proxy.settings import Settings, model_table, overflow_rules, packaged, packaged_overflow_rules, prices, version
 from tests.support.settings_files import EXAMPLE
 
 
@@ -46,7 +46,7 @@ def test_the_configured_rules_come_before_the_packaged_ones():
     assert own.phrases[0].source == "configured"
     assert len(own.phrases) == len(packaged_rules.phrases) + 1
     assert own.codes.items() > packaged_rules.codes.items()
-    assert rulebook()["rules"]
+    assert packaged_overflow_rules()["rules"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="needs litellm's table")

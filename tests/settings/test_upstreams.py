@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.settings import load, refuse_open
+from proxy.settings import load, open_proxy_problem
 from proxy.settings.upstreams import Model, Upstream
 from tests.support.settings_files import problems, write_settings
 
@@ -55,7 +55,7 @@ def test_providers(tmp_path):
 def test_what_the_surroundings_pay_for_is_guarded(tmp_path, provider):
     """An upstream that is paid by the machine's own role is as good as one with a key of its own."""
     text = f"server: {{host: 0.0.0.0}}\nupstreams: [{{name: a, provider: {provider}}}]\n"
-    assert "key of a" in refuse_open(load(write_settings(tmp_path, text), {}, {}))
+    assert "key of a" in open_proxy_problem(load(write_settings(tmp_path, text), {}, {}))
 
 
 def test_a_model_matches_by_name_or_glob():

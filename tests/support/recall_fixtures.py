@@ -19,7 +19,7 @@ from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Faults, Tasks
 from proxy.upstream_wiring import open_catalogue, open_upstream
-from proxy.wiring import call_settings, open_archive, open_chronicle, open_conversations, open_engine
+from proxy.wiring import call_settings, open_archive, open_engine, open_history, open_history_recorder
 from tests.stub import Answer, Call, Seen, Stub
 from tests.support.answer_parser import ParsedAnswer, parse_answer
 from tests.support.api_formats import request_body
@@ -113,7 +113,7 @@ async def proxy_in_process(
     faults: list[tuple[str, str, Exception]] = []
     noticed = Faults(lambda where, name, fault: faults.append((where, name, fault)))
     archive = open_archive(settings, store, tasks, lambda outcome, count: None)
-    history = open_chronicle(store, archive)
+    history = open_history_recorder(store, archive)
     catalogue = open_catalogue(settings)
     config = ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ()))
     engine = open_engine(
@@ -136,7 +136,7 @@ async def proxy_in_process(
         metrics=None,
         status=dict,
         models=Models(upstream, [ListedUpstream("stub")], "stub", [], lambda model: {}),
-        conversations=open_conversations(settings, store),
+        conversations=open_history(settings, store),
         faults=noticed,
     )
     port = await server.start("127.0.0.1", 0)

@@ -29,6 +29,11 @@ STORED = ("previous_response_id", "conversation")
 
 _STORED_KEY = re.compile(rb'"(?:%b)"\s*:' % b"|".join(name.encode() for name in STORED))
 
+_REFERENCE = re.compile(
+    rb'"item_reference"|\{\s*+"(?:id|type)"\s*+:\s*+(?:"[^"\\]*+"|null)\s*+(?:,\s*+"(?:id|type)"\s*+:\s*+(?:"[^"\\]*+"|null)\s*+)?\}'
+)
+"""What may be an item that names a stored one; only looked at more closely then."""
+
 UNSEEN = (*STORED, "prompt", "mcp_servers", "container")
 """Members that bring input which is not in the body."""
 
@@ -49,18 +54,37 @@ SYSTEM = ("instructions", "system")
 
 
 def continues_stored(body: bytes) -> bool:
-    """Whether a request with *body* goes on from what the provider keeps.
+    """Whether a request with *body* goes on from what the provider keeps: a response, a conversation, a single item.
 
     Parsers disagree on which of two equal members holds, so one that says something is enough. A body that may name one
     and cannot be read counts as one that does.
     """
-    if not _STORED_KEY.search(body) and not ESCAPED_LETTER.search(body):
+    if not _STORED_KEY.search(body) and not _REFERENCE.search(body) and not ESCAPED_LETTER.search(body):
         return False
     try:
         text = body.decode()
-        return any(field.key in STORED and text[field.start : field.end] not in EMPTY for field in members(text))
+        return any(_is_stored(field.key, text[field.start : field.end]) for field in members(text))
     except (ValueError, RecursionError):
         return True
+
+
+def _is_stored(key: str, value: str) -> bool:
+    """Whether a member of the body names what the provider keeps."""
+    if key in STORED:
+        return value not in EMPTY
+    if key != "input" or not value.startswith("["):
+        return False
+    return any(isinstance(item, dict) and _is_reference(item) for item in json.loads(value, parse_int=len))
+
+
+def _is_reference(item: Mapping[str, Any]) -> bool:
+    """Whether an item stands for one that the provider keeps. Its type may be left out, then it has nothing but an id.
+
+    https://platform.openai.com/docs/api-reference/responses/create#responses_create-input
+    """
+    if item.get("type"):
+        return bool(item["type"] == "item_reference")
+    return "id" in item and item.keys() <= {"id", "type"}
 
 
 @dataclass(frozen=True, slots=True)

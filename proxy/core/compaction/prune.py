@@ -112,10 +112,15 @@ def certain_lines(call: Call, result: Result) -> tuple[int, int] | None:
 
 
 def _is_in_lines(call: Call, result: Result) -> bool:
-    """Whether what came back can be the lines that were asked for; more lines, or as many bytes, tell of bytes."""
-    asked = call.last - call.first + 1 if call.last else 0
-    if not asked or result.last:
+    """Whether what came back can be the lines that were asked for; more lines, or as many bytes, tell of bytes.
+
+    Where a reading begins, with no word on how far it goes, tells nothing unless its lines are numbered.
+    """
+    if result.last:
         return True
+    if not call.last:
+        return call.first <= 1
+    asked = call.last - call.first + 1
     by_bytes = result.lines < asked and abs(result.size - asked) <= ADDED_LINES
     return result.lines <= asked + ADDED_LINES and not by_bytes
 

@@ -230,6 +230,19 @@ def test_a_budget_for_thinking_beside_a_lower_figure() -> None:
         (b'{"conversation": "\xff"}', True),
         (b"{}", False),
         (b"", False),
+        (b'{"input": [{"type": "item_reference", "id": "msg_1"}]}', True),
+        (b'{"input": [{"role": "user", "content": "x"}, {"id": "msg_1", "type": null}]}', True),
+        (b'{"input": [{"id":"msg_1"}]}', True),
+        (b'{"input": [{"type": "item_r\\u0065ference", "id": "msg_1"}]}', True),
+        (b'{"input": [{"id": "msg_1"}], "input": []}', True),
+        (b'{"input": [{"role": "user", "content": "an \\"item_reference\\", or {\\"id\\": \\"x\\"}"}]}', False),
+        (b'{"input": "item_reference"}', False),
+        (b'{"input": [], "metadata": {"id": "x"}, "tools": [{"type": "item_reference"}]}', False),
+        (b'{"messages": [{"id": "msg_1"}]}', False),
+        (
+            b'{"input": [{"type": "function_call", "id": "fc_1", "name": "f", "arguments": "{}", "call_id": "c"}]}',
+            False,
+        ),
     ],
 )
 def test_a_body_that_goes_on_from_what_is_stored_is_recognised(body, found):

@@ -113,6 +113,7 @@ def test_lines_decide_what_covers() -> None:
         ({"offset": 0, "length": 4096}, "y\n" * 2048),
         ({"offset": 0, "limit": 4096}, "y\n" * 2048),
         ({"offset": 0, "limit": 100}, "y\n" * 2048),
+        ({"offset": 9}, "y\n" * 2048),
         ({"head": 100}, "y\n" * 100),
         ({"pages": "1-2"}, "y\n" * 100),
     ],

@@ -23,9 +23,11 @@ from proxy.core.overflow.rules import (
     read_rules,
     without,
 )
-from proxy.settings import rulebook
+from proxy.settings import packaged_overflow_rules
 
-WORDS = {phrase: [notion] for notion, lists in rulebook()["words"].items() for row in lists for phrase in row}
+WORDS = {
+    phrase: [notion] for notion, lists in packaged_overflow_rules()["words"].items() for row in lists for phrase in row
+}
 LEXICON = Lexicon(WORDS.items(), ["(2013)"])
 
 
@@ -88,7 +90,7 @@ def test_any_text_is_read(text: str) -> None:
     assert row.notions.count("N") == len(row.figures)
 
 
-DATA = rulebook()
+DATA = packaged_overflow_rules()
 
 
 def found(own: dict[str, str], body: bytes) -> Any:
