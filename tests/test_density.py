@@ -45,7 +45,6 @@ COMPLEX = {
     "proxy/features/context_management/feature.py::_edited": ENGINE,
     "proxy/engine/reading.py::Reader::_read": ENGINE,
     "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
-    "proxy/server/handler.py::Handler::_relay": ENGINE,
 }
 
 # Lines that still hold a nested ternary, one over several lines or a dense comprehension: how many, and why.

@@ -122,8 +122,9 @@ class Handler:
         if self._drain.is_full and self._quick_refusal.concerns(request, path):
             return self._quick_refusal.refuse(request, path)
         out = ResponseWriter(request, self._limits.write)
+        if self._drain.draining:
+            out.keep_alive = False
         if path.api == "relay" and is_local(path.path) and self._access.knows_host(request.headers.get("host", "")):
-            out.keep_alive = out.keep_alive and not self._drain.draining
             await self._local.answer(request, path.path, out)
             return out
         began = time.perf_counter()
@@ -185,9 +186,6 @@ class Handler:
         if "upgrade" in headers.seen and headers.seen["upgrade"].lower() == "websocket":
             await self._tunnel(request, call, headers)
             return
-        if request.method == "GET" and (listed := listed_model(path)) is not None:
-            await self._list(listed, call, headers)
-            return
         reader = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
         try:
             if call.path.api == "relay":
@@ -247,6 +245,9 @@ class Handler:
             call.report = call.report.but(reason="silently_truncated")
 
     async def _relay(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
+        if request.method == "GET" and (listed := listed_model(call.path.path)) is not None:
+            await self._list(listed, call, headers)
+            return
         if "expect" in headers.seen:
             send_continue(request, headers)
         body, model = await self._relayed_body(request, headers, reader)
@@ -366,9 +367,7 @@ class Handler:
                 call.note("upstream_truncated")
         except (UpstreamUnreachable, UpstreamTimeout):
             call.note("upstream_stream_error")
-            out.write(observer.finish()[0])
-            last = response.last_event(response.StreamBroken(), call.path.error_api) if is_readable else b""
-            out.break_off(last)
+            response.break_off(out, observer, call.path.error_api, is_stream=is_readable)
         finally:
             reply.close()
 

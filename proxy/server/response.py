@@ -407,3 +407,10 @@ async def relay_body(reply: ports.Reply, out: ResponseWriter, observer: ReplyObs
     else:
         out.break_off()
     return is_complete
+
+
+def break_off(out: ResponseWriter, observer: ReplyObserver, api: str, *, is_stream: bool) -> None:
+    """End a body that broke so that the client sees it: a stream with an event in the words of *api*."""
+    rest, _ = observer.finish()
+    out.write(rest)
+    out.break_off(last_event(StreamBroken(), api) if is_stream else b"")

@@ -338,7 +338,7 @@ async def test_a_body_that_a_fault_left_compressed_goes_on_from_nothing_shared(m
     async def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("proxy.server.asking.inflated", broken)
+    monkeypatch.setattr("proxy.server.request.inflated", broken)
     body = gzip.compress(STORED_BODIES[0])
     async with running_server(config, api_key="uk") as at:
         got = await at.ask("POST", "/v1/responses", body, "X-Api-Key: pk-1", "Content-Encoding: gzip")

@@ -104,7 +104,7 @@ async def test_a_bug_costs_one_request_and_is_logged_by_type_and_place(tmp_path)
     logs = Logs("info", "json", handle)
     logs.adopt_libraries()
 
-    async def broken(request, send):
+    async def broken(request):
         raise KeyError("CANARY " + request.body.decode())
 
     try:

@@ -25,7 +25,6 @@ from proxy.server.request import (
     renamed,
     request_target,
     window_variant,
-    without_secrets,
 )
 from tests.support.server_fixture import running_server
 
@@ -129,14 +128,7 @@ async def test_the_variant_reaches_the_engine():
     """What the headers ask for comes with the request."""
     async with running_server() as at:
         await at.chat(CHAT, "Anthropic-Beta: tools-1", "anthropic-beta: context-1m")
-        assert at.engine.seen[0].variant == "context-1m"
-
-
-def test_what_tells_who_the_client_is_stays():
-    """Credentials, cookies and organisations are left out in any spelling, everything else stays in order."""
-    kept = [("Accept", "a"), ("anthropic-beta", "b"), ("X-Trace", "t")]
-    secret = [("Authorization", "x"), ("X-API-Key", "x"), ("api-key", "x"), ("Cookie", "x"), ("OpenAI-Project", "x")]
-    assert without_secrets([*secret[:2], *kept, *secret[2:]]) == kept
+        assert at.engine.seen[0].window_variant == "context-1m"
 
 
 @pytest.mark.parametrize(("value", "share"), [("now", None), ("0.2", 0.2), (".25", 0.25), ("0.9999", 0.9999)])
