@@ -19,17 +19,17 @@ from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings
 from proxy.store import Breaker, Patience, Store
 from proxy.summaries import (
+    JobCaches,
     Jobs,
-    Ledger,
-    Memory,
-    Observe,
-    Tell,
-    Terms,
+    OnNote,
+    OnReport,
+    SpendingLimits,
+    SummaryConfig,
     Writer,
     credentials,
-    is_subscription,
+    ignore_note,
+    is_subscription_key,
     load_prompts,
-    untold,
 )
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
@@ -206,27 +206,29 @@ def open_summaries(
     store: Store,
     upstream: Upstreams,
     tasks: Tasks,
-    observe: Observe,
-    tell: Tell = untold,
+    observe: OnReport,
+    tell: OnNote = ignore_note,
 ) -> Jobs | None:
     """What writes summaries as *settings* have it; ``None`` where no model is to be asked."""
     wanted = settings.summaries
     if wanted.mode == "off" or settings.compression.mode != "on":
         return None
-    terms = Terms(
+    terms = SummaryConfig(
         mode=wanted.mode,
         model=wanted.model,
-        allowed=tenants_of(key.get_secret_value() for key in wanted.allow) if wanted.allow else None,
-        subscriptions=wanted.subscription_tokens,
-        keyed=frozenset(up.name for up in settings.upstreams if up.carries_key),
-        guarded=frozenset(up.name for up in settings.upstreams if any(map(is_subscription, _keys(up)))),
-        most=wanted.jobs,
+        allowed_tenants=tenants_of(key.get_secret_value() for key in wanted.allow) if wanted.allow else None,
+        allow_subscriptions=wanted.subscription_tokens,
+        keyed_upstreams=frozenset(up.name for up in settings.upstreams if up.carries_key),
+        subscription_upstreams=frozenset(
+            up.name for up in settings.upstreams if any(map(is_subscription_key, _keys(up)))
+        ),
+        max_jobs=wanted.jobs,
         timeout=wanted.timeout,
         headers_of=open_model_headers(settings),
     )
     agent = f"ullage/{configuration.version()} (summary)"
     writer = Writer(upstream, tokenizers, load_prompts(), agent, wanted.timeout, aligned=wanted.aligned)
-    memory = Memory(
+    memory = JobCaches(
         caches.texts(),
         LRUCache(STRETCHES),
         LRUCache(STRETCHES),
@@ -237,7 +239,7 @@ def open_summaries(
     return Jobs(
         store.summaries,
         writer,
-        Ledger(store.summaries, wanted.spend, LRUCache(TENANTS), time.monotonic, time.time),
+        SpendingLimits(store.summaries, wanted.spend, LRUCache(TENANTS), time.monotonic, time.time),
         terms,
         memory,
         resolve=catalogue.resolve,

@@ -305,7 +305,7 @@ async def test_a_stored_history_is_never_folded() -> None:
     assert [item.get("call_id") for item in sent] == [item.get("call_id") for item in body["input"]]
     assert set(plan.report.stages) <= {"truncate", "clip"}
     assert plan.report.stages
-    assert plan.sent is None, "nothing can be learned from what is reported for it"
+    assert plan.add_sent is None, "nothing can be learned from what is reported for it"
 
 
 async def test_encrypted_reasoning_and_compaction_items_stay_whole() -> None:

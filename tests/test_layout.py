@@ -34,7 +34,6 @@ EXEMPT = {
     "proxy/engine/ports.py": "protocols and plain values, no behaviour",
     "proxy/server/config.py": "plain values with defaults, no behaviour",
     "proxy/store/backend.py": "a protocol and exceptions, no behaviour",
-    "proxy/summaries/contracts.py": "protocols, no behaviour",
 }
 
 # In pieces, so that this file does not hold what it looks for.

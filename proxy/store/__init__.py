@@ -9,18 +9,21 @@ from proxy.store.state import INSTEAD, StoreState
 from proxy.store.state import describe as describe_store
 from proxy.store.state import status as store_status
 from proxy.store.store import Store, open_store
+from proxy.store.summary_table import Lease, SummaryTable
 
 __all__ = [
     "INSTEAD",
     "Breaker",
     "Embedded",
     "EmbeddedUnavailable",
+    "Lease",
     "Patience",
     "Store",
     "StoreError",
     "StoreMisconfigured",
     "StoreState",
     "StoreUnsupported",
+    "SummaryTable",
     "describe_store",
     "existing_key",
     "is_running",

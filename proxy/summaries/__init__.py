@@ -1,23 +1,25 @@
 """Summaries: asking a model for one, background jobs, spending, single flight over replicas."""
 
-from proxy.summaries.calling import credentials, is_subscription
-from proxy.summaries.contracts import Observe, Tell, untold
-from proxy.summaries.jobs import Jobs, Memory
-from proxy.summaries.prompting import load as load_prompts
-from proxy.summaries.spend import Ledger
-from proxy.summaries.terms import Terms
-from proxy.summaries.writing import Writer
+from proxy.summaries.codec import NOTE_VERSION, SummaryNote, SummaryState
+from proxy.summaries.jobs import JobCaches, Jobs, OnNote, OnReport, ignore_note
+from proxy.summaries.limits import SpendingLimits, SummaryConfig
+from proxy.summaries.model_call import credentials, is_subscription_key
+from proxy.summaries.prompts import load_prompts
+from proxy.summaries.writer import Writer
 
 __all__ = [
+    "NOTE_VERSION",
+    "JobCaches",
     "Jobs",
-    "Ledger",
-    "Memory",
-    "Observe",
-    "Tell",
-    "Terms",
+    "OnNote",
+    "OnReport",
+    "SpendingLimits",
+    "SummaryConfig",
+    "SummaryNote",
+    "SummaryState",
     "Writer",
     "credentials",
-    "is_subscription",
+    "ignore_note",
+    "is_subscription_key",
     "load_prompts",
-    "untold",
 ]

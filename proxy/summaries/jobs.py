@@ -17,12 +17,11 @@ from proxy.core.models import Route
 from proxy.core.report import SummaryOutcome, SummaryReport
 from proxy.core.request import Request
 from proxy.engine.ports import Clock, Summary, SummaryRequest
-from proxy.summaries.calling import Summariser
-from proxy.summaries.contracts import Breaker, Lease, Observe, Shelf, SummaryState, Tell, untold
-from proxy.summaries.kept import dump, load, note_on
-from proxy.summaries.spend import Ledger
-from proxy.summaries.terms import Terms
-from proxy.summaries.writing import Draft, Unwritten, Writer
+from proxy.store import Breaker, Lease, SummaryTable
+from proxy.summaries.codec import SummaryNote, SummaryState, dump, load, note_for
+from proxy.summaries.limits import SpendingLimits, SummaryConfig
+from proxy.summaries.model_call import Summariser
+from proxy.summaries.writer import Draft, NotWritten, Writer
 
 RENEW = 1 / 3
 """How often a lease's holder renews it, in lifetimes of the lease."""
@@ -42,20 +41,29 @@ SHOWN = 100
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 Key = tuple[str, bytes]
 
+OnReport = Callable[[SummaryReport], None]
+
+OnNote = Callable[[bytes, bytes, SummaryNote], None]
+"""Takes a tenant, the root hash of a conversation and a note on one of its summaries."""
+
+
+def ignore_note(tenant: bytes, root_hash: bytes, note: SummaryNote) -> None:
+    """Take a note and drop it."""
+
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class JobCaches:
     """What a process remembers: bounded mappings of summaries, of when a stretch may be looked at again, of the prefix
     that was once too dear to sum up and what it costs, of failures in a row, of breakers by summariser and tenant,
     and of when a request that waited for a summary has waited long enough.
     """
 
     summaries: MutableMapping[tuple[bytes, bytes], Summary]
-    rests: MutableMapping[Key, float]
-    dear: MutableMapping[Key, tuple[int, int]]
+    not_before: MutableMapping[Key, float]
+    too_expensive: MutableMapping[Key, tuple[int, int]]
     failures: MutableMapping[Key, int]
     breakers: MutableMapping[tuple[str, bytes], Breaker]
-    waits: MutableMapping[str, float]
+    waiting_until: MutableMapping[str, float]
 
 
 class Jobs:
@@ -63,19 +71,19 @@ class Jobs:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: SummaryTable,
         writer: Writer,
-        ledger: Ledger,
-        terms: Terms,
-        memory: Memory,
+        ledger: SpendingLimits,
+        terms: SummaryConfig,
+        memory: JobCaches,
         *,
         resolve: Callable[[str], Route],
         breaker: Callable[[], Breaker],
         label: Callable[[bytes], str],
         spawn: Spawn,
-        observe: Observe,
+        observe: OnReport,
         clock: Clock,
-        tell: Tell = untold,
+        tell: OnNote = ignore_note,
     ) -> None:
         self._shelf = shelf
         self._writer = writer
@@ -114,24 +122,24 @@ class Jobs:
             for (name, tenant), breaker in self._memory.breakers.items()
             if breaker.state != "closed"
         ]
-        clients = [{"tenant": self._label(tenant), **figures} for tenant, figures in self._ledger.figures(SHOWN)]
+        clients = [{"tenant": self._label(tenant), **figures} for tenant, figures in self._ledger.status(SHOWN)]
         return {"mode": self._terms.mode, "running": self.running, "clients": clients, "breakers": breakers[:SHOWN]}
 
-    async def ready(self, passage: SummaryRequest) -> Summary | None:
-        """The summary of *passage*, or the newest one of a shorter prefix; asks the store at most once."""
-        return await self._newest(passage, self._policy(passage, self._terms.summariser(passage, self._resolve)))
+    async def ready(self, wanted: SummaryRequest) -> Summary | None:
+        """The summary of *wanted*, or the newest one of a shorter prefix; asks the store at most once."""
+        return await self._newest(wanted, self._policy(wanted, self._terms.choose_summariser(wanted, self._resolve)))
 
-    async def write(self, passage: SummaryRequest) -> Summary | None:
+    async def write(self, wanted: SummaryRequest) -> Summary | None:
         """As ``ready``, but a missing summary is written first, within the timeout that a request has in all."""
-        found = await self.ready(passage)
-        if found is not None and found.length == passage.prefix.length:
+        found = await self.ready(wanted)
+        if found is not None and found.length == wanted.prefix.length:
             return found
         # A view that does not fit yet is made once more, and each time it may want a summary of another prefix.
         began = self._clock()
-        left = self._memory.waits.setdefault(passage.request.request_id, began + self._terms.timeout) - began
+        left = self._memory.waiting_until.setdefault(wanted.request.request_id, began + self._terms.timeout) - began
         if left <= 0:
             return found
-        task = self._running.get(self._key(passage)) or self._start(passage, wait=True)
+        task = self._running.get(self._key(wanted)) or self._start(wanted, wait=True)
         if task is None:
             return found
         # The job goes on when nobody waits any more: what it gives serves the next event.
@@ -139,26 +147,26 @@ class Jobs:
         if not task.done() or task.cancelled() or task.exception() is not None:
             return found
         written = task.result()
-        return written if written is not None and written.length <= passage.prefix.length else found
+        return written if written is not None and written.length <= wanted.prefix.length else found
 
     def is_due(self, request: Request, route: Route, since: bytes) -> bool:
         """Whether a job for this stretch of the conversation may be worth starting; costs nothing."""
-        if self.inline or self._closing or request.origin is None or len(self._running) >= self._terms.most:
+        if self.inline or self._closing or request.origin is None or len(self._running) >= self._terms.max_jobs:
             return False
         key = (route.name, since)
-        if key in self._running or self._clock() < self._memory.rests.get(key, 0.0):
+        if key in self._running or self._clock() < self._memory.not_before.get(key, 0.0):
             return False
-        _, needed = self._memory.dear.get(key, (0, 0))
-        return self._ledger.affords(request.tenant, needed)
+        _, needed = self._memory.too_expensive.get(key, (0, 0))
+        return self._ledger.can_afford(request.tenant, needed)
 
-    def prepare(self, passage: SummaryRequest) -> None:
+    def prepare(self, wanted: SummaryRequest) -> None:
         """Start a job in the background, unless there is one, or a summary, here or on another replica."""
-        if self.is_due(passage.request, passage.route, passage.last_compaction):
-            self._start(passage, wait=False)
+        if self.is_due(wanted.request, wanted.route, wanted.last_compaction):
+            self._start(wanted, wait=False)
 
     def sent(self, tenant: bytes, tokens: int) -> None:
         """Note that *tenant* sent a prompt of so many tokens."""
-        self._ledger.sent(tenant, tokens)
+        self._ledger.add_sent(tenant, tokens)
 
     def limited(self, tenant: bytes) -> None:
         """Note that *tenant* was told to slow down."""
@@ -176,48 +184,48 @@ class Jobs:
         if late:
             await asyncio.wait(late)
 
-    def _start(self, passage: SummaryRequest, *, wait: bool) -> asyncio.Task[Summary | None] | None:
-        if self._closing or len(self._running) >= self._terms.most or passage.request.origin is None:
+    def _start(self, wanted: SummaryRequest, *, wait: bool) -> asyncio.Task[Summary | None] | None:
+        if self._closing or len(self._running) >= self._terms.max_jobs or wanted.request.origin is None:
             return None
-        key = self._key(passage)
-        task = self._running[key] = self._spawn(self._job(passage, wait=wait), "summary")
+        key = self._key(wanted)
+        task = self._running[key] = self._spawn(self._job(wanted, wait=wait), "summary")
         task.add_done_callback(lambda _: self._running.pop(key, None))
         return task
 
-    async def _job(self, passage: SummaryRequest, *, wait: bool) -> Summary | None:
+    async def _job(self, wanted: SummaryRequest, *, wait: bool) -> Summary | None:
         """One job, reported once, whatever becomes of it."""
-        summariser, key, began = self._terms.summariser(passage, self._resolve), self._key(passage), self._clock()
+        summariser, key, began = self._terms.choose_summariser(wanted, self._resolve), self._key(wanted), self._clock()
         draft: Draft | None = None
         summary: Summary | None = None
         outcome: SummaryOutcome = "skipped"
         reason, rest = "", AGAIN
         calls, taken = 0, (0, 0)
         try:
-            summary, draft = await self._attempt(passage, summariser, wait=wait)
+            summary, draft = await self._attempt(wanted, summariser, wait=wait)
             outcome, rest = ("adopted" if draft is None else "written"), float("inf")
             self._memory.failures.pop(key, None)
-        except Unwritten as error:
+        except NotWritten as error:
             reason, calls, taken = error.reason, error.calls, error.taken
             if error.tried:
-                outcome, rest = "failed", self._refuse(passage, summariser)
+                outcome, rest = "failed", self._refuse(wanted, summariser)
             elif reason == "elsewhere":
-                rest = self._terms.lease
+                rest = self._terms.lease_seconds
             elif reason == "budget":
-                first, _ = self._memory.dear.get(key, (passage.prefix.length, 0))
-                rest, self._memory.dear[key] = 0.0, (first, error.needed)
+                first, _ = self._memory.too_expensive.get(key, (wanted.prefix.length, 0))
+                rest, self._memory.too_expensive[key] = 0.0, (first, error.needed)
         except Exception:
             # A fault of our own is reported by whoever keeps the task. It would be there, and be paid for, again.
-            self._memory.rests[key] = float("inf")
+            self._memory.not_before[key] = float("inf")
             raise
         if draft is not None:
             calls, taken = draft.calls, (draft.input_tokens, draft.output_tokens)
-        self._memory.rests[key] = self._clock() + rest
-        self._report(passage, summariser, outcome, reason, calls, taken, self._clock() - began)
+        self._memory.not_before[key] = self._clock() + rest
+        self._report(wanted, summariser, outcome, reason, calls, taken, self._clock() - began)
         return summary
 
     def _report(
         self,
-        passage: SummaryRequest,
+        wanted: SummaryRequest,
         summariser: Summariser,
         outcome: SummaryOutcome,
         reason: str,
@@ -228,7 +236,7 @@ class Jobs:
         report = SummaryReport(
             outcome=outcome,
             reason=reason,
-            tenant=self._label(passage.request.tenant),
+            tenant=self._label(wanted.request.tenant),
             model=summariser.model,
             upstream=summariser.upstream,
             calls=calls,
@@ -239,69 +247,69 @@ class Jobs:
         self._observe(report)
 
     async def _attempt(
-        self, passage: SummaryRequest, summariser: Summariser, *, wait: bool
+        self, wanted: SummaryRequest, summariser: Summariser, *, wait: bool
     ) -> tuple[Summary | None, Draft | None]:
-        """A summary, and how it came about unless another replica wrote it. Raises ``Unwritten``."""
-        if reason := self._may_not(passage, summariser):
-            raise Unwritten(reason, tried=False)
-        policy = self._policy(passage, summariser)
-        lease = await self._shelf.lease(passage.root_hash, policy, passage.last_compaction, self._terms.lease)
+        """A summary, and how it came about unless another replica wrote it. Raises ``NotWritten``."""
+        if reason := self._may_not(wanted, summariser):
+            raise NotWritten(reason, tried=False)
+        policy = self._policy(wanted, summariser)
+        lease = await self._shelf.lease(wanted.root_hash, policy, wanted.last_compaction, self._terms.lease_seconds)
         if lease is None:
-            found = await self._elsewhere(passage, policy) if wait else None
+            found = await self._elsewhere(wanted, policy) if wait else None
             if found is None:
-                raise Unwritten("elsewhere", tried=False)
+                raise NotWritten("elsewhere", tried=False)
             return found, None
         renewal = self._spawn(self._hold(lease), "summary lease")
         try:
-            return await self._under_lease(passage, summariser, policy, wait=wait)
+            return await self._under_lease(wanted, summariser, policy, wait=wait)
         finally:
             renewal.cancel()
             await lease.release()
 
     async def _under_lease(
-        self, passage: SummaryRequest, summariser: Summariser, policy: bytes, *, wait: bool
+        self, wanted: SummaryRequest, summariser: Summariser, policy: bytes, *, wait: bool
     ) -> tuple[Summary | None, Draft | None]:
-        """Write a summary unless there is one that reaches far enough. Raises ``Unwritten``."""
-        base = await self._newest(passage, policy)
-        wanted = passage.prefix.length if wait else passage.folded + 1
-        if base is not None and base.length >= wanted:
+        """Write a summary unless there is one that reaches far enough. Raises ``NotWritten``."""
+        base = await self._newest(wanted, policy)
+        enough = wanted.prefix.length if wait else wanted.folded + 1
+        if base is not None and base.length >= enough:
             return base, None
-        if await self._shelf.is_refused(passage.root_hash, policy, passage.last_compaction):
-            raise Unwritten("refused_before", tried=False)
+        if await self._shelf.is_refused(wanted.root_hash, policy, wanted.last_compaction):
+            raise NotWritten("refused_before", tried=False)
         # What was too dear before is tried as it was then: a longer prefix would only cost more.
-        length, _ = (0, 0) if wait else self._memory.dear.get(self._key(passage), (0, 0))
-        passage = passage.up_to(length) if length > passage.folded else passage
-        self._note(passage, summariser, "pending")
+        length, _ = (0, 0) if wait else self._memory.too_expensive.get(self._key(wanted), (0, 0))
+        wanted = wanted.up_to(length) if length > wanted.folded else wanted
+        self._note(wanted, summariser, "pending")
         try:
-            draft = await self._draft(passage, summariser, base)
-        except Unwritten as error:
-            self._note(passage, summariser, "failed" if error.tried else "skipped", error.reason)
+            draft = await self._draft(wanted, summariser, base)
+        except NotWritten as error:
+            self._note(wanted, summariser, "failed" if error.tried else "skipped", error.reason)
             raise
-        summary = await self._keep(passage, summariser, policy, base, draft)
-        self._note(passage, summariser, "ready", left=draft.output_tokens)
+        summary = await self._keep(wanted, summariser, policy, base, draft)
+        self._note(wanted, summariser, "ready", left=draft.output_tokens)
         return summary, draft
 
-    async def _draft(self, passage: SummaryRequest, summariser: Summariser, base: Summary | None) -> Draft:
+    async def _draft(self, wanted: SummaryRequest, summariser: Summariser, base: Summary | None) -> Draft:
         """A text within the tenant's means, by a summariser that is worth asking."""
-        tenant = passage.request.tenant
+        tenant = wanted.request.tenant
         breaker = self._breaker_of(summariser, tenant)
         reserved = 0
 
         async def allow(tokens: int) -> str:
             nonlocal reserved
-            reason = await self._ledger.why_not(tenant, tokens)
-            if reason and not (passage.requested and reason == "budget"):
+            reason = await self._ledger.refusal_reason(tenant, tokens)
+            if reason and not (wanted.requested and reason == "budget"):
                 return reason
             if not breaker.admit():
                 return "breaker"
             reserved = tokens
-            self._ledger.spent(tenant, tokens)
+            self._ledger.add_spent(tenant, tokens)
             return ""
 
         taken = 0
         try:
-            draft = await self._writer.write(passage, summariser, base, allow)
-        except Unwritten as error:
+            draft = await self._writer.write(wanted, summariser, base, allow)
+        except NotWritten as error:
             taken = sum(error.taken)
             if error.limited:
                 self._ledger.pause(tenant)
@@ -313,29 +321,29 @@ class Jobs:
             taken = draft.input_tokens + draft.output_tokens
             return draft
         finally:
-            self._ledger.spent(tenant, taken - reserved)
+            self._ledger.add_spent(tenant, taken - reserved)
 
     async def _keep(
-        self, passage: SummaryRequest, summariser: Summariser, policy: bytes, base: Summary | None, draft: Draft
+        self, wanted: SummaryRequest, summariser: Summariser, policy: bytes, base: Summary | None, draft: Draft
     ) -> Summary:
         """What holds from now on: *draft*, or what another replica kept before."""
-        cut, chain = passage.prefix.length, passage.prefix.prefix_hash
+        cut, chain = wanted.prefix.length, wanted.prefix.prefix_hash
         spent = draft.input_tokens + draft.output_tokens + (base.tokens_spent if base else 0)
         value = dump(draft.text, cut, spent, summariser.model, int(time.time()))
-        held = await self._shelf.save(passage.request.tenant, passage.root_hash, policy, chain, value)
+        held = await self._shelf.save(wanted.request.tenant, wanted.root_hash, policy, chain, value)
         summary = load(held, cut) or Summary(draft.text, cut, spent, summariser.model)
         self._memory.summaries[policy, chain] = summary
         return summary
 
-    async def _newest(self, passage: SummaryRequest, policy: bytes) -> Summary | None:
+    async def _newest(self, wanted: SummaryRequest, policy: bytes) -> Summary | None:
         """The summary of the longest prefix that has one: from memory, unless the store has a longer one."""
-        cuts = passage.prefixes[::-1]
+        cuts = wanted.prefixes[::-1]
         known = next(
             (i for i, cut in enumerate(cuts) if (policy, cut.prefix_hash) in self._memory.summaries), len(cuts)
         )
         if known:
             asked = [cut.prefix_hash for cut in cuts[:known]]
-            found = await self._shelf.newest(passage.request.tenant, passage.root_hash, policy, asked)
+            found = await self._shelf.newest(wanted.request.tenant, wanted.root_hash, policy, asked)
             if found is not None:
                 cut = cuts[found[0]]
                 summary = load(found[1], cut.length)
@@ -344,49 +352,49 @@ class Jobs:
                     return summary
         return self._memory.summaries.get((policy, cuts[known].prefix_hash)) if known < len(cuts) else None
 
-    async def _elsewhere(self, passage: SummaryRequest, policy: bytes) -> Summary | None:
+    async def _elsewhere(self, wanted: SummaryRequest, policy: bytes) -> Summary | None:
         """What another replica is writing, as soon as it is there; ``None`` after a while."""
         until, pause = self._clock() + min(WAIT_ELSEWHERE, self._terms.timeout), 0.05
         while self._clock() < until:
             await asyncio.sleep(pause * (0.75 + 0.5 * random.random()))  # noqa: S311 - spreads replicas apart
             pause = min(0.4, pause * 1.6)
-            found = await self._newest(passage, policy)
-            if found is not None and found.length == passage.prefix.length:
+            found = await self._newest(wanted, policy)
+            if found is not None and found.length == wanted.prefix.length:
                 return found
         return None
 
     async def _hold(self, lease: Lease) -> None:
         held = True
         while held:
-            await asyncio.sleep(self._terms.lease * RENEW)
-            held = await lease.renew(self._terms.lease)
+            await asyncio.sleep(self._terms.lease_seconds * RENEW)
+            held = await lease.renew(self._terms.lease_seconds)
 
-    def _may_not(self, passage: SummaryRequest, summariser: Summariser) -> str:
+    def _may_not(self, wanted: SummaryRequest, summariser: Summariser) -> str:
         """Why nothing may be asked on behalf of this request, as a fixed word; empty where it may."""
-        if self._ledger.is_paused(passage.request.tenant):
+        if self._ledger.is_paused(wanted.request.tenant):
             return "paused"
-        return "subscription" if self._terms.forbid(passage, summariser) else ""
+        return "subscription" if self._terms.forbids(wanted, summariser) else ""
 
-    def _refuse(self, passage: SummaryRequest, summariser: Summariser) -> float:
+    def _refuse(self, wanted: SummaryRequest, summariser: Summariser) -> float:
         """Let nobody try this stretch again for a while; the seconds."""
-        key, seconds = self._key(passage), self._patience(passage)
+        key, seconds = self._key(wanted), self._patience(wanted)
         self._memory.failures[key] = self._memory.failures.get(key, 0) + 1
-        self._shelf.refuse(passage.root_hash, self._policy(passage, summariser), passage.last_compaction, seconds)
+        self._shelf.refuse(wanted.root_hash, self._policy(wanted, summariser), wanted.last_compaction, seconds)
         return seconds
 
-    def _patience(self, passage: SummaryRequest) -> float:
+    def _patience(self, wanted: SummaryRequest) -> float:
         """For how many seconds nobody tries again where one more has failed."""
-        failures = self._memory.failures.get(self._key(passage), 0)
+        failures = self._memory.failures.get(self._key(wanted), 0)
         return min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures, 10))
 
     def _note(
-        self, passage: SummaryRequest, summariser: Summariser, state: SummaryState, reason: str = "", *, left: int = 0
+        self, wanted: SummaryRequest, summariser: Summariser, state: SummaryState, reason: str = "", *, left: int = 0
     ) -> None:
-        """Tell what has become of the summary of *passage*, for people."""
-        now, patience = int(time.time()), int(self._patience(passage))
-        policy = self._policy(passage, summariser)
-        note = note_on(passage, summariser, policy, state, now, reason=reason, left=left, patience=patience)
-        self._tell(passage.request.tenant, passage.root_hash, note)
+        """Tell what has become of the summary of *wanted*, for people."""
+        now, patience = int(time.time()), int(self._patience(wanted))
+        policy = self._policy(wanted, summariser)
+        note = note_for(wanted, summariser, policy, state, now, reason=reason, left=left, patience=patience)
+        self._tell(wanted.request.tenant, wanted.root_hash, note)
 
     def _breaker_of(self, summariser: Summariser, tenant: bytes) -> Breaker:
         breaker = self._memory.breakers.get((summariser.name, tenant))
@@ -394,13 +402,13 @@ class Jobs:
             breaker = self._memory.breakers[summariser.name, tenant] = self._breaker()
         return breaker
 
-    def _policy(self, passage: SummaryRequest, summariser: Summariser) -> bytes:
+    def _policy(self, wanted: SummaryRequest, summariser: Summariser) -> bytes:
         """What makes texts interchangeable: the prompts, who writes, the cap, and in the aligned mode what precedes."""
-        facts = [self._writer.version, summariser.name.encode(), b"%d" % passage.quantised_cap]
-        if self._writer.aligned and summariser.own:
-            facts.append(passage.fixed_digest)
+        facts = [self._writer.version, summariser.name.encode(), b"%d" % wanted.quantised_cap]
+        if self._writer.aligned and summariser.is_request_model:
+            facts.append(wanted.fixed_digest)
         return hashlib.sha256(b"\0".join(facts)).digest()[:8]
 
     @staticmethod
-    def _key(passage: SummaryRequest) -> Key:
-        return passage.route.name, passage.last_compaction
+    def _key(wanted: SummaryRequest) -> Key:
+        return wanted.route.name, wanted.last_compaction

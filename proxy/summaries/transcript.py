@@ -35,7 +35,7 @@ BROKEN = 120
 MIDDLE = "[... middle left out ...]"
 
 
-def slim(text: str) -> str:
+def omit_data(text: str) -> str:
     """*text* with encoded data replaced by a word about it: its size and a short digest."""
     if len(text) < 256:
         return text
@@ -53,23 +53,23 @@ def _omitted(match: re.Match[str]) -> str:
     return f"[... data left out: about {size} bytes, digest {digest} ...]"
 
 
-def neutral(text: str) -> str:
+def neutralised(text: str) -> str:
     """*text* in which nothing looks like a role, a special token or the end of what encloses it."""
     text = _SPECIAL.sub(r"‹\1›", text)
     text = _TAG.sub(r"‹\1", text)
     return _BRACKETED.sub(lambda match: f"({match[1] or match[2]})", text)
 
 
-def shown(text: str, characters: int) -> str:
+def quoted(text: str, characters: int) -> str:
     """The two ends of a slimmed *text*, at most so many *characters*, neutralised, each line behind a bar."""
-    text = slim(text).encode("utf-8", "replace").decode()
+    text = omit_data(text).encode("utf-8", "replace").decode()
     if len(text) > characters:
-        head, tail = ends(text, characters // 2)
+        head, tail = head_and_tail(text, characters // 2)
         text = f"{head}\n{MIDDLE}\n{tail}"
-    return "\n".join(f"| {line}" for line in neutral(text).splitlines())
+    return "\n".join(f"| {line}" for line in neutralised(text).splitlines())
 
 
-def ends(text: str, characters: int) -> tuple[str, str]:
+def head_and_tail(text: str, characters: int) -> tuple[str, str]:
     """The first and the last at most so many *characters* of *text*, cut between words: half a name is none."""
     head, tail = text[:characters], text[-characters:]
     start = _BREAK.search(tail, 0, BROKEN)
@@ -77,7 +77,7 @@ def ends(text: str, characters: int) -> tuple[str, str]:
     return head[:stop].rstrip(), tail[start.end() if start else 0 :]
 
 
-def pieces(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str]:
+def item_texts(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str]:
     """One text per item that is no system item: who speaks, what was said, which tools were called, which media.
 
     *detail* scales how much is shown of what others than the user wrote.
@@ -88,12 +88,12 @@ def pieces(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str]:
         limit = _limit(entry.role, detail)
         lines = [f"{_NAMES[entry.role]}:"]
         if entry.text:
-            lines.append(shown(entry.text, limit))
+            lines.append(quoted(entry.text, limit))
         if entry.said:
-            lines += ["user:", shown(entry.said, USER)]
+            lines += ["user:", quoted(entry.said, USER)]
         for name, arguments in entry.calls:
-            lines += [f"calls {neutral(name)}:", shown(arguments, int(detail * ARGUMENTS))]
-        lines += [f"({neutral(kind)}, not shown)" for kind in entry.media]
+            lines += [f"calls {neutralised(name)}:", quoted(arguments, int(detail * ARGUMENTS))]
+        lines += [f"({neutralised(kind)}, not shown)" for kind in entry.media]
         yield "\n".join(line for line in lines if line)
 
 
@@ -104,16 +104,16 @@ def _limit(role: Role, detail: float) -> int:
     return int(detail * (ASSISTANT if role == "assistant" else RESULT))
 
 
-def segments(entries: Sequence[ItemText], tokens: int, count: Count, detail: float = 1.0) -> list[str]:
+def split_transcript(entries: Sequence[ItemText], tokens: int, count: Count, detail: float = 1.0) -> list[str]:
     """The transcript of *entries* in runs of at most *tokens* each, in order; a larger item loses its middle."""
     found: list[str] = []
     run: list[str] = []
     size = 0
-    for piece in pieces(entries, detail):
+    for piece in item_texts(entries, detail):
         weight = count(piece) + 2
         while weight > tokens and len(piece) > 200:
             keep = max(90, int(len(piece) * tokens / weight * 0.45))
-            head, tail = ends(piece, keep)
+            head, tail = head_and_tail(piece, keep)
             piece = f"{head}\n| {MIDDLE}\n| {tail}"
             weight = count(piece) + 2
         if run and size + weight > tokens:

@@ -26,7 +26,7 @@ from proxy.engine.ports import Summary, SummaryRequest
 from proxy.features.history.archive import Archive, ArchiveLimits
 from proxy.features.history.recorder import HistoryRecorder
 from proxy.store import Store, open_store
-from proxy.summaries.kept import dump
+from proxy.summaries.codec import dump
 from proxy.tasks import Tasks
 from tests.store.conftest import Valkey
 from tests.support.engine_fixtures import TENANT, Replica, chat_body, count_tokens

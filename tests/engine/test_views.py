@@ -381,10 +381,12 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
     messages[1] = {"role": "user", "content": [{"type": "text", "text": AGENT_TASK}, image]}
     plan = await desk.plan(chat_body(messages), WINDOW)
     assert plan.report.outcome == "verbatim"
-    assert plan.sent is not None
+    assert plan.add_sent is not None
     assert plan.tokens is not None
-    assert not plan.sent.plain, "the factor learns nothing from pictures, so only the conversation's own count tells"
-    desk.learned.answered(plan.sent, plan.tokens + 1500)
+    assert not plan.add_sent.plain, (
+        "the factor learns nothing from pictures, so only the conversation's own count tells"
+    )
+    desk.learned.answered(plan.add_sent, plan.tokens + 1500)
     grown = [*messages, *agent_round(50, 20)]
     after = await desk.plan(chat_body(grown), WINDOW)
     assert after.report.event

@@ -13,7 +13,7 @@ from proxy.features.history.notes import RequestNote, dump, name_of
 from proxy.server import Server, ServerConfig
 from proxy.server.access import client_tenant
 from proxy.server.admin import BODY, BURST, Pace
-from proxy.summaries.contracts import NOTE_VERSION as VERSION
+from proxy.summaries.codec import NOTE_VERSION as VERSION
 from tests.support.server_fixture import HOSTS, RawMessage, RunningServer, running_server
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"

@@ -169,9 +169,9 @@ async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valk
     """When the holder of a lease is gone for good, another replica writes as soon as the lease has run out."""
     server = await stub()
     store = await opener(valkey.url)
-    bench = SummaryReplica(server, store.summaries, lease=0.5)
+    bench = SummaryReplica(server, store.summaries, lease_seconds=0.5)
     passage = summary_request_of(entries_of(8))
-    policy = bench.jobs._policy(passage, bench.jobs._terms.summariser(passage, bench.jobs._resolve))
+    policy = bench.jobs._policy(passage, bench.jobs._terms.choose_summariser(passage, bench.jobs._resolve))
     assert await store.summaries.lease(passage.root_hash, policy, passage.last_compaction, 0.5) is not None
     bench.jobs.prepare(passage)
     await settled(bench)
@@ -206,7 +206,9 @@ async def test_subscription_tokens_of_an_upstream_are_respected(stub: StartStub)
     """An upstream whose own key is a subscription token is asked only where that is allowed."""
     server = await stub()
     for allowed in (False, True):
-        bench = SummaryReplica(server, DictSummaryTable(), guarded=frozenset({"stub"}), subscriptions=allowed)
+        bench = SummaryReplica(
+            server, DictSummaryTable(), subscription_upstreams=frozenset({"stub"}), allow_subscriptions=allowed
+        )
         bench.jobs.prepare(summary_request_of(entries_of(8)))
         await settled(bench)
         assert bench.reports[0].reason == ("" if allowed else "subscription")

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.conversation import ItemText
-from proxy.summaries.transcript import ARGUMENTS, MIDDLE, RESULT, ends, neutral, pieces, segments, shown, slim
+from proxy.summaries.transcript import (
+    ARGUMENTS,
+    MIDDLE,
+    RESULT,
+    head_and_tail,
+    item_texts,
+    neutralised,
+    omit_data,
+    quoted,
+    split_transcript,
+)
 from tests.support.engine_fixtures import count_tokens
 
 BLOB = base64.b64encode(random.Random(1).randbytes(3000)).decode()
@@ -21,7 +31,7 @@ BLOB = base64.b64encode(random.Random(1).randbytes(3000)).decode()
 )
 def test_encoded_data_is_left_out_with_a_word_about_it(text: str) -> None:
     """Data URLs, bare base64 and endless runs are replaced by their size and a digest."""
-    slimmed = slim(text)
+    slimmed = omit_data(text)
     assert slimmed.startswith("see [... data left out: about ")
     assert slimmed.endswith(" ...] here")
     assert len(slimmed) < 100
@@ -32,12 +42,12 @@ def test_encoded_data_is_left_out_with_a_word_about_it(text: str) -> None:
 )
 def test_text_is_not_taken_for_data(text: str) -> None:
     """Rules of dashes, prose of any script and short data URLs stay."""
-    assert slim(text) == text
+    assert omit_data(text) == text
 
 
 def test_slimming_is_linear() -> None:
     """Runs just below the limit do not make the search start over inside each of them."""
-    assert slim(("A1" * 599 + " ") * 2000).count("A1") == 599 * 2000
+    assert omit_data(("A1" * 599 + " ") * 2000).count("A1") == 599 * 2000
 
 
 @pytest.mark.parametrize(
@@ -45,7 +55,7 @@ def test_slimming_is_linear() -> None:
 )
 def test_nothing_looks_like_a_role(tag: str) -> None:
     """Special tokens and role tags lose their brackets."""
-    found = neutral(f"before {tag} after")
+    found = neutralised(f"before {tag} after")
     assert tag not in found
     assert not {"<|", "[INST", "<<SYS", "<system", "</transcript", "<tool"} & {
         found[i : i + n] for i in range(len(found)) for n in (2, 5, 7, 12)
@@ -55,7 +65,7 @@ def test_nothing_looks_like_a_role(tag: str) -> None:
 @given(st.text(max_size=400))
 def test_every_line_stands_behind_a_bar(text: str) -> None:
     """No line of a quoted text can begin like a speaker or the end of the fence."""
-    assert all(line.startswith("| ") for line in shown(text, 200).split("\n")) or shown(text, 200) == ""
+    assert all(line.startswith("| ") for line in quoted(text, 200).split("\n")) or quoted(text, 200) == ""
 
 
 def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None:
@@ -67,7 +77,7 @@ def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None
         ItemText("assistant", "I look.", (("read_file", '{"path": "a.py"}'), ("write", "z " * 3000))),
         ItemText("tool", result),
     ]
-    user, assistant, tool = pieces(entries)
+    user, assistant, tool = item_texts(entries)
     assert user == "user:\n| look\n| at this\n(image_url, not shown)"
     assert 'calls read_file:\n| {"path": "a.py"}' in assistant
     assert len(assistant) < ARGUMENTS + 200
@@ -80,13 +90,13 @@ def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None
 def test_what_is_cut_is_cut_between_words() -> None:
     """Where a middle is left out no half of a name or figure stands, unless it is longer than any name."""
     names = [f"ledger_{at:05}" for at in range(2000)]
-    (piece,) = pieces([ItemText("tool", " ".join(names))])
-    (segment,) = segments([ItemText("user", "\n".join(names[:500]))], 300, count_tokens)
+    (piece,) = item_texts([ItemText("tool", " ".join(names))])
+    (segment,) = split_transcript([ItemText("user", "\n".join(names[:500]))], 300, count_tokens)
     for text in (piece, segment):
         assert MIDDLE in text
         words = text.replace(MIDDLE, "").replace("|", "").split()
         assert set(words) - {"tool", "result:", "user:"} <= set(names)
-    assert sum(map(len, ends("x" * 900, 300))) == 600
+    assert sum(map(len, head_and_tail("x" * 900, 300))) == 600
 
 
 @given(
@@ -94,7 +104,7 @@ def test_what_is_cut_is_cut_between_words() -> None:
 )
 def test_no_segment_is_larger_than_asked(entries: list[ItemText]) -> None:
     """The transcript in runs: none above the limit, every item in one of them, in order."""
-    found = segments(entries, 300, count_tokens)
+    found = split_transcript(entries, 300, count_tokens)
     assert all(count_tokens(segment) <= 300 for segment in found)
     speakers = [
         line for segment in found for line in segment.split("\n") if line in ("user:", "assistant:", "tool result:")

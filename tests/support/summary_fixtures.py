@@ -14,8 +14,7 @@ from proxy.core.report import SummaryReport
 from proxy.core.request import Origin, Request
 from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
 from proxy.store import Breaker, Patience
-from proxy.summaries import Jobs, Ledger, Memory, Terms, Writer, load_prompts
-from proxy.summaries.contracts import Shelf
+from proxy.summaries import JobCaches, Jobs, SpendingLimits, SummaryConfig, Writer, load_prompts
 from proxy.tasks import Tasks
 from proxy.upstream import Target, Upstreams
 from tests.stub import Stub
@@ -60,7 +59,7 @@ def summary_request_of(
 class SummaryReplica:
     """One replica. Of *terms*, ``seconds`` is how long a call may take, else as long as a request waits."""
 
-    def __init__(self, stub: Stub, shelf: Shelf, *, aligned: bool = False, sent: int = 10**7, **terms: Any) -> None:
+    def __init__(self, stub: Stub, shelf: Any, *, aligned: bool = False, sent: int = 10**7, **terms: Any) -> None:
         self.reports: list[SummaryReport] = []
         self.failed: list[tuple[str, BaseException]] = []
         self.tasks = Tasks(lambda name, error: self.failed.append((name, error)))
@@ -70,10 +69,10 @@ class SummaryReplica:
             self.upstream, tokenizers(), load_prompts(), "ullage/1 (summary)", seconds, aligned=aligned
         )
         self.now = 1000.0
-        ledger = Ledger(shelf, 0.1, {}, lambda: self.now, time.time)
-        ledger.sent(TENANT, sent)
+        ledger = SpendingLimits(shelf, 0.1, {}, lambda: self.now, time.time)
+        ledger.add_sent(TENANT, sent)
         self.jobs = Jobs(
-            shelf, self.writer, ledger, Terms(**{"timeout": 5.0, **terms}), Memory({}, {}, {}, {}, {}, {}),
+            shelf, self.writer, ledger, SummaryConfig(**{"timeout": 5.0, **terms}), JobCaches({}, {}, {}, {}, {}, {}),
             resolve=lambda model: replace(ROUTE, model=model),
             breaker=lambda: Breaker(lambda: self.now, lambda: 0.5, Patience(3, None, 60.0, 600.0, 300.0)),
             label=lambda tenant: tenant[:2].hex(),
@@ -108,7 +107,7 @@ class DictLease:
 
 
 class DictSummaryTable:
-    """Implements ``proxy.summaries.contracts.Shelf``; nothing runs out by itself."""
+    """A ``SummaryTable`` over dictionaries; nothing runs out by itself."""
 
     def __init__(self) -> None:
         self.texts: dict[tuple[bytes, Name], bytes] = {}

@@ -11,7 +11,7 @@ from proxy.features.history.pages import ITEM, ITEMS, MOST_ITEMS, Page, read_ref
 from proxy.features.history.pages import load as load_list
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable, Kind
-from proxy.summaries.contracts import SummaryNote
+from proxy.summaries.codec import SummaryNote
 
 REQUEST_SECONDS = 3600.0
 """Seconds for which a wish for a compaction waits for the conversation's next request."""

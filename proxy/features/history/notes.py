@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from proxy.summaries.contracts import NOTE_VERSION, SummaryNote
+from proxy.summaries.codec import NOTE_VERSION, SummaryNote
 
 
 class CompactionNote(msgspec.Struct, frozen=True, array_like=True):

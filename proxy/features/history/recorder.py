@@ -12,7 +12,7 @@ from proxy.engine.features import Feature
 from proxy.features.history.archive import Archive
 from proxy.features.history.notes import CompactionNote, RequestNote, dump, name_of
 from proxy.store.conversation_table import ConversationTable
-from proxy.summaries.contracts import NOTE_VERSION, SummaryNote
+from proxy.summaries.codec import NOTE_VERSION, SummaryNote
 
 LEAST_SECONDS = 60.0
 """Seconds between two notes on requests of one conversation, compactions aside."""

@@ -14,8 +14,8 @@ from proxy.features.history.pages import ITEM, Entry, Page, reference
 from proxy.features.history.pages import dump as dump_list
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable
-from proxy.summaries.contracts import NOTE_VERSION as VERSION
-from proxy.summaries.contracts import SummaryNote
+from proxy.summaries.codec import NOTE_VERSION as VERSION
+from proxy.summaries.codec import SummaryNote
 from tests.support.server_fixture import a_register
 
 TENANT, OTHER, NAME = b"t" * 32, b"o" * 32, "abcdefgh-_123456"

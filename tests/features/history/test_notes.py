@@ -15,8 +15,8 @@ from proxy.features.history.notes import (
     show_request,
     show_summary,
 )
-from proxy.summaries.contracts import NOTE_VERSION as VERSION
-from proxy.summaries.contracts import SummaryNote, SummaryState
+from proxy.summaries.codec import NOTE_VERSION as VERSION
+from proxy.summaries.codec import SummaryNote, SummaryState
 
 ROUTE, NOW = "up,model", 1_000_100.0
 

@@ -12,8 +12,8 @@ from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.request import Request
 from proxy.features.history.notes import CompactionNote, RequestNote, load
 from proxy.features.history.recorder import HistoryRecorder
-from proxy.summaries.contracts import NOTE_VERSION as VERSION
-from proxy.summaries.contracts import SummaryNote
+from proxy.summaries.codec import NOTE_VERSION as VERSION
+from proxy.summaries.codec import SummaryNote
 from tests.support.engine_fixtures import TENANT, Replica, chat_body
 from tests.support.sample_conversations import agent_session
 from tests.support.server_fixture import a_register

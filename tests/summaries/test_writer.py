@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from proxy.engine.ports import Summary
-from proxy.summaries import writing
-from proxy.summaries.calling import Summariser
-from proxy.summaries.writing import Unwritten
+from proxy.summaries import writer
+from proxy.summaries.model_call import Summariser
+from proxy.summaries.writer import NotWritten
 from tests.conftest import StartStub
 from tests.stub.summariser import Behaviour
 from tests.support.summary_fixtures import DictSummaryTable, SummaryReplica, entries_of, summary_request_of
@@ -20,7 +20,9 @@ async def allow(tokens: int) -> str:
 
 
 def own(window: int) -> Summariser:
-    return Summariser("stub", "gpt-4o-mini", "chat", window, own=True, lent=True, encoding="o200k_base")
+    return Summariser(
+        "stub", "gpt-4o-mini", "chat", window, is_request_model=True, uses_client_headers=True, encoding="o200k_base"
+    )
 
 
 async def test_a_history_far_larger_than_the_window_is_folded_in_chunks(stub: StartStub) -> None:
@@ -60,8 +62,8 @@ async def test_a_budget_is_asked_before_work_is_done(stub: StartStub, monkeypatc
     async def never(tokens: int) -> str:
         return "budget"
 
-    monkeypatch.setattr(writing, "Source", None)
-    with pytest.raises(Unwritten, match="budget"):
+    monkeypatch.setattr(writer, "Source", None)
+    with pytest.raises(NotWritten, match="budget"):
         await bench.writer.write(summary_request_of(entries_of(10)), own(8192), None, never)
     await bench.close()
 
@@ -107,7 +109,7 @@ async def test_what_is_not_usable_is_a_failure(stub: StartStub, behaviour: Behav
     server = await stub()
     server.summariser = behaviour
     bench = SummaryReplica(server, DictSummaryTable())
-    with pytest.raises(Unwritten) as failed:
+    with pytest.raises(NotWritten) as failed:
         await bench.writer.write(summary_request_of(entries_of(10, 60), cap=96), own(8192), None, allow)
     assert failed.value.tried
     assert failed.value.reason == reason
@@ -131,7 +133,7 @@ async def test_what_is_too_dear_is_told_in_less_detail(stub: StartStub) -> None:
     async def never(tokens: int) -> str:
         return "budget"
 
-    with pytest.raises(Unwritten, match="budget") as failed:
+    with pytest.raises(NotWritten, match="budget") as failed:
         await bench.writer.write(summary_request_of(entries_of(10)), own(8192), None, never)
     assert not failed.value.tried
     assert failed.value.needed > 0

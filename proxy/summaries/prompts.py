@@ -33,7 +33,7 @@ class Prompts:
         return self.templates["aligned"].substitute(words=_words(cap))
 
 
-def load() -> Prompts:
+def load_prompts() -> Prompts:
     """The prompts that come with the package."""
     folder = files("proxy.summaries") / "prompts"
     texts = {name: (folder / f"{name}.md").read_text("utf-8") for name in _NAMES}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from proxy.summaries.calling import Summariser
-from proxy.summaries.kept import VERSION, Kept, dump, load, note_on
+from proxy.summaries.codec import VERSION, StoredSummary, dump, load, note_for
+from proxy.summaries.model_call import Summariser
 from tests.support.summary_fixtures import entries_of, summary_request_of
 
 SUMMARISER = Summariser("stub", "small", "chat", 8192, True, True, "o200k_base")
@@ -20,7 +20,7 @@ def test_a_summary_comes_back_with_its_author() -> None:
     assert load(dump("text", 7, 900, "small", 1), 8) is None
 
 
-@pytest.mark.parametrize("value", [b"", b"\xc1", msgspec.msgpack.encode(Kept(VERSION + 1, "t", 7, 1, "m", 1))])
+@pytest.mark.parametrize("value", [b"", b"\xc1", msgspec.msgpack.encode(StoredSummary(VERSION + 1, "t", 7, 1, "m", 1))])
 def test_what_is_no_summary_of_this_version_is_none(value: bytes) -> None:
     """Noise and other versions are not taken for a summary."""
     assert load(value, 7) is None
@@ -29,7 +29,7 @@ def test_what_is_no_summary_of_this_version_is_none(value: bytes) -> None:
 def test_a_note_tells_when_a_failure_is_tried_again() -> None:
     """A failed summary has a time; it names the prefix and who was asked, and holds no text."""
     passage = summary_request_of(entries_of(3))
-    failed = note_on(passage, SUMMARISER, b"p" * 8, "failed", 1000, reason="empty", patience=60)
+    failed = note_for(passage, SUMMARISER, b"p" * 8, "failed", 1000, reason="empty", patience=60)
     assert (failed.until, failed.cut, failed.by, failed.reason) == (1060, 8, "small", "empty")
-    assert note_on(passage, SUMMARISER, b"p" * 8, "ready", 1000, left=90, patience=60).until == 0
+    assert note_for(passage, SUMMARISER, b"p" * 8, "ready", 1000, left=90, patience=60).until == 0
     assert b"ledger" not in msgspec.msgpack.encode(failed)

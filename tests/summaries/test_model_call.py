@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from proxy.core.request import Origin
-from proxy.summaries.calling import CallFailed, Summariser, call, credentials, is_subscription, outgoing, path_of
+from proxy.summaries.model_call import (
+    CallFailed,
+    Summariser,
+    call_headers,
+    call_model,
+    call_path,
+    credentials,
+    is_subscription_key,
+)
 from proxy.upstream import Target, Upstreams
 from tests.conftest import StartStub
 from tests.stub.summariser import Behaviour
@@ -21,14 +29,16 @@ HEADERS = (
     ("traceparent", "00-1"),
 )
 ORIGIN = Origin("/v1/chat/completions?api-version=1", HEADERS)
-OWN = Summariser("stub", "gpt-4o-mini", "chat", 8192, own=True, lent=True, encoding="o200k_base")
+OWN = Summariser(
+    "stub", "gpt-4o-mini", "chat", 8192, is_request_model=True, uses_client_headers=True, encoding="o200k_base"
+)
 BODY = b'{"model":"gpt-4o-mini","messages":[{"role":"user","content":"| Note 1: it is 9401."}]}'
 AGENT = "ullage/1 (summary)"
 
 
 def test_what_belongs_to_the_clients_own_request_stays_with_it() -> None:
     """Credentials and account headers go along; idempotency keys, traces and the client's name do not."""
-    sent = dict(outgoing(ORIGIN, AGENT, lent=True))
+    sent = dict(call_headers(ORIGIN, AGENT, lent=True))
     assert sent["Authorization"] == "Bearer sk-abc"
     assert sent["OpenAI-Organization"] == "org"
     assert sent["User-Agent"] == AGENT
@@ -37,7 +47,7 @@ def test_what_belongs_to_the_clients_own_request_stays_with_it() -> None:
 
 def test_another_upstream_gets_nothing_of_the_callers() -> None:
     """Where the request did not go, none of its headers goes."""
-    assert {name for name, _ in outgoing(ORIGIN, AGENT, lent=False)} == {
+    assert {name for name, _ in call_headers(ORIGIN, AGENT, lent=False)} == {
         "Content-Type", "Accept", "Accept-Encoding", "User-Agent"
     }  # fmt: skip
 
@@ -47,13 +57,13 @@ def test_another_upstream_gets_nothing_of_the_callers() -> None:
 )
 def test_subscription_tokens_are_recognised(key: str) -> None:
     """OAuth tokens and JWTs, with and without a scheme."""
-    assert is_subscription(key)
+    assert is_subscription_key(key)
 
 
 @pytest.mark.parametrize("key", ["Bearer sk-proj-abc", "sk-ant-api03-abc", "", "Bearer", "gsk_eyJ", "eyJ.no"])
 def test_ordinary_keys_are_not(key: str) -> None:
     """API keys of providers pass."""
-    assert not is_subscription(key)
+    assert not is_subscription_key(key)
 
 
 def test_the_key_is_in_no_representation() -> None:
@@ -71,10 +81,10 @@ def test_the_key_is_in_no_representation() -> None:
 )
 def test_a_path_that_names_the_model_names_the_summariser(path: str, sent: str) -> None:
     """A configured summariser is asked on the request's path, under its own name where the path has one."""
-    configured = replace(OWN, model="gpt-4o/x", own=False)
-    assert path_of(configured, Origin(path, ())) == sent
-    assert path_of(OWN, Origin(path, ())) == path
-    assert path_of(replace(configured, lent=False), Origin(path, ())) == "/v1/chat/completions"
+    configured = replace(OWN, model="gpt-4o/x", is_request_model=False)
+    assert call_path(configured, Origin(path, ())) == sent
+    assert call_path(OWN, Origin(path, ())) == path
+    assert call_path(replace(configured, uses_client_headers=False), Origin(path, ())) == "/v1/chat/completions"
 
 
 async def test_a_call_goes_the_way_its_request_went(stub: StartStub) -> None:
@@ -82,7 +92,7 @@ async def test_a_call_goes_the_way_its_request_went(stub: StartStub) -> None:
     server = await stub()
     upstream = Upstreams([Target("stub", server.url)])
     added = {"X-Team": "a", "OpenAI-Organization": "configured"}
-    written = await call(upstream, replace(OWN, added=added), ORIGIN, AGENT, BODY, 5.0)
+    written = await call_model(upstream, replace(OWN, configured_headers=added), ORIGIN, AGENT, BODY, 5.0)
     await upstream.close()
     assert "Note 1: it is 9401." in written.text
     assert written.input_tokens
@@ -102,7 +112,7 @@ async def test_what_goes_wrong_has_a_name(stub: StartStub, behaviour: Behaviour,
     server.summariser = behaviour
     upstream = Upstreams([Target("stub", server.url)])
     with pytest.raises(CallFailed) as failed:
-        await call(upstream, OWN, ORIGIN, AGENT, BODY, 0.2 if behaviour == "hanging" else 5.0)
+        await call_model(upstream, OWN, ORIGIN, AGENT, BODY, 0.2 if behaviour == "hanging" else 5.0)
     await upstream.close()
     assert failed.value.reason == reason
     assert failed.value.limited is (behaviour == "limited")
@@ -112,5 +122,5 @@ async def test_an_upstream_that_is_not_there_is_unreachable() -> None:
     """A refused connection is a failure like any other."""
     upstream = Upstreams([Target("stub", "http://127.0.0.1:9/v1")])
     with pytest.raises(CallFailed, match="unreachable"):
-        await call(upstream, OWN, ORIGIN, AGENT, BODY, 10.0)
+        await call_model(upstream, OWN, ORIGIN, AGENT, BODY, 10.0)
     await upstream.close()

@@ -11,9 +11,8 @@ from urllib.parse import quote
 from proxy.core.errors import UllageError
 from proxy.core.http_headers import CREDENTIALS
 from proxy.core.request import Origin
-from proxy.engine.ports import Reply
-from proxy.summaries.contracts import Upstream
-from proxy.summaries.wires import WIRES, Wire, Written, read
+from proxy.engine.ports import Reply, Upstream
+from proxy.summaries.api_formats import API_FORMATS, ApiFormat, ModelAnswer, parse_answer
 
 LARGEST = 4 * 2**20
 """Bytes of an answer that are read at most."""
@@ -62,20 +61,20 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Summariser:
-    """Who writes: the upstream and model, its API, its *window* in tokens, and whether it is the request's own.
+    """The model that writes a summary; ``window`` in tokens of our count.
 
-    ``lent``: the caller's own headers go along, because the call goes where its request went. ``added`` are headers
-    configured for the model, which win over all others.
+    ``uses_client_headers``: the client's own headers are sent, because the call goes where its request went.
+    ``configured_headers`` are configured for the model and win over all others.
     """
 
     upstream: str
     model: str
     api: str
     window: int
-    own: bool
-    lent: bool
+    is_request_model: bool
+    uses_client_headers: bool
     encoding: str
-    added: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    configured_headers: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -89,12 +88,12 @@ def credentials(headers: Mapping[str, str] | tuple[tuple[str, str], ...]) -> lis
     return [value for name, value in pairs if name.lower() in CREDENTIALS]
 
 
-def is_subscription(key: str) -> bool:
+def is_subscription_key(key: str) -> bool:
     """Whether *key* looks like an OAuth or subscription token, which is meant for its owner's own client only."""
     return bool(_SUBSCRIPTION.match(key.partition(" ")[2].strip() if " " in key else key))
 
 
-def outgoing(origin: Origin, agent: str, *, lent: bool) -> list[tuple[str, str]]:
+def call_headers(origin: Origin, agent: str, *, lent: bool) -> list[tuple[str, str]]:
     """The headers of a call: the caller's own where it is *lent* them, without what belongs to its request alone."""
     headers = [("Content-Type", "application/json"), ("Accept", "application/json")]
     headers += [("Accept-Encoding", "identity"), ("User-Agent", agent)]
@@ -107,26 +106,26 @@ def outgoing(origin: Origin, agent: str, *, lent: bool) -> list[tuple[str, str]]
     return headers
 
 
-def path_of(summariser: Summariser, origin: Origin) -> str:
+def call_path(summariser: Summariser, origin: Origin) -> str:
     """Path and query of a call: the request's own where it goes the same way, with the summariser's deployment."""
-    if not summariser.lent:
-        return WIRES[summariser.api].path
-    if summariser.own:
+    if not summariser.uses_client_headers:
+        return API_FORMATS[summariser.api].path
+    if summariser.is_request_model:
         return origin.path_qs
     name = quote(summariser.model, safe="")
     return _DEPLOYMENT.sub(lambda found: found[1] + name, origin.path_qs, count=1)
 
 
-async def call(
+async def call_model(
     upstream: Upstream, summariser: Summariser, origin: Origin, agent: str, body: bytes, seconds: float
-) -> Written:
+) -> ModelAnswer:
     """What the summariser wrote within *seconds*. Raises ``CallFailed``."""
-    wire = WIRES[summariser.api]
-    path = path_of(summariser, origin)
-    headers = outgoing(origin, agent, lent=summariser.lent)
+    wire = API_FORMATS[summariser.api]
+    path = call_path(summariser, origin)
+    headers = call_headers(origin, agent, lent=summariser.uses_client_headers)
     try:
         async with asyncio.timeout(seconds):
-            reply = await upstream.send(summariser.upstream, "POST", path, headers, body, summariser.added)
+            reply = await upstream.send(summariser.upstream, "POST", path, headers, body, summariser.configured_headers)
             try:
                 data = await _whole(reply)
             finally:
@@ -138,12 +137,12 @@ async def call(
     return _usable(wire, reply, data)
 
 
-def _usable(wire: Wire, reply: Reply, data: bytes) -> Written:
+def _usable(wire: ApiFormat, reply: Reply, data: bytes) -> ModelAnswer:
     """Return the text in an answer's *data*. Raises ``CallFailed`` if it is no whole text."""
     if reply.status != 200:
         limited = reply.status == 429
         raise CallFailed("limited" if limited else "refused", limited=limited)
-    written = None if reply.header("content-encoding") not in ("", "identity") else read(wire, data)
+    written = None if reply.header("content-encoding") not in ("", "identity") else parse_answer(wire, data)
     if written is None:
         raise CallFailed("nonsense")
     taken = (written.input_tokens or 0, written.output_tokens or 0)

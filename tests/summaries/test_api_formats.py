@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from proxy.summaries.wires import THINKING, WIRES, Written, allowance, dump, read, warm_body
+from proxy.summaries.api_formats import (
+    API_FORMATS,
+    THINKING,
+    ModelAnswer,
+    append_to_prompt,
+    encode_json,
+    output_allowance,
+    parse_answer,
+)
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "chat": {
@@ -27,10 +35,12 @@ ANSWERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 def test_an_answer_gives_its_text_and_what_it_took(api: str) -> None:
     """The text without thoughts, and both token figures, cached input included."""
-    assert read(WIRES[api], dump(ANSWERS[api])) == Written("text", input_tokens=7, output_tokens=2)
+    assert parse_answer(API_FORMATS[api], encode_json(ANSWERS[api])) == ModelAnswer(
+        "text", input_tokens=7, output_tokens=2
+    )
 
 
 CUT = {
@@ -40,7 +50,7 @@ CUT = {
 }
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 def test_a_cut_answer_is_told_apart(api: str) -> None:
     """An answer that ended at the output limit says so."""
     answer = json.loads(json.dumps(ANSWERS[api]))
@@ -49,7 +59,7 @@ def test_a_cut_answer_is_told_apart(api: str) -> None:
     for step in path:
         node = node[step]
     node[key] = value
-    written = read(WIRES[api], dump(answer))
+    written = parse_answer(API_FORMATS[api], encode_json(answer))
     assert written is not None
     assert written.short
 
@@ -61,19 +71,19 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 def test_a_tool_call_is_told_apart(api: str) -> None:
     """A model that calls tools instead of writing is recognised."""
-    assert read(WIRES[api], dump(CALLS[api])) == Written("", called=True)
+    assert parse_answer(API_FORMATS[api], encode_json(CALLS[api])) == ModelAnswer("", called=True)
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 @pytest.mark.parametrize(
     "data", [b"", b"null", b"[]", b"{}", b"not json", b'{"choices": [null], "content": 3, "output": 3}']
 )
 def test_what_is_no_answer_is_none(api: str, data: bytes) -> None:
     """Anything that is not this API's answer is nothing."""
-    assert read(WIRES[api], data) is None
+    assert parse_answer(API_FORMATS[api], data) is None
 
 
 @pytest.mark.parametrize(
@@ -81,7 +91,7 @@ def test_what_is_no_answer_is_none(api: str, data: bytes) -> None:
 )
 def test_a_question_names_model_rules_text_and_limit(api: str, figure: str) -> None:
     """The body has the model, the instructions apart from the data, and the most that may be written; no tools."""
-    body = json.loads(dump(WIRES[api].ask("some-model", "the rules", "the data", 500)))
+    body = json.loads(encode_json(API_FORMATS[api].ask("some-model", "the rules", "the data", 500)))
     assert body["model"] == "some-model"
     assert body[figure] == 500
     assert "tools" not in body
@@ -93,8 +103,8 @@ def test_a_question_names_model_rules_text_and_limit(api: str, figure: str) -> N
 
 def test_models_that_think_get_room_for_it() -> None:
     """A thinking model is asked with the figure it takes, and thoughts do not eat the summary's room."""
-    assert "max_completion_tokens" in WIRES["chat"].ask("openai/gpt-5-mini", "", "", 9)
-    assert allowance("o3-mini", 400) - allowance("gpt-4o", 400) == THINKING
+    assert "max_completion_tokens" in API_FORMATS["chat"].ask("openai/gpt-5-mini", "", "", 9)
+    assert output_allowance("o3-mini", 400) - output_allowance("gpt-4o", 400) == THINKING
 
 
 @pytest.mark.parametrize(("api", "items"), [("chat", "messages"), ("messages", "messages"), ("responses", "input")])
@@ -105,7 +115,7 @@ def test_a_warm_prompt_keeps_its_bytes(api: str, items: str) -> None:
         {"model": "m", "tools": [{"name": "t"}], "system": "s", "instructions": "i", items: [], "stream": True,
          "stream_options": {}, "max_tokens": 9, "n": 2}
     )  # fmt: skip
-    body = warm_body(WIRES[api], "own-name", outline, sent, "Sum up.", 300)
+    body = append_to_prompt(API_FORMATS[api], "own-name", outline, sent, "Sum up.", 300)
     assert b'"' + items.encode() + b'":[' + sent + b"," in body
     parsed = json.loads(body)
     assert "Sum up." in json.dumps(parsed[items][-1])

@@ -19,7 +19,7 @@ THINKING = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ModelAnswer:
     """What a model answered: its ``text``, whether it ``called`` tools or was cut ``short``, and the tokens it took."""
 
     text: str
@@ -30,16 +30,16 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class ApiFormat:
     """One API: its path, a body that asks, a warm prompt made to ask, and what an answer says."""
 
     path: str
     ask: Callable[[str, str, str, int], dict[str, Any]]
     instruct: Callable[[dict[str, Any], str, int], tuple[str, dict[str, Any]]]
-    read: Callable[[Mapping[str, Any]], Written]
+    parse: Callable[[Mapping[str, Any]], ModelAnswer]
 
 
-def allowance(model: str, cap: int) -> int:
+def output_allowance(model: str, cap: int) -> int:
     """Tokens of output to allow a summary of *cap* tokens: room to overshoot, and to think where a model does."""
     return int(cap * 1.25) + 64 + (THINKING if _thinks(model) else 0)
 
@@ -68,11 +68,11 @@ def _instruct_chat(outline: dict[str, Any], text: str, output: int) -> tuple[str
     return "messages", {**body, "last": {"role": "user", "content": text}}
 
 
-def _read_chat(answer: Mapping[str, Any]) -> Written:
+def _read_chat(answer: Mapping[str, Any]) -> ModelAnswer:
     choice = answer["choices"][0]
     message = choice["message"]
     usage = usage_of(answer.get("usage"))
-    return Written(
+    return ModelAnswer(
         _text(message.get("content")),
         bool(message.get("tool_calls") or message.get("function_call")),
         choice.get("finish_reason") == "length",
@@ -92,10 +92,10 @@ def _instruct_messages(outline: dict[str, Any], text: str, output: int) -> tuple
     return "messages", {**body, "last": {"role": "user", "content": text}}
 
 
-def _read_messages(answer: Mapping[str, Any]) -> Written:
+def _read_messages(answer: Mapping[str, Any]) -> ModelAnswer:
     parts = answer["content"]
     usage = usage_of(answer.get("usage"))
-    return Written(
+    return ModelAnswer(
         _text(parts),
         any(isinstance(part, Mapping) and part.get("type") == "tool_use" for part in parts),
         answer.get("stop_reason") == "max_tokens",
@@ -119,45 +119,45 @@ def _instruct_responses(outline: dict[str, Any], text: str, output: int) -> tupl
     return "input", {**body, "last": {"role": "user", "content": [{"type": "input_text", "text": text}]}}
 
 
-def _read_responses(answer: Mapping[str, Any]) -> Written:
+def _read_responses(answer: Mapping[str, Any]) -> ModelAnswer:
     items = [item for item in answer["output"] if isinstance(item, Mapping)]
     text = "".join(_text(item.get("content")) for item in items if item.get("type") == "message")
     usage = usage_of(answer.get("usage"))
     called = any(str(item.get("type", "")).endswith("_call") for item in items)
     short = answer.get("status") == "incomplete"
-    return Written(text, called, short, usage.input_tokens, usage.output_tokens)
+    return ModelAnswer(text, called, short, usage.input_tokens, usage.output_tokens)
 
 
-WIRES: Mapping[str, Wire] = MappingProxyType(
+API_FORMATS: Mapping[str, ApiFormat] = MappingProxyType(
     {
-        "chat": Wire("/v1/chat/completions", _ask_chat, _instruct_chat, _read_chat),
-        "messages": Wire("/v1/messages", _ask_messages, _instruct_messages, _read_messages),
-        "responses": Wire("/v1/responses", _ask_responses, _instruct_responses, _read_responses),
+        "chat": ApiFormat("/v1/chat/completions", _ask_chat, _instruct_chat, _read_chat),
+        "messages": ApiFormat("/v1/messages", _ask_messages, _instruct_messages, _read_messages),
+        "responses": ApiFormat("/v1/responses", _ask_responses, _instruct_responses, _read_responses),
     }
 )
 
 
-def dump(body: Mapping[str, Any]) -> bytes:
+def encode_json(body: Mapping[str, Any]) -> bytes:
     """*body* as JSON bytes; what UTF-8 cannot hold stays escaped."""
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def warm_body(wire: Wire, model: str, outline: str, items: bytes, text: str, output: int) -> bytes:
+def append_to_prompt(wire: ApiFormat, model: str, outline: str, items: bytes, text: str, output: int) -> bytes:
     """A warm prompt with an instruction behind it: the items keep their bytes, the rest its meaning.
 
     *model* is what the upstream calls it; the client may have another name for it.
     """
     name, body = wire.instruct({**json.loads(outline), "model": model}, text, output)
-    last = dump(body.pop("last"))
-    head = dump({key: value for key, value in body.items() if key != name})
+    last = encode_json(body.pop("last"))
+    head = encode_json({key: value for key, value in body.items() if key != name})
     return head[:-1] + b',"' + name.encode() + b'":[' + items + (b"," if items else b"") + last + b"]}"
 
 
-def read(wire: Wire, data: bytes) -> Written | None:
+def parse_answer(wire: ApiFormat, data: bytes) -> ModelAnswer | None:
     """What the answer *data* says; ``None`` where it is no answer of this API."""
     try:
         answer = json.loads(data)
-        return wire.read(answer)
+        return wire.parse(answer)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 

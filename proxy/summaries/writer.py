@@ -1,4 +1,4 @@
-"""From a passage to a verified text: in one call where it fits, else folded chunk by chunk, never over a window."""
+"""From a wanted to a verified text: in one call where it fits, else folded chunk by chunk, never over a window."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from proxy.core.conversation import ItemText
 from proxy.core.request import Origin
-from proxy.engine.ports import Counter, Summary, SummaryRequest
-from proxy.summaries.calling import CallFailed, Summariser, call
-from proxy.summaries.contracts import Upstream
-from proxy.summaries.prompting import Prompts
-from proxy.summaries.transcript import segments
+from proxy.engine.ports import Counter, Summary, SummaryRequest, Upstream
+from proxy.summaries.api_formats import API_FORMATS, append_to_prompt, encode_json, output_allowance
+from proxy.summaries.model_call import CallFailed, Summariser, call_model
+from proxy.summaries.prompts import Prompts
+from proxy.summaries.transcript import split_transcript
 from proxy.summaries.verify import Source, verify
-from proxy.summaries.wires import WIRES, allowance, dump, warm_body
 
 FRAME = 700
 """Tokens of the instructions and the fence of one call, generously."""
@@ -43,7 +42,7 @@ class Draft:
     output_tokens: int
 
 
-class Unwritten(Exception):
+class NotWritten(Exception):
     """There is no text; ``reason`` is a fixed word. ``tried``: a model was asked; ``taken`` as of ``Draft``.
 
     ``needed``: about how many tokens it would have taken.
@@ -68,7 +67,7 @@ class Unwritten(Exception):
         self.needed = needed
 
 
-Allow = Callable[[int], Awaitable[str]]
+CheckBudget = Callable[[int], Awaitable[str]]
 """Says, as a fixed word, why so many tokens may not be spent; an empty one where they may."""
 
 
@@ -99,38 +98,40 @@ class Writer:
         """Whether the request's own prompt is used where its own model writes."""
         return self._aligned
 
-    async def write(self, passage: SummaryRequest, summariser: Summariser, base: Summary | None, allow: Allow) -> Draft:
-        """The text of *passage*, on top of *base* where there is one. Raises ``Unwritten``."""
-        entries = await asyncio.to_thread(passage.read_entries, 0, passage.prefix.length)
+    async def write(
+        self, wanted: SummaryRequest, summariser: Summariser, base: Summary | None, allow: CheckBudget
+    ) -> Draft:
+        """The text of *wanted*, on top of *base* where there is one. Raises ``NotWritten``."""
+        entries = await asyncio.to_thread(wanted.read_entries, 0, wanted.prefix.length)
         fresh = entries[base.length if base else 0 :]
-        warm = self._warm(passage, summariser)
+        warm = self._warm(wanted, summariser)
         if warm is not None:
-            await self._allowed(passage, warm[1], allow)
-            return await self._ask(_Run(passage, summariser), entries, [warm[0]])
+            await self._allowed(wanted, warm[1], allow)
+            return await self._ask(_Run(wanted, summariser), entries, [warm[0]])
         for detail in DETAILS:
-            chunks, tokens = await asyncio.to_thread(self._plan, passage, summariser, base, fresh, detail)
+            chunks, tokens = await asyncio.to_thread(self._plan, wanted, summariser, base, fresh, detail)
             if not chunks:
-                raise Unwritten("too_small", tried=False)
+                raise NotWritten("too_small", tried=False)
             try:
-                await self._allowed(passage, tokens, allow)
-            except Unwritten as error:
+                await self._allowed(wanted, tokens, allow)
+            except NotWritten as error:
                 if error.reason != "budget" or detail == DETAILS[-1]:
                     raise
                 continue
-            return await self._ask(_Run(passage, summariser, base.text if base else ""), entries, chunks)
+            return await self._ask(_Run(wanted, summariser, base.text if base else ""), entries, chunks)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _allowed(self, passage: SummaryRequest, tokens: int, allow: Allow) -> None:
-        needed = int(tokens * passage.token_ratio)
+    async def _allowed(self, wanted: SummaryRequest, tokens: int, allow: CheckBudget) -> None:
+        needed = int(tokens * wanted.token_ratio)
         if reason := await allow(needed):
-            raise Unwritten(reason, tried=False, needed=needed)
+            raise NotWritten(reason, tried=False, needed=needed)
 
     def _count(self, summariser: Summariser) -> Callable[[str], int]:
         return lambda text: self._counter.count(summariser.encoding, text)
 
     def _plan(
         self,
-        passage: SummaryRequest,
+        wanted: SummaryRequest,
         summariser: Summariser,
         base: Summary | None,
         fresh: Sequence[ItemText],
@@ -141,28 +142,30 @@ class Writer:
         Each chunk leaves so much of the window that no miscount makes a call too big for it.
         """
         count = self._count(summariser)
-        output = allowance(summariser.model, passage.cap)
-        room = min(int(summariser.window * FILL), summariser.window - output - 2 * passage.cap - FRAME)
-        chunks = segments(fresh, room, count, detail) if room >= SMALLEST else []
-        each = PROMPT + passage.cap  # what is asked and what is written
-        before = passage.cap * (len(chunks) - (base is None))
+        output = output_allowance(summariser.model, wanted.cap)
+        room = min(int(summariser.window * FILL), summariser.window - output - 2 * wanted.cap - FRAME)
+        chunks = split_transcript(fresh, room, count, detail) if room >= SMALLEST else []
+        each = PROMPT + wanted.cap  # what is asked and what is written
+        before = wanted.cap * (len(chunks) - (base is None))
         return chunks, sum(map(count, chunks)) + each * len(chunks) + before
 
-    def _warm(self, passage: SummaryRequest, summariser: Summariser) -> tuple[bytes, int] | None:
+    def _warm(self, wanted: SummaryRequest, summariser: Summariser) -> tuple[bytes, int] | None:
         """The request's own prompt with the instruction behind it, and its tokens; ``None`` where it may not fit."""
-        warm = passage.cached_prompt(passage.prefix.length) if self._aligned and summariser.own else None
-        output = allowance(summariser.model, passage.cap)
+        warm = wanted.cached_prompt(wanted.prefix.length) if self._aligned and summariser.is_request_model else None
+        output = output_allowance(summariser.model, wanted.cap)
         if warm is None or warm.tokens * 1.1 + output + FRAME > summariser.window:
             return None
-        text = self._prompts.aligned(passage.cap)
-        body = warm_body(WIRES[summariser.api], summariser.model, warm.envelope_json, warm.items, text, output)
+        text = self._prompts.aligned(wanted.cap)
+        body = append_to_prompt(
+            API_FORMATS[summariser.api], summariser.model, warm.envelope_json, warm.items, text, output
+        )
         return body, warm.tokens + FRAME + output
 
     async def _ask(self, run: _Run, entries: Sequence[ItemText], chunks: Sequence[str | bytes]) -> Draft:
         """The text after the last of *chunks*, each folded into what the ones before gave; *entries* bear it out."""
-        summariser, passage = run.summariser, run.passage
-        source = await asyncio.to_thread(Source, entries, passage.prefix.tokens)
-        count, origin = self._count(summariser), passage.request.origin
+        summariser, wanted = run.summariser, run.wanted
+        source = await asyncio.to_thread(Source, entries, wanted.prefix.tokens)
+        count, origin = self._count(summariser), wanted.request.origin
         assert origin is not None
         for chunk in chunks:
             body = chunk if isinstance(chunk, bytes) else self._body(run, chunk)
@@ -174,30 +177,34 @@ class Writer:
     ) -> str:
         run.calls += 1
         try:
-            written = await call(self._upstream, run.summariser, origin, self._agent, body, self._seconds)
+            written = await call_model(self._upstream, run.summariser, origin, self._agent, body, self._seconds)
         except CallFailed as error:
             run.took(*error.taken)
-            raise Unwritten(error.reason, tried=True, limited=error.limited, calls=run.calls, taken=run.taken) from None
+            raise NotWritten(
+                error.reason, tried=True, limited=error.limited, calls=run.calls, taken=run.taken
+            ) from None
         asked = written.input_tokens if written.input_tokens is not None else len(body) // 4
         told = written.output_tokens if written.output_tokens is not None else count(written.text)
         run.took(asked, told)
-        verdict = await asyncio.to_thread(verify, written.text, source, run.passage.cap, count)
+        verdict = await asyncio.to_thread(verify, written.text, source, run.wanted.cap, count)
         if verdict.reason:
-            raise Unwritten(verdict.reason, tried=True, calls=run.calls, taken=run.taken)
+            raise NotWritten(verdict.reason, tried=True, calls=run.calls, taken=run.taken)
         return verdict.text
 
     def _body(self, run: _Run, chunk: str) -> bytes:
-        nonce, cap, summariser = secrets.token_hex(8), run.passage.cap, run.summariser
+        nonce, cap, summariser = secrets.token_hex(8), run.wanted.cap, run.summariser
         system = self._prompts.system(nonce, cap)
         text = self._prompts.request(nonce, chunk, run.text)
-        return dump(WIRES[summariser.api].ask(summariser.model, system, text, allowance(summariser.model, cap)))
+        return encode_json(
+            API_FORMATS[summariser.api].ask(summariser.model, system, text, output_allowance(summariser.model, cap))
+        )
 
 
 @dataclass(slots=True)
 class _Run:
     """One text on its way: what it is so far, and what it took."""
 
-    passage: SummaryRequest
+    wanted: SummaryRequest
     summariser: Summariser
     text: str = ""
     calls: int = 0

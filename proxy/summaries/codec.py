@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from proxy.engine.ports import Summary, SummaryRequest
-from proxy.summaries.calling import Summariser
-from proxy.summaries.contracts import NOTE_VERSION, SummaryNote, SummaryState
+from proxy.summaries.model_call import Summariser
 
 VERSION = 1
+NOTE_VERSION = 1
+
+SummaryState = Literal["pending", "ready", "failed", "skipped"]
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
+class SummaryNote(msgspec.Struct, frozen=True, array_like=True):
+    """A summary of the first ``cut`` items, wanted since the event at ``since``: what has become of it.
+
+    ``policy`` and ``chain`` name the text; ``until`` is when a failed one may be tried again (Unix time).
+    """
+
+    version: int
+    made: int
+    route: str
+    policy: bytes
+    since: bytes
+    chain: bytes
+    cut: int
+    state: SummaryState
+    by: str
+    upstream: str
+    reason: str = ""
+    taken: int = 0
+    left: int = 0
+    until: int = 0
+
+
+class StoredSummary(msgspec.Struct, frozen=True, array_like=True):
     """A summary as the store has it: the text of ``cut`` items, what it took, who wrote it and when (Unix time)."""
 
     version: int
@@ -24,20 +50,20 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
 
 def dump(text: str, cut: int, spent: int, model: str, made: int) -> bytes:
     """The bytes of a summary."""
-    return msgspec.msgpack.encode(Kept(VERSION, text, cut, spent, model, made))
+    return msgspec.msgpack.encode(StoredSummary(VERSION, text, cut, spent, model, made))
 
 
 def load(value: bytes, cut: int) -> Summary | None:
     """The summary in *value*; ``None`` where it is of another version or of another number of items than *cut*."""
     try:
-        kept = msgspec.msgpack.decode(value, type=Kept)
+        kept = msgspec.msgpack.decode(value, type=StoredSummary)
     except (msgspec.DecodeError, UnicodeError):
         return None
     return Summary(kept.text, kept.cut, kept.spent, kept.model) if kept.version == VERSION and kept.cut == cut else None
 
 
-def note_on(
-    passage: SummaryRequest,
+def note_for(
+    wanted: SummaryRequest,
     summariser: Summariser,
     policy: bytes,
     state: SummaryState,
@@ -47,21 +73,21 @@ def note_on(
     left: int = 0,
     patience: int = 0,
 ) -> SummaryNote:
-    """What has become of the summary of *passage*; a failed one is tried again after *patience* seconds."""
-    wanted = passage.prefix
+    """What has become of the summary of *wanted*; a failed one is tried again after *patience* seconds."""
+    prefix = wanted.prefix
     return SummaryNote(
         version=NOTE_VERSION,
         made=now,
-        route=passage.route.name,
+        route=wanted.route.name,
         policy=policy,
-        since=passage.last_compaction,
-        chain=wanted.prefix_hash,
-        cut=wanted.length,
+        since=wanted.last_compaction,
+        chain=prefix.prefix_hash,
+        cut=prefix.length,
         state=state,
         by=summariser.model,
         upstream=summariser.upstream,
         reason=reason,
-        taken=int(wanted.tokens * passage.token_ratio),
+        taken=int(prefix.tokens * wanted.token_ratio),
         left=left,
         until=now + patience if state == "failed" else 0,
     )

@@ -1,0 +1,222 @@
+"""What summaries may cost and who may write them: a share of a tenant's own traffic, and the keys that may be used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+from proxy.core.models import Route
+from proxy.engine.ports import SummaryRequest
+from proxy.store import SummaryTable
+from proxy.summaries.model_call import Summariser, credentials, is_subscription_key
+
+PAUSE: Final = 60.0
+"""Seconds that summaries pause for a tenant which an upstream rate-limited."""
+
+FLUSH_TOKENS: Final = 50_000
+"""Tokens sent that are written to the store at once; fewer wait until the store's figures are read."""
+
+FRESH: Final = 5.0
+"""Seconds for which the store's figures are used; what this process adds meanwhile is added to them."""
+
+LEASE: Final = 15.0
+"""Seconds that a lease lasts."""
+
+UNKNOWN_WINDOW: Final = 16_384
+"""The window assumed of a configured summariser whose window is unknown, in provider tokens."""
+
+_COUNT_RATIO: Final = 1.5
+"""By how much another model's count may exceed ours."""
+
+HeadersOf = Callable[[str], Mapping[str, str]]
+"""The headers configured for a model, by the name it was asked for."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """One tenant's tokens of the last hour as this process knows them.
+
+    ``unsaved`` tokens were sent and are not in the store yet. ``read_at`` is when the store's figures were read,
+    ``paused_until`` the end of a pause (monotonic seconds).
+    """
+
+    sent: int = 0
+    spent: int = 0
+    unsaved: int = 0
+    read_at: float = float("-inf")
+    paused_until: float = 0.0
+
+
+class SpendingLimits:
+    """Limits each tenant's summaries to *share* of the tokens it sent in the last hour, over all replicas.
+
+    *accounts* is a bounded mapping, *clock* gives monotonic seconds, *now* Unix time.
+    """
+
+    def __init__(
+        self,
+        table: SummaryTable,
+        share: float,
+        accounts: MutableMapping[bytes, _Account],
+        clock: Callable[[], float],
+        now: Callable[[], float],
+    ) -> None:
+        self._table = table
+        self._share = share
+        self._accounts = accounts
+        self._clock = clock
+        self._now = now
+
+    def add_sent(self, tenant: bytes, tokens: int) -> None:
+        """Add the *tokens* of a prompt that *tenant* sent."""
+        account = self._account(tenant)
+        account.unsaved += tokens
+        account.sent += tokens
+        if account.unsaved >= FLUSH_TOKENS:
+            self._flush(tenant, account)
+
+    def add_spent(self, tenant: bytes, tokens: int) -> None:
+        """Add *tokens* that summaries took; a negative number corrects an estimate."""
+        if tokens:
+            self._account(tenant).spent += tokens
+            self._table.count(tenant, "out", tokens, self._now())
+
+    def pause(self, tenant: bytes) -> None:
+        """Pause summaries for *tenant*, on every replica."""
+        account = self._account(tenant)
+        if not self._is_paused(account):
+            self._table.pause(tenant, PAUSE)
+        account.paused_until = self._clock() + PAUSE
+
+    def is_paused(self, tenant: bytes) -> bool:
+        """True if this process knows of a pause."""
+        account = self._accounts.get(tenant)
+        return account is not None and self._is_paused(account)
+
+    def can_afford(self, tenant: bytes, tokens: int) -> bool:
+        """True if *tenant* may spend *tokens*, as far as this process knows."""
+        account = self._account(tenant)
+        return account.spent + tokens <= self._share * account.sent
+
+    async def refusal_reason(self, tenant: bytes, tokens: int) -> str:
+        """Why *tenant* may not spend *tokens* now: ``paused`` or ``budget``; empty if it may."""
+        account = self._account(tenant)
+        if self._clock() - account.read_at >= FRESH:
+            account.read_at = self._clock()
+            await self._read(tenant, account)
+        if self._is_paused(account):
+            return "paused"
+        return "" if self.can_afford(tenant, tokens) else "budget"
+
+    def status(self, limit: int) -> list[tuple[bytes, dict[str, int]]]:
+        """The *limit* tenants that sent the most: their tokens, and the seconds left of a pause."""
+        most = sorted(self._accounts.items(), key=lambda entry: -entry[1].sent)[:limit]
+        return [(tenant, self._figures(account)) for tenant, account in most]
+
+    def _figures(self, account: _Account) -> dict[str, int]:
+        return {
+            "sent_tokens": account.sent,
+            "spent_tokens": account.spent,
+            "allowed_tokens": int(self._share * account.sent),
+            "paused_seconds": max(0, math.ceil(account.paused_until - self._clock())),
+        }
+
+    async def _read(self, tenant: bytes, account: _Account) -> None:
+        """Take over the store's figures; if it lost them or does not answer, this process's own are used."""
+        sent, spent, paused = await self._table.spending(tenant, self._now())
+        account.sent = max(account.sent if not sent else 0, sent + account.unsaved)
+        account.spent = max(account.spent if not spent else 0, spent)
+        self._flush(tenant, account)
+        if paused:
+            account.paused_until = max(account.paused_until, self._clock() + FRESH)
+
+    def _is_paused(self, account: _Account) -> bool:
+        return self._clock() < account.paused_until
+
+    def _flush(self, tenant: bytes, account: _Account) -> None:
+        if account.unsaved:
+            self._table.count(tenant, "in", account.unsaved, self._now())
+            account.unsaved = 0
+
+    def _account(self, tenant: bytes) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account()
+        return account
+
+
+def no_headers(model: str) -> Mapping[str, str]:
+    """No headers, whatever the *model*."""
+    del model
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryConfig:
+    """How summaries are configured.
+
+    ``model`` is the configured summariser, empty for the request's own model. Only conversations of the tenants in
+    ``allowed_tenants`` go to it; None allows every tenant. ``allow_subscriptions`` permits OAuth tokens.
+    ``subscription_upstreams`` have such a token as their configured key, ``keyed_upstreams`` any key. At most
+    ``max_jobs`` jobs run at once. ``timeout`` and ``lease_seconds`` are seconds: how long a request waits, and how long
+    a lease lasts.
+    """
+
+    mode: Literal["background", "inline"] = "background"
+    model: str = ""
+    allowed_tenants: frozenset[bytes] | None = None
+    allow_subscriptions: bool = False
+    keyed_upstreams: frozenset[str] = frozenset()
+    subscription_upstreams: frozenset[str] = frozenset()
+    max_jobs: int = 4
+    timeout: float = 60.0
+    lease_seconds: float = LEASE
+    headers_of: HeadersOf = no_headers
+
+    def choose_summariser(self, wanted: SummaryRequest, resolve: Callable[[str], Route]) -> Summariser:
+        """The configured summariser if this tenant's conversations may go there, else the request's own model."""
+        route = wanted.route
+        chosen = resolve(self.model) if self._may_use_model(wanted.request.tenant) else route
+        if chosen.name == route.name:
+            return Summariser(
+                upstream=route.upstream,
+                model=route.model,
+                api=wanted.request.api,
+                window=wanted.window,
+                is_request_model=True,
+                uses_client_headers=True,
+                encoding=route.encoding,
+                configured_headers=self.headers_of(route.asked or route.model),
+            )
+        same_upstream = chosen.upstream == route.upstream
+        return Summariser(
+            upstream=chosen.upstream,
+            model=chosen.model,
+            api=wanted.request.api if same_upstream else "chat",
+            window=int((chosen.window or UNKNOWN_WINDOW) / _COUNT_RATIO),
+            is_request_model=False,
+            uses_client_headers=same_upstream,
+            encoding=chosen.encoding,
+            configured_headers=self.headers_of(chosen.asked or chosen.model),
+        )
+
+    def _may_use_model(self, tenant: bytes) -> bool:
+        return bool(self.model) and (self.allowed_tenants is None or tenant in self.allowed_tenants)
+
+    def forbids(self, wanted: SummaryRequest, summariser: Summariser) -> bool:
+        """True if the call would be made with a subscription's key and those are not allowed."""
+        if self.allow_subscriptions:
+            return False
+        if summariser.upstream in self.subscription_upstreams:
+            return True
+        return any(map(is_subscription_key, self._keys_sent(wanted, summariser)))
+
+    def _keys_sent(self, wanted: SummaryRequest, summariser: Summariser) -> list[str]:
+        """The keys that a call would carry, without the upstream's configured one."""
+        configured = credentials(summariser.configured_headers)
+        if configured or summariser.upstream in self.keyed_upstreams or not summariser.uses_client_headers:
+            return configured
+        return credentials(wanted.request.origin.headers) if wanted.request.origin else []
