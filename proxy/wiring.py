@@ -34,7 +34,7 @@ from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.features.opening import FeatureParts, OpenHistory, open_features
-from proxy.server import Limits, ListedUpstream, Models, ServerConfig
+from proxy.server import Limits, ListedUpstream, Models, ServerConfig, no_headers
 from proxy.server.access import Access
 from proxy.settings import Settings, Stages
 from proxy.store import Store
@@ -137,7 +137,9 @@ def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> 
 
 def call_settings(config: ServerConfig) -> CallSettings:
     """Return the settings of the calls that the engine makes."""
-    return CallSettings(config.headers_of, config.usage_upstreams, Access(config).check_stored)
+    access = Access(config)
+    headers_of = None if config.headers_of is no_headers else config.headers_of
+    return CallSettings(headers_of, config.usage_upstreams, access.check_stored if access.shares_keys else None)
 
 
 class Offline:

@@ -30,8 +30,6 @@ COMPLEX = {
     "proxy/core/apis/json_steps.py::_write": HOT,
     "proxy/core/apis/json_steps.py::_large": HOT,
     "proxy/core/planner.py::choose_compaction": ENGINE,
-    "proxy/engine/upstream_calls.py::UpstreamCalls::_call": ENGINE,
-    "proxy/engine/body_edits.py::rerouted": ENGINE,
     "proxy/engine/reading.py::Reader::_read": ENGINE,
     "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
     "proxy/server/handler.py::Handler::_relay": ENGINE,
