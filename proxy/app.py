@@ -1,4 +1,9 @@
-"""The one place where things are constructed, wired, started and stopped."""
+"""One process's life: start, listen, drain, close; with several workers, the parent that owns what they share.
+
+A process ends on SIGTERM, which both service managers send first and follow with SIGKILL after a grace period:
+https://kubernetes.io/docs/concepts/workloads/pods/pod-termination/ and
+https://www.freedesktop.org/software/systemd/man/252/systemd.kill.html. ``server.drain`` has to be shorter than theirs.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +26,21 @@ from proxy import settings as configuration
 from proxy.core.models import ServerWindow
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
-from proxy.features.history.archive import Archive
+from proxy.features.opening import OpenHistory, open_history
 from proxy.offload import SWITCH_SECONDS
 from proxy.server import Server
 from proxy.settings import Settings
 from proxy.startup import bracketed, print_summary, warn_of_unreachable
 from proxy.store import (
     INSTEAD,
-    Embedded,
+    EmbeddedServer,
     EmbeddedUnavailable,
     Store,
     StoreMisconfigured,
     StoreUnsupported,
     describe_store,
-    existing_key,
-    master_key,
+    ensure_master_key,
+    find_master_key,
     open_store,
     store_status,
 )
@@ -49,10 +54,7 @@ from proxy.upstream import Probes, Upstreams
 from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.wiring import (
     call_settings,
-    open_archive,
     open_engine,
-    open_history,
-    open_history_recorder,
     open_models,
     server_config,
     windows_status,
@@ -63,13 +65,14 @@ if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
 
 HOUSEKEEPING_SECONDS = 1.0
+"""How often the gauges of ``/metrics`` are updated."""
 
-ARCHIVE_SECONDS = 2.0
-"""What a process that ends gives originals to reach the store."""
+HISTORY_SECONDS = 2.0
+"""Time for queued originals to reach the store when a process ends."""
 
 
 def run(settings: Settings) -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until a signal ends it; return the exit code."""
     if settings.server.workers > 1:
         return _run_many(settings)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -78,47 +81,48 @@ def run(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """What a process starts with; ``key`` is the master key where the parent knows it, ``before`` one before it.
+    """The settings of a process, and what its parent found out about the store.
 
-    ``instead``: the store in ``settings`` stands in for the configured one, which cannot be used.
+    ``key`` is the master key, if the parent owns it; ``previous_key`` opens records sealed before a key was configured.
+    ``is_fallback``: the store in ``settings`` replaces the configured one, which cannot be used.
     """
 
     settings: Settings
     key: bytes | None = field(default=None, repr=False)
-    before: bytes | None = field(default=None, repr=False)
-    instead: bool = False
+    previous_key: bytes | None = field(default=None, repr=False)
+    is_fallback: bool = False
 
 
-async def serve(start: StartOptions, worker: Worker) -> int:
-    """One process's life: build, listen, work, drain, close; the exit code."""
-    settings = start.settings
+async def serve(options: StartOptions, worker: Worker) -> int:
+    """Build, listen, work, drain and close one process; return the exit code."""
+    settings = options.settings
     caches.keep_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
-    logs, tasks = _begin(settings)
-    ending = Shutdown()
-    ending.handle_signals()
+    logs, tasks = _start_logging(settings)
+    shutdown = Shutdown()
+    shutdown.handle_signals()
     try:
-        house = await Process.build(start, worker, logs, tasks)
+        process = await Process.build(options, worker, logs, tasks)
     except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
         await tasks.finish(1.0)
         logs.close()
         return _cannot_start(error)
-    housekeeping = tasks.spawn(house.keep(), "housekeeping")
-    lag = LagWatch(house.telemetry.loop_lag, logs.loop_lagged)
+    housekeeping = tasks.spawn(process.update_gauges(), "housekeeping")
+    lag = LagWatch(process.telemetry.loop_lag, logs.loop_lagged)
     caches.collect_rarely()
     lag.start()
-    await ending.requested.wait()
-    await ending.run_unless_immediate(house.drain(settings.server.drain))
+    await shutdown.requested.wait()
+    await shutdown.run_unless_immediate(process.drain(settings.server.drain))
     lag.stop()
-    housekeeping.cancel()  # it never ends by itself: nothing should wait for it
-    await house.close()
+    housekeeping.cancel()  # it runs for ever: ``finish`` must not wait for it
+    await process.close()
     await tasks.finish(1.0)
     logs.close()
     return 0
 
 
 class Process:
-    """Everything one process is made of. Made by ``build``, ended by ``close``."""
+    """Everything that one process owns. ``build`` makes it, ``close`` ends it."""
 
     def __init__(
         self,
@@ -130,59 +134,60 @@ class Process:
         logs: Logs,
         engine: Engine,
         jobs: Jobs | None,
-        archive: Archive | None,
+        history: OpenHistory,
     ) -> None:
-        self._archive = archive
         self.server = server
-        self._engine = engine
-        self._probes = probes
-        self._upstream = upstream
-        self._store = store
         self.telemetry = telemetry
+        self._upstream = upstream
+        self._probes = probes
+        self._store = store
         self._logs = logs
+        self._engine = engine
         self._jobs = jobs
+        self._history = history
         self._store_errors: Counter[str] = Counter()
         self._without_descriptor = 0
 
     @classmethod
-    async def build(cls, start: StartOptions, worker: Worker, logs: Logs, tasks: Tasks) -> Process:
-        """A process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
-        store = await _open_store(start, logs, tasks)
-        bridge = open_bridge(start.settings, tasks)
-        upstream = open_upstream(start.settings, bridge)
+    async def build(cls, options: StartOptions, worker: Worker, logs: Logs, tasks: Tasks) -> Process:
+        """Return a process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
+        store = await _open_store(options, logs, tasks)
+        bridge = open_bridge(options.settings, tasks)
+        upstream = open_upstream(options.settings, bridge)
         try:
-            return await cls._serving(start.settings, worker, logs, tasks, store, upstream)
-        except BaseException:  # whatever it is, the private server must not outlive it
+            return await cls._listening(options.settings, worker, logs, tasks, store, upstream)
+        except BaseException:  # also after a cancellation: the private server must not outlive this process
             await upstream.close()
             await store.close()
             raise
 
     @classmethod
-    async def _serving(
+    async def _listening(
         cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: Upstreams
     ) -> Process:
-        # Only here: in a worker the metrics' folder must be in the environment before their client is imported.
+        # Only here: the client reads the folder that workers share from the environment, once, when it is imported
+        # (https://prometheus.github.io/client_python/multiprocess/).
         from proxy.telemetry.metrics import Telemetry
 
         folder = os.environ.get(multiprocess.VARIABLE)
         telemetry = Telemetry(configuration.version(), Path(folder) if folder else None)
         tokenizers = Tokenizers()
 
-        def told(name: str, windows: Mapping[str, ServerWindow]) -> None:
-            few = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
-            logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=few)
+        def log_windows(name: str, windows: Mapping[str, ServerWindow]) -> None:
+            examples = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
+            logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=examples)
 
-        probes = open_probes(settings, upstream, tasks, told, store.records)
+        probes = open_probes(settings, upstream, tasks, log_windows, store.records)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
 
-        def summarised(report: SummaryReport) -> None:
+        def observe_summary(report: SummaryReport) -> None:
             telemetry.summary(report)
             logs.summary_done(report)
 
         faults = Faults(logs.fault, telemetry.fault)
-        archive = open_archive(settings, store, tasks, telemetry.archived)
-        chronicle = open_history_recorder(store, archive)
-        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, summarised, chronicle.job)
+        history = open_history(settings, store, tasks, telemetry.archived)
+        note = history.note_summary
+        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, observe_summary, note)
         config = server_config(settings)
         engine = await asyncio.to_thread(
             open_engine,
@@ -193,12 +198,12 @@ class Process:
             upstream,
             logs.noticed,
             jobs,
-            chronicle,
+            history,
             call_settings(config),
             faults,
         )
 
-        def observe(report: Report, duration: float) -> None:
+        def observe_request(report: Report, duration: float) -> None:
             telemetry.observe(report, duration)
             logs.request_done(report, duration)
 
@@ -220,63 +225,63 @@ class Process:
 
         models = open_models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        told_of = open_history(settings, store)
-        server = Server(config, engine, upstream, upstream_of, observe, metrics, status, models, told_of, faults)
-        host, many = settings.server.host, worker.count > 1
+        routes = history.open_routes
+        server = Server(config, engine, upstream, upstream_of, observe_request, metrics, status, models, routes, faults)
+        host, is_alone = settings.server.host, worker.count == 1
         try:
-            port = await server.start(host, settings.server.port, reuse_port=many)
+            port = await server.start(host, settings.server.port, reuse_port=not is_alone)
         except OSError as error:
             raise CannotListen(host, settings.server.port, error) from error
-        if not many:
+        if is_alone:
             print_summary(settings, catalogue, port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
-        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, archive)
+        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, history)
 
-    async def keep(self) -> None:
-        """Tell the metrics, every second, what no request tells them."""
+    async def update_gauges(self) -> None:
+        """Update every second the metrics that no request updates. Never returns."""
         while True:
             state = self._store.state()
             self.telemetry.store_state(up=state.up, breaker=state.breaker)
-            fresh = Counter(state.errors) - self._store_errors
-            for kind in fresh.elements():
+            new_errors = Counter(state.errors) - self._store_errors
+            for kind in new_errors.elements():
                 self.telemetry.store_error(kind)
-            self._store_errors += fresh
+            self._store_errors += new_errors
             self.telemetry.in_flight(self.server.in_flight)
             self.telemetry.refused_connections(self.server.refusals)
             self.telemetry.learned_windows(len(self._engine.learned.learned()))
             self.telemetry.lines_dropped(self._logs.writer.dropped)
-            self._note_descriptors()
+            self._report_descriptors()
             self._logs.tell_refusals()
             if self._jobs is not None:
                 self.telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
-    def _note_descriptors(self) -> None:
-        """Tell of connections that met the limit of open files since the last time."""
-        count = self.server.without_descriptor + self._upstream.without_descriptor
-        fresh, self._without_descriptor = count - self._without_descriptor, count
-        if fresh:
-            self.telemetry.without_descriptor(fresh)
-            advice = "raise the limit of open files (ulimit -n, LimitNOFILE), or run more replicas"
-            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            self._logs.log.warning("server.out_of_descriptors", count=fresh, limit=limit, advice=advice)
+    def _report_descriptors(self) -> None:
+        """Count and log the connections refused since the last call because no file descriptor was left."""
+        total = self.server.without_descriptor + self._upstream.without_descriptor
+        new, self._without_descriptor = total - self._without_descriptor, total
+        if not new:
+            return
+        self.telemetry.without_descriptor(new)
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        advice = "raise the limit of open files (ulimit -n, LimitNOFILE), or run more replicas"
+        self._logs.log.warning("server.out_of_descriptors", count=new, limit=limit, advice=advice)
 
     async def drain(self, seconds: float) -> None:
-        """Let running requests end, then the summaries they started, all within *seconds*."""
-        began = time.monotonic()
+        """Wait for running requests, then for the summaries that they started: *seconds* in all."""
+        deadline = time.monotonic() + seconds
         await self.server.drain(seconds)
         if self._jobs is not None:
-            await self._jobs.finish(max(0.0, seconds - (time.monotonic() - began)))
+            await self._jobs.finish(max(0.0, deadline - time.monotonic()))
 
     async def close(self) -> None:
-        """Stop listening, then close what was behind."""
+        """Stop listening, then close what the server used."""
         await self.server.close()
         if self._jobs is not None:
             await self._jobs.finish(0.0)
-        if self._archive is not None:
-            await self._archive.finish(ARCHIVE_SECONDS)
+        await self._history.finish(HISTORY_SECONDS)
         await self._probes.close()
         await self._upstream.close()
         await self._store.close()
@@ -288,22 +293,22 @@ def _run_many(settings: Settings) -> int:
 
 
 async def _supervise(settings: Settings) -> int:
-    """Own the embedded store and the port, keep the workers running; the exit code."""
-    logs, tasks = _begin(settings)
+    """Own the port and the embedded store, and restart workers that crash; return the exit code."""
+    logs, tasks = _start_logging(settings)
     # From here on a signal no longer ends this process on the spot: what it has started must be ended first.
-    ending = Shutdown()
-    ending.handle_signals()
+    shutdown = Shutdown()
+    shutdown.handle_signals()
     async with AsyncExitStack() as opened:
         opened.callback(logs.close)
         opened.push_async_callback(tasks.finish, 1.0)
         try:
-            held = opened.enter_context(_reserved(settings))
-            given, store = await _shared_store(settings, opened, logs, tasks)
+            reserved = opened.enter_context(_reserve_port(settings))
+            options, store = await _shared_store(settings, opened, logs, tasks)
         except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
             return _cannot_start(error)
-        port = held.getsockname()[1]
+        port = reserved.getsockname()[1]
         server = settings.server.model_copy(update={"port": port})
-        given = replace(given, settings=given.settings.model_copy(update={"server": server}))
+        options = replace(options, settings=options.settings.model_copy(update={"server": server}))
         try:
             folder = multiprocess.make_directory()
         except OSError as error:
@@ -311,24 +316,24 @@ async def _supervise(settings: Settings) -> int:
         opened.callback(multiprocess.remove_directory, folder)
         supervisor = Supervisor(
             "proxy.app:serve",
-            given,
+            options,
             settings.server.workers,
             environ={**os.environ, multiprocess.VARIABLE: str(folder)},
             drain=settings.server.drain,
-            ending=ending,
-            events=lambda event, **facts: logs.log.info(event, **facts),
+            shutdown=shutdown,
+            log_event=lambda event, **facts: logs.log.info(event, **facts),
             on_exit=lambda pid: multiprocess.forget_worker(folder, pid),
         )
         catalogue = await asyncio.to_thread(open_catalogue, settings)
-        if ending.requested.is_set():
+        if shutdown.requested.is_set():
             return 0
         print_summary(settings, catalogue, port, store)
         tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
         return await supervisor.run()
 
 
-def _begin(settings: Settings) -> tuple[Logs, Tasks]:
-    """A process's log and the keeper of its background tasks, taking over what libraries and the loop report."""
+def _start_logging(settings: Settings) -> tuple[Logs, Tasks]:
+    """Return the process's log and its background tasks. Libraries and the event loop report to that log."""
     logs = Logs(settings.telemetry.log.level, settings.telemetry.log.format)
     logs.adopt_libraries()
     asyncio.get_running_loop().set_exception_handler(logs.loop_failed)
@@ -336,7 +341,7 @@ def _begin(settings: Settings) -> tuple[Logs, Tasks]:
 
 
 class NoMetricsDirectory(Exception):
-    """There is no directory in which workers can share their figures; the text says what to do."""
+    """No directory can be made in which workers share their metrics; the text says what to do."""
 
     def __init__(self, error: OSError) -> None:
         reason = error.strerror or str(error)
@@ -347,10 +352,17 @@ class CannotListen(Exception):
     """The configured address cannot be listened on; the text says which, why, and what to do."""
 
     def __init__(self, host: str, port: int, error: OSError) -> None:
-        taken = error.errno == errno.EADDRINUSE
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or type(error).__name__
-        remedy = " Give another --port, or 0 for any free one." if taken else ""
-        super().__init__(f"{bracketed(host)}:{port}: {reason.lower()}.{remedy}")
+        remedy = ""
+        if error.errno == errno.EADDRINUSE:
+            remedy = " Give another --port, or 0 for any free one."
+        super().__init__(f"{bracketed(host)}:{port}: {_reason(error).lower()}.{remedy}")
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's words for *error*. The resolver's error numbers are negative and have none."""
+    if error.errno and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or type(error).__name__
 
 
 def _cannot_start(error: Exception) -> int:
@@ -358,7 +370,7 @@ def _cannot_start(error: Exception) -> int:
     return 1
 
 
-def _reserved(settings: Settings) -> socket.socket:
+def _reserve_port(settings: Settings) -> socket.socket:
     server = settings.server
     try:
         return reserve(server.host, server.port)
@@ -369,47 +381,61 @@ def _reserved(settings: Settings) -> socket.socket:
 async def _shared_store(
     settings: Settings, opened: AsyncExitStack, logs: Logs, tasks: Tasks
 ) -> tuple[StartOptions, str]:
-    """What workers start with, and the store in words. A private server is theirs until *opened* is closed."""
+    """Return what workers start with, and a description of their store.
+
+    A private server is started if one is configured, and ended when *opened* is closed. If it cannot be started, each
+    worker has a store in memory.
+    """
     url, path = settings.store.url, settings.store.path
     if url not in ("embedded", "memory"):
-        # What is wrong with it is said once, and not by every worker at each of its starts.
+        # Opened here once, so that a mistake is reported once and not by every worker at each of its starts.
         store = await _open_store(StartOptions(settings), logs, tasks)
         await store.close()
-        return StartOptions(settings), describe_store(store.state(), settings.store.path)
-    instead = url == "embedded"
-    if instead:
-        embedded: Embedded | None = None
-        try:
-            embedded = await Embedded.start(path, tasks.spawn, logs.warn)
-            key = None if settings.store.key else master_key(path)
-            before = existing_key(path) if settings.store.key else None
-        except (EmbeddedUnavailable, OSError, ValueError) as error:
-            if embedded is not None:
-                await embedded.close()
-            logs.log.warning("store.memory_instead", cause=str(error))
-        else:
-            opened.push_async_callback(embedded.close)
-            return StartOptions(_with_store(settings, embedded.url), key, before), f"embedded  ({path})"
+        return StartOptions(settings), describe_store(store.state(), path)
+    is_fallback = url == "embedded"
+    if url == "embedded":
+        options = await _start_private_server(settings, opened, logs, tasks)
+        if options is not None:
+            return options, f"embedded  ({path})"
     logs.log.warning("store.memory_per_worker", advice="workers may word the same event differently")
-    words = "memory  (each worker its own" + (INSTEAD if instead else "") + ")"
-    return StartOptions(_with_store(settings, "memory"), instead=instead), words
+    description = "memory  (each worker its own" + (INSTEAD if is_fallback else "") + ")"
+    return StartOptions(_with_store(settings, "memory"), is_fallback=is_fallback), description
+
+
+async def _start_private_server(
+    settings: Settings, opened: AsyncExitStack, logs: Logs, tasks: Tasks
+) -> StartOptions | None:
+    """Start the private server and return what workers need to use it; log why and return None if it does not start."""
+    path = settings.store.path
+    embedded: EmbeddedServer | None = None
+    try:
+        embedded = await EmbeddedServer.start(path, tasks.spawn, logs.warn)
+        key = None if settings.store.key else ensure_master_key(path)
+        previous_key = find_master_key(path) if settings.store.key else None
+    except (EmbeddedUnavailable, OSError, ValueError) as error:
+        if embedded is not None:
+            await embedded.close()
+        logs.log.warning("store.memory_instead", cause=str(error))
+        return None
+    opened.push_async_callback(embedded.close)
+    return StartOptions(_with_store(settings, embedded.url), key, previous_key)
 
 
 def _with_store(settings: Settings, url: str) -> Settings:
     return settings.model_copy(update={"store": settings.store.model_copy(update={"url": url})})
 
 
-async def _open_store(start: StartOptions, logs: Logs, tasks: Tasks) -> Store:
-    store = start.settings.store
-    others = [key.get_secret_value().encode() for key in store.other_keys]
-    if start.before is not None:
-        others.append(start.before)
+async def _open_store(options: StartOptions, logs: Logs, tasks: Tasks) -> Store:
+    store = options.settings.store
+    other_keys = [key.get_secret_value().encode() for key in store.other_keys]
+    if options.previous_key is not None:
+        other_keys.append(options.previous_key)
     return await open_store(
         store.url,
         directory=store.path,
-        key=store.key.get_secret_value().encode() if store.key else start.key,
-        others=others,
-        instead=start.instead,
+        key=store.key.get_secret_value().encode() if store.key else options.key,
+        others=other_keys,
+        instead=options.is_fallback,
         spawn=tasks.spawn,
         warn=logs.warn,
     )

@@ -1,4 +1,8 @@
-"""Memories bounded by what they take, for values whose size a client decides; and what the C library keeps."""
+"""The bounds of a process's caches, and how its memory is managed.
+
+A client decides how large a cached value is. So the caches of values made from bodies are bounded by bytes, and every
+value is weighed by an estimate from above.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,19 @@ from proxy.engine.ports import Summary
 from proxy.engine.reading import CachedPrefix
 
 PREFIX_BYTES, OUTLINE_BYTES, RECORD_BYTES, TEXT_BYTES = 128 * 2**20, 64 * 2**20, 64 * 2**20, 16 * 2**20
-"""What a process remembers of bodies, of what stands around their items, of events, and of summaries."""
+"""Most bytes of the caches of parsed bodies, envelopes, compaction records and summaries."""
 
 ITEM_BYTES = 256 * 2**20
-"""What a process remembers of items: some 300,000 of the usual kind."""
+"""Most bytes of the cache of items: some 300,000 usual ones."""
 
 ITEM = 900
-"""Bytes of a prefix for each of its items, at most: 300 for where it stands and what it is called, the item itself."""
+"""Bytes of a cached prefix for each of its items, at most: 300 for its span and hash, the rest for the item itself."""
 
 COLLECTED = (20_000, 10, 10)
-"""New objects before a collection (Python's own: 700), and collections before an older generation is looked at.
+"""New objects that start a collection (Python's default: 700), and collections before an older generation is visited.
 
-A parsed body is some 100,000 objects at once and no cycle: with 700 a third of the time that it takes is collections.
+Parsing a body makes some 100,000 objects and no cycle: with 700, collections are a third of the time it takes. See
+https://docs.python.org/3/library/gc.html#gc.set_threshold
 """
 
 PLAIN, CALL = 700, 400
@@ -40,13 +45,14 @@ PLAIN, CALL = 700, 400
 _CALLS, _ANSWERS = attrgetter("calls"), attrgetter("answers")
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+"""Parameters of ``mallopt``: https://www.gnu.org/software/libc/manual/html_node/Malloc-Tunable-Parameters.html"""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class LockedCache(LRUCache[K, V]):
-    """A mapping of so many values that threads may share; the longest unused go first."""
+    """A mapping that threads may share, of at most *limit* values; the least recently used are dropped first."""
 
     def __init__(self, limit: int, size: Callable[[V], int] | None = None) -> None:
         self._lock = threading.RLock()
@@ -65,15 +71,15 @@ class LockedCache(LRUCache[K, V]):
             super().__delitem__(key)
 
     def get(self, key: K, default: Any = None) -> Any:
-        """The value of *key*, or *default*."""
+        """Return the value of *key*, or *default*."""
         with self._lock:
             return super().get(key, default)
 
 
 class SizedCache(LockedCache[K, V]):
-    """A mapping of at most *limit* bytes, each value as large as *size* says; the longest unused go first.
+    """A mapping of at most *limit* bytes as *size* weighs values; the least recently used are dropped first.
 
-    A value that alone is larger is not kept, and what stood under its name stays.
+    A value above the limit is not stored, and the key keeps its former value.
     """
 
     def __init__(self, limit: int, size: Callable[[V], int]) -> None:
@@ -85,48 +91,51 @@ class SizedCache(LockedCache[K, V]):
 
 
 def items() -> SizedCache[bytes, Item]:
-    """A memory of items. One message can hold any number of calls, with ids of any length."""
+    """Return a cache of items. One message can hold any number of calls, with ids of any length."""
     return SizedCache(
         ITEM_BYTES, lambda item: PLAIN + len(item.facts.mentions if item.facts else b"") + _linked([item])
     )
 
 
 def prefixes() -> SizedCache[bytes, CachedPrefix]:
-    """A memory of bodies seen before."""
+    """Return a cache of the prefixes that bodies began with."""
     return SizedCache(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans) + _linked(known.items))
 
 
 def _linked(read: Sequence[Item]) -> int:
-    """Bytes of the calls and results of the items *read*, but for one of each. Runs in C: bodies have thousands."""
+    """Return the bytes of calls and results in *read* beyond one for each item. Runs in C: bodies have thousands."""
     named = [*chain.from_iterable(map(_CALLS, read)), *chain.from_iterable(map(_ANSWERS, read))]
     return CALL * max(0, len(named) - len(read)) + sum(map(len, named))
 
 
 def envelopes() -> SizedCache[bytes, Envelope]:
-    """A memory of what stood around items: tools and system texts, above all. A letter takes four bytes at most."""
+    """Return a cache of envelopes, which are mostly tools and system texts. A character takes four bytes at most."""
     return SizedCache(
-        OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.said.values())))
+        OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.texts.values())))
     )
 
 
 def records() -> SizedCache[tuple[str, bytes], CompactionRecord]:
-    """A memory of events."""
+    """Return a cache of compaction records."""
     return SizedCache(RECORD_BYTES, lambda record: 512 + 4 * len(record.block) + sum(map(len, record.edits.values())))
 
 
 def texts() -> SizedCache[tuple[bytes, bytes], Summary]:
-    """A memory of summaries."""
+    """Return a cache of summaries."""
     return SizedCache(TEXT_BYTES, lambda summary: 400 + 4 * len(summary.text))
 
 
 def keep_large_blocks() -> None:
-    """Let the C library keep buffers of a body's size: given back and mapped anew, each costs its page faults again."""
+    """Let the C library reuse buffers of a body's size: each one mapped anew costs its page faults again."""
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         for option, value in ((M_MMAP_THRESHOLD, 2**26), (M_TRIM_THRESHOLD, 2**28), (M_TOP_PAD, 2**24)):
             library.mallopt(option, value)
 
 
 def collect_rarely() -> None:
-    """Let the garbage collector leave alone what start-up built, which stays, and look at new objects less often."""
+    """Exempt what start-up built from garbage collection, and collect less often.
+
+    ``gc.freeze`` moves it to a permanent generation: https://docs.python.org/3/library/gc.html#gc.freeze
+    """
     gc.freeze()
     gc.set_threshold(*COLLECTED)

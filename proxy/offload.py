@@ -1,8 +1,8 @@
-"""Work that grows with a body: done on the event loop while that is small, else on a thread of a pool of its own.
+"""Work that grows with a body: small work runs on the event loop, large work on a thread of a pool of its own.
 
-A thread does not make pure Python run beside the loop, since both share the interpreter's lock. It makes the work
-interruptible: the loop gets the lock back after ``SWITCH_SECONDS``, whatever the thread is at, unless that is one long
-call into C. So each such call has to be bounded by itself.
+A thread does not run pure Python beside the loop, because both share the interpreter's lock. It makes the work
+interruptible: the loop gets the lock back after ``SWITCH_SECONDS``, unless the thread is in one long call into C. Each
+such call must therefore be bounded by itself.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 LARGE: Final = 65_536
-"""Bytes from which work on a body goes to a thread: below it takes some 10 ms, and a thread's turn costs 0.1 ms."""
+"""Bytes from which work goes to a thread: smaller work takes up to 10 ms, and the use of a thread costs 0.1 ms."""
 
 ITEM: Final = 500
-"""Bytes of text that take as long as one more item does, however small it is."""
+"""Bytes of text that take as long as one more item, however small it is."""
 
 THREADS: Final = 2
-"""Each thread that wants the interpreter's lock may make the loop wait once more for its turn.
+"""Threads of the pool. Each one that wants the interpreter's lock may delay the loop by one more turn.
 
-The default executor is another one: it resolves names and reads files, which must not wait behind a large body.
+The default executor resolves names and reads files, which must not wait behind a large body: so it is not used here.
 """
 
 SWITCH_SECONDS: Final = 0.001
-"""How long a thread keeps the interpreter's lock while the loop waits for it. Python's own is 5 ms.
+"""Time after which a thread gives up the interpreter's lock if the loop wants it; Python's default is 5 ms.
 
-A small request waits for the lock some ten times. Switching at 1 ms costs a busy thread about 1 % of its time.
+A small request waits for the lock some ten times. Switching at 1 ms costs a busy thread about 1 % of its time. See
+https://docs.python.org/3/library/sys.html#sys.setswitchinterval
 """
 
 UNCOLLECTED_SECONDS: Final = 10.0
-"""How long large work may follow on large work before the garbage collector runs beside it all the same."""
+"""Time without a collection after which the garbage collector runs even during large work."""
 
 _POOL: Final = ThreadPoolExecutor(THREADS, "offload")
 
 
 def load_of(size: int, items: int) -> int:
-    """What work on *items* that take *size* bytes together is about, as ``offload`` weighs it."""
+    """Return the weight for ``offload`` of work on *items* items of *size* bytes together."""
     return size + ITEM * items
 
 
 async def offload(size: int, work: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
-    """The result of *work*, done on a thread if it is about *size* bytes that are ``LARGE`` or more."""
+    """Return the result of *work*, run on a thread if *size* (bytes, or ``load_of``) is ``LARGE`` or more."""
     if size < LARGE:
         return work(*arguments)
     with _COLLECTOR.paused():
@@ -56,9 +57,9 @@ async def offload(size: int, work: Callable[[Unpack[Ts]], T], *arguments: *Ts) -
 
 
 class _Collector:
-    """Pauses the garbage collector during large work, because a collection looks at every object in one go.
+    """Pauses the garbage collector during large work, because a collection visits every object in one go.
 
-    8 MB of nested objects are a million: collecting takes 0.5 s again and again, and finds no cycle among them.
+    8 MB of nested objects are a million objects: each collection takes 0.5 s and finds no cycle among them.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class _Collector:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A context without collections, unless there have been none for ``UNCOLLECTED_SECONDS``."""
+        """Pause collections in this context, unless there has been none for ``UNCOLLECTED_SECONDS``."""
         if not self._running:
             self._since = time.monotonic()
             gc.disable()

@@ -1,4 +1,4 @@
-"""What the operator reads when the proxy starts: the summary, the line to paste, and upstreams that do not answer."""
+"""What the operator reads at the start: the summary, a line to paste, and which upstreams cannot be reached."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from proxy import settings as configuration
 from proxy.core.models import Catalogue
 from proxy.settings import Model, Settings, Upstream, is_loopback
 
-PATIENCE: Final = 3.0
-"""Seconds an upstream has to accept a connection before its operator is warned."""
+CONNECT_SECONDS: Final = 3.0
+"""Time in which an upstream has to accept a connection; then the operator is warned."""
 
 Warn = Callable[[str, dict[str, object]], None]
 
 
 def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: str) -> None:
-    """Print the start-up summary on standard error: standard output is for log lines."""
+    """Print the start-up summary to standard error, because standard output is for log lines."""
     facts = {"address": f"http://{bracketed(settings.server.host)}:{port}", "store": store}
     for rule in settings.models:
         route = catalogue.resolve(rule.name)
@@ -32,15 +32,15 @@ def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: st
 
 
 def bracketed(host: str) -> str:
-    """Return *host* as it stands in a URL."""
+    """Return *host* as it is written in a URL: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 async def warn_of_unreachable(settings: Settings, warn: Warn) -> None:
-    """Warn of each upstream that accepts no connection. It may start later: nothing else follows from it."""
-    named = [upstream for upstream in settings.upstreams if upstream.base_url]
-    causes = await asyncio.gather(*(connection_problem(upstream.base_url) for upstream in named))
-    for upstream, cause in zip(named, causes, strict=True):
+    """Warn of each upstream that accepts no connection. Nothing else follows: it may start later."""
+    addressed = [upstream for upstream in settings.upstreams if upstream.base_url]
+    causes = await asyncio.gather(*(connection_problem(upstream.base_url) for upstream in addressed))
+    for upstream, cause in zip(addressed, causes, strict=True):
         if cause:
             advice = f"requests for it are answered 502 until {upstream.base_url} accepts connections"
             warn("upstream.unreachable", {"upstream": upstream.name, "cause": cause, "advice": advice})
@@ -51,10 +51,10 @@ async def connection_problem(base_url: str) -> str:
     parts = urlsplit(base_url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(parts.hostname, port)
     except TimeoutError:
-        return f"no connection within {PATIENCE:g} seconds"
+        return f"no connection within {CONNECT_SECONDS:g} seconds"
     except OSError as error:
         # asyncio words a refused connection itself, with the address twice.
         return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
@@ -69,10 +69,10 @@ def _reached(host: str, port: int) -> str:
 
 
 def settings_summary(settings: Settings, facts: Mapping[str, str]) -> str:
-    """A few lines of text: address, upstreams, windows, store, access and marks, without a secret.
+    """Return a few lines on address, upstreams, windows, store, access and marks, without a secret.
 
-    *facts* is what only a running proxy knows and takes the place of what is configured: ``address``, ``store``, and
-    ``window <rule>`` for a rule whose window was found out.
+    *facts* are known to a running proxy only and replace what is configured: ``address``, ``store``, and
+    ``window <rule>`` for a rule whose window is in the model table.
     """
     lines = [("listening", _listening(settings, facts))]
     lines.extend(("upstream", _upstream(upstream, settings)) for upstream in settings.upstreams)
@@ -99,7 +99,7 @@ def _listening(settings: Settings, facts: Mapping[str, str]) -> str:
 
 def _upstream(upstream: Upstream, settings: Settings) -> str:
     key = "its own key" if upstream.api_key else "the client's key"
-    if upstream.ambient:
+    if upstream.has_ambient_credentials:
         key = "its surroundings' credentials"
     default = ", default" if upstream == settings.default_upstream() else ""
     where = f"{upstream.provider} through LiteLLM  {upstream.base_url}" if upstream.bridged else upstream.base_url

@@ -1,4 +1,4 @@
-"""Background tasks that are named, kept until they end, and never fail silently."""
+"""Background tasks with names, and optional work: a failure of either is reported and costs no request."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 T = TypeVar("T")
 OnFailure = Callable[[str, BaseException], None]
 
+Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+"""Starts a background task under a name: ``Tasks.spawn``."""
+
 
 class Tasks:
-    """Owns background tasks: starts them by name, keeps them alive, reports failures, ends them together."""
+    """Starts background tasks by name, reports their failures, and ends them together.
+
+    The event loop keeps weak references only, so a task that is not stored may be collected while it runs:
+    https://docs.python.org/3/library/asyncio-task.html#asyncio.create_task
+    """
 
     def __init__(self, on_failure: OnFailure) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._on_failure = on_failure
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """The running task; its failure is reported under *name*."""
+        """Start *work* and return its task. A failure is reported under *name*."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     async def finish(self, seconds: float) -> None:
-        """Give running tasks *seconds* to end, then cancel what is left and wait for it."""
+        """Wait *seconds* for running tasks, then cancel the others and wait until they have ended."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=seconds)
@@ -36,7 +43,7 @@ class Tasks:
             await asyncio.wait(late)
 
     def __len__(self) -> int:
-        """How many tasks are under way."""
+        """The number of running tasks."""
         return len(self._tasks)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -48,34 +55,34 @@ class Tasks:
 _LOG: Final = logging.getLogger(__name__)
 
 Where = Literal["request", "answer", "after"]
-"""What a fault was met in: making a request smaller, watching its answer, or the work behind the answer."""
+"""Where a fault occurred: planning a request, watching its answer, or the work after the answer."""
 
 
 class ReportFault(Protocol):
-    """Takes notice of a fault."""
+    """Reports a fault."""
 
     def __call__(self, where: Where, request_id: str, fault: Exception) -> None:
-        """Log the type and the frames of *fault*, and count it. Its text may quote the request."""
+        """Log the type and the frames of *fault*, and count it. Never log its text: it may quote the request."""
 
 
 def log_fault(where: Where, request_id: str, fault: Exception) -> None:
-    """Write *fault* to the library log, whose lines carry type and frames only."""
+    """Write *fault* to the library log, whose lines hold its type and frames only."""
     _LOG.error("internal error in %s of %s", where, request_id, exc_info=fault)
 
 
 class Faults:
-    """Takes notice of faults, and runs what an answer can do without. Every fault goes to each of *reports*."""
+    """Faults of our own that cost no request: reported by type and place, never by text, to each of *reports*."""
 
     def __init__(self, *reports: ReportFault) -> None:
         self._reports = reports or (log_fault,)
 
     def report(self, where: Where, request_id: str, fault: Exception) -> None:
-        """Take notice of *fault*."""
+        """Report *fault*."""
         for each in self._reports:
             each(where, request_id, fault)
 
     def attempt(self, where: Where, request_id: str, work: Callable[[], T], instead: T) -> T:
-        """Return what *work* returns, or *instead* after a fault."""
+        """Return the result of *work*; after a fault report it and return *instead*."""
         try:
             return work()
         except Exception as fault:  # noqa: BLE001 - an optional part of an answer must not cost the answer

@@ -1,4 +1,9 @@
-"""The only importer of tiktoken: encodings from vocabularies that an installed package brings, loaded once, offline."""
+"""Counts tokens with tiktoken, whose only importer this is, with vocabularies from an installed package: offline.
+
+tiktoken downloads a vocabulary that is not in its cache folder. litellm's package holds these files under the names
+that the cache gives them (the SHA-1 of their address), so it can serve as that folder:
+https://github.com/openai/tiktoken/blob/main/tiktoken/load.py
+"""
 
 from __future__ import annotations
 
@@ -14,16 +19,16 @@ from types import MappingProxyType
 import tiktoken
 
 CHUNK = 16_384
-"""Characters encoded at once at most: a longer word takes the encoder more than proportionally long.
+"""Characters encoded at once, at most: the encoder takes more than proportionally long for a longer word.
 
-A longer text is cut before a space behind a word, which changes nothing: no token reaches over that edge. If there is
-none for ``SEARCHED`` characters, what the cut changes is counted in the ``SEAM`` characters on both sides of it.
+A longer text is cut before a space after a word, which changes nothing: no token reaches over that edge. If there is
+none within ``SEARCHED`` characters, the ``SEAM`` characters on both sides are counted again to correct for the cut.
 """
 
 SEARCHED, SEAM = 4_096, 512
 
 RUN = 3_072
-"""Characters of one kind by which a longer run of it is shortened: a multiple of every token (3 digits, 2^n)."""
+"""Characters by which a longer run of one character is shortened: a multiple of every token (3 digits, 2^n)."""
 
 _BLOCK = 1_024
 
@@ -39,7 +44,10 @@ VOCABULARIES: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
     }
 )
-"""Per encoding: the name tiktoken gives the file in a cache folder, and the file's SHA-256."""
+"""File name in tiktoken's cache folder, and SHA-256 of the file, by encoding.
+
+The hashes are those of https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py
+"""
 
 _SCRIPTS = tuple(
     (re.compile(f"[{kind}]"), weight)
@@ -52,7 +60,7 @@ _SCRIPTS = tuple(
         "\U00010000-\U0010ffff": 3.0,  # emoji
     }.items()
 )
-"""Tokens a character, by what it is: a little above what the older vocabularies make of plain text."""
+"""Tokens of one character, by its script: a little above what the older vocabularies give for plain text."""
 
 _RUN = re.compile(r"[A-Za-z0-9+/=_-]{24,}")
 _DIGIT = re.compile("[0-9]")
@@ -61,8 +69,8 @@ _DIGIT = re.compile("[0-9]")
 class Tokenizers:
     """Counts tokens by encoding; safe to use from many threads. Nothing is ever downloaded.
 
-    An encoding whose vocabulary is not there, or is not the file it should be, is estimated from the text's scripts
-    with a margin; ``estimated`` names those.
+    If the vocabulary of an encoding is missing, or has another hash, its tokens are estimated from the text's scripts
+    with a margin; ``estimated`` names such encodings.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -72,11 +80,11 @@ class Tokenizers:
         self.estimated: set[str] = set()
 
     def count(self, encoding: str, text: str) -> int:
-        """Tokens of *text* in *encoding*; text that spells a special token counts as text."""
+        """Return the tokens of *text* in *encoding*; text that spells a special token counts as text."""
         return (self._counts.get(encoding) or self.counter(encoding))(text)
 
     def counter(self, encoding: str) -> Callable[[str], int]:
-        """The counting function of *encoding*; loads its vocabulary the first time (about half a second)."""
+        """Return the counting function of *encoding*; loads its vocabulary the first time (about half a second)."""
         with self._lock:
             if encoding not in self._counts:
                 self._counts[encoding] = self._load(encoding)
@@ -89,7 +97,7 @@ class Tokenizers:
             self.estimated.add(encoding)
             return estimate
         before = os.environ.get("TIKTOKEN_CACHE_DIR")
-        os.environ["TIKTOKEN_CACHE_DIR"] = str(file.parent)  # the hash was just checked, so tiktoken finds the file
+        os.environ["TIKTOKEN_CACHE_DIR"] = str(file.parent)  # the hash was just checked: nothing is downloaded
         try:
             loaded = tiktoken.get_encoding(encoding)
         finally:
@@ -112,7 +120,7 @@ def _encode(encoding: tiktoken.Encoding, text: str) -> int:
 
 
 def _joint(text: str, count: Callable[[str], int]) -> int:
-    """What *count* makes of *text* as a whole, from its pieces."""
+    """Return the count of *text* as a whole, from the counts of its pieces."""
     total = at = 0
     for piece in pieces(text):
         if at and not piece.startswith(" "):
@@ -124,7 +132,7 @@ def _joint(text: str, count: Callable[[str], int]) -> int:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """*text* in pieces of at most ``CHUNK`` characters, cut between words if it has any."""
+    """Yield *text* in pieces of at most ``CHUNK`` characters, cut between words if it has any."""
     at = 0
     while len(text) - at > CHUNK:
         end = _edge(text, at + CHUNK - SEARCHED, at + CHUNK)
@@ -134,7 +142,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _edge(text: str, start: int, end: int) -> int:
-    """The last space between *start* and *end* that follows no white space; *end* if there is none."""
+    """Return the position of the last space between *start* and *end* that follows no white space; else *end*."""
     at = text.rfind(" ", start, end)
     while at > start and text[at - 1].isspace():
         at = text.rfind(" ", start, at)
@@ -142,7 +150,7 @@ def _edge(text: str, start: int, end: int) -> int:
 
 
 def shortened(text: str) -> tuple[str, dict[str, int]]:
-    """*text* with every long run of one character cut down by multiples of ``RUN``, and how many of which were cut."""
+    """Return *text* with long runs of a character cut by multiples of ``RUN``, and the multiples by character."""
     pieces: list[str] = []
     cut: dict[str, int] = {}
     done = at = 0
@@ -160,9 +168,9 @@ def shortened(text: str) -> tuple[str, dict[str, int]]:
 
 
 def estimate(text: str) -> int:
-    """Tokens of *text* without a vocabulary, by its scripts, rather too many than too few.
+    """Return the tokens of *text* estimated from its scripts, without a vocabulary: rather too many than too few.
 
-    Long runs with digits in them (hashes, base64) hold no words: there most pairs of characters are a token.
+    Long runs with digits in them (hashes, base64) hold no words: most pairs of their characters are a token.
     """
     return int(sum(map(_estimate, pieces(text)))) + bool(text)
 
@@ -174,7 +182,7 @@ def _estimate(text: str) -> float:
 
 
 def packaged_vocabularies() -> Path | None:
-    """The folder of vocabulary files inside the litellm package, found without importing it; ``None`` without one."""
+    """Return the folder of vocabulary files in the litellm package, found without importing it; None without one."""
     spec = importlib.util.find_spec("litellm")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -1,4 +1,4 @@
-"""Where requests may go, built from the settings: upstreams, what they tell, the model catalogue, summarisers."""
+"""Builds what reaches upstreams from the settings: connections, the model catalogue, probes and summarisers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, published
+from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, read_published_table
 from proxy.engine.ports import Records
 from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings
@@ -36,23 +36,26 @@ from proxy.tokenizers import Tokenizers
 from proxy.upstream import Bridge, Bridged, OnTold, Probes, Target, Timeouts, Upstreams
 
 NO_UPSTREAM: Final = "-"
-"""The upstream of every model where none is configured: then nothing is served, but models can be listed."""
+"""The upstream of every model if none is configured: then nothing is served, but models can be listed."""
 
 ANTHROPIC: Final = "anthropic"
 OWN_ADDRESSES: Final = {ANTHROPIC: "https://api.anthropic.com/v1"}
-"""Providers that speak one of our other APIs themselves, and where: those requests need no translation."""
+"""Base URLs of providers that speak one of our other APIs: such requests are sent there without LiteLLM.
+
+https://docs.claude.com/en/api/overview
+"""
 
 
 SUMMARISER: Final = Patience(failures=3, within=None, first_pause=60.0, longest_pause=1800.0, lost=300.0)
-"""When a summariser is left alone: after three failures in a row, for a minute at first."""
+"""After three failures in a row a summariser is not asked for a minute at first."""
 
-TENANTS, STRETCHES = 10_000, 50_000
-"""Bounds of what a process remembers of summaries beside their texts: clients, stretches of conversations."""
+CACHED_TENANTS, CACHED_PASSAGES = 10_000, 50_000
+"""Bounds of the caches for summary jobs, by tenant and by passage of a conversation."""
 
 
 def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Catalogue:
     """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
-    table = published(
+    table = read_published_table(
         {
             name: ModelLimits(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
             for name, facts in configuration.model_table().items()
@@ -77,7 +80,7 @@ def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Cata
 
 
 def open_upstream(settings: Settings, bridge: Bridge | None = None) -> Upstreams:
-    """The upstreams of *settings*: those that speak our APIs, and those behind *bridge*. Call it in a running loop."""
+    """Build the upstreams that speak our APIs, and those behind *bridge*. Call it in a running loop."""
     targets = [
         Target(
             upstream.name,
@@ -94,14 +97,14 @@ def open_upstream(settings: Settings, bridge: Bridge | None = None) -> Upstreams
 
 
 def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
-    """What reaches the upstreams of *settings* that LiteLLM speaks for."""
+    """Build the bridge to the upstreams that are reached through LiteLLM."""
     targets = [
         Bridged(
             upstream.name,
             upstream.provider,
             _bridged_address(upstream),
             _key(upstream),
-            upstream.ambient,
+            upstream.has_ambient_credentials,
             _headers(upstream),
             upstream.options,
             _timeouts(upstream),
@@ -113,7 +116,7 @@ def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
 
 
 def _bridged_address(upstream: configuration.Upstream) -> str | None:
-    # LiteLLM would look for an address it is not given in the environment, where this proxy's own may stand.
+    # Without an address LiteLLM takes one from the environment, and that may be the address of this proxy.
     base_url = upstream.base_url or OWN_ADDRESSES.get(upstream.provider)
     return base_url.removesuffix("/v1") if base_url and upstream.provider == ANTHROPIC else base_url
 
@@ -136,30 +139,31 @@ def _timeouts(upstream: configuration.Upstream) -> Timeouts:
 
 
 class SharedProbeCache:
-    """Where processes that share a store leave for each other what servers said of their windows: no tenant's words."""
+    """What servers said of their windows, shared by the processes of one store. It holds no tenant's data."""
 
-    def __init__(self, recorder: Records) -> None:
-        self._recorder = recorder
-        self._nobody = hashlib.sha256(b"what servers say of themselves").digest()
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        # A tenant that no credential can have. The text is part of keys in stores: it must not change.
+        self._owner = hashlib.sha256(b"what servers say of themselves").digest()
 
     async def recall(self, name: str) -> bytes | None:
-        """What was last left under *name*, if anything."""
-        return await self._recorder.read_route(self._nobody, name)
+        """Return the value last saved under *name*, or None."""
+        return await self._records.read_route(self._owner, name)
 
     def remember(self, name: str, value: bytes) -> None:
-        """Leave *value* under *name*, in the background."""
-        self._recorder.save_route(self._nobody, name, value)
+        """Save *value* under *name* in the background."""
+        self._records.save_route(self._owner, name, value)
 
 
 def open_model_names(settings: Settings) -> NameOf:
-    """What its upstream calls a model, by the name it was asked for."""
+    """Return the function that gives a model's name at its upstream."""
     if not any(rule.model for rule in settings.models):
         return same_name
     return lambda model: settings.model(model).model or model
 
 
 def open_model_headers(settings: Settings) -> HeadersOf:
-    """What *settings* add to requests for a model, by the name it was asked for."""
+    """Return the function that gives the header fields added to requests for a model."""
     if not any(rule.headers for rule in settings.models):
         return no_headers
 
@@ -167,10 +171,11 @@ def open_model_headers(settings: Settings) -> HeadersOf:
         if not model:
             return {}
         rule = settings.model(model)
-        own = settings.model(rule.model).headers if rule.model else {}
-        said = {name.lower() for name in rule.headers}
-        left = {name: value for name, value in own.items() if name.lower() not in said}
-        return {name: value.get_secret_value() for name, value in {**left, **rule.headers}.items()}
+        inherited = settings.model(rule.model).headers if rule.model else {}
+        replaced = {name.lower() for name in rule.headers}
+        headers = {name: value for name, value in inherited.items() if name.lower() not in replaced}
+        headers.update(rule.headers)
+        return {name: value.get_secret_value() for name, value in headers.items()}
 
     return headers_of
 
@@ -179,23 +184,23 @@ def open_probes(
     settings: Settings,
     upstream: Upstreams,
     tasks: Tasks,
-    told: OnTold | None = None,
-    recorder: Records | None = None,
+    on_windows: OnTold | None = None,
+    records: Records | None = None,
 ) -> Probes:
-    """What asks the upstreams of *settings* that may be asked for their windows; *told* hears of news.
+    """Build the probes that ask upstreams for their windows; *on_windows* is called with news.
 
-    With a *recorder*, what one process was told the others know without asking again.
+    With *records*, an answer that one process received is known to the others.
     """
-    asked = {each.name: each.base_url for each in settings.upstreams if each.probe and not each.bridged}
+    probed = {each.name: each.base_url for each in settings.upstreams if each.probe and not each.bridged}
     agent = f"ullage/{configuration.version()}"
     return Probes(
-        asked,
+        probed,
         upstream.send,
         tasks.spawn,
         time.perf_counter,
         agent,
-        told,
-        SharedProbeCache(recorder) if recorder else None,
+        on_windows,
+        SharedProbeCache(records) if records else None,
     )
 
 
@@ -206,14 +211,14 @@ def open_summaries(
     store: Store,
     upstream: Upstreams,
     tasks: Tasks,
-    observe: OnReport,
-    tell: OnNote = ignore_note,
+    on_report: OnReport,
+    on_note: OnNote = ignore_note,
 ) -> Jobs | None:
-    """What writes summaries as *settings* have it; ``None`` where no model is to be asked."""
+    """Build the jobs that write summaries; None if no model is to be asked."""
     wanted = settings.summaries
     if wanted.mode == "off" or settings.compression.mode != "on":
         return None
-    terms = SummaryConfig(
+    config = SummaryConfig(
         mode=wanted.mode,
         model=wanted.model,
         allowed_tenants=tenants_of(key.get_secret_value() for key in wanted.allow) if wanted.allow else None,
@@ -228,25 +233,25 @@ def open_summaries(
     )
     agent = f"ullage/{configuration.version()} (summary)"
     writer = Writer(upstream, tokenizers, load_prompts(), agent, wanted.timeout, aligned=wanted.aligned)
-    memory = JobCaches(
+    job_caches = JobCaches(
         caches.texts(),
-        LRUCache(STRETCHES),
-        LRUCache(STRETCHES),
-        LRUCache(STRETCHES),
-        LRUCache(TENANTS),
-        LRUCache(TENANTS),
+        LRUCache(CACHED_PASSAGES),
+        LRUCache(CACHED_PASSAGES),
+        LRUCache(CACHED_PASSAGES),
+        LRUCache(CACHED_TENANTS),
+        LRUCache(CACHED_TENANTS),
     )
     return Jobs(
         store.summaries,
         writer,
-        SpendingLimits(store.summaries, wanted.spend, LRUCache(TENANTS), time.monotonic, time.time),
-        terms,
-        memory,
+        SpendingLimits(store.summaries, wanted.spend, LRUCache(CACHED_TENANTS), time.monotonic, time.time),
+        config,
+        job_caches,
         resolve=catalogue.resolve,
         breaker=lambda: Breaker(time.monotonic, random.random, SUMMARISER),
         label=lambda tenant: hmac.digest(store.records.prefix_key(tenant), b"label", "sha256")[:4].hex(),
         spawn=tasks.spawn,
-        observe=observe,
+        on_report=on_report,
         clock=time.monotonic,
-        tell=tell,
+        on_note=on_note,
     )

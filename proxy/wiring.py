@@ -1,18 +1,23 @@
-"""From settings to what works by them: the engine, the listings, and the plain values that the shells get."""
+"""Builds the engine and the server's values from the settings: nothing else builds them.
+
+Features are opened by their folders, see ``features.opening``.
+
+What reaches upstreams (catalogue, connections, probes, summarisers) is built in ``upstream_wiring``, which the commands
+that ask a server use without an engine. Both together would be a file of more than 500 lines.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
 
-from cachetools import LRUCache, TTLCache
+from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
 from proxy.core.compaction.prune import KIND_WEIGHTS, DedupRules, PrunePassRules, PruneRules
-from proxy.core.compaction.schedule import CompactionRules, EnabledStages
+from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Policy
 from proxy.core.errors import UpstreamUnreachable
@@ -20,7 +25,7 @@ from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
 from proxy.engine.engine import Engine, EngineSettings
-from proxy.engine.features import Feature, Features
+from proxy.engine.features import Features
 from proxy.engine.learned_routes import LearnedRoutes, NoticeCallback, ignore_notice
 from proxy.engine.measuring import Measurer, ShrunkTools
 from proxy.engine.ports import Reply, Upgradable, Upstream
@@ -28,37 +33,31 @@ from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
-from proxy.features.cap_results.feature import CapResults
-from proxy.features.client_compaction.compact_endpoint import ClientCompaction, UpstreamCompaction
-from proxy.features.client_compaction.summary_answer import SummaryAnswers
-from proxy.features.context_management.feature import ContextManagement
-from proxy.features.history.archive import Archive, ArchiveLimits, Outcome
-from proxy.features.history.history import History
-from proxy.features.history.recorder import LEAST_SECONDS, HistoryRecorder
-from proxy.features.recall.answer import Recall
-from proxy.features.recall.session import Limits as RecallLimits
-from proxy.server import Limits, ListedUpstream, Models, ServerConfig
+from proxy.features.opening import FeatureParts, OpenHistory, open_features
+from proxy.server import Limits, ListedUpstream, Models, ServerConfig, no_headers
 from proxy.server.access import Access
 from proxy.settings import Settings, Stages
-from proxy.store import (
-    Store,
-)
+from proxy.store import Store
 from proxy.summaries import Jobs
-from proxy.tasks import Faults, Tasks
+from proxy.tasks import Faults
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
 from proxy.upstream_wiring import open_model_headers, open_model_names
 
-if TYPE_CHECKING:
-    pass
+MAX_SHOWN = 100
+"""Models listed at once in the operator's status."""
 
-SHOWN = 100
-"""Models that are shown to people at once."""
+CACHED_SIZES = 10_000
+"""Token counts of envelope members, and of texts that replace items."""
 
-SIZES = 10_000
-ASKED, TOOL_ARRAYS, LEARNED = 50_000, 64, 10_000
-"""Bounds of a process's memories: sizes of what stands around items or in their place; places asked of the store,
-shrunk tool arrays, routes that overflows taught about."""
+CACHED_LOOKUPS = 50_000
+"""Boundaries, or routes, that the store was asked for a moment ago."""
+
+CACHED_TOOL_ARRAYS = 64
+"""Shrunk tool arrays: tens of kilobytes each."""
+
+CACHED_ROUTES = 10_000
+"""Routes with what traffic taught of them, by tenant."""
 
 
 def open_engine(
@@ -69,14 +68,14 @@ def open_engine(
     upstream: Upstream,
     notice: NoticeCallback = ignore_notice,
     jobs: Jobs | None = None,
-    history: HistoryRecorder | None = None,
+    history: OpenHistory | None = None,
     calls: CallSettings | None = None,
     faults: Faults | None = None,
 ) -> Engine:
-    """The engine of *settings*, with caches of its own.
+    """Build the engine of *settings*, with caches of its own.
 
-    *notice* is told what traffic teaches of servers; *jobs* write summaries, if there are any; *history* notes what
-    becomes of conversations. *faults* of ours are reported there.
+    *notice* logs what traffic teaches of servers. *jobs* write summaries, if any are wanted. *history* records what
+    becomes of conversations. *faults* reports faults of our own.
     """
     policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings))
     faults = faults or Faults()
@@ -84,15 +83,16 @@ def open_engine(
         tokenizers,
         caches.items(),
         caches.envelopes(),
-        caches.LockedCache(SIZES),
+        caches.LockedCache(CACHED_SIZES),
         caches.prefixes(),
         policy.tools,
         settings.server.limits.items,
     )
-    learned = LearnedRoutes(store.records, LRUCache(LEARNED), LRUCache(ASKED), time.monotonic, notice)
-    records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(ASKED), jobs)
-    features = Features(_features(settings, catalogue, reader, store, records, history, faults))
-    shrunk_tools: ShrunkTools = caches.LockedCache(TOOL_ARRAYS)
+    learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, notice)
+    records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs)
+    parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults)
+    features = Features([*open_features(parts), *(history.features if history else ())])
+    shrunk_tools: ShrunkTools = caches.LockedCache(CACHED_TOOL_ARRAYS)
     mode = settings.compression.mode
     measurer = Measurer(catalogue, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
@@ -114,11 +114,11 @@ def open_engine(
 
 
 def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> dict[str, list[dict[str, object]]]:
-    """What holds for the models that were asked for, and what overflows taught: for people, tokens and seconds.
+    """Return the windows in force, and what traffic taught of them, for the operator's status.
 
-    *now* is the monotonic second of this process.
+    Windows are in tokens, ages in seconds. *now* is this process's monotonic time.
     """
-    routes = sorted(catalogue.known()[-SHOWN:], key=lambda route: route.name)
+    routes = sorted(catalogue.cached_routes()[-MAX_SHOWN:], key=lambda route: route.name)
     models: list[dict[str, object]] = [
         {
             "upstream": route.upstream,
@@ -127,21 +127,23 @@ def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> 
             "max_input_tokens": route.max_input,
             "max_output_tokens": route.max_output,
             "source": route.source,
-            "how": route.how,
-            "age_seconds": None if route.at is None else round(max(0.0, now - route.at), 1),
+            "how": route.window_origin,
+            "age_seconds": None if route.window_since is None else round(max(0.0, now - route.window_since), 1),
         }
         for route in routes
     ]
-    return {"models": models, "learned": learned.learned()[:SHOWN]}
+    return {"models": models, "learned": learned.learned()[:MAX_SHOWN]}
 
 
 def call_settings(config: ServerConfig) -> CallSettings:
-    """What is configured of calls that the engine makes."""
-    return CallSettings(config.headers_of, config.usage_upstreams, Access(config).check_stored)
+    """Return the settings of the calls that the engine makes."""
+    access = Access(config)
+    headers_of = None if config.headers_of is no_headers else config.headers_of
+    return CallSettings(headers_of, config.usage_upstreams, access.check_stored if access.shares_keys else None)
 
 
 class Offline:
-    """An upstream that cannot be reached: for commands that plan requests and send none."""
+    """An upstream that cannot be reached, for commands that plan requests and send none."""
 
     async def send(self, target: str, *rest: object) -> Reply:
         """Raise ``UpstreamUnreachable``."""
@@ -157,14 +159,14 @@ class Offline:
 def _policy(settings: Settings) -> Policy:
     wanted = settings.compression
     stages = wanted.stages
-    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.given else None
+    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.is_configured else None
     rules = CompactionRules(
-        Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest),
+        Marks(wanted.high_mark, wanted.soft_mark, wanted.effective_low_mark),
         _shares(settings),
         EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled),
         allocation,
-        _mild(stages),
-        _truncate(stages),
+        _prune_pass(stages),
+        _truncate_limits(stages),
     )
     return Policy(
         rules,
@@ -181,75 +183,43 @@ def _shares(settings: Settings) -> Shares:
     return Shares(wanted.pins, wanted.digest, wanted.steps, summary=wanted.summary)
 
 
-def _features(
-    settings: Settings,
-    catalogue: Catalogue,
-    reader: Reader,
-    store: Store,
-    records: CompactionRecords,
-    history: HistoryRecorder | None,
-    faults: Faults,
-) -> list[Feature]:
-    """The optional features that *settings* want, in the order in which they prepare a request."""
-    wanted, shares = settings.compression, _shares(settings)
-    serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
-    features: list[Feature] = [ClientCompaction(reader, store.records, catalogue.resolve, shares, time.time, serving)]
-    owned = [each.name for each in settings.upstreams if each.context_management == "own"]
-    if owned:
-        features.append(ContextManagement(reader, catalogue.resolve, owned))
-    limits = _always(wanted.stages)
-    if limits is not None:
-        features.append(CapResults(reader, limits))
-    if wanted.client_compaction == "answer":
-        features.append(SummaryAnswers(records, reader, shares, time.time))
-    if wanted.recall.enabled:
-        limits_of_recall = RecallLimits(wanted.recall.results, wanted.recall.max_tokens)
-        features.append(Recall(reader, limits_of_recall, faults))
-    if history is not None:
-        features.append(history)
-    return features
-
-
-def _mild(stages: Stages) -> PrunePassRules:
+def _prune_pass(stages: Stages) -> PrunePassRules:
     dedup, prune = stages.dedup, stages.prune
-    weights = {**KIND_WEIGHTS, **prune.weights}
-    return PrunePassRules(
-        DedupRules(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving) if dedup.enabled else None,
-        PruneRules(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights) if prune.enabled else None,
-    )
+    dedup_rules, prune_rules = None, None
+    if dedup.enabled:
+        dedup_rules = DedupRules(dedup.exact, dedup.stale_reads, dedup.grep_subsumed, dedup.min_saving)
+    if prune.enabled:
+        weights = {**KIND_WEIGHTS, **prune.weights}
+        prune_rules = PruneRules(prune.protect_rounds, prune.protect_tokens, prune.min_saving, weights)
+    return PrunePassRules(dedup_rules, prune_rules)
 
 
-def _truncate(stages: Stages) -> TruncateLimits | None:
+def _truncate_limits(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
     return TruncateLimits(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
 
 
-def _always(stages: Stages) -> TruncateLimits | None:
-    wanted = stages.truncate
-    return TruncateLimits(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
-
-
 def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
-    """The merged lists of models, with windows by *catalogue*."""
+    """Build the merged list of all upstreams' models, with windows from *catalogue*."""
 
-    def figures(model: str) -> Mapping[str, int]:
-        """A model's limits under the names that clients read them by."""
+    def limits(model: str) -> Mapping[str, int]:
+        """Return a model's limits under the names that clients look for: OpenRouter's, vLLM's and LiteLLM's."""
         route = catalogue.resolve(model)
-        told = {
+        by_name = {
             "context_length": route.window,
             "max_model_len": route.window,
             "max_input_tokens": route.max_input or route.window,
             "max_output_tokens": route.max_output,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in by_name.items() if value is not None}
 
-    places = [ListedUpstream(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
-    named = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
-    return Models(upstream, places, settings.default_upstream().name, named, figures)
+    listed = [ListedUpstream(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
+    configured = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
+    return Models(upstream, listed, settings.default_upstream().name, configured, limits)
 
 
 def server_config(settings: Settings) -> ServerConfig:
-    """What the server needs to know, as plain values."""
+    """Return the server's settings as plain values."""
     server, limits = settings.server, settings.server.limits
     return ServerConfig(
         default_upstream=settings.default_upstream().name,
@@ -277,36 +247,3 @@ def server_config(settings: Settings) -> ServerConfig:
             connections=limits.connections,
         ),
     )
-
-
-NOTED: Final = 10_000
-"""Conversations that were noted a moment ago, of which a process remembers that."""
-
-ARCHIVED: Final = 100_000
-"""Originals that a process remembers to have written: about 200 bytes each."""
-
-DAY: Final = 86_400.0
-
-
-def open_archive(
-    settings: Settings, store: Store, tasks: Tasks, observe: Callable[[Outcome, int], None]
-) -> Archive | None:
-    """What keeps originals as *settings* have it; ``None`` where none are kept."""
-    wanted = settings.archive
-    if not wanted.enabled:
-        return None
-    terms = ArchiveLimits(wanted.days * DAY, wanted.max_item, wanted.queue)
-    # Known for an hour: what the store lost meanwhile is written again, and what it has lives on.
-    return Archive(store.archive, terms, TTLCache(ARCHIVED, 3600.0), tasks.spawn, observe, time.monotonic)
-
-
-def open_history_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
-    """What notes what becomes of conversations."""
-    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(NOTED, LEAST_SECONDS)
-    return HistoryRecorder(store.conversations, recent, time.time, archive)
-
-
-def open_history(settings: Settings, store: Store) -> History:
-    """What tells callers of their conversations."""
-    compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
-    return History(store.conversations, store.archive, time.time, compacts=compacts, summaries=summaries)

@@ -1,8 +1,9 @@
-"""Several worker processes under one parent: started, restarted after a crash, drained and ended together.
+"""Several worker processes under one parent, and the signals that end either.
 
-The parent calls ``Supervisor(...).run()``. Each worker is a fresh interpreter that runs one coroutine function, named
-as ``module:function`` and called as ``await function(argument, worker)``; what it returns is its exit code. Workers
-share a port by SO_REUSEPORT: the parent holds a ``reserve``d socket, each worker binds its own.
+The parent runs ``Supervisor(...).run()``, which starts workers, restarts those that crash, drains and ends them. Each
+worker is a fresh interpreter that runs one coroutine function, named as ``module:function`` and called as
+``await function(argument, worker)``; its result is the exit code. Workers share a port with SO_REUSEPORT
+(https://man7.org/linux/man-pages/man7/socket.7.html): the parent keeps a ``reserve``d socket, each worker binds one.
 """
 
 from __future__ import annotations
@@ -23,34 +24,40 @@ from typing import Any, Protocol
 new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
     import uvloop
-except ImportError:  # no wheel for this platform: the standard loop does the same, slower
+except ImportError:  # no wheel for this platform (https://uvloop.readthedocs.io/): the standard loop is slower
     pass
 else:
     new_event_loop = uvloop.new_event_loop
 
 FIRST_BACKOFF = 0.1
 LONGEST_BACKOFF = 10.0
-# A worker that lived this long did start; a crash after it is news, not a loop.
+"""Seconds before a crashed worker is started again; doubled after each crash."""
+
 SETTLED_SECONDS = 5.0
-# So many starts in a row that came to nothing, for every single worker: the set-up is wrong, restarting will not help.
+"""Lifetime from which on a worker counts as started; a crash after it begins again at ``FIRST_BACKOFF``."""
+
 MOST_FALSE_STARTS = 5
+"""Failed starts in a row of every worker after which the parent gives up: the set-up is wrong."""
+
 KILL_GRACE = 2.0
+"""Seconds beyond the drain after which a worker is killed."""
+
 _LENGTH = struct.Struct(">Q")
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Which of *count* workers a process is; *index* counts from 0 and is kept over restarts."""
+    """One of *count* workers; *index* counts from 0 and stays the same after a restart."""
 
     index: int
     count: int
 
 
 class LogEvent(Protocol):
-    """Told what happens to workers, in facts fit for a log line."""
+    """Logs what happens to workers."""
 
     def __call__(self, event: str, **facts: int | float | str) -> None:
-        """Note *event*; must not block."""
+        """Log *event* with *facts*; must not block."""
 
 
 WorkerMain = Callable[[Any, Worker], Awaitable[int]]
@@ -58,33 +65,37 @@ OnExit = Callable[[int], None]
 
 
 class Shutdown:
-    """``requested`` is set when the process shall end, ``immediate`` when it shall not wait for anything."""
+    """The end of a process, as signals ask for it: the first one for a drain, a second one for an immediate end.
+
+    ``requested`` is set by the first signal, ``immediate`` by the second.
+    """
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.immediate = asyncio.Event()
 
     def handle_signals(self) -> None:
-        """Heed signals from now on, until the running loop is closed."""
+        """Handle SIGTERM, SIGINT and SIGHUP until the running loop is closed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        # Under nohup it is ignored from the start, and has to stay so.
+        # ``nohup`` starts a process with SIGHUP ignored: it has to stay so.
+        # https://pubs.opengroup.org/onlinepubs/9699919799/utilities/nohup.html
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, self.hang_up)
 
     def stop(self) -> None:
-        """Ask for an end; called again: for one at once."""
+        """Request a drain; called again, an immediate end."""
         if self.requested.is_set():
             self.immediate.set()
         self.requested.set()
 
     def hang_up(self) -> None:
-        """Ask for an end. A terminal that is closed tells so twice, by its shell and by the kernel."""
+        """Request a drain, also when called again: shell and kernel each send SIGHUP when a terminal is closed."""
         self.requested.set()
 
     async def run_unless_immediate(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await *work* unless, or until, the end shall be at once."""
+        """Run *work* to its end, or cancel it as soon as the end has to be immediate."""
         async with asyncio.TaskGroup() as group:
             job = group.create_task(work, name="drain")
             alarm = group.create_task(self.immediate.wait(), name="second signal")
@@ -94,33 +105,29 @@ class Shutdown:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket bound to *host* and *port* (0: any free one) that workers can share; it does not listen itself.
+    """Return a socket bound to *host* and *port* (0: any free one) that workers can share; it does not listen.
 
-    Keep it open while workers run. Raises ``OSError`` when somebody else listens there: SO_REUSEPORT alone would let
+    Keep it open while workers run. Raises ``OSError`` if another process listens there: SO_REUSEPORT alone would let
     two proxies of one user share a port unnoticed.
     """
-    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-        0
-    ]
+    family, kind, proto, _, address = _resolve(host, port)
     if port:
         with socket.socket(family, kind, proto) as probe:
             _bind(probe, family, address, socket.SO_REUSEADDR)
-    held = socket.socket(family, kind, proto)
+    reserved = socket.socket(family, kind, proto)
     try:
         # Connections that a single process closed wait for a minute (TIME_WAIT) and did not share their port.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _bind(held, family, address, socket.SO_REUSEPORT)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _bind(reserved, family, address, socket.SO_REUSEPORT)
     except OSError:
-        held.close()
+        reserved.close()
         raise
-    return held
+    return reserved
 
 
 def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
-    """A listening socket that shares *port* with the other workers'. Raises ``OSError``."""
-    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-        0
-    ]
+    """Return a listening socket that shares *port* with other workers. Raises ``OSError``."""
+    family, kind, proto, _, address = _resolve(host, port)
     listener = socket.socket(family, kind, proto)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -133,20 +140,26 @@ def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
     return listener
 
 
-def _bind(held: socket.socket, family: int, address: Any, option: int) -> None:
-    held.setsockopt(socket.SOL_SOCKET, option, 1)
+def _resolve(host: str, port: int) -> tuple[Any, ...]:
+    """Return the first address of *host*: family, kind, protocol, canonical name and socket address."""
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+
+
+def _bind(bound: socket.socket, family: int, address: Any, option: int) -> None:
+    bound.setsockopt(socket.SOL_SOCKET, option, 1)
     if family == socket.AF_INET6:
-        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    held.bind(address)
+        # As asyncio's own servers do: ``::`` must not take the port of 0.0.0.0 as well.
+        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    bound.bind(address)
 
 
 class Supervisor:
-    """Keeps *count* workers running until a signal ends them, or until they turn out not to start at all.
+    """Keeps *count* workers running until a signal ends them, or until none of them can be started.
 
-    *main* is ``module:function``, *argument* anything that can be pickled; it reaches the worker through a pipe, so
-    secrets show neither in the process list nor in the environment. *drain* is how many seconds workers get to end
-    after the first signal; a second signal ends them at once (*ending*). *on_exit* is called with the pid of
-    each ended worker.
+    *main* is ``module:function``. *argument* is anything that can be pickled; it reaches the worker through a pipe, so
+    that secrets show neither in the process list nor in the environment. *drain* is the time in seconds that workers
+    have to end after the first signal; a second signal ends them immediately (*shutdown*). *on_exit* is called with the
+    pid of each worker that ended.
     """
 
     def __init__(
@@ -157,8 +170,8 @@ class Supervisor:
         *,
         environ: Mapping[str, str],
         drain: float,
-        events: LogEvent,
-        ending: Shutdown | None = None,
+        log_event: LogEvent,
+        shutdown: Shutdown | None = None,
         on_exit: OnExit | None = None,
     ) -> None:
         self._main = main
@@ -166,54 +179,57 @@ class Supervisor:
         self._count = count
         self._environ = dict(environ)
         self._drain = drain
-        self._events = events
+        self._log_event = log_event
         self._on_exit = on_exit
         self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._ending = ending or Shutdown()
+        self._shutdown = shutdown or Shutdown()
         self._false_starts = [0] * count
 
     async def run(self) -> int:
-        """The exit code: 0 after a signal and a clean end, 1 when workers do not start or had to be killed."""
-        self._ending.handle_signals()
+        """Run until shutdown. Return 0 after a clean end, 1 if workers could not be started or had to be killed."""
+        self._shutdown.handle_signals()
         try:
             async with asyncio.TaskGroup() as group:
-                slots = [group.create_task(self._keep(index), name=f"worker-{index}") for index in range(self._count)]
-                killed = await self._end_when_told(slots)
+                slots = [
+                    group.create_task(self._restart_forever(index), name=f"worker-{index}")
+                    for index in range(self._count)
+                ]
+                killed = await self._end_on_shutdown(slots)
         finally:
             self._send(signal.SIGKILL)
         return 1 if killed or self._hopeless else 0
 
     def stop(self) -> None:
-        """Drain and end; called again: end at once."""
-        self._ending.stop()
+        """Drain and end the workers; called again, end them immediately."""
+        self._shutdown.stop()
 
     @property
     def pids(self) -> dict[int, int]:
-        """The running workers' process ids by index."""
+        """Process ids of the running workers by index."""
         return {index: process.pid for index, process in self._processes.items()}
 
     @property
     def _hopeless(self) -> bool:
         return min(self._false_starts) >= MOST_FALSE_STARTS
 
-    async def _keep(self, index: int) -> None:
+    async def _restart_forever(self, index: int) -> None:
         backoff = FIRST_BACKOFF
-        while not self._ending.requested.is_set():
+        while not self._shutdown.requested.is_set():
             began = time.monotonic()
             code = await self._run_one(index)
             lived = time.monotonic() - began
-            if self._ending.requested.is_set():
+            if self._shutdown.requested.is_set():
                 return
             if lived >= SETTLED_SECONDS:
                 self._false_starts[index], backoff = 0, FIRST_BACKOFF
             else:
                 self._false_starts[index] += 1
-            self._events("worker.ended", worker=index, exit_code=code, seconds=round(lived, 2))
+            self._log_event("worker.ended", worker=index, exit_code=code, seconds=round(lived, 2))
             if self._hopeless:
-                self._events("worker.given_up", count=sum(self._false_starts))
-                self._ending.requested.set()
+                self._log_event("worker.given_up", count=sum(self._false_starts))
+                self._shutdown.requested.set()
                 return
-            await _wait(self._ending.requested, backoff)
+            await _wait(self._shutdown.requested, backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     async def _run_one(self, index: int) -> int:
@@ -223,13 +239,13 @@ class Supervisor:
             *command, stdin=asyncio.subprocess.PIPE, env=self._environ, start_new_session=True
         )
         self._processes[index] = process
-        self._events("worker.started", worker=index, pid=process.pid)
+        self._log_event("worker.started", worker=index, pid=process.pid)
         try:
             if process.stdin is not None:
                 process.stdin.write(_LENGTH.pack(len(self._payload)) + self._payload)
             # A signal that came while the process was being made has not reached it.
-            if self._ending.requested.is_set():
-                process.send_signal(signal.SIGKILL if self._ending.immediate.is_set() else signal.SIGTERM)
+            if self._shutdown.requested.is_set():
+                process.send_signal(signal.SIGKILL if self._shutdown.immediate.is_set() else signal.SIGTERM)
             # The pipe stays open: its end tells the worker that the parent is gone.
             return await process.wait()
         finally:
@@ -239,21 +255,21 @@ class Supervisor:
             if self._on_exit is not None:
                 self._on_exit(process.pid)
 
-    async def _end_when_told(self, slots: Sequence[asyncio.Task[None]]) -> bool:
-        """Whether workers had to be killed."""
-        await self._ending.requested.wait()
+    async def _end_on_shutdown(self, slots: Sequence[asyncio.Task[None]]) -> bool:
+        """Wait for the shutdown, then end the workers. Return True if some had to be killed."""
+        await self._shutdown.requested.wait()
         self._send(signal.SIGTERM)
         async with asyncio.TaskGroup() as group:
-            hurry = group.create_task(self._ending.immediate.wait(), name="second-signal")
+            hurry = group.create_task(self._shutdown.immediate.wait(), name="second-signal")
             ended = group.create_task(_all(slots), name="workers-ended")
             await asyncio.wait({hurry, ended}, timeout=self._drain + KILL_GRACE, return_when=asyncio.FIRST_COMPLETED)
-            if self._ending.immediate.is_set():
+            if self._shutdown.immediate.is_set():
                 self._send(signal.SIGTERM)
                 await asyncio.wait({ended}, timeout=KILL_GRACE)
             hurry.cancel()
             late = list(self._processes)
             for index in late:
-                self._events("worker.killed", worker=index)
+                self._log_event("worker.killed", worker=index)
             self._send(signal.SIGKILL)
         return bool(late)
 
@@ -275,9 +291,9 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 
 def run_worker(name: str, worker: Worker) -> int:
-    """Run ``module:function`` of *name* with the argument that standard input carries; returns the exit code."""
+    """Run ``module:function`` *name* with the argument read from standard input; return the exit code."""
     pipe = os.dup(0)
-    # The pipe is ours: nothing that reads standard input in the worker may swallow the parent's end.
+    # Nothing that reads standard input in the worker may take the bytes of this pipe, or its end.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -299,7 +315,7 @@ def run_worker(name: str, worker: Worker) -> int:
 
 
 def _orphaned(loop: asyncio.AbstractEventLoop, pipe: int) -> None:
-    """End as if told to when the parent is gone: it owned the store and nobody would restart this worker."""
+    """Shut down when the parent has gone: it owned the store, and it alone would restart this worker."""
     if not os.read(pipe, 1):
         loop.remove_reader(pipe)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -310,7 +326,7 @@ def _read(pipe: int, length: int) -> bytes:
     while len(parts) < length:
         part = os.read(pipe, length - len(parts))
         if not part:
-            raise EOFError("the parent ended before it had told this worker what to do")
+            raise EOFError("the parent ended before it had sent this worker its argument")
         parts += part
     return bytes(parts)
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from proxy.engine.plans import Plan
 
 from proxy.core.compaction.schedule import CompactionTarget
+from proxy.engine.retries import sent_prompt
 from tests.stub import Rules, messages, responses, slices
 from tests.support import conversation_strategies
 from tests.support.api_formats import kind_of, request_body, text_of, to_messages
-from tests.support.engine_fixtures import POLICY, UNSHRUNK, Replica, is_clip, outline_problems
+from tests.support.engine_fixtures import POLICY, UNSHRUNK, Planned, Replica, is_clip, outline_problems
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.support.view_checks import changed_items
 
@@ -36,7 +36,7 @@ def asked(draw: st.DrawFn, api: str, **options: Any) -> bytes:
     return conversation_strategies.encode(draw, body)
 
 
-def problems(api: str, body: bytes, plan: Plan, window: int) -> list[str]:
+def problems(api: str, body: bytes, plan: Planned, window: int) -> list[str]:
     """One sentence for each promise that *plan* breaks against the client's *body*."""
     if plan.error is not None:
         return [] if plan.error.code == "context_length_exceeded" else [f"refused with {plan.error.code}"]
@@ -49,7 +49,7 @@ def problems(api: str, body: bytes, plan: Plan, window: int) -> list[str]:
     return found if plan.body == body else found + outline_problems(body, plan.body) + view_problems(body, plan)
 
 
-def view_problems(body: bytes, plan: Plan) -> list[str]:
+def view_problems(body: bytes, plan: Planned) -> list[str]:
     """What of the view is neither the client's own bytes, nor the carrier, nor a clip."""
     raw, view = slices(body), slices(plan.body)
     was, now = [list(map(json.loads, pieces)) for pieces in (raw, view)]
@@ -305,7 +305,7 @@ async def test_a_stored_history_is_never_folded() -> None:
     assert [item.get("call_id") for item in sent] == [item.get("call_id") for item in body["input"]]
     assert set(plan.report.stages) <= {"truncate", "clip"}
     assert plan.report.stages
-    assert plan.add_sent is None, "nothing can be learned from what is reported for it"
+    assert sent_prompt(plan.view) is None, "nothing can be learned from what is reported for it"
 
 
 async def test_encrypted_reasoning_and_compaction_items_stay_whole() -> None:

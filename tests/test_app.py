@@ -66,13 +66,13 @@ async def running(folder: Path, configured: Settings) -> AsyncIterator[tuple[Pro
     part = Part(folder)
     port = free_port()
     server = configured.server.model_copy(update={"port": port})
-    house = await Process.build(
+    process = await Process.build(
         StartOptions(configured.model_copy(update={"server": server})), ONE, part.logs, part.tasks
     )
     try:
-        yield house, f"http://127.0.0.1:{port}", part
+        yield process, f"http://127.0.0.1:{port}", part
     finally:
-        await house.close()
+        await process.close()
         await part.close()
 
 
@@ -81,8 +81,8 @@ async def test_a_process_serves_and_tells_its_figures(
 ) -> None:
     """A built process answers, counts what it did and what the store is, and announces itself on standard error."""
     server = await stub()
-    async with running(tmp_path, settings(server.url)) as (house, address, part):
-        keeping = part.tasks.spawn(house.keep(), "housekeeping")
+    async with running(tmp_path, settings(server.url)) as (process, address, part):
+        keeping = part.tasks.spawn(process.update_gauges(), "housekeeping")
         async with httpx.AsyncClient(trust_env=False) as client:
             assert (await client.post(f"{address}/v1/chat/completions", json=CHAT)).status_code == 200
             figures = (await client.get(f"{address}/metrics")).text

@@ -22,15 +22,7 @@ COMPACTION = "to be unfolded once the way of a compacted request is shorter"
 
 # Functions above the limit, and why. It only shrinks: an entry that is no longer needed fails the test.
 COMPLEX = {
-    "proxy/core/compaction/prune.py::_replacement": COMPACTION,
     "proxy/core/compaction/block.py::choose_pins": COMPACTION,
-    "proxy/core/compaction/prune.py::prune_pass": COMPACTION,
-    "proxy/core/compaction/prune.py::_values": COMPACTION,
-    "proxy/core/compaction/schedule.py::Schedule::run": ENGINE,
-    "proxy/core/compaction/schedule.py::Schedule::_compact": ENGINE,
-    "proxy/core/compaction/view.py::write_texts": COMPACTION,
-    "proxy/core/compaction/view.py::_results": COMPACTION,
-    "proxy/core/compaction/view.py::assemble": COMPACTION,
     "proxy/core/apis/item_digest.py::_canonical": HOT,
     "proxy/core/tool_calls.py::_pairs": HOT,
     "proxy/core/conversation.py::lay_out": HOT,
@@ -38,19 +30,12 @@ COMPLEX = {
     "proxy/core/apis/json_steps.py::_write": HOT,
     "proxy/core/apis/json_steps.py::_large": HOT,
     "proxy/core/planner.py::choose_compaction": ENGINE,
-    "proxy/features/client_compaction/summary_answer.py::SummaryAnswers::_text": ENGINE,
-    "proxy/features/client_compaction/compact_endpoint.py::ClientCompaction::_make": ENGINE,
-    "proxy/engine/upstream_calls.py::UpstreamCalls::_call": ENGINE,
-    "proxy/engine/body_edits.py::rerouted": ENGINE,
-    "proxy/features/context_management/feature.py::_edited": ENGINE,
     "proxy/engine/reading.py::Reader::_read": ENGINE,
     "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
 }
 
 # Lines that still hold a nested ternary, one over several lines or a dense comprehension: how many, and why.
-DENSE = {
-    "proxy/core/compaction/view.py": (1, COMPACTION),
-}
+DENSE = {}
 
 
 def complex_functions() -> set[str]:

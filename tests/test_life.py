@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from proxy.core.compaction import block, digest
-from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
+from proxy.core.compaction.schedule import CompactionTarget
+from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.decisions import Policy
 from proxy.core.tokens.budget import Buffers, Marks, Shares
 from tests.support.engine_fixtures import POLICY, DictRecords, Message, Replica, chat_body, message_slices, tokenizers
@@ -183,7 +184,7 @@ async def characters_counted(rounds: int) -> int:
             total += len(text)
             return tokenizers().count(encoding, text)
 
-    desk.fitter._reader._counter = Meter()
+    desk.reader._counter = Meter()
     session = agent_session(rounds, 300)
     for end in range(4, len(session) + 1, 2):
         await desk.plan(chat_body(session[:end], tools=AGENT_TOOLS), 8192)

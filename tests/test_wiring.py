@@ -8,12 +8,10 @@ from typing import Any
 from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Options, Request
 from proxy.settings import Settings
-from proxy.settings.server import Archive
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.wiring import open_archive, open_engine, open_history, open_history_recorder, server_config
-from tests.store.conftest import Opener, opener, short_path
+from proxy.wiring import Offline, open_engine, server_config
 from tests.support.engine_fixtures import TENANT, chat_body
 from tests.support.sample_conversations import agent_session
 
@@ -59,32 +57,12 @@ async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:
         stages = {"fold": {"enabled": fold}, "prune": {"enabled": False}, "dedup": {"enabled": False}}
         settings = Settings.model_validate({"upstreams": UPSTREAMS, "compression": {"stages": stages}})
         catalogue = Catalogue([ModelRule("*", "open", 8192)], {}, "open")
-        engine = open_engine(settings, catalogue, Tokenizers(), store)
+        engine = open_engine(settings, catalogue, Tokenizers(), store, Offline())
         # Names of their own: else the second would adopt what was decided for the first.
         request = Request("chat", chat_body(agent_session(60, 300)), TENANT, "r", Options(conversation=str(fold)))
-        used[fold] = (await engine.planner.fit(request)).report.stages
+        used[fold] = engine.report(await engine.first_plan(request)).stages
     await store.close()
     await tasks.finish(1.0)
     assert "fold" in used[True]
     assert "fold" not in used[False]
     assert "drop" in used[False]
-
-
-__all__ = ["opener", "short_path"]
-
-
-async def test_an_archive_is_there_only_where_it_is_wanted(opener: Opener) -> None:
-    """Off as shipped; with it on, limits are those of the settings."""
-    store = await opener("memory")
-    assert open_archive(Settings(), store, opener.tasks, lambda outcome, count: None) is None
-    wanted = Settings(archive=Archive(enabled=True, days=2, max_item=1000))
-    archive = open_archive(wanted, store, opener.tasks, lambda outcome, count: None)
-    assert archive is not None
-    assert (archive._terms.seconds, archive._terms.most) == (2 * 86_400, 1000)
-    assert open_history_recorder(store, archive)._archive is archive
-
-
-async def test_callers_are_told_what_the_store_has(opener: Opener) -> None:
-    """Of an empty store, nothing."""
-    told = open_history(Settings(), await opener("memory"))
-    assert await told.list(b"t" * 32) == {"conversations": []}

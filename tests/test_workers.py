@@ -75,7 +75,7 @@ class Run:
             count,
             environ=environ,
             drain=drain,
-            events=lambda event, **facts: self.events.append((event, facts)),
+            log_event=lambda event, **facts: self.events.append((event, facts)),
             on_exit=on_exit,
         )
         self.task = asyncio.get_running_loop().create_task(self.supervisor.run())
@@ -215,7 +215,7 @@ PARENT = """
 import asyncio, os, sys
 from proxy.workers import Supervisor
 supervisor = Supervisor("worker_main:main", {"folder": sys.argv[1], "secret": "x"}, 1, environ=os.environ, drain=5,
-                        events=lambda event, **facts: print(event, flush=True))
+                        log_event=lambda event, **facts: print(event, flush=True))
 asyncio.run(supervisor.run())
 """
 

@@ -141,7 +141,7 @@ def models(
     from proxy.cli.models import list_models
 
     found = asyncio.run(list_models(settings, pattern, os.environ.get(key_env, "") if key_env else ""))
-    for name, trouble in found.troubles.items():
+    for name, trouble in found.problems.items():
         typer.echo(f"{name}: {trouble}", err=True)
     rows = [asdict(row) for row in found.rows]
     if as_json:

@@ -112,7 +112,9 @@ class _Given(Catalogue):
     def resolve(self, model: str, size: int = 0) -> Route:
         """The route of what was given instead of *model*."""
         route = self._real.resolve(self._model or model, size)
-        return route if self._window is None else replace(route, window=self._window, source="configured", how="")
+        if self._window is None:
+            return route
+        return replace(route, window=self._window, source="configured", window_origin="")
 
 
 async def fit_request(
@@ -166,7 +168,7 @@ async def _read_back(
 
     wanted = settings.compression
     sent, fits = await read(measured.parsed.body), await read(view.body)
-    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.lowest)
+    marks = Marks(wanted.high_mark, wanted.soft_mark, wanted.effective_low_mark)
     return Fitted(view, report, error, measured, sent, fits, marks, tokenizers)
 
 
@@ -257,13 +259,13 @@ def _facts(found: Fitted) -> Iterator[tuple[str, str]]:
         return f"{int(ours * factor):,}"
 
     route = measured.route
-    origin = f"{route.source}: {route.how}" if route.how else route.source
+    origin = f"{route.source}: {route.window_origin}" if route.window_origin else route.source
     yield "outcome", report.outcome
     yield "model", f"{route.model or '(none)'}  {route.encoding}{'' if factor == 1.0 else f' x {factor:g}'}"
     yield "window", f"{report.window or 0:,}  ({origin})"
     yield "reserve", f"{tokens(figures.reserve)}{'' if measured.requested_output else '  (none asked for)'}"
     yield "budget", f"{report.budget or 0:,}"
-    yield "room", f"{tokens(max(0, figures.budget - figures.fixed))}  (budget less system text, tools and format)"
+    yield "room", f"{tokens(max(0, figures.input - figures.fixed))}  (budget less system text, tools and format)"
     marks = {"high": figures.high, "soft": figures.soft, "low": figures.low}
     levels = [f"{name} {tokens(level(found.marks, figures.baseline))}" for name, level in marks.items()]
     yield "marks", ", ".join(levels)

@@ -96,14 +96,14 @@ class Replayed:
         """US dollars of the input that was sent, the repeated part at the price of cached tokens."""
         if self.prices is None:
             return None
-        return sum(self.prices.of(turn.after, turn.repeated) for turn in self.turns if turn.after is not None)
+        return sum(self.prices.cost(turn.after, turn.repeated) for turn in self.turns if turn.after is not None)
 
     @property
     def cost_before(self) -> float | None:
         """The same for what the client sent, as if every request had been accepted."""
         if self.prices is None:
             return None
-        return sum(self.prices.of(turn.before, turn.repeated_before) for turn in self.turns)
+        return sum(self.prices.cost(turn.before, turn.repeated_before) for turn in self.turns)
 
 
 def find_sessions(place: Path) -> Iterator[Session]:

@@ -124,7 +124,7 @@ def client_of(outline: Envelope, first: bytes, last: bytes, history: bool = Fals
     before. A wording that nobody knows is one by its intent, and by the request's form: no tools that may be called, or
     a history before it and words that leave nothing to call them for.
     """
-    said = next(iter(outline.said.values()), "").lstrip()
+    said = next(iter(outline.texts.values()), "").lstrip()
     called = _may_call(outline)
     system = said or (_system(first) if not called or _occurs("system", first[:1024]) else "")
     found = next((rule for rule in _SYSTEM_RULES if system.startswith(rule.begins)), None)

@@ -15,13 +15,14 @@ from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import Envelope
 from proxy.core.apis.json_scan import Scan
 from proxy.core.compaction.record import Compaction, CompactionRecord
-from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, LowerOutput, Schedule
+from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, Schedule
+from proxy.core.compaction.stages import CompactionRules
 from proxy.core.compaction.view import OriginalItems
 from proxy.core.conversation import Item, Layout
 from proxy.core.errors import ContextTooLong
 from proxy.core.models import Route
 from proxy.core.request import Request
-from proxy.core.tokens.budget import NO_BUFFERS, Buffers, TokenBudget, economy_cap, reserve, scaled
+from proxy.core.tokens.budget import NO_BUFFERS, Buffers, TokenBudget, answer_reserve, economy_cap, to_our_tokens
 from proxy.core.tokens.counting import Members, RoleTotals
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 
@@ -45,15 +46,15 @@ class Policy:
 
     def budget(self, route: Route, window: int, requested: int | None, fixed: int, token_ratio: float) -> TokenBudget:
         """The token budget of a request; *window* and *requested* are in the provider's tokens, *fixed* in ours."""
-        default = reserve(None, route.max_output, window)
-        max_input = None if route.max_input is None else scaled(route.max_input, token_ratio)
-        price_cap = scaled(economy_cap(window, route.tier), token_ratio) if self.economy else None
-        reserved = reserve(requested, route.max_output, window)
+        default = answer_reserve(None, route.max_output, window)
+        max_input = None if route.max_input is None else to_our_tokens(route.max_input, token_ratio)
+        price_cap = to_our_tokens(economy_cap(window, route.price_tier), token_ratio) if self.economy else None
+        reserved = answer_reserve(requested, route.max_output, window)
         return TokenBudget(
-            scaled(window, token_ratio),
-            scaled(reserved, token_ratio),
+            to_our_tokens(window, token_ratio),
+            to_our_tokens(reserved, token_ratio),
             fixed,
-            scaled(default, token_ratio),
+            to_our_tokens(default, token_ratio),
             max_input,
             price_cap,
             self.buffers,
@@ -95,24 +96,20 @@ class ParsedBody:
 class TokenCounts:
     """Tokens of a request as the client sent it.
 
-    ``fixed`` is all but the history; ``members`` are the counted members of the envelope, ``beside`` the same by what
-    they hold; ``roles`` the items by role.
+    ``history`` are all items that are not system items, ``fixed`` is everything else. ``members`` are the counted
+    members of the envelope, ``beside`` the same by what they hold; ``roles`` the items by role.
     """
 
     fixed: int
+    history: int
     members: Mapping[str, int]
     roles: RoleTotals
     beside: Members
 
     @property
-    def history(self) -> int:
-        """Tokens of all items that are not system items."""
-        return self.roles.history
-
-    @property
     def total(self) -> int:
         """Tokens of the whole request."""
-        return self.fixed + self.roles.history
+        return self.fixed + self.history
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +196,7 @@ class MeasuredRequest:
         """The prefix hash after the first user item, which names the conversation; empty if there are no items."""
         if not self.prefix_hashes:
             return b""
-        return self.prefix_hashes[layout.task if layout.task is not None else 0]
+        return self.prefix_hashes[layout.users[0] if layout.users else 0]
 
     def budget_for(self, target: CompactionTarget) -> TokenBudget:
         """The budget as *target* leaves it: with a smaller reserve, or without room for the addition."""

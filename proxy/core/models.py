@@ -19,68 +19,74 @@ _SERIES = re.compile(r"(?:^|[./-])(gpt-\d+)(?![a-z\d])")
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What somebody says of a model, in tokens; ``None`` where nothing is said.
+    """The limits that one source states for a model, in tokens; None if it states none.
 
-    ``window`` is input and output together, ``max_input`` a limit of the input beside it; inputs above ``tier`` cost
-    more for each token.
+    ``window`` is input and output together, ``max_input`` a limit of the input beside it. Each token of an input above
+    ``price_tier`` costs more.
     """
 
     window: int | None = None
     max_input: int | None = None
     max_output: int | None = None
-    tier: int | None = None
+    price_tier: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ServerWindow:
-    """What a server says of itself, in tokens; ``at`` is the monotonic second since when it has said just that.
+    """The window that a server reports for a model, in tokens.
 
-    ``how`` names the route and the member it was read from.
+    ``since`` is the monotonic second since when it has reported just that. ``origin`` names the route and the member
+    it was read from.
     """
 
     context_window: int
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
     source: WindowSource = "server"
-    at: float = 0.0
-    how: str = ""
+    since: float = 0.0
+    origin: str = ""
 
 
 WindowLookup = Callable[[str, str, bool], ServerWindow | None]
-"""What the named upstream says of the named model, as far as it is known this instant; never waits.
+"""Returns the window that an upstream reports for a model, by their names, or None if it is not known now; never waits.
 
-The last argument says whether it is worth asking the upstream where that is unknown or old.
+The last argument is True if it is worth asking the upstream when that is unknown or old.
 """
 
 
-def published(rows: Mapping[str, ModelLimits]) -> dict[str, ModelLimits]:
-    """What a published table says, read safely; in each row only ``max_input`` and ``max_output`` are looked at.
+def read_published_table(rows: Mapping[str, ModelLimits]) -> dict[str, ModelLimits]:
+    """Return the limits of a published table by model; of each row only input, output and price tier are used.
 
     A row's input figure is mostly the shared window (gpt-4o: 128,000; Claude: 200,000 or 1,000,000), so it is taken
-    for the window: where it is only the input's, the window comes out too small and never too large. For OpenAI's
-    numbered series the table holds both readings side by side: 272,000 + 128,000 in the rows of gpt-5 and 400,000
-    with the same output in those of gpt-5.1-codex; 922,000 against 1,050,000; 111,616 + 16,384 against 128,000. Two
-    rows of one series whose inputs differ by exactly their common output figure speak of one window: the larger
-    figure is the window, the smaller the limit of its input. Elsewhere such a pair is chance (131,072 and 163,840
-    with 32,768, of two hosts of one DeepSeek model) and says nothing.
+    for the window. If it is the limit of the input alone, the window comes out too small and never too large. For
+    OpenAI's numbered series the table holds both readings side by side: 272,000 + 128,000 in the rows of gpt-5 and
+    400,000 with the same output in those of gpt-5.1-codex; 922,000 against 1,050,000; 111,616 + 16,384 against 128,000.
+    If the inputs of two rows of one series differ by exactly their common output figure, both speak of one window: the
+    larger figure is the window, the smaller the limit of its input. Outside of these series such a pair is chance
+    (131,072 and 163,840 with 32,768, of two hosts of one DeepSeek model) and says nothing.
+
+    https://github.com/BerriAI/litellm/blob/main/model_prices_and_context_window.json
     """
     pairs = {(series(name), row.max_input, row.max_output) for name, row in rows.items() if series(name)}
-    return {name: _read(row, series(name), pairs) for name, row in rows.items()}
+    return {name: _read_row(row, series(name), pairs) for name, row in rows.items()}
 
 
 def series(model: str) -> str:
-    """The numbered OpenAI series *model* belongs to, such as ``gpt-5``; empty for every other model."""
-    found = _SERIES.search(model)
-    return found[1] if found else ""
+    """Return the numbered OpenAI series that *model* belongs to, such as ``gpt-5``; empty for every other model."""
+    match = _SERIES.search(model)
+    return match[1] if match else ""
 
 
-def _read(row: ModelLimits, name: str, pairs: set[tuple[str, int | None, int | None]]) -> ModelLimits:
-    taken, output, tier = row.max_input, row.max_output, row.tier
-    if not name or taken is None or output is None:
-        return ModelLimits(taken, None, output, tier)
-    if (name, taken + output, output) in pairs:
-        return ModelLimits(taken + output, taken, output, tier)
-    return ModelLimits(taken, taken - output if (name, taken - output, output) in pairs else None, output, tier)
+def _read_row(row: ModelLimits, name: str, pairs: set[tuple[str, int | None, int | None]]) -> ModelLimits:
+    """Return the limits of *row*; *pairs* are the series, input and output of every row of a series."""
+    stated, output, tier = row.max_input, row.max_output, row.price_tier
+    if not name or stated is None or output is None:
+        return ModelLimits(stated, None, output, tier)
+    if (name, stated + output, output) in pairs:
+        return ModelLimits(stated + output, stated, output, tier)
+    if (name, stated - output, output) in pairs:
+        return ModelLimits(stated, stated - output, output, tier)
+    return ModelLimits(stated, None, output, tier)
 
 
 OPENAI_ENCODINGS = (
@@ -92,26 +98,27 @@ OPENAI_ENCODINGS = (
     ("gpt-4*", "cl100k_base"),
     ("text-embedding-*", "cl100k_base"),
 )
-"""Encodings of OpenAI's older models; everything newer, and everybody else's nearest, is o200k_base."""
+"""Encodings of OpenAI's older models; newer ones use o200k_base, which is also nearest to those of other makers.
+https://github.com/openai/tiktoken/blob/main/tiktoken/model.py"""
 
 DEFAULT_ENCODING = "o200k_base"
 
 COMPRESS = ""
-"""The step of an overflow policy that makes the view smaller; every other one is the name of a fallback model."""
+"""The step of an overflow policy that makes the view smaller; every other step is the name of a fallback model."""
 
 SMALLEST_WINDOW = 2_048
-"""Tokens that every model in use takes; a token is at least one byte."""
+"""A window that no model in use falls below. A token is at least one byte, so a body of so many bytes always fits."""
 
-REMEMBERED = 1_000
-"""Model names whose route is remembered."""
+MOST_ROUTES = 1_000
+"""Model names whose route is cached. Names come from clients, so they must never fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRule:
-    """One line of the configuration: models matching the glob *pattern* go to *upstream* with these limits.
+    """One line of the configuration: models that match the glob *pattern* go to *upstream* with these limits.
 
-    An empty upstream is the default one. With a ``model`` the line is about other names for it, and what it leaves open
-    is said by that model's own line.
+    An empty upstream is the default one. With a ``model`` the line defines an alias of it; what the line leaves open is
+    taken from that model's own line.
     """
 
     pattern: str
@@ -127,16 +134,17 @@ class ModelRule:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes and what it may use. ``window`` is ``None`` when nobody knows; ``source`` says who does.
+    """Where a request goes and what it may use, in the provider's tokens.
 
-    ``max_input`` limits the input beside the window; ``how`` names where a server says so, ``at`` the monotonic second
-    since when. ``exact``: the configuration names the encoding, so our count is taken for the provider's. Inputs above
-    ``tier`` cost more.
+    ``model`` is the upstream's name of the model, ``requested_model`` the client's. ``window`` is None if no source
+    states it; ``source`` names the source. ``max_input`` limits the input beside the window. Each token of an input
+    above ``price_tier`` costs more.
 
-    ``steps`` are what to try, in order, when a conversation does not fit. ``variant`` names what a request asked for
-    that changes the window, so that nothing learned with it holds without it.
+    ``window_origin`` names the server's route and member that the window was read from, ``window_since`` the monotonic
+    second since when it has been reported. With a ``configured_encoding`` our count is taken for the provider's.
 
-    ``model`` is what the upstream calls it, ``asked`` what the client did.
+    ``steps`` are tried in order if a conversation does not fit. ``variant`` names what the request chose that changes
+    the window; what is learned with it holds for it alone.
     """
 
     upstream: str
@@ -145,58 +153,59 @@ class Route:
     max_output: int | None
     encoding: str
     source: WindowSource
-    exact: bool = False
+    configured_encoding: bool = False
     max_input: int | None = None
-    how: str = ""
-    tier: int | None = None
-    at: float | None = None
+    window_origin: str = ""
+    price_tier: int | None = None
+    window_since: float | None = None
     steps: tuple[str, ...] = (COMPRESS,)
     variant: str = ""
-
-    asked: str = ""
-
-    @property
-    def lesson(self) -> str:
-        """What this route teaches is filed under it."""
-        return f"{self.name};{self.variant}" if self.variant else self.name
+    requested_model: str = ""
 
     @property
     def name(self) -> str:
-        """Upstream and model: what records and learned figures of this route are filed under."""
+        """Upstream and model: the key of this route's records."""
         return f"{self.upstream},{self.model}"
 
-    def after(self, stated: int | None, beside: int | None) -> int | None:
-        """The window in tokens, given that an overflow has *stated* one while the server told of *beside*.
+    @property
+    def learned_key(self) -> str:
+        """The key of what this route teaches."""
+        return f"{self.name};{self.variant}" if self.variant else self.name
 
-        A configured window is only ever lowered. So is what a server tells of itself, until it tells something else
-        than what the overflow contradicted. Tables and assumptions give way. An error that states just the known
-        limit of the input says nothing of the window.
+    @property
+    def reported_window(self) -> int | None:
+        """The window, if the server reports it; else None."""
+        return self.window if self.source == "server" else None
+
+    def window_after(self, stated: int | None, reported: int | None) -> int | None:
+        """Return the window in tokens after an overflow *stated* one while the server *reported* another one.
+
+        A configured window is only ever lowered. So is a reported one, until the server reports something else than
+        what the overflow contradicted. Tables and assumptions give way. An error that states just the known limit of
+        the input says nothing about the window.
         """
-        if stated is None or stated == self.max_input or (self.source == "server" and beside != self.window):
+        if stated is None or stated == self.max_input:
+            return self.window
+        if self.source == "server" and reported != self.window:
             return self.window
         if self.window is None or self.source in ("table", "assumed"):
             return stated
         return min(self.window, stated)
 
-    @property
-    def told(self) -> int | None:
-        """The window the server tells of itself, if it is that which holds."""
-        return self.window if self.source == "server" else None
-
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """A model's rule and what the table says of it."""
+class _CachedRoute:
+    """A model's route without what its server reports, with the rule and the published limits behind it."""
 
     rule: ModelRule
-    facts: ModelLimits
+    published: ModelLimits
     route: Route
 
 
 class Catalogue:
-    """Resolves model names to routes: configured figures first, then what the server *told*, then a published table.
+    """Resolves model names to routes: configured figures first, then reported ones, then a published table.
 
-    ``default_upstream`` serves what no rule says more of; it may be empty.
+    ``default_upstream`` serves the models that no rule names; it may be empty.
     """
 
     def __init__(
@@ -204,118 +213,129 @@ class Catalogue:
         rules: Sequence[ModelRule],
         table: Mapping[str, ModelLimits],
         default_upstream: str,
-        told: WindowLookup | None = None,
+        reported: WindowLookup | None = None,
     ) -> None:
         self._rules = tuple(rules)
         self._table = table
         self.default_upstream = default_upstream
-        self._told = told
-        self._known: dict[str, _Known] = {}
-        self._informed: dict[str, tuple[ServerWindow, Route]] = {}
+        self._reported = reported
+        self._cached: dict[str, _CachedRoute] = {}
+        self._with_reports: dict[str, tuple[ServerWindow, Route]] = {}
 
     def resolve(self, model: str, size: int = 0) -> Route:
-        """The route of *model* for a body of *size* bytes.
+        """Return the route of *model* for a body of *size* bytes.
 
-        A body that no window could refuse is no reason to ask a server for its window. Raises ``NotFound`` where no
-        rule matches and there is no default upstream.
+        A body that fits every window is no reason to ask a server for its window. Raises ``NotFound`` if no rule
+        matches and there is no default upstream.
         """
-        known = self._known.get(model)
-        if known is None:
-            if len(self._known) >= REMEMBERED:  # names come from clients: never let them fill the memory
-                self._known.clear()
-                self._informed.clear()
-            known = self._known[model] = self._look_up(model)
-        if self._told is None or known.route.source == "configured":
-            return known.route
-        window = self._told(known.route.upstream, known.route.model, size > SMALLEST_WINDOW)
+        cached = self._cached.get(model)
+        if cached is None:
+            if len(self._cached) >= MOST_ROUTES:
+                self._cached.clear()
+                self._with_reports.clear()
+            cached = self._cached[model] = self._look_up(model)
+        if self._reported is None or cached.route.source == "configured":
+            return cached.route
+        window = self._reported(cached.route.upstream, cached.route.model, size > SMALLEST_WINDOW)
         if window is None:
-            return known.route
-        told, route = self._informed.get(model, (None, known.route))
-        if told is not window:
-            route = _informed(known, window)
-            self._informed[model] = (window, route)
+            return cached.route
+        last, route = self._with_reports.get(model, (None, cached.route))
+        if last is not window:
+            route = _with_report(cached, window)
+            self._with_reports[model] = (window, route)
         return route
 
-    def known(self) -> list[Route]:
-        """The routes of models that were asked for, as they hold this instant; asks nobody."""
-        found = []
-        for known in list(self._known.values()):
-            told = None
-            if self._told is not None and known.route.source != "configured":
-                told = self._told(known.route.upstream, known.route.model, False)
-            found.append(known.route if told is None else _informed(known, told))
-        return found
+    def cached_routes(self) -> list[Route]:
+        """Return the routes of the models that were requested, as they hold now; asks no server."""
+        routes = []
+        for cached in list(self._cached.values()):
+            window = None
+            if self._reported is not None and cached.route.source != "configured":
+                window = self._reported(cached.route.upstream, cached.route.model, False)
+            routes.append(cached.route if window is None else _with_report(cached, window))
+        return routes
 
     @property
-    def names(self) -> Iterable[str]:
-        """The models that the published table knows."""
+    def published_names(self) -> Iterable[str]:
+        """The models in the published table."""
         return self._table.keys()
 
-    def _look_up(self, asked: str) -> _Known:
-        rule = self._rule(asked)
-        model = rule.model or asked
-        if model != asked:
+    def _look_up(self, requested: str) -> _CachedRoute:
+        rule = self._rule(requested)
+        model = rule.model or requested
+        if model != requested:
             rule = _completed(rule, self._rule(model))
         upstream = rule.upstream or self.default_upstream
         if not upstream:
-            raise NotFound(f"No upstream serves the model {asked!r}; add a rule for it under 'models'.")
-        # The table's entry under the model's name, or under the name without its provider prefix.
-        facts = self._table.get(model) or self._table.get(model.rpartition("/")[2]) or ModelLimits()
-        window, source = _first(rule, facts)
+            raise NotFound(f"No upstream serves the model {requested!r}; add a rule for it under 'models'.")
+        # The table lists a model by its name, or by that name without its provider's prefix.
+        published = self._table.get(model) or self._table.get(model.rpartition("/")[2]) or ModelLimits()
+        window, source = _window(rule, published)
         route = Route(
             upstream,
             model,
             window,
-            rule.max_output or facts.max_output,
+            rule.max_output or published.max_output,
             rule.encoding or _encoding(model),
             source,
-            rule.encoding is not None,
-            rule.max_input or _input_limit(facts, window),
+            configured_encoding=rule.encoding is not None,
+            max_input=rule.max_input or _input_limit(published, window),
+            price_tier=published.price_tier,
             steps=rule.steps,
-            tier=facts.tier,
-            asked=asked,
+            requested_model=requested,
         )
-        return _Known(rule, facts, route)
+        return _CachedRoute(rule, published, route)
 
     def _rule(self, model: str) -> ModelRule:
-        return next(
-            (rule for rule in self._rules if fnmatchcase(model, rule.pattern)), ModelRule("*", self.default_upstream)
-        )
+        """Return the first rule that matches *model*; else one that leaves all but the default upstream open."""
+        for rule in self._rules:
+            if fnmatchcase(model, rule.pattern):
+                return rule
+        return ModelRule("*", self.default_upstream)
 
 
 def _completed(alias: ModelRule, own: ModelRule) -> ModelRule:
-    """*alias* with what the model's *own* line says where it says nothing itself."""
-    said = ("upstream", "window", "max_output", "encoding", "unknown_window", "max_input")
-    missing = {name: getattr(own, name) for name in said if getattr(alias, name) in (None, "")}
-    return replace(alias, **missing, steps=own.steps if alias.steps == (COMPRESS,) else alias.steps)
+    """Return *alias* with the figures of the model's *own* line for those it leaves open."""
+    names = ("upstream", "window", "max_output", "encoding", "unknown_window", "max_input")
+    missing = {name: getattr(own, name) for name in names if getattr(alias, name) in (None, "")}
+    steps = own.steps if alias.steps == (COMPRESS,) else alias.steps
+    return replace(alias, **missing, steps=steps)
 
 
-def _first(rule: ModelRule, facts: ModelLimits) -> tuple[int | None, WindowSource]:
+def _window(rule: ModelRule, published: ModelLimits) -> tuple[int | None, WindowSource]:
+    """Return the window without what a server reports, and its source."""
     if rule.window is not None:
         return rule.window, "configured"
-    if facts.window is not None:
-        return facts.window, "table"
+    if published.window is not None:
+        return published.window, "table"
     return rule.unknown_window, "unknown" if rule.unknown_window is None else "assumed"
 
 
-def _informed(known: _Known, told: ServerWindow) -> Route:
-    rule, facts = known.rule, known.facts
+def _with_report(cached: _CachedRoute, window: ServerWindow) -> Route:
+    """Return the route with the *window* that its server reports; configured limits stay."""
+    rule, published = cached.rule, cached.published
     return replace(
-        known.route,
-        window=told.context_window,
-        max_input=rule.max_input or told.max_input_tokens or _input_limit(facts, told.context_window),
-        max_output=rule.max_output or told.max_output_tokens or facts.max_output,
-        source=told.source,
-        how=told.how,
-        at=told.at,
+        cached.route,
+        window=window.context_window,
+        max_input=rule.max_input or window.max_input_tokens or _input_limit(published, window.context_window),
+        max_output=rule.max_output or window.max_output_tokens or published.max_output,
+        source=window.source,
+        window_origin=window.origin,
+        window_since=window.since,
     )
 
 
-def _input_limit(facts: ModelLimits, window: int | None) -> int | None:
-    """The table's limit of the input, which says nothing of a window larger than the one it goes with."""
-    return facts.max_input if window and facts.window and window <= facts.window else None
+def _input_limit(published: ModelLimits, window: int | None) -> int | None:
+    """Return the table's limit of the input; None if *window* is larger than the window it goes with."""
+    if not window or not published.window or window > published.window:
+        return None
+    return published.max_input
 
 
 def _encoding(model: str) -> str:
+    """Return the name of the encoding that *model* is counted with."""
     name = model.rpartition("/")[2].removeprefix("ft:")
-    return next((encoding for pattern, encoding in OPENAI_ENCODINGS if fnmatchcase(name, pattern)), DEFAULT_ENCODING)
+    for pattern, encoding in OPENAI_ENCODINGS:
+        if fnmatchcase(name, pattern):
+            return encoding
+    return DEFAULT_ENCODING

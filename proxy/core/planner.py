@@ -65,7 +65,7 @@ from proxy.core.decisions import (
     Written,
 )
 from proxy.core.errors import OUTPUT, ContextTooLong
-from proxy.core.tokens.budget import TokenBudget, input_room, scaled, summary_room
+from proxy.core.tokens.budget import TokenBudget, input_limit, summary_output, to_our_tokens
 from proxy.core.tool_calls import pairs_of
 
 LOSSY = frozenset({"drop", "clip"})
@@ -138,8 +138,8 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     """Forward the view if it fits, else try a tighter target, else refuse."""
     view = build_view(measured, written)
     reserve = written.lowered_output or view.budget.reserve
-    room = view.budget.beside(reserve)
-    excess = scaled(view.expected_tokens, measured.token_ratio) - room
+    room = view.budget.input_budget(reserve)
+    excess = to_our_tokens(view.expected_tokens, measured.token_ratio) - room
     if excess <= 0:
         return Forward(view)
     found = _go_on_from(written)
@@ -156,7 +156,9 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
 def _is_hopeless(measured: MeasuredRequest, policy: Policy, layout: Layout, view: CountedView) -> bool:
     """True if the newest round alone is too large, however short: each more try would cost as much as the first."""
     budget = view.budget
-    return measured.schedule(policy, layout, budget).minimum_tokens() > budget.beside(budget.window // LEAST_RESERVE)
+    return measured.schedule(policy, layout, budget).minimum_tokens() > budget.input_budget(
+        budget.window // LEAST_RESERVE
+    )
 
 
 def _go_on_from(written: Written) -> LookedUp:
@@ -197,9 +199,9 @@ def tighter_limit(
     del measured
     target, budget = written.target, view.budget
     reserve = written.lowered_output or budget.reserve
-    if not target.tries or (written.record is None and view.tokens > budget.beside(reserve)):
+    if not target.tries or (written.record is None and view.tokens > budget.input_budget(reserve)):
         return None
-    limit = min(budget.budget, target.limit or budget.window) - excess
+    limit = min(budget.input, target.limit or budget.window) - excess
     tries = target.tries - 1
     return replace(target, limit=max(0, limit), force=True, replaces=True, wait_for_summary=False, tries=tries)
 
@@ -236,14 +238,14 @@ TIGHTER_TARGETS = (tighter_limit, without_default_reserve, without_addition)
 def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:
     """True if the request as the client sent it is below half of the low mark: nothing can have happened to it."""
     budget = measured.budget
-    limit = min(budget.baseline, budget.budget)
+    limit = min(budget.baseline, budget.input)
     quiet = min(budget.quiet(policy.rules.marks, limit), limit)
     return budget.fixed + measured.counts.history <= quiet and budget.reserve <= budget.window // 2
 
 
 def provider_compacts(measured: MeasuredRequest) -> bool:
     """True if the client wants the provider to shorten the conversation itself, before it is too long."""
-    limit = measured.parsed.envelope.managed
+    limit = measured.parsed.envelope.provider_compacts_from
     return limit is not None and limit <= measured.budget.window * measured.token_ratio
 
 
@@ -257,7 +259,7 @@ def decided_before(
     if target.lower_output == "never" or record.lowered_output >= budget.reserve:
         return None
     schedule = measured.schedule(policy, found.layout, budget)
-    if not schedule.fits(record.compaction, budget.beside(record.lowered_output)):
+    if not schedule.fits(record.compaction, budget.input_budget(record.lowered_output)):
         return None
     return record.compaction, record.lowered_output
 
@@ -274,16 +276,16 @@ def choose_compaction(
     compaction = schedule.newest_compaction(last, target)
     if measured.requested_output is None or target.lower_output == "never":
         return compaction, None
-    fits = schedule.fits(compaction, budget.budget)
+    fits = schedule.fits(compaction, budget.input)
     is_modest = target.lower_output == "last" and budget.reserve <= budget.window // 2
     if fits and not is_lossy(compaction, last) and (compaction == last or is_modest):
         return compaction, None
     for reserve in _smaller_reserves(measured, budget):
         relaxed = measured.schedule(policy, layout, replace(budget, reserve=reserve))
         kinder = relaxed.newest_compaction(last, target)
-        if relaxed.fits(kinder, budget.budget) and not is_lossy(kinder, last):
+        if relaxed.fits(kinder, budget.input) and not is_lossy(kinder, last):
             return kinder, None  # nothing has to be lowered for it
-        if not relaxed.fits(kinder, budget.beside(reserve)) or (fits and is_lossy(kinder, last)):
+        if not relaxed.fits(kinder, budget.input_budget(reserve)) or (fits and is_lossy(kinder, last)):
             continue
         used = budget.quantised_fixed + relaxed.view_tokens(layout.count, kinder)
         return kinder, _room_left(measured, budget, used)
@@ -292,14 +294,14 @@ def choose_compaction(
 
 def _smaller_reserves(measured: MeasuredRequest, budget: TokenBudget) -> list[int]:
     """The reserves to try instead of the request's own, larger ones first."""
-    least = scaled(measured.parsed.envelope.least, measured.token_ratio)
+    least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
     half, small = budget.window // 2, min(1024, budget.window // 4)
     return [reserve for reserve in (max(least, half), max(least, small)) if reserve < budget.reserve]
 
 
 def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int | None:
     """The output figure beside *used* tokens of input; None if that is no less than what was asked for."""
-    least = scaled(measured.parsed.envelope.least, measured.token_ratio)
+    least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
     left = max(1, least, budget.window - used - budget.window // 64)
     return left if left < budget.reserve else None
 
@@ -346,7 +348,7 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
     if has_addition:
         members["tools"] = measured.addition.added_to(measured.tools_json or parsed.envelope.value("tools"))
     if written.lowered_output is not None:
-        figure = max(int(written.lowered_output * measured.token_ratio), parsed.envelope.least)
+        figure = max(int(written.lowered_output * measured.token_ratio), parsed.envelope.least_output)
         thinking = parsed.envelope.thinking(figure)
         members |= _output_members(measured, figure) | thinking
     at = len(parsed.body[: parsed.scan.start].decode())
@@ -430,8 +432,8 @@ def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> Counted
     if _excess(view, reserve) <= 0:
         return view
     if policy.lower_output != "never":
-        least = scaled(measured.parsed.envelope.least, measured.token_ratio)
-        reserve = min(reserve, summary_room(budget.window, least))
+        least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
+        reserve = min(reserve, summary_output(budget.window, least))
     if _excess(view, reserve) <= 0:
         return _with_reserve(view, layout, None, reserve)
     return _pruned(view, policy, layout, reserve)
@@ -439,7 +441,7 @@ def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> Counted
 
 def _excess(view: CountedView, reserve: int) -> int:
     """Tokens by which *view* is too large beside an answer of *reserve*."""
-    return scaled(view.expected_tokens, view.measured.token_ratio) - view.budget.beside(reserve)
+    return to_our_tokens(view.expected_tokens, view.measured.token_ratio) - view.budget.input_budget(reserve)
 
 
 def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> CountedView | None:
@@ -474,7 +476,7 @@ def _with_reserve(view: CountedView, layout: Layout, record: CompactionRecord | 
     output: int | None = None
     if measured.requested_output is not None and reserve < budget.reserve:
         made = _compacted(unshrunk, replace(written, lowered_output=reserve)) if record else view
-        used = scaled(made.expected_tokens, measured.token_ratio)
+        used = to_our_tokens(made.expected_tokens, measured.token_ratio)
         output = min(budget.reserve, max(reserve, budget.window - used - budget.window // 64))
     if record is None and output is None:
         return view
@@ -499,7 +501,7 @@ def is_certain(view: CountedView, reserve: int) -> bool:
     if known.stated_window is None:
         return False
     ratio = max(1.0, known.token_ratio)
-    return view.tokens > input_room(known.stated_window, int(reserve * ratio), known.route.max_input)
+    return view.tokens > input_limit(known.stated_window, int(reserve * ratio), known.route.max_input)
 
 
 def refusal(view: CountedView, reserve: int) -> ContextTooLong:
@@ -517,7 +519,7 @@ def refusal(view: CountedView, reserve: int) -> ContextTooLong:
     return ContextTooLong(
         tokens=int(view.tokens * ratio),
         limit=measured.known.window or int(budget.window * ratio),
-        reserve=int((budget.window - budget.beside(reserve)) * ratio),
+        reserve=int((budget.window - budget.input_budget(reserve)) * ratio),
         largest=largest,
         largest_tokens=int(parts[largest] * ratio),
     )

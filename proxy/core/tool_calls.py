@@ -120,8 +120,8 @@ def _pairs(items: Sequence[Item], start: int, end: int) -> Iterator[Pair]:
         facts = items[index].facts
         if facts is None:
             continue
-        if facts.wrote is not None:
-            waiting[f"written:{index}"] = (index, WRITTEN, facts.wrote)
+        if facts.written_call is not None:
+            waiting[f"written:{index}"] = (index, WRITTEN, facts.written_call)
         if len(items[index].calls) == len(facts.calls):
             named = zip(items[index].calls, facts.calls, strict=True)
             waiting.update({name: (index, at, call) for at, (name, call) in enumerate(named)})
@@ -275,7 +275,7 @@ def read_calls(item: Item, entry: ItemText, forms: Forms, call: Callable[[str, s
         return item
     # Results of several calls come in one text: nothing tells which part of it is whose.
     wrote = calls[0][1] if len(calls) == 1 else Call("unknown")
-    return replace(item, facts=replace(item.facts or NO_FACTS, wrote=wrote, asks=asks))
+    return replace(item, facts=replace(item.facts or NO_FACTS, written_call=wrote, called_tools=asks))
 
 
 def read_result(
@@ -292,8 +292,8 @@ def read_result(
         return item
     result = as_result(raw, read_entry(raw), written)
     facts = facts_of(result, call)
-    said = count(result.said) if result.said else 0
-    return replace(item, said=said, facts=replace(facts or NO_FACTS, written=written))
+    said = count(result.user_text) if result.user_text else 0
+    return replace(item, user_tokens=said, facts=replace(facts or NO_FACTS, written_result=written))
 
 
 def settled(items: Sequence[Item], start: int) -> tuple[Item, ...]:
@@ -307,9 +307,9 @@ def settled(items: Sequence[Item], start: int) -> tuple[Item, ...]:
         item = items[index]
         facts = item.facts or NO_FACTS
         if item.role == "assistant":
-            at, asks = index, facts.asks
+            at, asks = index, facts.called_tools
         elif item.role == "user":
-            if facts.written is not None and _is_asked(facts.written.name, asks):
+            if facts.written_result is not None and _is_asked(facts.written_result.tool, asks):
                 item = replace(item, role="tool", answers=(written_id(at),))
             else:
                 asks = ()
@@ -327,7 +327,7 @@ def _asked(items: Sequence[Item], start: int) -> tuple[int, tuple[int, ...]]:
     for index in range(start - 1, -1, -1):
         item = items[index]
         if item.role == "assistant":
-            return index, (item.facts or NO_FACTS).asks
+            return index, (item.facts or NO_FACTS).called_tools
         if item.role == "user":
             break
     return -1, ()
@@ -342,8 +342,8 @@ def as_result(raw: bytes, entry: ItemText, written: WrittenResult) -> ItemText:
     content = decode(raw).get("content")
     texts = [_text(part) or "" for part in content] if isinstance(content, list) else [str(content)]
     own = "\n".join(texts[: written.parts])[written.head :]
-    said = "\n".join(texts[at] for at in written.said)
-    return replace(entry, role="tool", said=said, results=((own.strip("\n"), False),))
+    said = "\n".join(texts[at] for at in written.user_parts)
+    return replace(entry, role="tool", user_text=said, results=((own.strip("\n"), False),))
 
 
 def resaid(

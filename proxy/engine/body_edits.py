@@ -9,25 +9,34 @@ from proxy.core.apis.envelope import Envelope, splice
 from proxy.core.apis.portable import MARKS, PORTABLE, WITHOUT
 from proxy.core.decisions import DIALECTS, CountedView, UncountedView, View
 from proxy.core.request import Request
-from proxy.core.tokens.budget import input_room, scaled
+from proxy.core.tokens.budget import input_limit, to_our_tokens
 from proxy.engine.reading import Located
 
 
 def rerouted(request: Request, located: Located, model: str) -> bytes:
     """The body of *request* for another *model*: its name, and no reasoning that only its author can read."""
     body, envelope, where = located.body, located.outline, located.scan
-    items, edits = body[where.start : where.end], {"model": json.dumps(model)}
-    if MARKS.search(items):
-        portable = PORTABLE[request.api]
-        raws = [body[start:end] for start, end in where.spans]
-        left = [portable(raw) if MARKS.search(raw) else raw for raw in raws]
-        if left != raws:
-            items, edits = b",".join(filter(None, left)), {**edits, **WITHOUT.get(request.api, {})}
+    edits = {"model": json.dumps(model)}
+    items = _portable_items(request.api, located)
+    if items != body[where.start : where.end]:
+        edits |= WITHOUT.get(request.api, {})
     at = len(body[: where.start].decode())
     edited = splice(envelope, at, items, {key: value for key, value in edits.items() if key in envelope.fields})
     if "model" in envelope.fields:
         return edited
     return edited.replace(b"{", b'{"model":' + edits["model"].encode() + b",", 1)
+
+
+def _portable_items(api: str, located: Located) -> bytes:
+    """The items without what only the model that wrote it can read; the client's own bytes if there is nothing such."""
+    body, where = located.body, located.scan
+    items = body[where.start : where.end]
+    if not MARKS.search(items):
+        return items
+    portable = PORTABLE[api]
+    originals = [body[start:end] for start, end in where.spans]
+    left = [portable(item) if MARKS.search(item) else item for item in originals]
+    return items if left == originals else b",".join(filter(None, left))
 
 
 def renamed(body: bytes, located: Located, model: str) -> bytes:
@@ -56,12 +65,12 @@ def with_lower_output(located: Located, view: View, most: int) -> View | None:
     body = splice(envelope, len(view.body[:start].decode()), view.body[start:end], figures | thinking)
     stages = ("output", "thinking") if thinking else ("output",)
     if isinstance(view, CountedView):
-        lowered = scaled(most, view.known.token_ratio)
+        lowered = to_our_tokens(most, view.known.token_ratio)
         view = replace(view, body=body, edits=replace(view.edits, lowered_output=lowered))
     else:
         budget = None
         if view.known.window is not None and not view.is_off:
-            budget = max(0, input_room(view.known.window, most, view.known.route.max_input))
+            budget = max(0, input_limit(view.known.window, most, view.known.route.max_input))
         view = replace(view, body=body, lowered_output=most, budget=budget)
     return _with_stages(view, stages)
 

@@ -178,7 +178,6 @@ class Engine:
 
     async def proceed(self, run: Run, request: Request) -> Outcome:
         """Plan *request*, send it, and hand the reply over."""
-        run.resume_planning()
         decision = await self.first_plan(request)
         run.pause_planning()
         view = decision.view
@@ -203,8 +202,6 @@ class Engine:
         *count_always* counts the request even if its bytes show that it fits; *dry_run* stores nothing.
         Raises ``InvalidRequest`` and ``NotFound``.
         """
-        if not count_always and (view := self.measurer.quick_check(request)) is not None:
-            return Forward(view)
         loss: MaxLoss | None = "any" if dry_run else None
         measured = await self.measurer.measure(request, loss, dry_run=dry_run, count_always=count_always)
         first = await self._planned(measured)
@@ -490,10 +487,10 @@ class Engine:
         route = self._plain_route(model, name)
         if route is None:
             return self._catalogue.default_upstream, model, request.body
-        if request.path_model or route.model == route.asked:
-            return route.upstream, route.asked, request.body
+        if request.path_model or route.model == route.requested_model:
+            return route.upstream, route.requested_model, request.body
         rename = lambda: renamed(request.body, self.measurer.locate(request), route.model)  # noqa: E731
-        return route.upstream, route.asked, attempt("request", name, rename, request.body)
+        return route.upstream, route.requested_model, attempt("request", name, rename, request.body)
 
     def _plain_route(self, model: str, request_id: str) -> Route | None:
         """The route of *model*; None if resolving it is what fails. Raises ``NotFound``."""

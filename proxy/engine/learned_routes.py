@@ -15,7 +15,15 @@ from msgspec import structs
 
 from proxy.core import learned_window
 from proxy.core.decisions import KnownRoute, UsageAnchor
-from proxy.core.learned_window import NOTHING, Calibration, LearnedWindow, is_credible, is_truncated, learn, prior
+from proxy.core.learned_window import (
+    NOTHING,
+    Calibration,
+    LearnedWindow,
+    is_credible,
+    is_truncated,
+    prior_calibration,
+    with_report,
+)
 from proxy.core.models import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
@@ -61,7 +69,7 @@ class LearnedRoute(msgspec.Struct, frozen=True):
     @property
     def beside(self) -> int | None:
         """What the server told of its window when an error stated that limit."""
-        return self.belief.beside
+        return self.belief.reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +127,13 @@ class LearnedRoutes:
 
     def known(self, route: Route, tenant: bytes) -> CachedRoute:
         """What this process knows of *route*; the prior of its model's family if it knows nothing."""
-        return self._known.get((route.lesson, tenant)) or CachedRoute(
-            LearnedRoute(prior(route.model, exact=route.exact))
+        return self._known.get((route.learned_key, tenant)) or CachedRoute(
+            LearnedRoute(prior_calibration(route.model, configured_encoding=route.configured_encoding))
         )
 
     def cached(self, route: Route, tenant: bytes) -> CachedRoute | None:
         """What is known of *route* if the store was asked a moment ago; None if other replicas may know more."""
-        held = self._known.get((route.lesson, tenant))
+        held = self._known.get((route.learned_key, tenant))
         if held is not None and self._clock() - held.asked < FRESH_SECONDS:
             return held
         return None
@@ -135,8 +143,8 @@ class LearnedRoutes:
         held = self.cached(route, tenant)
         if held is not None:
             return held
-        now, shared = self._clock(), load(await self._recorder.read_route(tenant, route.lesson))
-        held = self._known[route.lesson, tenant] = CachedRoute(shared or self.known(route, tenant).lesson, now)
+        now, shared = self._clock(), load(await self._recorder.read_route(tenant, route.learned_key))
+        held = self._known[route.learned_key, tenant] = CachedRoute(shared or self.known(route, tenant).lesson, now)
         return held
 
     def window(self, route: Route, learned: LearnedRoute) -> int | None:
@@ -163,7 +171,7 @@ class LearnedRoutes:
         What was worked out decides what to send, but refuses nothing: it may be one bad moment of a server.
         """
         belief = self.known(route, tenant).lesson.belief
-        return route.after(learned_window.fresh(belief, self._wall()), belief.beside)
+        return route.window_after(learned_window.stated_limit(belief, self._wall()), belief.reported)
 
     def overflowed(
         self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None, output: int = 0
@@ -175,13 +183,13 @@ class LearnedRoutes:
         lesson, now = self.known(route, tenant).lesson, self._wall()
         belief, limit = lesson.belief, overflow.window
         asked = max(overflow.output or 0, overflow.requested or 0, output)
-        if limit and learned_window.plausible(limit, counted, asked):
-            belief = learned_window.told(belief, limit, route.told, now)
+        if limit and learned_window.is_plausible(limit, counted, asked):
+            belief = learned_window.with_stated_limit(belief, limit, route.reported_window, now)
         elif counted and overflow.kind in ("input", "input_plus_output"):
-            belief = learned_window.refused(belief, int(counted * lesson.calibration.factor) + output, now)
+            belief = learned_window.with_refusal(belief, int(counted * lesson.calibration.factor) + output, now)
         calibration = lesson.calibration
         if overflow.prompt and counted:
-            calibration = learn(calibration, counted, overflow.prompt)
+            calibration = with_report(calibration, counted, overflow.prompt)
         return self._keep(route, tenant, LearnedRoute(calibration, belief))
 
     def ended(self, sent: SentPrompt, overflow: Overflow, usage: Usage) -> None:
@@ -191,11 +199,11 @@ class LearnedRoutes:
         lesson, now = self.known(sent.route, sent.tenant).lesson, self._wall()
         counted = sent.tokens if sent.counted else None
         weight = usage.input_tokens or overflow.prompt or int((counted or 0) * lesson.calibration.factor)
-        if overflow.window and learned_window.plausible(overflow.window, counted, sent.output):
-            belief = learned_window.told(lesson.belief, overflow.window, sent.route.told, now)
+        if overflow.window and learned_window.is_plausible(overflow.window, counted, sent.output):
+            belief = learned_window.with_stated_limit(lesson.belief, overflow.window, sent.route.reported_window, now)
         elif weight:
             # Prompt and answer filled it between them; of an answer without a figure the prompt's part is known.
-            belief = learned_window.lowered(lesson.belief, weight + (usage.output_tokens or 0), now)
+            belief = learned_window.with_inferred_window(lesson.belief, weight + (usage.output_tokens or 0), now)
         else:
             return
         self._keep(sent.route, sent.tenant, structs.replace(lesson, belief=belief))
@@ -213,14 +221,16 @@ class LearnedRoutes:
         calibration = lesson.calibration
         if sent.counted:
             self._anchors[route.name, sent.link] = UsageAnchor(counted, reported, sent.event)
-            calibration = learn(calibration, counted, reported) if sent.plain else calibration
+            calibration = with_report(calibration, counted, reported) if sent.plain else calibration
         belief = lesson.belief
         if belief is not NOTHING:
-            belief = learned_window.answered(belief, reported, self._wall())
+            belief = learned_window.with_answer(belief, reported, self._wall())
         if calibration.factor != lesson.calibration.factor or belief is not lesson.belief:
             self._keep(route, tenant, LearnedRoute(calibration, belief))
         elif calibration != lesson.calibration:
-            self._known[route.lesson, tenant] = replace(held, lesson=structs.replace(lesson, calibration=calibration))
+            self._known[route.learned_key, tenant] = replace(
+                held, lesson=structs.replace(lesson, calibration=calibration)
+            )
         return False
 
     def learned(self) -> list[dict[str, object]]:
@@ -231,8 +241,8 @@ class LearnedRoutes:
             belief = held.lesson.belief
             if belief is NOTHING:
                 continue
-            stated, level = learned_window.fresh(belief, now), learned_window.level(belief, now)
-            for how, figure, at in (("stated", stated, belief.stated_at), ("worked out", level, belief.lowered_at)):
+            stated, level = learned_window.stated_limit(belief, now), learned_window.inferred_window(belief, now)
+            for how, figure, at in (("stated", stated, belief.stated_at), ("worked out", level, belief.inferred_at)):
                 if figure is not None:
                     rows[name, figure, how] = max(at, rows.get((name, figure, how), 0.0))
         return [
@@ -243,7 +253,7 @@ class LearnedRoutes:
     def _was_cut(self, sent: SentPrompt, lesson: LearnedRoute, reported: int) -> None:
         """Learn from a silent cut, and say so once for each route."""
         route = sent.route
-        belief = learned_window.cut(lesson.belief, reported, self._wall())
+        belief = learned_window.with_silent_cut(lesson.belief, reported, self._wall())
         if belief != lesson.belief:
             self._keep(route, sent.tenant, structs.replace(lesson, belief=belief))
         if route.name in self._warned:
@@ -266,8 +276,8 @@ class LearnedRoutes:
 
     def _keep(self, route: Route, tenant: bytes, lesson: LearnedRoute) -> CachedRoute:
         before, now = self.known(route, tenant).lesson, self._wall()
-        held = self._known[route.lesson, tenant] = CachedRoute(lesson, self._clock())
-        self._recorder.save_route(tenant, route.lesson, msgspec.msgpack.encode(lesson))
+        held = self._known[route.learned_key, tenant] = CachedRoute(lesson, self._clock())
+        self._recorder.save_route(tenant, route.learned_key, msgspec.msgpack.encode(lesson))
         window = believed(route, lesson.belief, now)
         if window is not None and window != believed(route, before.belief, now):
             how = "stated" if lesson.belief.stated_at == now else "worked out"
@@ -278,14 +288,14 @@ class LearnedRoutes:
 
 def believed(route: Route, belief: LearnedWindow, now: float) -> int | None:
     """The window of *route* given what traffic taught, never above a configured one; ``None`` where nobody knows."""
-    window = route.after(learned_window.fresh(belief, now), belief.beside)
-    lower = learned_window.level(belief, now)
+    window = route.window_after(learned_window.stated_limit(belief, now), belief.reported)
+    lower = learned_window.inferred_window(belief, now)
     return window if lower is None else min(window or lower, lower)
 
 
 def remedy(route: Route) -> str:
     """What to do about a server that cuts prompts without a word."""
-    named = [advice for where, advice in RAISE_WINDOW.items() if route.how.startswith(where)]
+    named = [advice for where, advice in RAISE_WINDOW.items() if route.window_origin.startswith(where)]
     return f"{named[-1] if named else RAISE_ANY}, or set context_window to what it has."
 
 

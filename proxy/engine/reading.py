@@ -26,6 +26,12 @@ RECOUNTED = 1_024
 SHORT, MOST_SHORT = 32, 40_000
 """Characters of a text, such as a tool's name, that one pass counts once, and how many of these it remembers."""
 
+MANY, LEAST_ITEM = 1_000, 16
+"""More items than the first that take fewer bytes than the second on average are refused.
+
+In none of the APIs is a message so short; each costs as much as one of hundreds of bytes.
+"""
+
 REPEATED = 256
 """Bytes of an item that is looked for among the short ones of the same body before its digest is computed."""
 
@@ -171,6 +177,8 @@ class Reader:
             if listed is None:
                 raise
             return self.locate(dialect, tenant, listed)
+        if len(where.spans) > MANY and where.end - where.start < LEAST_ITEM * len(where.spans):
+            raise InvalidRequest(f"{len(where.spans)} messages or items that hold hardly anything are no conversation.")
         raw = where.outline(body)
         name = _key(scope, raw)
         outline = self._outlines.get(name)
@@ -207,7 +215,7 @@ class Reader:
             kept.totals = totals
         tools = dialect.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
         fixed = dialect.PER_REPLY + tools + totals.system + sum(sizes.values())
-        remembered = sum(self._remembered(scope, text, count) for text in found.outline.said.values())
+        remembered = sum(self._remembered(scope, text, count) for text in found.outline.texts.values())
         return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept, remembered)
 
     def count(self, encoding: str, model: str = "") -> Meter:

@@ -82,7 +82,7 @@ class CompactionRecords:
         """
         links = measured.prefix_hashes
         route, count = measured.route.name, len(links)
-        places = [place for place in layout.places[-MAX_PLACES:] if 0 < place < count]
+        places = [place for place in layout.boundaries[-MAX_PLACES:] if 0 < place < count]
         newer: list[tuple[str, bytes]] = []
         known: CompactionRecord | None = None
         asked = False
@@ -150,7 +150,7 @@ class CompactionRecords:
         if theirs is not None and theirs.compaction.boundary == boundary:
             budget = measured.budget_for(target)
             if measured.schedule(self._policy, layout, budget).fits(
-                theirs.compaction, budget.beside(theirs.lowered_output or budget.reserve)
+                theirs.compaction, budget.input_budget(theirs.lowered_output or budget.reserve)
             ):
                 record = theirs
         self._records[route, name] = record
@@ -202,7 +202,7 @@ class CompactionRecords:
         measured = view.measured
         if measured.client_compaction:
             return  # from the answer to a client's own compaction another conversation goes on
-        if not view.layout.count or not measured.prefix_hashes or measured.parsed.envelope.unseen:
+        if not view.layout.count or not measured.prefix_hashes or measured.parsed.envelope.has_unseen_input:
             return
         if not provider_compacts(measured):
             self._look_ahead(view.request, view, view.layout)

@@ -19,7 +19,7 @@ from proxy.core.errors import InvalidRequest
 from proxy.core.overflow.evidence import Prior, check_claim
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
-from proxy.core.tokens.budget import reserve
+from proxy.core.tokens.budget import answer_reserve
 from proxy.engine.body_edits import with_lower_output, with_truncation
 from proxy.engine.learned_routes import LearnedRoutes, SentPrompt
 from proxy.engine.measuring import Measurer
@@ -53,12 +53,12 @@ class Retries:
         """What is known of *view* before a refusal of it is believed."""
         try:
             located = self._measurer.locate(view.request)
-            counted = None if located.outline.unseen else await self._tokens_of(view, located)
+            counted = None if located.outline.has_unseen_input else await self._tokens_of(view, located)
         except InvalidRequest:
             return Prior(body=view.body)  # what cannot be read may still be relayed, and refused for its length
         known = self._known_route(view)
         tokens = None if counted is None else int(counted * known.token_ratio)
-        output = located.outline.requested if view.lowered_output is None else view.lowered_output
+        output = located.outline.requested_output if view.lowered_output is None else view.lowered_output
         is_text = not MEDIA.search(view.body)
         return Prior(tokens, output, known.window, known.window_source in STATED, is_text, view.body)
 
@@ -83,9 +83,9 @@ class Retries:
         located = await self._measurer.located(request)
         if located.outline.stored:
             return
-        counted = None if located.outline.unseen else await self._tokens_of(view, located)
+        counted = None if located.outline.has_unseen_input else await self._tokens_of(view, located)
         sent = sent_prompt(view)
-        output = sent.output if sent else reserve(located.outline.requested, route.max_output, 0)
+        output = sent.output if sent else answer_reserve(located.outline.requested_output, route.max_output, 0)
         self._learned.overflowed(route, request.tenant, overflow, counted, output)
 
     async def smaller(self, view: View, overflow: Overflow, decide: Decide) -> View | None:
@@ -146,7 +146,7 @@ def sent_prompt(view: View) -> SentPrompt | None:
     """What the answer to *view* can teach; None if what the provider counts says nothing of what we counted."""
     if isinstance(view, UncountedView):
         return None if view.is_off or view.bound else _uncounted_prompt(view)
-    if view.observation or view.measured.parsed.envelope.unseen:
+    if view.observation or view.measured.parsed.envelope.has_unseen_input:
         return None
     measured, record = view.measured, view.edits.record
     output = int((view.lowered_output or view.budget.reserve) * measured.token_ratio)

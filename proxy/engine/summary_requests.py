@@ -10,7 +10,7 @@ from proxy.core.compaction.record import CompactionRecord
 from proxy.core.compaction.view import AssembledItems, OriginalItems, assemble
 from proxy.core.conversation import Layout, lay_out
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
-from proxy.core.tokens.budget import stepped
+from proxy.core.tokens.budget import rounded_down
 from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
 
 LEAST_SUMMARY = 96
@@ -33,7 +33,7 @@ def summary_request_of(
     """
     budget, hashes, ratio = measured.budget, measured.prefix_hashes, measured.token_ratio
     original, root = measured.original(layout), measured.root_hash(layout)
-    step = stepped(min(MOST_SUMMARY, int(share * ratio * budget.baseline)))
+    step = rounded_down(min(MOST_SUMMARY, int(share * ratio * budget.baseline)))
     cuts = layout.cuts[max(0, bisect_right(layout.cuts, cut) - MOST_CUTS) :]
     cap = int(step / max(1.0, ratio))
     if cap < LEAST_SUMMARY or not cut:
@@ -50,7 +50,7 @@ def summary_request_of(
         fixed_digest=_head(measured, layout),
         window=budget.window,
         token_ratio=ratio,
-        read_entries=lambda start, stop: [original.entry(i) for i in range(start, stop)],
+        read_entries=lambda start, stop: [original.text(i) for i in range(start, stop)],
         cached_prompt=lambda length: _warm(measured, original, record, length),
     )
 
@@ -68,7 +68,7 @@ def _warm(
 ) -> CachedPrompt:
     """The prompt of the first *length* items as they last went upstream, which the provider's cache may have."""
     spans, items, envelope = whole.spans[:length], whole.items[:length], measured.parsed.envelope
-    raw = OriginalItems(whole.body, spans, items, lay_out(items), whole.dialect)
+    raw = OriginalItems(whole.body, spans, items, lay_out(items), whole.api)
     addition = measured.addition if record is not None else NO_ADDITION
     if record is None:
         view = AssembledItems(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))

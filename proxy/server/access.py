@@ -41,6 +41,11 @@ class Access:
         self._open_metrics = config.open_metrics
         self.loopback = False
 
+    @property
+    def shares_keys(self) -> bool:
+        """True if callers with different keys share the key of an upstream, and must not meet each other's data."""
+        return len(self._keys) > 1 and bool(self._shared_upstreams)
+
     def knows_host(self, host: str) -> bool:
         """Return False if *host* (a ``Host`` field's value) is a name that anybody may have pointed at this machine.
 

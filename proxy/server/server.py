@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from proxy.engine.engine import Engine
 from proxy.engine.ports import Upstream
 from proxy.server.access import Access
-from proxy.server.admin import ConversationRoutes, Conversations, OwnRoutes
+from proxy.server.admin import OpenRoutes, OwnRoutes, no_routes
 from proxy.server.admission import Drain
 from proxy.server.config import Metrics, Observe, Route, ServerConfig, Status
 from proxy.server.connection import Listener
@@ -22,8 +22,8 @@ class Server:
     """Serves the API. ``route`` names a model's upstream; ``observe`` gets each request's report and seconds once.
 
     ``metrics`` gives the exposition and its content type (called in a thread; ``None``: there are none to see),
-    ``status`` what the admin API shows, ``models`` answers for all upstreams' models, ``conversations`` for what
-    became of a caller's own. ``faults`` of ours are reported there.
+    ``status`` what the admin API shows, ``models`` answers for all upstreams' models. ``open_routes``
+    opens those that a feature adds. ``faults`` of ours are reported there.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Server:
         metrics: Metrics | None,
         status: Status,
         models: Models,
-        conversations: Conversations,
+        open_routes: OpenRoutes = no_routes,
         faults: Faults | None = None,
     ) -> None:
         self._access = access = Access(config)
         self._drain = Drain(config.limits)
-        api = ConversationRoutes(access, conversations, config.limits)
-        local = OwnRoutes(config.version, access, self._drain, metrics, status, api)
+        added = open_routes(access, config.limits)
+        local = OwnRoutes(config.version, access, self._drain, metrics, status, added)
         self._limits = config.limits
         faults = faults or Faults()
         self._handler = Handler(config, engine, upstream, route, observe, access, self._drain, local, models, faults)

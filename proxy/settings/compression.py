@@ -1,4 +1,4 @@
-"""The sections of what is done to a conversation: stages, shares, buffers, summaries."""
+"""The sections ``compression`` and ``summaries``: when a view is made smaller, and how."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from proxy.settings.field_types import (
     AccessKey,
     FieldProblem,
     FilePath,
+    OnOff,
     Seconds,
     Section,
     Share,
-    Switch,
+    SplitText,
     Tokens,
-    Words,
     raise_problems,
 )
 
 
 class Stage(Section):
-    """One rung of the ladder."""
+    """A stage that can be turned off."""
 
     enabled: bool = True
 
 
 class DedupStage(Stage):
-    """Results that a later one makes superfluous give way to a line."""
+    """Replaces results that a later one makes superfluous by a line."""
 
     exact: bool = Field(default=True, description="The same call with the same result.")
     stale_reads: bool = Field(default=True, description="A file that was read again, all the lines or more.")
@@ -37,18 +37,18 @@ class DedupStage(Stage):
 
 
 class PruneStage(Stage):
-    """Old results give way to a line."""
+    """Replaces old results by a line."""
 
     protect_rounds: int = Field(default=6, ge=0, description="Newest rounds that stay; fewer in windows below 200K.")
     protect_tokens: int = Field(default=40_000, ge=0, description="Newest tokens of results that stay; scaled alike.")
     min_saving: int = Field(default=20_000, ge=0, description="Tokens it must save in all; scaled alike.")
     weights: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
-        default={}, description="How easily results of a kind are done without, where not as usual."
+        default={}, description="How easily results of a kind are done without; others as usual."
     )
 
 
 class TruncateStage(Stage):
-    """The biggest kept results lose what is beyond a limit."""
+    """Cuts the largest remaining results down to a limit."""
 
     always: bool = Field(default=False, description="Cap every result before it is first sent, whatever the room.")
     max_lines: int = Field(default=2_000, gt=1, description="With always: lines a result keeps at most.")
@@ -57,7 +57,7 @@ class TruncateStage(Stage):
 
 
 class Stages(Section):
-    """Which rungs may be used; the order is fixed."""
+    """The stages that may be used; their order is fixed."""
 
     dedup: DedupStage = DedupStage()
     prune: PruneStage = PruneStage()
@@ -69,7 +69,7 @@ class Stages(Section):
 
 
 class Shares(Section):
-    """Parts of the budget that a fold's block may take at most."""
+    """Most of the budget that each part of a fold's block may take."""
 
     pins: Share = Field(default=0.20, description="User instructions, verbatim.")
     digest: Share = Field(default=0.10, description="Identifiers, paths, errors.")
@@ -80,7 +80,7 @@ class Shares(Section):
 
 
 class Buffers(Section):
-    """Thresholds in tokens from the window's end, beside the marks; of the two the smaller threshold wins."""
+    """Thresholds as tokens free in the window, beside the marks; of the two the smaller threshold holds."""
 
     reserve: Tokens | None = Field(default=None, description="Kept for the answer; 16000 is usual.")
     warning: Tokens | None = Field(default=None, description="Free at the soft mark; 24000 is usual.")
@@ -103,11 +103,11 @@ class Buffers(Section):
 
 
 ECONOMY_LOW_MARK = 0.35
-"""Deeper than for fitting: the cheapest depth for long sessions at today's prices of cached tokens."""
+"""Low mark of the policy ``economy``: the cheapest depth for long sessions at today's prices of cached tokens."""
 
 
 class Allocation(Section):
-    """Soft shares of the window; what a part does not use is lent to the others. All zero: no allocation."""
+    """Soft shares of the window; parts lend what they do not use. All zero: no allocation."""
 
     system: Share = Field(default=0.0, description="System text and response format.")
     tools: Share = Field(default=0.0, description="Tool definitions; above it they are shrunk before messages go.")
@@ -118,8 +118,8 @@ class Allocation(Section):
     reserve: Share = Field(default=0.0, description="The answer; not lent to what an event leaves of messages.")
 
     @property
-    def given(self) -> bool:
-        """Whether there is an allocation at all."""
+    def is_configured(self) -> bool:
+        """True if any share is set."""
         return any(self.model_dump().values())
 
     @model_validator(mode="after")
@@ -134,7 +134,7 @@ class Allocation(Section):
 
 
 class Recall(Section):
-    """A tool, offered by Ullage and answered by it, with which a model reads what left its view."""
+    """A tool, offered and answered by Ullage, with which a model reads what left its view."""
 
     enabled: bool = Field(default=False, description="Offer it where a view leaves something out; edits such answers.")
     results: int = Field(default=3, ge=1, le=10, description="Results of one call, unless it asks for up to 10.")
@@ -144,7 +144,7 @@ class Recall(Section):
 class Compression(Section):
     """When a view is made smaller, and how."""
 
-    mode: Annotated[Literal["on", "observe", "off"], Switch] = Field(
+    mode: Annotated[Literal["on", "observe", "off"], OnOff] = Field(
         default="on", description="on; observe: decide and report, change nothing; off: relay."
     )
     policy: Literal["fit", "economy"] = Field(
@@ -172,43 +172,44 @@ class Compression(Section):
     recall: Recall = Recall()
 
     @property
-    def lowest(self) -> float:
-        """The low mark that holds: the configured one, else the policy's own."""
-        own = self.policy == "economy" and "low_mark" not in self.model_fields_set
-        return min(ECONOMY_LOW_MARK, self.low_mark) if own else self.low_mark
+    def effective_low_mark(self) -> float:
+        """The low mark in force: the configured one, else the policy's."""
+        if self.policy == "economy" and "low_mark" not in self.model_fields_set:
+            return min(ECONOMY_LOW_MARK, self.low_mark)
+        return self.low_mark
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        troubles: list[FieldProblem] = []
+        problems: list[FieldProblem] = []
         order = "Keep low_mark < soft_mark < high_mark; the defaults are 0.40, 0.60 and 0.90."
         if self.low_mark >= self.high_mark:
             message = f"{self.low_mark} is not below high_mark {self.high_mark}"
-            troubles.append((("low_mark",), message, order))
+            problems.append((("low_mark",), message, order))
         elif not self.low_mark < self.soft_mark < self.high_mark:
             message = f"{self.soft_mark} is not between low_mark {self.low_mark} and high_mark {self.high_mark}"
-            troubles.append((("soft_mark",), message, order))
+            problems.append((("soft_mark",), message, order))
         total = self.shares.pins + self.shares.digest + self.shares.steps
         if total > 0.40 + 1e-9:
             remedy = "Keep pins + digest + steps at 0.40 or less."
-            troubles.append((("shares",), f"the shares add up to {total:.2f} of the budget", remedy))
+            problems.append((("shares",), f"the shares add up to {total:.2f} of the budget", remedy))
         if self.shares.summary > self.shares.digest + self.shares.steps:
             remedy = "Keep it at digest + steps or less: that is what it is taken out of."
-            troubles.append((("shares", "summary"), f"{self.shares.summary} is more than digest and steps", remedy))
-        raise_problems(troubles)
+            problems.append((("shares", "summary"), f"{self.shares.summary} is more than digest and steps", remedy))
+        raise_problems(problems)
         return self
 
 
 class Summaries(Section):
     """Summaries written by a model."""
 
-    mode: Annotated[Literal["background", "inline", "off"], Switch] = Field(
+    mode: Annotated[Literal["background", "inline", "off"], OnOff] = Field(
         default="background",
         description="background: written ahead, used when ready; inline: a compaction waits for it; off: none.",
     )
     model: str = Field(
         default="", description="Model that writes them, served as models says; empty: the request's own model."
     )
-    allow: Annotated[tuple[AccessKey, ...], Words] = Field(
+    allow: Annotated[tuple[AccessKey, ...], SplitText] = Field(
         default=(), description="Client keys whose conversations may go to model; empty: everybody's."
     )
     allow_file: FilePath | None = Field(default=None, description="File with one such key per line.")

@@ -1,4 +1,4 @@
-"""Kinds of values: how each is read, what it refuses, and how a refusal is worded."""
+"""The types of single values: how each is read, what it refuses, and how a refusal is worded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 MIB = 1024 * 1024
 SHORTEST_KEY = 16
-"""Characters of a master key at least, as the store demands."""
+"""Fewest characters of a master key, as the store requires."""
 
 _SIZE = re.compile(r"^\s*(\d+)\s*(B|KiB|MiB|GiB)?\s*$", re.IGNORECASE)
 # https://www.rfc-editor.org/rfc/rfc1123#section-2.1, and the underscore that container networks have in names
@@ -21,23 +21,23 @@ _HOST_NAME = re.compile(r"^[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-
 _UNITS = {"b": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB}
 
 FieldProblem = tuple[tuple[str | int, ...], str, str]
-"""Where (below the model that found it), what is wrong, and what to do."""
+"""Path below the section that was validated, what is wrong, and the remedy."""
 
 
 class Section(BaseModel):
-    """Frozen values; a key that does not exist is an error."""
+    """A section of the configuration: frozen values. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-def raise_problems(troubles: list[FieldProblem]) -> None:
-    """Raise pydantic's error for all of *troubles*, or do nothing when there are none."""
-    if troubles:
-        raise PydanticCustomError("trouble", "does not add up", {"troubles": troubles})
+def raise_problems(problems: list[FieldProblem]) -> None:
+    """Raise pydantic's error for all of *problems*; do nothing if there are none."""
+    if problems:
+        raise PydanticCustomError("field_problems", "does not add up", {"problems": problems})
 
 
-def _fault(message: str, remedy: str) -> PydanticCustomError:
-    return PydanticCustomError("trouble", "is not usable", {"troubles": [((), message, remedy)]})
+def _problem(message: str, remedy: str) -> PydanticCustomError:
+    return PydanticCustomError("field_problems", "is not usable", {"problems": [((), message, remedy)]})
 
 
 def _size(value: Any) -> Any:
@@ -46,15 +46,16 @@ def _size(value: Any) -> Any:
     return value
 
 
-def _words(value: Any) -> Any:
+def _split_text(value: Any) -> Any:
     # An environment variable or a secret from a file has no list syntax of its own.
     if isinstance(value, str):
         return [word.strip() for word in re.split(r"[,\n]", value) if word.strip()]
     return value
 
 
-def _switch(value: Any) -> Any:
-    # YAML 1.1 tools (Helm's toYaml among them) turn the words on and off into booleans on their way here.
+def _on_off(value: Any) -> Any:
+    # YAML 1.1 reads the words on and off as booleans (https://yaml.org/type/bool.html). Tools that write YAML, Helm's
+    # toYaml among them, have done so before the text arrives here.
     if isinstance(value, bool):
         return "on" if value else "off"
     return value
@@ -64,20 +65,24 @@ def _secret(value: Any) -> Any:
     if value == "":
         return None
     if isinstance(value, str) and not (value.isascii() and value.isprintable() and " " not in value):
-        raise _fault("holds a character that no HTTP header can carry", "Remove spaces, line ends and non-ASCII text.")
+        raise _problem(
+            "holds a character that no HTTP header can carry", "Remove spaces, line ends and non-ASCII text."
+        )
     return value
 
 
 def _header(value: Any) -> Any:
     # Not for keys alone: "Bearer <key>" has a space in it.
     if isinstance(value, str) and not (value.isascii() and value.isprintable() and value == value.strip() != ""):
-        raise _fault("is no value that an HTTP header can carry", "Remove line ends, outer spaces and non-ASCII text.")
+        raise _problem(
+            "is no value that an HTTP header can carry", "Remove line ends, outer spaces and non-ASCII text."
+        )
     return value
 
 
 def _access_key(value: Any) -> Any:
     if value in ("", None):
-        raise _fault("is an empty access key, which would let everybody in", "Give the key, or take the entry out.")
+        raise _problem("is an empty access key, which would let everybody in", "Give the key, or take the entry out.")
     return _secret(value)
 
 
@@ -85,13 +90,13 @@ def _master_key(value: Any) -> Any:
     value = _secret(value)
     if isinstance(value, str) and 0 < len(value) < SHORTEST_KEY:
         remedy = f"Give at least {SHORTEST_KEY} random characters, such as `openssl rand -hex 32` prints."
-        raise _fault(f"is {len(value)} characters long", remedy)
+        raise _problem(f"is {len(value)} characters long", remedy)
     return value
 
 
 def _other_key(value: Any) -> Any:
     if value in ("", None):
-        raise _fault("is an empty key", "Give the key, or take the entry out.")
+        raise _problem("is an empty key", "Give the key, or take the entry out.")
     return _master_key(value)
 
 
@@ -103,28 +108,28 @@ def _url(value: Any) -> Any:
         parts = urlsplit(value)
         port = parts.port
     except ValueError as error:
-        raise _fault(f"is no URL ({error})", remedy) from error
+        raise _problem(f"is no URL ({error})", remedy) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise _fault("is no http(s) URL", remedy)
+        raise _problem("is no http(s) URL", remedy)
     if parts.query or parts.fragment or "?" in value or "#" in value:
-        raise _fault("has a query or fragment", "Leave out everything from the ? or # on.")
+        raise _problem("has a query or fragment", "Leave out everything from the ? or # on.")
     if "@" in parts.netloc:
-        raise _fault("has a user or password in it", "Put the key in api_key and leave the URL plain.")
+        raise _problem("has a user or password in it", "Put the key in api_key and leave the URL plain.")
     if port == 0 or not value.isascii() or not value.isprintable() or " " in value:
-        raise _fault("has a port or character no connection can use", remedy)
+        raise _problem("has a port or character no connection can use", remedy)
     return value.rstrip("/")
 
 
 def _store_url(value: Any) -> Any:
     schemes = ("redis://", "rediss://", "unix://", "redis+sentinel://", "redis+cluster://")
     if isinstance(value, str) and value not in ("embedded", "memory") and not value.startswith(schemes):
-        raise _fault("names no kind of store", f"Use embedded, memory, or a URL beginning with {', '.join(schemes)}.")
+        raise _problem("names no kind of store", f"Use embedded, memory, or a URL beginning with {', '.join(schemes)}.")
     try:
         if isinstance(value, str) and value.startswith(("redis://", "rediss://")):
             _ = urlsplit(value).port  # raises where it is none
     except ValueError:
         # Not the parser's text: it quotes what may be a part of the password.
-        raise _fault("has no valid host and port", "Write it like redis://:password@host:6379/0.") from None
+        raise _problem("has no valid host and port", "Write it like redis://:password@host:6379/0.") from None
     return value
 
 
@@ -136,7 +141,7 @@ def _host(value: Any) -> Any:
         ipaddress.ip_address(bare)
     except ValueError:
         if not _HOST_NAME.match(value):
-            raise _fault(
+            raise _problem(
                 "is no host", "Write an address or name alone, such as 127.0.0.1; the port has its own key."
             ) from None
     return value
@@ -146,7 +151,7 @@ def _learn(value: Any) -> Any:
     if value == "learn" or (isinstance(value, str) and value.isdecimal()):
         return value if value == "learn" else int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _fault("is neither learn nor a number of tokens", "Write learn, or a window such as 131072.")
+        raise _problem("is neither learn nor a number of tokens", "Write learn, or a window such as 131072.")
     return value
 
 
@@ -176,8 +181,8 @@ UnknownWindow = Annotated[
 ]
 
 
-Words = BeforeValidator(_words)
-Switch = BeforeValidator(_switch)
+SplitText = BeforeValidator(_split_text)
+OnOff = BeforeValidator(_on_off)
 BaseUrl = Annotated[str, BeforeValidator(_url)]
 Host = Annotated[str, BeforeValidator(_host)]
 StoreUrl = Annotated[str, BeforeValidator(_store_url)]

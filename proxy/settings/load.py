@@ -1,4 +1,4 @@
-"""From file, environment and flags to settings. The only place that reads any of them."""
+"""Reads the settings from file, environment and flags: the only place that reads any of them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ PREFIX = "ULLAGE_"
 SECRETS = ("api_key", "key", "other_keys", "admin_key", "access_keys", "allow")
 
 Overrides = Mapping[tuple[str, ...], object]
-"""Values from the command line by path; a list's entry is addressed by name or number: ``("models", "*", ...)``."""
+"""Values of the command line by path; an entry of a list is named or numbered: ``("models", "*", ...)``."""
 
 
 def load(path: str | FilePath | None, overrides: Overrides, environ: Mapping[str, str]) -> Settings:
-    """The settings in force: *overrides* over ``ULLAGE_SECTION__KEY`` in *environ* over the file over defaults.
+    """Return the settings in force. Flags replace environment variables, these the file, and the file the defaults.
 
-    Raises ``SettingsError`` with everything that is wrong.
+    *overrides* are the flags; variables in *environ* are called ``ULLAGE_SECTION__KEY``. Raises ``SettingsError`` with
+    every problem.
     """
     source = Source() if path is None else read_yaml(FilePath(path), environ)
     _overlay_environment(source, environ)
@@ -42,31 +43,31 @@ def load(path: str | FilePath | None, overrides: Overrides, environ: Mapping[str
 
 
 def _validated(source: Source) -> Settings | None:
-    """Return the settings, or None and note every problem."""
+    """Return the settings; if they are invalid, add every problem to *source* and return None."""
     try:
         return Settings.model_validate(source.values)
     except ValidationError as error:
         details = [typing.cast("dict[str, Any]", each) for each in error.errors(include_url=False, include_input=False)]
     for detail in details:
-        _translate(source, detail)
+        _add_validation_problem(source, detail)
     if all(detail["loc"] for detail in details):
-        # The rules between sections are only looked at once each value is valid alone: here the values are as written.
-        for path, message, remedy in bad_references(*_references(source.values)):
-            source.trouble(path, message, remedy)
+        # pydantic checks the rules between sections only if every value is valid. Here they are checked as written.
+        for path, message, remedy in bad_references(*_upstream_references(source.values)):
+            source.add_problem(path, message, remedy)
     return None
 
 
-def _references(values: Mapping[str, Any]) -> tuple[list[str], str, dict[int, str]]:
-    """The upstreams' names, the default one, and each model's by its index, as far as they are written as texts."""
-    names = [entry["name"] for _, entry in _sections(values, "upstreams") if isinstance(entry.get("name"), str)]
+def _upstream_references(values: Mapping[str, Any]) -> tuple[list[str], str, dict[int, str]]:
+    """Return the upstreams' names, the default one's, and each model's upstream by index, as far as they are texts."""
+    names = [entry["name"] for _, entry in _list_entries(values, "upstreams") if isinstance(entry.get("name"), str)]
     server = values.get("server")
     default = server.get("default_upstream") if isinstance(server, dict) else ""
-    models = [(at, entry.get("upstream")) for at, entry in _sections(values, "models")]
+    models = [(at, entry.get("upstream")) for at, entry in _list_entries(values, "models")]
     used = {at: upstream for at, upstream in models if isinstance(upstream, str)}
     return names, default if isinstance(default, str) else "", used
 
 
-def _sections(values: Mapping[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]:
+def _list_entries(values: Mapping[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]:
     entries = values.get(key)
     if not isinstance(entries, list):
         return []
@@ -76,7 +77,8 @@ def _sections(values: Mapping[str, Any], key: str) -> list[tuple[int, dict[str, 
 def _overlay_environment(source: Source, environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
         path = tuple(name.removeprefix(PREFIX).lower().split("__"))
-        # Kubernetes sets ULLAGE_PORT and its like for a service of that name: without a section they mean nothing here.
+        # Kubernetes sets ULLAGE_PORT and others for a service of that name; a variable without a section is not ours.
+        # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
         if not name.startswith(PREFIX) or (len(path) == 1 and path not in LISTS):
             continue
         if len(path) > 1 and path[-2] == "headers":
@@ -91,37 +93,37 @@ def _overlay_environment(source: Source, environ: Mapping[str, str]) -> None:
 
 
 def _is_container(path: tuple[str, ...], text: str) -> bool:
-    """Whether the setting at *path* is a list or section and *text* is written as one."""
+    """True if the setting at *path* is a list or section, and *text* is written as one."""
     if not text.lstrip().startswith(("[", "{")):
         return False
     kinds = {str, SecretStr, FilePath}
-    return not any(inner in kinds for inner in _flat(_annotation(path))) or _is_list(_annotation(path))
+    return not any(inner in kinds for inner in _plain_types(_declared_type(path))) or _is_list(_declared_type(path))
 
 
 def _is_list(annotation: object) -> bool:
-    return any(typing.get_origin(inner) in (tuple, list, dict) for inner in _flat(annotation))
+    return any(typing.get_origin(inner) in (tuple, list, dict) for inner in _plain_types(annotation))
 
 
-def _flat(annotation: object) -> list[Any]:
-    """The plain types in *annotation*, looking through Annotated and unions."""
+def _plain_types(annotation: object) -> list[Any]:
+    """Return the plain types in *annotation*, those inside Annotated and unions included."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
-        return _flat(typing.get_args(annotation)[0])
+        return _plain_types(typing.get_args(annotation)[0])
     if origin in (typing.Union, types.UnionType):
-        return [inner for part in typing.get_args(annotation) for inner in _flat(part)]
+        return [inner for part in typing.get_args(annotation) for inner in _plain_types(part)]
     return [annotation]
 
 
-def _annotation(path: Path) -> object:
-    """The declared type at *path*; ``None`` when there is no such setting."""
+def _declared_type(path: Path) -> object:
+    """Return the declared type of the setting at *path*; None if there is none."""
     annotation: object = Settings
     for step in path:
-        annotation = _below(annotation, step)
+        annotation = _member_type(annotation, step)
     return annotation
 
 
-def _below(annotation: object, step: str | int) -> object:
-    for inner in _flat(annotation):
+def _member_type(annotation: object, step: str | int) -> object:
+    for inner in _plain_types(annotation):
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             found = inner.model_fields.get(str(step))
             return found.annotation if found else None
@@ -140,85 +142,85 @@ def _read_secret_files(source: Source, folder: FilePath) -> None:
 
 
 def _read_secret_file(source: Source, mapping: dict[str, Any], path: Path, name: str, folder: FilePath) -> None:
-    """Put the secret *name* of the section at *path* into it, from the file that the section names."""
+    """Set the secret *name* of the section at *path* from the file that the section names."""
     here = (*path, f"{name}_file")
     file = mapping[f"{name}_file"]
-    if not isinstance(file, str) or not _annotation(here):
+    if not isinstance(file, str) or not _declared_type(here):
         return
     if mapping.get(name):
-        source.trouble(here, f"{name} is set as well", f"Keep {name} or {name}_file.")
+        source.add_problem(here, f"{name} is set as well", f"Keep {name} or {name}_file.")
         return
-    text = _secret(source, here, file, folder)
+    text = _read_secret(source, here, file, folder)
     if text:
         mapping[name] = text
         source.origins[(*path, name)] = source.origin(here)
 
 
-def _secret(source: Source, path: Path, file: str, folder: FilePath) -> str:
-    """Return the secret in *file*, or an empty text and note the problem with the setting at *path*."""
+def _read_secret(source: Source, path: Path, file: str, folder: FilePath) -> str:
+    """Return the secret in *file*; if it cannot be read, add a problem for *path* and return an empty text."""
     try:
         text = (folder / FilePath(file).expanduser()).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        source.trouble(path, f"{file} cannot be read: {reason}", "Give the path of a file that this user may read.")
+        source.add_problem(path, f"{file} cannot be read: {reason}", "Give the path of a file that this user may read.")
         return ""
     if not text:
-        source.trouble(path, f"{file} is empty", "Write the secret into it.")
+        source.add_problem(path, f"{file} is empty", "Write the secret into it.")
     return text
 
 
-def _translate(source: Source, detail: dict[str, Any]) -> None:
-    where: Path = _trim(detail["loc"])
+def _add_validation_problem(source: Source, detail: dict[str, Any]) -> None:
+    where: Path = _setting_path(detail["loc"])
     context = detail.get("ctx", {})
-    if detail["type"] == "trouble":
-        for below, message, remedy in context["troubles"]:
-            source.trouble((*where, *below), message, remedy)
+    if detail["type"] == "field_problems":
+        for below, message, remedy in context["problems"]:
+            source.add_problem((*where, *below), message, remedy)
     elif detail["type"] == "extra_forbidden":
-        source.trouble(where, "there is no such key", _hint(where))
+        source.add_problem(where, "there is no such key", _unknown_key_remedy(where))
     elif detail["type"] == "missing":
-        source.trouble(where, "is required", f"Add `{where[-1]}: ...`.")
+        source.add_problem(where, "is required", f"Add `{where[-1]}: ...`.")
     elif detail["type"] == "tuple_type":
-        source.trouble(where, "is no list", _remedy(where, detail["type"], context))
+        source.add_problem(where, "is no list", _remedy(where, detail["type"], context))
     else:
-        source.trouble(where, _lower_first(str(detail["msg"])), _remedy(where, detail["type"], context))
+        source.add_problem(where, _lower_first(str(detail["msg"])), _remedy(where, detail["type"], context))
 
 
-def _trim(loc: tuple[str | int, ...]) -> Path:
-    """*loc* without the parts pydantic adds for the branches of a union."""
+def _setting_path(loc: tuple[str | int, ...]) -> Path:
+    """Return *loc* without the parts that pydantic adds for the branches of a union."""
     path: Path = ()
     for step in loc:
-        known = _annotation(path)
-        inner = [typing.get_origin(kind) for kind in _flat(known)]
-        is_section = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in _flat(known))
+        known = _declared_type(path)
+        inner = [typing.get_origin(kind) for kind in _plain_types(known)]
+        is_section = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in _plain_types(known))
         if not is_section and not any(kind in (tuple, dict) for kind in inner):
             break
         path = (*path, step)
     return path
 
 
-def _hint(path: Path) -> str:
+def _unknown_key_remedy(path: Path) -> str:
     *parent, key = path
-    known = _keys(_annotation(tuple(parent)))
+    known = _field_names(_declared_type(tuple(parent)))
     close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.6)
     if close:
         return f"Did you mean {close[0]!r}?"
-    elsewhere = [key_name(found) for found in _all_keys(Settings, ()) if found[-1] == key]
+    elsewhere = [key_name(found) for found in _all_setting_paths(Settings, ()) if found[-1] == key]
     if elsewhere:
         return f"Did you mean {elsewhere[0]!r}?"
     return f"Known here: {', '.join(known)}."
 
 
-def _keys(annotation: object) -> list[str]:
-    for inner in _flat(annotation):
+def _field_names(annotation: object) -> list[str]:
+    for inner in _plain_types(annotation):
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             return list(inner.model_fields)
     return []
 
 
-def _all_keys(annotation: object, path: Path) -> Iterator[Path]:
-    for key in _keys(annotation):
+def _all_setting_paths(annotation: object, path: Path) -> Iterator[Path]:
+    for key in _field_names(annotation):
         yield (*path, key)
-        yield from _all_keys(_below(annotation, key), (*path, key))
+        yield from _all_setting_paths(_member_type(annotation, key), (*path, key))
 
 
 def _remedy(path: Path, kind: str, context: Mapping[str, Any]) -> str:
@@ -228,16 +230,16 @@ def _remedy(path: Path, kind: str, context: Mapping[str, Any]) -> str:
         return "Put the value in quotes."
     if kind == "tuple_type":
         return "Write a list: one entry per line, each beginning with `- `."
-    if kind.endswith("_type") and _keys(_annotation(path)):
-        return f"Write it as a section with: {', '.join(_keys(_annotation(path)))}."
-    for inner in _flat(_annotation(path[:-1])):
+    if kind.endswith("_type") and _field_names(_declared_type(path)):
+        return f"Write it as a section with: {', '.join(_field_names(_declared_type(path)))}."
+    for inner in _plain_types(_declared_type(path[:-1])):
         if isinstance(inner, type) and issubclass(inner, BaseModel) and str(path[-1]) in inner.model_fields:
             return _described(inner.model_fields[str(path[-1])])
     return "Give a value of the right kind."
 
 
 def _described(field: FieldInfo) -> str:
-    """Return what a setting means, and its default if that can be shown on a line."""
+    """Return the description of a setting, with its default if that fits on a line."""
     description = field.description or "Give a value of the right kind."
     default = field.get_default(call_default_factory=True, validated_data={})
     if field.is_required() or isinstance(default, BaseModel | tuple):

@@ -1,4 +1,4 @@
-"""Data files that come with the package, and the model table that comes with an installed one."""
+"""Data files of this package, and the model table in litellm's."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TABLE = "model_prices_and_context_window_backup.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the table says of one model, in tokens; ``None`` where it says nothing.
+    """The limits of one model in the table, in tokens; None if the table has none.
 
-    Each token of an input above ``price_tier`` tokens costs more than one of a shorter input.
+    ``price_tier`` is the input above which every token costs more.
     """
 
     max_input_tokens: int | None
@@ -40,7 +40,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What one token costs, in US dollars; ``tier`` is the input above which the figures of ``above`` hold."""
+    """US dollars for one token; for inputs above ``tier`` tokens the prices of ``above``."""
 
     input: float
     cached: float
@@ -48,10 +48,11 @@ class Prices:
     tier: int | None = None
     above: Prices | None = None
 
-    def of(self, tokens: int, cached: int, output: int = 0) -> float:
-        """What a request of *tokens* input costs, *cached* of which the provider had before, with its answer."""
-        held = self.above if self.above is not None and self.tier is not None and tokens > self.tier else self
-        return (tokens - cached) * held.input + cached * held.cached + output * held.output
+    def cost(self, tokens: int, cached: int, output: int = 0) -> float:
+        """Return the US dollars for *tokens* of input, of which *cached* were in the provider's cache, and *output*."""
+        if self.above is not None and self.tier is not None and tokens > self.tier:
+            return self.above.cost(tokens, cached, output)
+        return (tokens - cached) * self.input + cached * self.cached + output * self.output
 
 
 class _Row(msgspec.Struct):
@@ -74,9 +75,9 @@ _TIERS = tuple(sorted((int(found[1]), name) for name in _Row.__struct_fields__ i
 
 
 def packaged(name: str) -> Traversable:
-    """The data file *name* of the configuration folder, from the installed package or the source checkout.
+    """Return the data file *name* of the installed package, or of the checkout's ``config/``.
 
-    Raises ``FileNotFoundError`` when neither has it.
+    Raises ``FileNotFoundError`` if neither has it.
     """
     installed = importlib.resources.files("proxy").joinpath("_config", name)
     if installed.is_file():
@@ -88,19 +89,19 @@ def packaged(name: str) -> Traversable:
 
 
 def packaged_overflow_rules() -> dict[str, Any]:
-    """What providers say when a request is too long, as packaged. Reads a file: call it once, or in a thread."""
+    """Return the packaged rules for providers' overflow errors. Reads a file: call it once, or in a thread."""
     data: dict[str, Any] = yaml.load(packaged(OVERFLOW).read_bytes(), Loader=yaml.CSafeLoader)
     return data
 
 
 def overflow_rules(settings: Settings) -> OverflowRules:
-    """The packaged rules behind the configured ones. Reads a file: call it once, or in a thread."""
+    """Return the configured overflow rules, followed by the packaged ones. Reads a file: call it in a thread."""
     own = [rule.model_dump(exclude_none=True) for rule in settings.overflow_rules]
     return read_rules(packaged_overflow_rules(), own)
 
 
 def version() -> str:
-    """The installed version, or ``0+source`` in a checkout that is not installed."""
+    """Return the installed version; ``0+source`` in a checkout that is not installed."""
     try:
         return importlib.metadata.version("ullage")
     except importlib.metadata.PackageNotFoundError:
@@ -108,7 +109,7 @@ def version() -> str:
 
 
 def model_table() -> dict[str, ModelFacts]:
-    """Facts by model name from litellm's table, read as data; empty when litellm is not installed.
+    """Return limits by model name from litellm's table, read as data; empty if litellm is not installed.
 
     Reads and decodes 3 MB: call it in a thread. Raises ``OSError`` or ``msgspec.MsgspecError`` on a broken file.
     """
@@ -120,7 +121,7 @@ def model_table() -> dict[str, ModelFacts]:
 
 
 def prices(models: Iterable[str]) -> dict[str, Prices]:
-    """What each of *models* costs that litellm's table has a price for, also without its provider's prefix.
+    """Return the prices of those *models* that litellm's table has, also without their provider's prefix.
 
     Reads 3 MB. Raises ``OSError`` or ``msgspec.MsgspecError`` on a broken file.
     """
@@ -138,7 +139,7 @@ def prices(models: Iterable[str]) -> dict[str, Prices]:
 
 
 def _prices(row: Mapping[str, Any], suffix: str = "") -> Prices | None:
-    """Return the prices of a row, per token; those with *suffix* are the prices of its tier for longer prompts."""
+    """Return the prices of a row; with *suffix* those of its tier for longer prompts."""
     own = _cost(row, "input_cost_per_token" + suffix)
     if own is None:
         return None
@@ -155,7 +156,7 @@ def _cost(row: Mapping[str, Any], name: str) -> float | None:
 
 
 def _first_tier(row: Mapping[str, Any]) -> int | None:
-    """Return from how many thousand tokens on a prompt costs more; None if it never does."""
+    """Return the thousands of tokens above which a prompt costs more; None if it never does."""
     matches = map(_TIER.fullmatch, row)
     return min((int(match[1]) for match in matches if match), default=None)
 

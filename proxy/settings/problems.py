@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, said so that it can be put right."""
+"""Problems of a configuration: where each is, what is wrong, and the remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to put right: where it is (*line* counts from 1), what is wrong and what to do about it."""
+    """One problem: its file, line (from 1) and key, what is wrong, and the remedy."""
 
     file: str
     line: int | None
@@ -24,7 +24,7 @@ class Problem:
 
 
 class SettingsError(Exception):
-    """The configuration cannot be used; ``problems`` holds everything that was found, in file order."""
+    """The configuration cannot be used; ``problems`` holds every problem in file order."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)
@@ -32,7 +32,7 @@ class SettingsError(Exception):
 
 
 def key_name(path: Path) -> str:
-    """The key as a reader writes it: ``upstreams[0].base_url``."""
+    """Return *path* as it is written: ``upstreams[0].base_url``."""
     text = ""
     for part in path:
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""The sections of the listener and of the store."""
+"""The sections ``server``, ``store`` and ``archive``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from proxy.settings.field_types import (
     OptionalSecret,
     OtherKey,
     Section,
+    SplitText,
     StoreUrl,
-    Words,
     raise_problems,
 )
 
@@ -29,7 +29,7 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 
 class Limits(Section):
-    """What one worker process accepts at most."""
+    """Most that one worker process accepts."""
 
     body: Bytes = Field(default=64 * MIB, description="Bytes of a managed body; relayed ones stream without limit.")
     items: int = Field(default=20_000, gt=0, description="Messages or input items of one request; more are refused.")
@@ -47,12 +47,12 @@ class Limits(Section):
 
 
 class Server(Section):
-    """The listener and who may use it."""
+    """The listener, and who may use it."""
 
     host: Host = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(default=8484, ge=0, le=65535, description="TCP port; 0 takes any free one.")
     workers: int = Field(default=1, ge=1, le=256, description="Worker processes sharing the port.")
-    access_keys: Annotated[tuple[AccessKey, ...], Words] = Field(
+    access_keys: Annotated[tuple[AccessKey, ...], SplitText] = Field(
         default=(), description="Keys of which clients must send one; empty: no check."
     )
     access_keys_file: FilePath | None = Field(default=None, description="File with one access key per line.")
@@ -60,10 +60,10 @@ class Server(Section):
     admin_key_file: FilePath | None = Field(default=None, description="File that holds admin_key.")
     open: bool = Field(default=False, description="Allow upstream keys on a non-loopback address without access keys.")
     open_metrics: bool = Field(default=False, description="Serve /metrics without admin_key beside access_keys.")
-    origins: Annotated[tuple[str, ...], Words] = Field(
+    origins: Annotated[tuple[str, ...], SplitText] = Field(
         default=(), description="Browser origins that may call, such as https://chat.example.org."
     )
-    hosts: Annotated[tuple[str, ...], Words] = Field(
+    hosts: Annotated[tuple[str, ...], SplitText] = Field(
         default=(), description="Names by which a loopback listener may be called, beside addresses and localhost."
     )
     default_upstream: str = Field(default="", description="Upstream of paths without a model; empty: the first.")
@@ -80,32 +80,32 @@ class Server(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        troubles: list[FieldProblem] = []
+        problems: list[FieldProblem] = []
         for index, origin in enumerate(self.origins):
             parts = urlsplit(origin)
             if parts.scheme not in ("http", "https") or f"{parts.scheme}://{parts.netloc}" != origin:
                 remedy = "Write scheme, host and port only: https://chat.example.org."
-                troubles.append((("origins", index), "is no origin", remedy))
+                problems.append((("origins", index), "is no origin", remedy))
         for index, name in enumerate(self.hosts):
             if not _HOST.fullmatch(name):
                 remedy = "Write the name alone, without scheme, port or wildcard: host.docker.internal."
-                troubles.append((("hosts", index), "is no host name", remedy))
+                problems.append((("hosts", index), "is no host name", remedy))
         if self.limits.body > self.limits.in_flight_bytes:
             remedy = "Raise in_flight_bytes to at least limits.body."
-            troubles.append((("limits", "in_flight_bytes"), "is less than one body (server.limits.body)", remedy))
+            problems.append((("limits", "in_flight_bytes"), "is less than one body (server.limits.body)", remedy))
         if self.limits.headers > self.limits.head:
-            troubles.append(
+            problems.append(
                 (("limits", "head"), "is less than one field (server.limits.headers)", "Raise limits.head.")
             )
         if self.limits.in_flight > self.limits.connections:
             message = "are fewer than the requests under way at once (server.limits.in_flight)"
-            troubles.append((("limits", "connections"), message, "Raise limits.connections: each request has its own."))
-        raise_problems(troubles)
+            problems.append((("limits", "connections"), message, "Raise limits.connections: each request has its own."))
+        raise_problems(problems)
         return self
 
 
 class Store(Section):
-    """Where event records live."""
+    """Where compaction records are stored."""
 
     url: StoreUrl = Field(
         default="embedded",
@@ -116,7 +116,7 @@ class Store(Section):
     )
     key: MasterKey = Field(default=None, description="Master key that seals records; none: made once and kept.")
     key_file: FilePath | None = Field(default=None, description="File that holds key.")
-    other_keys: Annotated[tuple[OtherKey, ...], Words] = Field(
+    other_keys: Annotated[tuple[OtherKey, ...], SplitText] = Field(
         default=(), description="Master keys that open what is stored as well: former ones, and the next one."
     )
     other_keys_file: FilePath | None = Field(default=None, description="File with one such key per line.")

@@ -1,4 +1,4 @@
-"""The configuration as a whole, and the rules between its parts. Values are frozen; secrets never show in a repr."""
+"""The whole configuration, and the rules between its sections. Values are frozen; no repr shows a secret."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from proxy.settings.upstreams import Fallback, Model, OverflowRule, Upstream
 
 
 class Log(Section):
-    """What is written to standard output."""
+    """The log on standard output."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severe level.")
     format: Literal["auto", "json", "console"] = Field(
@@ -38,7 +38,7 @@ class Telemetry(Section):
     metrics: bool = Field(default=True, description="Serve /metrics.")
 
 
-ANY = Model(name="*")
+NO_RULE = Model(name="*")
 
 
 class Settings(Section):
@@ -63,7 +63,7 @@ class Settings(Section):
             [
                 *self._bad_names(),
                 *self._bad_references(),
-                *self._unreachable(),
+                *self._unreachable_rules(),
                 *self._bad_aliases(),
                 *self._bad_fallbacks(),
             ]
@@ -71,17 +71,17 @@ class Settings(Section):
         return self
 
     def default_upstream(self) -> Upstream:
-        """The upstream of paths without a model. Raises ``IndexError`` when none is configured."""
+        """Return the upstream of paths without a model. Raises ``IndexError`` if none is configured."""
         return self.upstream(self.server.default_upstream)
 
     def upstream(self, name: str) -> Upstream:
-        """The upstream called *name*; an empty name means the default one. Raises ``KeyError``, ``IndexError``."""
+        """Return the upstream *name*; for an empty name the default one. Raises ``KeyError``, ``IndexError``."""
         name = name or self.server.default_upstream or self.upstreams[0].name
         return {upstream.name: upstream for upstream in self.upstreams}[name]
 
     def model(self, name: str) -> Model:
-        """The first rule that matches *name*; a rule without figures when none does."""
-        return next((rule for rule in self.models if rule.matches(name)), ANY)
+        """Return the first rule that matches *name*; if none does, a rule without figures."""
+        return next((rule for rule in self.models if rule.matches(name)), NO_RULE)
 
     def _bad_names(self) -> Iterator[FieldProblem]:
         seen: set[str] = set()
@@ -109,24 +109,24 @@ class Settings(Section):
             where = ("models", index, "overflow")
             if len(set(steps)) < len(steps):
                 yield where, "a step stands there twice", "Name each once."
-            yield from islice(self._circles(rule, where), 1)
+            yield from islice(self._fallback_cycles(rule, where), 1)
 
-    def _circles(self, rule: Model, where: Path) -> Iterator[FieldProblem]:
+    def _fallback_cycles(self, rule: Model, where: Path) -> Iterator[FieldProblem]:
         for name in rule.fallbacks:
-            circle = self._circle(rule, name)
+            circle = self._cycle_of(rule, name)
             if circle:
                 remedy = f"Give {name!r} a rule of its own above this one, without a fallback that leads back."
                 yield where, f"the fallbacks lead in a circle: {' -> '.join(circle)} -> ...", remedy
 
-    def _circle(self, rule: Model, name: str) -> tuple[str, ...]:
-        """Return the names on the way round if the fallback *name* of *rule* leads in a circle; else nothing."""
+    def _cycle_of(self, rule: Model, name: str) -> tuple[str, ...]:
+        """Return the models in the cycle that the fallback *name* of *rule* starts; empty if it starts none."""
         way = (name, *fallback_cycle(name, lambda model: self.model(model).fallbacks)[1:])
         leads_back = self.model(name) is rule or len(way) > 1
         return tuple(dict.fromkeys((rule.name, *way))) if leads_back else ()
 
-    def _unreachable(self) -> Iterator[FieldProblem]:
+    def _unreachable_rules(self) -> Iterator[FieldProblem]:
         for index, rule in enumerate(self.models):
-            # A glob is matched as text: whatever a rule's own text matches before it hides it.
+            # A rule is hidden if an earlier glob matches its name, taken as text.
             hider = next((earlier for earlier in self.models[:index] if earlier.matches(rule.name)), None)
             if hider is not None:
                 message = f"{rule.name!r} is never reached: {hider.name!r} stands before it and matches the same models"
@@ -134,7 +134,7 @@ class Settings(Section):
 
 
 def bad_references(names: Sequence[str], default: str, used: Mapping[int, str]) -> Iterator[FieldProblem]:
-    """Yield each reference to an upstream that *names* does not have; *used* has those of the models by index."""
+    """Yield a problem for each reference to an upstream that is not in *names*; *used* has the models' by index."""
     remedy = f"Use one of: {', '.join(names)}." if names else "Add it under upstreams."
     if default and default not in names:
         yield ("server", "default_upstream"), f"there is no upstream {default!r}", remedy
@@ -144,7 +144,7 @@ def bad_references(names: Sequence[str], default: str, used: Mapping[int, str]) 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener on *host*."""
+    """True if only this machine can reach a listener on *host*."""
     name = host.strip("[]").partition("%")[0]
     if name.lower() == "localhost":
         return True
@@ -157,7 +157,7 @@ def is_loopback(host: str) -> bool:
 
 
 def open_proxy_problem(settings: Settings) -> str | None:
-    """Why serving would hand the upstream keys to strangers, and what to do; ``None`` when it would not."""
+    """Return why these settings would lend upstream keys to strangers, and the remedy; None if they would not."""
     server = settings.server
     if server.open or server.access_keys or is_loopback(server.host):
         return None

@@ -1,4 +1,4 @@
-"""The shape of a table of tools: in a file of its own, or as a section of the configuration."""
+"""The table of tools: the packaged file, an own file and the section ``tools``, merged into one ``ToolMap``."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from proxy.core.tool_calls import Forms
 from proxy.core.tool_table import Keys, Kind, Tool, ToolMap
-from proxy.settings.field_types import FilePath, Section, Words
+from proxy.settings.field_types import FilePath, Section, SplitText
 from proxy.settings.packaged_data import packaged
 from proxy.settings.problems import Problem, SettingsError, key_name
 from proxy.settings.yaml_source import parse_inline, read_yaml
 
-Names = Annotated[tuple[str, ...], Words]
+Names = Annotated[tuple[str, ...], SplitText]
 
 
 class ToolRule(Section):
-    """One tool, or all that a glob matches."""
+    """A tool, or every tool that a glob matches."""
 
     kind: Kind = Field(default="unknown", description="What it does.")
     path: Names = Field(default=(), description="Arguments that name its target; empty: the usual ones.")
@@ -32,7 +32,7 @@ class ToolRule(Section):
 
 
 class ToolKeys(Section):
-    """The usual argument names, the first that is there."""
+    """Usual names of arguments; the first that a call has is used."""
 
     path: Names = Field(default=(), description="A path.")
     many: Names = Field(default=(), description="Lists of paths, or of objects with one.")
@@ -51,11 +51,11 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
-Patterns = Annotated[tuple[Annotated[str, AfterValidator(_compiles)], ...], Words]
+Patterns = Annotated[tuple[Annotated[str, AfterValidator(_compiles)], ...], SplitText]
 
 
 class WrittenForms(Section):
-    """How clients write tool calls and their results as text."""
+    """Forms in which clients write tool calls and their results as text."""
 
     calls: Patterns = Field(default=(), description="Regular expressions of a call; groups: name, arguments (JSON).")
     results: Patterns = Field(default=(), description="Regular expressions of how a result begins; group: name.")
@@ -63,7 +63,7 @@ class WrittenForms(Section):
 
 
 class ToolTable(Section):
-    """What a file of tools holds."""
+    """The content of a file of tools."""
 
     keys: ToolKeys = ToolKeys()
     written: WrittenForms = WrittenForms()
@@ -72,7 +72,7 @@ class ToolTable(Section):
 
 
 class Tools(ToolTable):
-    """What is known of the clients' tools beside the packaged table."""
+    """Rules for the clients' tools, beside the packaged table."""
 
     file: FilePath | None = Field(default=None, description="A file of the same shape, between the two.")
 
@@ -81,7 +81,7 @@ FILE = "tools.yaml"
 
 
 def tool_map(tools: ToolTable) -> ToolMap:
-    """The compiled table: *tools* over the packaged one."""
+    """Return *tools* merged over the packaged table, compiled."""
     below = ToolTable.model_validate(parse_inline(packaged(FILE).read_text(encoding="utf-8")))
     table = merged(below, tools)
     keys = Keys(**{name: getattr(table.keys, name) for name in ToolKeys.model_fields})
@@ -94,7 +94,7 @@ def tool_map(tools: ToolTable) -> ToolMap:
 
 
 def with_file(tools: Tools, folder: Path) -> Tools:
-    """*tools* over what its file says; a relative path starts at *folder*. Raises ``SettingsError``."""
+    """Return *tools* merged over its own file, whose relative path starts at *folder*. Raises ``SettingsError``."""
     if tools.file is None:
         return tools
     table = merged(_read(folder / tools.file), tools)
@@ -102,7 +102,7 @@ def with_file(tools: Tools, folder: Path) -> Tools:
 
 
 def merged(below: ToolTable, above: ToolTable) -> ToolTable:
-    """*above* over *below*: rules and lists of keys replace those of their name, protected names are added."""
+    """Return *above* merged over *below*: rules and key lists replace, protected names add up."""
     keys = {name: getattr(above.keys, name) or getattr(below.keys, name) for name in ToolKeys.model_fields}
     # A name that has a rule of its own now, or is protected now, is no longer what it was.
     protected = tuple(name for name in below.protected if name not in above.map)

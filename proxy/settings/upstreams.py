@@ -1,4 +1,4 @@
-"""The sections of what answers: upstreams, models, and the words of their overflows."""
+"""The sections ``upstreams``, ``models`` and ``overflow_rules``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _SET_BY_ULLAGE = HOP_BY_HOP | WRITTEN_ANEW
 _KEY_HEADERS = CREDENTIALS | {"cookie"}
 
-# Providers that are paid by the proxy's own surroundings (a role, a service account), never by a client's key.
+# LiteLLM's names of providers that authenticate by the machine's role or service account, never by a client's key:
+# https://docs.litellm.ai/docs/providers/bedrock and https://docs.litellm.ai/docs/providers/vertex
 _AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
 _COMPACTING_HOSTS = ("api.openai.com", "chatgpt.com", ".openai.azure.com")
 _KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
@@ -45,7 +46,8 @@ class Timeouts(Section):
     first_byte: Seconds = Field(default=600.0, description="From the request's last byte to the answer's first.")
     idle: Seconds = Field(default=300.0, description="Between two pieces of an answer.")
     total: Seconds = Field(default=3600.0, description="For an answer, from its first byte to its last.")
-    # Servers close idle connections themselves, uvicorn and Node.js after 5 s; a request that meets that moment fails.
+    # Servers close idle connections, uvicorn and Node.js after 5 s; a request sent at that moment fails.
+    # https://nodejs.org/api/http.html#serverkeepalivetimeout, https://www.uvicorn.org/settings/#timeouts
     keep_alive: float = Field(
         default=4.0,
         ge=0,
@@ -63,7 +65,7 @@ def _bad_headers(headers: Iterable[str]) -> Iterator[FieldProblem]:
 
 
 class Upstream(Section):
-    """One server that answers."""
+    """A server that answers requests."""
 
     name: str = Field(description="How models and logs refer to it.")
     base_url: BaseUrl = Field(default="", description="http(s) URL, usually ending in /v1; a provider has its own.")
@@ -102,13 +104,13 @@ class Upstream(Section):
 
     @property
     def compacts(self) -> bool:
-        """Whether it is known to make compaction items."""
+        """True if it is known to answer ``/v1/responses/compact``: OpenAI's and Azure's own servers."""
         host = urlsplit(self.base_url).hostname or ""
         return host.endswith(_COMPACTING_HOSTS)
 
     @property
     def key_header(self) -> str:
-        """The header in which this server looks for its key."""
+        """The header field in which this server expects its key."""
         if self.provider == "anthropic":
             return self.api_key_header or "x-api-key"
         host = urlsplit(self.base_url).hostname or ""
@@ -117,47 +119,47 @@ class Upstream(Section):
 
     @property
     def bridged(self) -> bool:
-        """Whether chat completions reach it through LiteLLM."""
+        """True if chat completions reach it through LiteLLM."""
         return self.provider != "openai"
 
     @property
-    def ambient(self) -> bool:
-        """Whether the proxy's own surroundings pay for it."""
+    def has_ambient_credentials(self) -> bool:
+        """True if the proxy's own environment authenticates: a role or a service account."""
         return self.provider in _AMBIENT
 
     @property
     def carries_key(self) -> bool:
-        """Whether requests to it are sent with a key that is not the client's own."""
+        """True if requests to it carry a credential that is not the client's own."""
         return (
-            self.ambient
+            self.has_ambient_credentials
             or self.api_key is not None
             or not _KEY_HEADERS.isdisjoint(name.lower() for name in self.headers)
         )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        troubles: list[FieldProblem] = []
+        problems: list[FieldProblem] = []
         if not _NAME.match(self.name):
             remedy = "Use letters, digits, dots, dashes and underscores, beginning with a letter or digit."
-            troubles.append((("name",), f"{self.name!r} cannot be a name", remedy))
+            problems.append((("name",), f"{self.name!r} cannot be a name", remedy))
         if not self.base_url and not self.bridged:
-            troubles.append((("base_url",), "is required", "Add `base_url: http://127.0.0.1:8000/v1` or the like."))
+            problems.append((("base_url",), "is required", "Add `base_url: http://127.0.0.1:8000/v1` or the like."))
         if self.options and not self.bridged:
-            troubles.append((("options",), "mean nothing without a provider", "Name the provider, or take them out."))
+            problems.append((("options",), "mean nothing without a provider", "Name the provider, or take them out."))
         if self.api_key_header and not _TOKEN.match(self.api_key_header):
-            troubles.append((("api_key_header",), "is no header name", "Use letters, digits and dashes."))
-        raise_problems([*troubles, *_bad_headers(self.headers)])
+            problems.append((("api_key_header",), "is no header name", "Use letters, digits and dashes."))
+        raise_problems([*problems, *_bad_headers(self.headers)])
         return self
 
 
 class Fallback(Section):
-    """Another model that is asked instead."""
+    """A model that is asked instead."""
 
     fallback: str = Field(pattern=r"^[!-~]+$", description="Its name, as a client would give it; shown in a header.")
 
 
 class Model(Section):
-    """What is known of the models a name or glob matches; the first match in the list counts."""
+    """A rule for every model that a name or glob matches; the first match in the list holds."""
 
     name: str = Field(min_length=1, description="Model name or glob (*, ?, [abc]).")
     upstream: str = Field(default="", description="Upstream that serves it; empty: the default one.")
@@ -201,12 +203,12 @@ class Model(Section):
                 yield (name,), f"{figure:,} is more than the window (context_window: {window:,})", remedy
 
     def matches(self, model: str) -> bool:
-        """Whether this rule is about *model* (case counts)."""
+        """True if this rule is for *model*; case matters."""
         return self.name == model or fnmatch.fnmatchcase(model, self.name)
 
 
 class OverflowRule(Section):
-    """How an upstream says that a request is too long, where Ullage does not know it yet."""
+    """A further way in which an upstream says that a request is too long."""
 
     means: Literal["input", "input_plus_output", "payload", "output_cap", "rate_limit", "other"] = Field(
         default="input", description="What was too much; other: the error has nothing to do with length."

@@ -1,4 +1,10 @@
-"""YAML with line numbers, and the layers laid over it: every value knows which file, variable or flag it came from."""
+"""Reads YAML with line numbers; every value knows the file, variable or flag that it came from.
+
+PyYAML, not ruamel.yaml, which edits the clients' files: with libyaml it reads the packaged files in 17 ms, pure Python
+in 200 ms, and that is a fifth of a start. Values are typed by YAML 1.2's core schema
+(https://yaml.org/spec/1.2.2/#103-core-schema). ``${NAME}`` and ``${NAME:-default}`` are filled in as by Docker Compose
+(https://docs.docker.com/reference/compose-file/interpolation).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +19,10 @@ import yaml
 
 from proxy.settings.problems import Path, Problem, SettingsError, key_name
 
-# Aliases can make a few lines unfold into billions of values; real files have some hundred.
+# Aliases can make a few lines expand into billions of values; reached files have some hundred.
 MOST_VALUES = 20_000
 DEEPEST = 32
-# Sections whose entries have names.
+# Lists whose entries have names.
 LISTS: frozenset[Path] = frozenset({("upstreams",), ("models",)})
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}\\\n]|\\.)*))?\}")
@@ -44,7 +50,7 @@ _TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from: a file with its line, an environment variable or a flag."""
+    """Where a value came from: a file and its line, an environment variable, or a flag."""
 
     file: str
     line: int | None = None
@@ -52,7 +58,7 @@ class Origin:
 
 @dataclass(slots=True)
 class Source:
-    """Plain values and, by path, where each came from."""
+    """Plain values, their origins by path, and the problems met so far."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path, Origin] = field(default_factory=dict)
@@ -60,22 +66,22 @@ class Source:
     file: str = "the configuration"
 
     def origin(self, path: Path) -> Origin:
-        """Where the value at *path*, or its nearest known parent, came from."""
+        """Return the origin of the value at *path*, or of its nearest parent that has one."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.origins:
                 return self.origins[path[:end]]
         return Origin(self.file)
 
-    def trouble(self, path: Path, message: str, remedy: str) -> None:
-        """Note a problem with the value at *path*."""
+    def add_problem(self, path: Path, message: str, remedy: str) -> None:
+        """Add a problem with the value at *path*."""
         at = self.origin(path)
         self.problems.append(Problem(at.file, at.line, key_name(path), message, remedy))
 
 
 def read_yaml(file: FilePath, environ: Mapping[str, str]) -> Source:
-    """The values of *file* with ``${NAME}`` filled in from *environ*; problems are noted, not raised.
+    """Return the values of *file* with ``${NAME}`` filled in from *environ*. Problems are collected, not raised.
 
-    Raises ``SettingsError`` when the file cannot be read or is no YAML at all.
+    Raises ``SettingsError`` if the file cannot be read or is no YAML.
     """
     source = Source(file=str(file))
     try:
@@ -91,21 +97,21 @@ def read_yaml(file: FilePath, environ: Mapping[str, str]) -> Source:
         line = node.start_mark.line + 1
         problem = Problem(str(file), line, "", "the file is not a mapping", "Write sections such as `server:`.")
         raise SettingsError([problem])
-    source.values = _Builder(source, environ).build(node, ())
+    source.values = _ValueBuilder(source, environ).build(node, ())
     return source
 
 
 def parse_inline(text: str) -> Any:
-    """The value of a YAML flow such as ``[a, b]``, as found in an environment variable.
+    """Return the value of YAML such as ``[a, b]``, as an environment variable may hold it.
 
-    Raises ``ValueError`` when *text* is no YAML.
+    Raises ``ValueError`` if *text* is no YAML.
     """
     try:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ValueError(getattr(error, "problem", None) or "it is not YAML") from error
     source = Source()
-    value = _Builder(source, None).build(node, ()) if node is not None else None
+    value = _ValueBuilder(source, None).build(node, ()) if node is not None else None
     if source.problems:
         raise ValueError(source.problems[0].message)
     return value
@@ -127,8 +133,8 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         raise SettingsError([Problem(file, line, "", f"not valid YAML: {message}", remedy)]) from error
 
 
-class _Builder:
-    """Turns nodes into plain values and notes their lines. *environ* of ``None`` leaves ``${NAME}`` as it is."""
+class _ValueBuilder:
+    """Turns nodes into plain values and records their lines. If *environ* is None, ``${NAME}`` stays as it is."""
 
     def __init__(self, source: Source, environ: Mapping[str, str] | None) -> None:
         self._source = source
@@ -139,7 +145,9 @@ class _Builder:
         self._left -= 1
         if self._left < 0 or len(path) > DEEPEST:
             if self._left != -1:  # said once
-                self._source.trouble(path, "too many or too deeply nested values", "Write it without aliases (*name).")
+                self._source.add_problem(
+                    path, "too many or too deeply nested values", "Write it without aliases (*name)."
+                )
             self._left = -1
             return None
         if isinstance(node, yaml.MappingNode):
@@ -147,27 +155,27 @@ class _Builder:
         if isinstance(node, yaml.SequenceNode):
             items = []
             for index, child in enumerate(node.value):
-                self._note((*path, index), child)
+                self._record_line((*path, index), child)
                 items.append(self.build(child, (*path, index)))
             return items
         return self._scalar(node, path)
 
-    def _note(self, path: Path, node: yaml.Node) -> None:
+    def _record_line(self, path: Path, node: yaml.Node) -> None:
         self._source.origins[path] = Origin(self._source.file, node.start_mark.line + 1)
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key_node, child in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self._note((*path, "?"), key_node)
-                self._source.trouble((*path, "?"), "a key must be a word", "Write `name: value`.")
+                self._record_line((*path, "?"), key_node)
+                self._source.add_problem((*path, "?"), "a key must be a word", "Write `name: value`.")
                 continue
             key = key_node.value.translate(_UNSHIELD)
             here = (*path, key)
             first = self._source.origins.get(here)
-            self._note(here, key_node)
+            self._record_line(here, key_node)
             if key in values and first is not None:
-                self._source.trouble(here, f"set twice, first in line {first.line}", "Keep one of the two.")
+                self._source.add_problem(here, f"set twice, first in line {first.line}", "Keep one of the two.")
                 continue
             values[key] = self.build(child, here)
         return values
@@ -185,10 +193,10 @@ class _Builder:
             if kind == "float":
                 return float(text)
         except ValueError:
-            self._source.trouble(path, f"is no {kind}", "Write a plain number, or leave the tag out.")
+            self._source.add_problem(path, f"is no {kind}", "Write a plain number, or leave the tag out.")
             return None
         if kind != "str":
-            self._source.trouble(path, f"has the tag {node.tag!r}, which is not supported", "Leave the tag out.")
+            self._source.add_problem(path, f"has the tag {node.tag!r}, which is not supported", "Leave the tag out.")
             return None
         return text if self._environ is None else self._expand(text, path, self._environ)
 
@@ -197,87 +205,88 @@ class _Builder:
             name, default = found[1], found[2]
             if found[0] == "${":
                 remedy = "Write ${NAME} or ${NAME:-default}; for a literal ${ write $${."
-                self._source.trouble(path, "${ begins no variable that is named and closed", remedy)
+                self._source.add_problem(path, "${ begins no variable that is named and closed", remedy)
                 return ""
             if name is None:
                 return "${"
             value = environ.get(name) or default
             if value is None:
-                self._unset(name, path, environ)
+                self._add_unset_problem(name, path, environ)
             return value or ""
 
         known = len(self._source.problems)
         filled = _REFERENCE.sub(fill, text)
-        # What is left of a broken reference would only be complained of again.
+        # An empty text instead of what a broken reference leaves: that would be a second problem of the same value.
         return filled if len(self._source.problems) == known else ""
 
-    def _unset(self, name: str, path: Path, environ: Mapping[str, str]) -> None:
-        """Note that the variable *name*, which has no default, has no value."""
+    def _add_unset_problem(self, name: str, path: Path, environ: Mapping[str, str]) -> None:
+        """Add a problem: the variable *name* has neither value nor default."""
         state = "is empty" if name in environ else "is not set"
         close = difflib.get_close_matches(name, environ, n=1, cutoff=0.75)
         hint = f" (did you mean {close[0]}?)" if close else ""
         remedy = f"Set it, or give a default: ${{{name}:-}} for none."
-        self._source.trouble(path, f"the environment variable {name} {state}{hint}", remedy)
+        self._source.add_problem(path, f"the environment variable {name} {state}{hint}", remedy)
 
 
 def set_value(source: Source, path: tuple[str, ...], value: Any, origin: Origin) -> None:
     """Set *value* at *path* in *source*.
 
-    A list's entry is addressed by its number or by its ``name`` (case and ``-`` / ``_`` alike); an unknown name
-    adds an entry.
+    An entry of a list is addressed by its number or its ``name``, in which case does not matter and ``-`` equals ``_``.
+    An unknown name adds an entry.
     """
-    spot: Any = source.values
-    real: Path = ()
+    parent: Any = source.values
+    reached: Path = ()
     *sections, last = path
     for step in sections:
-        at = _key_in(spot, step, real)
-        real = (*real, at)
-        source.origins.setdefault(real, origin)
-        if isinstance(spot, dict) and not isinstance(spot.get(at), dict | list):
-            spot[at] = [] if real in LISTS else {}
-        spot = spot[at]
-    at = _key_in(spot, last, real)
-    real = (*real, at)
-    source.origins[real] = origin
-    spot[at] = value
-    _forget_below(source, real)
+        at = _key_of_step(parent, step, reached)
+        reached = (*reached, at)
+        source.origins.setdefault(reached, origin)
+        if isinstance(parent, dict) and not isinstance(parent.get(at), dict | list):
+            parent[at] = [] if reached in LISTS else {}
+        parent = parent[at]
+    at = _key_of_step(parent, last, reached)
+    reached = (*reached, at)
+    source.origins[reached] = origin
+    parent[at] = value
+    _drop_origins_below(source, reached)
 
 
-def _key_in(spot: Any, step: str, path: Path) -> str | int:
-    """Return the key or index of *step* in the value *spot* at *path*. Raises ``ValueError`` if it can have none."""
-    at = _enter(spot, step)
+def _key_of_step(parent: Any, step: str, path: Path) -> str | int:
+    """Return the key or index of *step* in *parent*, the value at *path*. Raises ``ValueError`` for a plain value."""
+    at = _find_entry(parent, step)
     if at is None:
         raise ValueError(f"{key_name(path)} is no list or section")
     return at
 
 
-def _enter(spot: Any, step: str) -> str | int | None:
-    if isinstance(spot, dict):
+def _find_entry(parent: Any, step: str) -> str | int | None:
+    if isinstance(parent, dict):
         return step
-    if not isinstance(spot, list):
+    if not isinstance(parent, list):
         return None
-    for index, entry in enumerate(spot):
-        if isinstance(entry, dict) and _alike(entry.get("name")) == _alike(step):
+    for index, entry in enumerate(parent):
+        if isinstance(entry, dict) and _normalised(entry.get("name")) == _normalised(step):
             return index
-    if step.isdecimal() and int(step) <= len(spot):
-        if int(step) == len(spot):
-            spot.append({})
+    if step.isdecimal() and int(step) <= len(parent):
+        if int(step) == len(parent):
+            parent.append({})
         return int(step)
-    spot.append({"name": step})
-    return len(spot) - 1
+    parent.append({"name": step})
+    return len(parent) - 1
 
 
-def _alike(name: object) -> str:
+def _normalised(name: object) -> str:
     return str(name).casefold().replace("-", "_")
 
 
-def _forget_below(source: Source, path: Path) -> None:
-    for known in [known for known in source.origins if len(known) > len(path) and known[: len(path)] == path]:
-        del source.origins[known]
+def _drop_origins_below(source: Source, path: Path) -> None:
+    for known in list(source.origins):
+        if len(known) > len(path) and known[: len(path)] == path:
+            del source.origins[known]
 
 
 def sections_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every mapping in *value* with its path, outermost first."""
+    """Yield every mapping in *value* with its path, outermost first."""
     if isinstance(value, dict):
         yield path, value
         for key, child in list(value.items()):

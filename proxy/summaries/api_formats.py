@@ -1,4 +1,4 @@
-"""How each API asks for one text and gives it: bodies out, answers in."""
+"""How each API is asked for one text, and how its answer is read."""
 
 from __future__ import annotations
 
@@ -7,159 +7,193 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from proxy.core.apis.usage import usage_of
 
-THINKERS = ("o1*", "o3*", "o4*", "gpt-5*")
-"""Models that take ``max_completion_tokens`` only, and think inside it."""
+REASONING_MODELS: Final = ("o1*", "o3*", "o4*", "gpt-5*")
+"""Models that take ``max_completion_tokens`` only, and reason inside it:
+https://platform.openai.com/docs/api-reference/chat/create
+"""
 
-THINKING = 4_096
-"""Tokens allowed beside the cap to a model that thinks before it writes."""
+REASONING_TOKENS: Final = 4_096
+"""Tokens allowed beside the cap to a model that reasons before it writes."""
+
+# Of the client's request, what decides whether the provider's prompt cache holds it, or who pays. Sampling figures and
+# response formats are left out: they are meant for the client's own answer. Anthropic's cache also depends on
+# tool_choice: https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching
+_CHAT_MEMBERS: Final[tuple[str, ...]] = (
+    "model",
+    "tools",
+    "functions",
+    "reasoning_effort",
+    "prompt_cache_key",
+    "user",
+    "service_tier",
+)
+_MESSAGES_MEMBERS: Final[tuple[str, ...]] = ("model", "system", "tools", "tool_choice", "metadata")
+_RESPONSES_MEMBERS: Final[tuple[str, ...]] = (
+    "model",
+    "instructions",
+    "tools",
+    "reasoning",
+    "prompt_cache_key",
+    "include",
+    "user",
+    "service_tier",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What a model answered: its ``text``, whether it ``called`` tools or was cut ``short``, and the tokens it took."""
+    """A model's answer: its text, whether it called tools or was cut short, and the tokens it states."""
 
     text: str
-    called: bool = False
-    short: bool = False
+    called_tools: bool = False
+    cut_short: bool = False
     input_tokens: int | None = None
     output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ApiFormat:
-    """One API: its path, a body that asks, a warm prompt made to ask, and what an answer says."""
+    """One API.
+
+    ``build_body`` takes model, system text, user text and output tokens. ``continue_prompt`` takes a request's
+    envelope, an instruction and output tokens. It returns the name of the list of items, the body's other members, and
+    the item that ends the list. ``parse`` raises what a missing or odd member raises.
+    """
 
     path: str
-    ask: Callable[[str, str, str, int], dict[str, Any]]
-    instruct: Callable[[dict[str, Any], str, int], tuple[str, dict[str, Any]]]
+    build_body: Callable[[str, str, str, int], dict[str, Any]]
+    continue_prompt: Callable[[dict[str, Any], str, int], tuple[str, dict[str, Any], dict[str, Any]]]
     parse: Callable[[Mapping[str, Any]], ModelAnswer]
 
 
 def output_allowance(model: str, cap: int) -> int:
-    """Tokens of output to allow a summary of *cap* tokens: room to overshoot, and to think where a model does."""
-    return int(cap * 1.25) + 64 + (THINKING if _thinks(model) else 0)
+    """Output tokens to allow for a summary of *cap* tokens: room to overshoot, and to reason if the model does."""
+    reasoning = REASONING_TOKENS if _reasons(model) else 0
+    return int(cap * 1.25) + 64 + reasoning
 
 
-def _thinks(model: str) -> bool:
+def encode_json(body: Mapping[str, Any]) -> bytes:
+    """*body* as JSON; text that UTF-8 cannot hold stays escaped."""
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def append_to_prompt(
+    api: ApiFormat, model: str, envelope_json: str, items: bytes, instruction: str, output: int
+) -> bytes:
+    """A prompt that the provider may have cached, with *instruction* behind it: the items keep their bytes.
+
+    *model* is the upstream's name for it; the client's may be another.
+    """
+    envelope = {**json.loads(envelope_json), "model": model}
+    name, members, last = api.continue_prompt(envelope, instruction, output)
+    separator = b"," if items else b""
+    return encode_json(members)[:-1] + b',"' + name.encode() + b'":[' + items + separator + encode_json(last) + b"]}"
+
+
+def parse_answer(api: ApiFormat, data: bytes) -> ModelAnswer | None:
+    """The answer in *data*. Return None if it is no answer of this API."""
+    try:
+        return api.parse(json.loads(data))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _reasons(model: str) -> bool:
     name = model.rpartition("/")[2]
-    return any(fnmatchcase(name, pattern) for pattern in THINKERS)
+    return any(fnmatchcase(name, pattern) for pattern in REASONING_MODELS)
 
 
-def _chat_figure(model: str) -> str:
-    return "max_completion_tokens" if _thinks(model) else "max_tokens"
+def _chat_limit(model: str) -> str:
+    return "max_completion_tokens" if _reasons(model) else "max_tokens"
 
 
-def _ask_chat(model: str, system: str, text: str, output: int) -> dict[str, Any]:
+def _chat_body(model: str, system: str, text: str, output: int) -> dict[str, Any]:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
-    return {"model": model, "messages": messages, _chat_figure(model): output, "stream": False}
+    return {"model": model, "messages": messages, _chat_limit(model): output, "stream": False}
 
 
-def _instruct_chat(outline: dict[str, Any], text: str, output: int) -> tuple[str, dict[str, Any]]:
-    kept = ("model", "tools", "functions", "reasoning_effort", "prompt_cache_key", "user", "service_tier")
-    body = {key: outline[key] for key in kept if key in outline}
-    if body.get("tools"):
-        body["tool_choice"] = "none"
-    model = str(outline.get("model", ""))
-    body |= {_chat_figure(model): output, "stream": False, "messages": None}
-    return "messages", {**body, "last": {"role": "user", "content": text}}
+def _continue_chat(
+    envelope: dict[str, Any], instruction: str, output: int
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    members = {name: envelope[name] for name in _CHAT_MEMBERS if name in envelope}
+    if members.get("tools"):
+        members["tool_choice"] = "none"
+    members |= {_chat_limit(str(envelope.get("model", ""))): output, "stream": False}
+    return "messages", members, {"role": "user", "content": instruction}
 
 
-def _read_chat(answer: Mapping[str, Any]) -> ModelAnswer:
+def _parse_chat(answer: Mapping[str, Any]) -> ModelAnswer:
     choice = answer["choices"][0]
     message = choice["message"]
     usage = usage_of(answer.get("usage"))
     return ModelAnswer(
-        _text(message.get("content")),
-        bool(message.get("tool_calls") or message.get("function_call")),
-        choice.get("finish_reason") == "length",
-        usage.input_tokens,
-        usage.output_tokens,
+        text=_text(message.get("content")),
+        called_tools=bool(message.get("tool_calls") or message.get("function_call")),
+        cut_short=choice.get("finish_reason") == "length",
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
     )
 
 
-def _ask_messages(model: str, system: str, text: str, output: int) -> dict[str, Any]:
+def _messages_body(model: str, system: str, text: str, output: int) -> dict[str, Any]:
     return {"model": model, "max_tokens": output, "system": system, "messages": [{"role": "user", "content": text}]}
 
 
-def _instruct_messages(outline: dict[str, Any], text: str, output: int) -> tuple[str, dict[str, Any]]:
-    kept = ("model", "system", "tools", "tool_choice", "metadata")
-    body: dict[str, Any] = {key: outline[key] for key in kept if key in outline}
-    body |= {"max_tokens": output, "messages": None}
-    return "messages", {**body, "last": {"role": "user", "content": text}}
+def _continue_messages(
+    envelope: dict[str, Any], instruction: str, output: int
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    members = {name: envelope[name] for name in _MESSAGES_MEMBERS if name in envelope}
+    members["max_tokens"] = output
+    return "messages", members, {"role": "user", "content": instruction}
 
 
-def _read_messages(answer: Mapping[str, Any]) -> ModelAnswer:
+def _parse_messages(answer: Mapping[str, Any]) -> ModelAnswer:
     parts = answer["content"]
     usage = usage_of(answer.get("usage"))
     return ModelAnswer(
-        _text(parts),
-        any(isinstance(part, Mapping) and part.get("type") == "tool_use" for part in parts),
-        answer.get("stop_reason") == "max_tokens",
-        usage.input_tokens,
-        usage.output_tokens,
+        text=_text(parts),
+        called_tools=any(isinstance(part, Mapping) and part.get("type") == "tool_use" for part in parts),
+        cut_short=answer.get("stop_reason") == "max_tokens",
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
     )
 
 
-def _ask_responses(model: str, system: str, text: str, output: int) -> dict[str, Any]:
-    given = [{"role": "user", "content": [{"type": "input_text", "text": text}]}]
-    body = {"model": model, "instructions": system, "input": given, "max_output_tokens": output}
-    return {**body, "store": False, "stream": False}
-
-
-def _instruct_responses(outline: dict[str, Any], text: str, output: int) -> tuple[str, dict[str, Any]]:
-    kept = ("model", "instructions", "tools", "reasoning", "prompt_cache_key", "include", "user", "service_tier")
-    body = {key: outline[key] for key in kept if key in outline}
-    if body.get("tools"):
-        body["tool_choice"] = "none"
-    body |= {"max_output_tokens": output, "store": False, "stream": False, "input": None}
-    return "input", {**body, "last": {"role": "user", "content": [{"type": "input_text", "text": text}]}}
-
-
-def _read_responses(answer: Mapping[str, Any]) -> ModelAnswer:
-    items = [item for item in answer["output"] if isinstance(item, Mapping)]
-    text = "".join(_text(item.get("content")) for item in items if item.get("type") == "message")
-    usage = usage_of(answer.get("usage"))
-    called = any(str(item.get("type", "")).endswith("_call") for item in items)
-    short = answer.get("status") == "incomplete"
-    return ModelAnswer(text, called, short, usage.input_tokens, usage.output_tokens)
-
-
-API_FORMATS: Mapping[str, ApiFormat] = MappingProxyType(
-    {
-        "chat": ApiFormat("/v1/chat/completions", _ask_chat, _instruct_chat, _read_chat),
-        "messages": ApiFormat("/v1/messages", _ask_messages, _instruct_messages, _read_messages),
-        "responses": ApiFormat("/v1/responses", _ask_responses, _instruct_responses, _read_responses),
+def _responses_body(model: str, system: str, text: str, output: int) -> dict[str, Any]:
+    return {
+        "model": model,
+        "instructions": system,
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": text}]}],
+        "max_output_tokens": output,
+        "store": False,
+        "stream": False,
     }
-)
 
 
-def encode_json(body: Mapping[str, Any]) -> bytes:
-    """*body* as JSON bytes; what UTF-8 cannot hold stays escaped."""
-    return json.dumps(body, separators=(",", ":")).encode()
+def _continue_responses(
+    envelope: dict[str, Any], instruction: str, output: int
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    members = {name: envelope[name] for name in _RESPONSES_MEMBERS if name in envelope}
+    if members.get("tools"):
+        members["tool_choice"] = "none"
+    members |= {"max_output_tokens": output, "store": False, "stream": False}
+    return "input", members, {"role": "user", "content": [{"type": "input_text", "text": instruction}]}
 
 
-def append_to_prompt(wire: ApiFormat, model: str, outline: str, items: bytes, text: str, output: int) -> bytes:
-    """A warm prompt with an instruction behind it: the items keep their bytes, the rest its meaning.
-
-    *model* is what the upstream calls it; the client may have another name for it.
-    """
-    name, body = wire.instruct({**json.loads(outline), "model": model}, text, output)
-    last = encode_json(body.pop("last"))
-    head = encode_json({key: value for key, value in body.items() if key != name})
-    return head[:-1] + b',"' + name.encode() + b'":[' + items + (b"," if items else b"") + last + b"]}"
-
-
-def parse_answer(wire: ApiFormat, data: bytes) -> ModelAnswer | None:
-    """What the answer *data* says; ``None`` where it is no answer of this API."""
-    try:
-        answer = json.loads(data)
-        return wire.parse(answer)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
+def _parse_responses(answer: Mapping[str, Any]) -> ModelAnswer:
+    items = [item for item in answer["output"] if isinstance(item, Mapping)]
+    usage = usage_of(answer.get("usage"))
+    return ModelAnswer(
+        text="".join(_text(item.get("content")) for item in items if item.get("type") == "message"),
+        called_tools=any(str(item.get("type", "")).endswith("_call") for item in items),
+        cut_short=answer.get("status") == "incomplete",
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+    )
 
 
 def _text(content: object) -> str:
@@ -169,3 +203,12 @@ def _text(content: object) -> str:
         return ""
     parts = [part for part in content if isinstance(part, Mapping)]
     return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+
+
+API_FORMATS: Final[Mapping[str, ApiFormat]] = MappingProxyType(
+    {
+        "chat": ApiFormat("/v1/chat/completions", _chat_body, _continue_chat, _parse_chat),
+        "messages": ApiFormat("/v1/messages", _messages_body, _continue_messages, _parse_messages),
+        "responses": ApiFormat("/v1/responses", _responses_body, _continue_responses, _parse_responses),
+    }
+)

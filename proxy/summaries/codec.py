@@ -1,65 +1,71 @@
-"""A summary as the store has it, and what people are told of one."""
+"""Summaries as the store holds them, and the notes on them that owners of conversations are shown.
+
+Both are arrays in msgpack, so that field names may change; their order and number may not without a new version.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.summaries.model_call import Summariser
 
-VERSION = 1
-NOTE_VERSION = 1
+VERSION: Final = 1
+NOTE_VERSION: Final = 1
 
 SummaryState = Literal["pending", "ready", "failed", "skipped"]
 
 
-class SummaryNote(msgspec.Struct, frozen=True, array_like=True):
-    """A summary of the first ``cut`` items, wanted since the event at ``since``: what has become of it.
-
-    ``policy`` and ``chain`` name the text; ``until`` is when a failed one may be tried again (Unix time).
-    """
-
-    version: int
-    made: int
-    route: str
-    policy: bytes
-    since: bytes
-    chain: bytes
-    cut: int
-    state: SummaryState
-    by: str
-    upstream: str
-    reason: str = ""
-    taken: int = 0
-    left: int = 0
-    until: int = 0
-
-
 class StoredSummary(msgspec.Struct, frozen=True, array_like=True):
-    """A summary as the store has it: the text of ``cut`` items, what it took, who wrote it and when (Unix time)."""
+    """A summary of the first ``length`` items by ``model``; ``written_at`` is Unix time."""
 
     version: int
     text: str
-    cut: int
-    spent: int
+    length: int
+    tokens_spent: int
     model: str
-    made: int
+    written_at: int
 
 
-def dump(text: str, cut: int, spent: int, model: str, made: int) -> bytes:
+class SummaryNote(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a summary of the first ``length`` items, wanted since ``last_compaction`` (a prefix hash).
+
+    ``policy`` and ``prefix_hash`` name its text. ``tokens_in`` and ``tokens_out`` are what it covers and what it takes.
+    ``written_at`` is when the note was written, ``retry_at`` when a failed summary may be tried again (Unix time).
+    """
+
+    version: int
+    written_at: int
+    route: str
+    policy: bytes
+    last_compaction: bytes
+    prefix_hash: bytes
+    length: int
+    state: SummaryState
+    model: str
+    upstream: str
+    reason: str = ""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    retry_at: int = 0
+
+
+def dump(text: str, length: int, tokens_spent: int, model: str, written_at: int) -> bytes:
     """The bytes of a summary."""
-    return msgspec.msgpack.encode(StoredSummary(VERSION, text, cut, spent, model, made))
+    return msgspec.msgpack.encode(StoredSummary(VERSION, text, length, tokens_spent, model, written_at))
 
 
-def load(value: bytes, cut: int) -> Summary | None:
-    """The summary in *value*; ``None`` where it is of another version or of another number of items than *cut*."""
+def load(value: bytes, length: int) -> Summary | None:
+    """The summary in *value*. Return None if it is of another version, or not of *length* items."""
     try:
-        kept = msgspec.msgpack.decode(value, type=StoredSummary)
+        stored = msgspec.msgpack.decode(value, type=StoredSummary)
     except (msgspec.DecodeError, UnicodeError):
         return None
-    return Summary(kept.text, kept.cut, kept.spent, kept.model) if kept.version == VERSION and kept.cut == cut else None
+    if stored.version != VERSION or stored.length != length:
+        return None
+    return Summary(stored.text, stored.length, stored.tokens_spent, stored.model)
 
 
 def note_for(
@@ -70,24 +76,24 @@ def note_for(
     now: int,
     *,
     reason: str = "",
-    left: int = 0,
-    patience: int = 0,
+    tokens_out: int = 0,
+    refused_for: int = 0,
 ) -> SummaryNote:
-    """What has become of the summary of *wanted*; a failed one is tried again after *patience* seconds."""
+    """The note that a wanted summary is in *state*; a failed one is tried again after *refused_for* seconds."""
     prefix = wanted.prefix
     return SummaryNote(
         version=NOTE_VERSION,
-        made=now,
+        written_at=now,
         route=wanted.route.name,
         policy=policy,
-        since=wanted.last_compaction,
-        chain=prefix.prefix_hash,
-        cut=prefix.length,
+        last_compaction=wanted.last_compaction,
+        prefix_hash=prefix.prefix_hash,
+        length=prefix.length,
         state=state,
-        by=summariser.model,
+        model=summariser.model,
         upstream=summariser.upstream,
         reason=reason,
-        taken=int(prefix.tokens * wanted.token_ratio),
-        left=left,
-        until=now + patience if state == "failed" else 0,
+        tokens_in=int(prefix.tokens * wanted.token_ratio),
+        tokens_out=tokens_out,
+        retry_at=now + refused_for if state == "failed" else 0,
     )

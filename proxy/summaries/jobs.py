@@ -1,17 +1,21 @@
-"""Summaries ready before they are needed: one job for each stretch of a conversation, on one replica of all.
+"""Summaries prepared before they are needed: one job for each stretch of a conversation, on one replica of all.
 
-The store's lease saves money, never correctness: a summary is an immutable value, and the first one kept holds.
+A stretch begins at a conversation's newest compaction. Above the soft mark a job writes the summary that the next
+compaction will need; a compaction that comes earlier uses what there is.
+
+The store's lease saves money, never correctness: a summary is an immutable value, and the first one stored is valid.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import random
 import time
-from collections.abc import Callable, Coroutine, MutableMapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Final
 
 from proxy.core.models import Route
 from proxy.core.report import SummaryOutcome, SummaryReport
@@ -22,24 +26,25 @@ from proxy.summaries.codec import SummaryNote, SummaryState, dump, load, note_fo
 from proxy.summaries.limits import SpendingLimits, SummaryConfig
 from proxy.summaries.model_call import Summariser
 from proxy.summaries.writer import Draft, NotWritten, Writer
+from proxy.tasks import Spawn
 
-RENEW = 1 / 3
-"""How often a lease's holder renews it, in lifetimes of the lease."""
+RENEW: Final = 1 / 3
+"""How often a lease is renewed, in lifetimes of the lease."""
 
-AGAIN = 5.0
-"""Seconds until a job that could not begin is thought of again."""
+AGAIN: Final = 5.0
+"""Seconds until a job that could not begin may begin."""
 
 REFUSED, LONGEST_REFUSED = 60.0, 3600.0
-"""Seconds for which nothing is tried where a summary failed: doubled with each failure, up to the second."""
+"""Seconds that a stretch rests after a failure: doubled with each failure in a row, up to the second figure."""
 
-WAIT_ELSEWHERE = 8.0
-"""Seconds a waiting event looks out for what another replica is writing."""
+WAIT_ELSEWHERE: Final = 8.0
+"""Seconds that a compaction waits for a summary which another replica is writing."""
 
-SHOWN = 100
-"""Tenants, and breakers, that are shown to people at once."""
+SHOWN: Final = 100
+"""Most tenants, and most breakers, on the status page."""
 
-Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
-Key = tuple[str, bytes]
+Stretch = tuple[str, bytes]
+"""The route, and the prefix hash of the newest compaction."""
 
 OnReport = Callable[[SummaryReport], None]
 
@@ -53,17 +58,38 @@ def ignore_note(tenant: bytes, root_hash: bytes, note: SummaryNote) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JobCaches:
-    """What a process remembers: bounded mappings of summaries, of when a stretch may be looked at again, of the prefix
-    that was once too dear to sum up and what it costs, of failures in a row, of breakers by summariser and tenant,
-    and of when a request that waited for a summary has waited long enough.
+    """What one process remembers of summaries, in bounded mappings.
+
+    ``summaries`` are under their text policy and prefix hash. ``not_before`` is when a job may begin,
+    ``too_expensive`` the length of the prefix that could not be paid for and its tokens, ``failures`` their number in a
+    row, each for a stretch. ``breakers`` are by summariser and tenant. ``waiting_until`` is when a request that waits
+    for summaries goes on without. All times are monotonic seconds.
     """
 
     summaries: MutableMapping[tuple[bytes, bytes], Summary]
-    not_before: MutableMapping[Key, float]
-    too_expensive: MutableMapping[Key, tuple[int, int]]
-    failures: MutableMapping[Key, int]
+    not_before: MutableMapping[Stretch, float]
+    too_expensive: MutableMapping[Stretch, tuple[int, int]]
+    failures: MutableMapping[Stretch, int]
     breakers: MutableMapping[tuple[str, bytes], Breaker]
     waiting_until: MutableMapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A summary to be written; ``waits``: a compaction waits for it. ``policy`` names all that its text depends on."""
+
+    wanted: SummaryRequest
+    summariser: Summariser
+    policy: bytes
+    waits: bool
+
+    @property
+    def tenant(self) -> bytes:
+        return self.wanted.request.tenant
+
+    @property
+    def stretch(self) -> Stretch:
+        return _stretch_of(self.wanted)
 
 
 class Jobs:
@@ -71,109 +97,109 @@ class Jobs:
 
     def __init__(
         self,
-        shelf: SummaryTable,
+        table: SummaryTable,
         writer: Writer,
-        ledger: SpendingLimits,
-        terms: SummaryConfig,
-        memory: JobCaches,
+        limits: SpendingLimits,
+        config: SummaryConfig,
+        caches: JobCaches,
         *,
         resolve: Callable[[str], Route],
         breaker: Callable[[], Breaker],
         label: Callable[[bytes], str],
         spawn: Spawn,
-        observe: OnReport,
+        on_report: OnReport,
         clock: Clock,
-        tell: OnNote = ignore_note,
+        on_note: OnNote = ignore_note,
     ) -> None:
-        self._shelf = shelf
+        self._table = table
         self._writer = writer
-        self._ledger = ledger
-        self._terms = terms
-        self._memory = memory
+        self._limits = limits
+        self._config = config
+        self._caches = caches
         self._resolve = resolve
         self._breaker = breaker
         self._label = label
         self._spawn = spawn
-        self._observe = observe
+        self._on_report = on_report
         self._clock = clock
-        self._tell = tell
-        self._running: dict[Key, asyncio.Task[Summary | None]] = {}
+        self._on_note = on_note
+        self._running: dict[Stretch, asyncio.Task[Summary | None]] = {}
         self._closing = False
 
     @property
     def inline(self) -> bool:
-        """Whether an event waits for its summary."""
-        return self._terms.mode == "inline"
+        """True if a compaction waits for its summary."""
+        return self._config.mode == "inline"
 
     @property
     def running(self) -> int:
-        """How many jobs are under way."""
+        """The number of running jobs."""
         return len(self._running)
 
     @property
     def open_breakers(self) -> int:
-        """How many summarisers, each for one tenant, are not asked at present because they failed."""
-        return sum(breaker.state != "closed" for breaker in self._memory.breakers.values())
+        """The number of summarisers, each for one tenant, that are not asked at present because they failed."""
+        return sum(breaker.state != "closed" for breaker in self._caches.breakers.values())
 
     def status(self) -> dict[str, object]:
-        """How summaries fare in this process, by tenant's short name: tokens of the last hour, pauses, breakers."""
+        """The state of summaries in this process, by tenant's short name: tokens of the last hour, pauses, breakers."""
         breakers = [
             {"tenant": self._label(tenant), "summariser": name, "state": breaker.state}
-            for (name, tenant), breaker in self._memory.breakers.items()
+            for (name, tenant), breaker in self._caches.breakers.items()
             if breaker.state != "closed"
         ]
-        clients = [{"tenant": self._label(tenant), **figures} for tenant, figures in self._ledger.status(SHOWN)]
-        return {"mode": self._terms.mode, "running": self.running, "clients": clients, "breakers": breakers[:SHOWN]}
+        clients = [{"tenant": self._label(tenant), **figures} for tenant, figures in self._limits.status(SHOWN)]
+        return {"mode": self._config.mode, "running": self.running, "clients": clients, "breakers": breakers[:SHOWN]}
 
     async def ready(self, wanted: SummaryRequest) -> Summary | None:
-        """The summary of *wanted*, or the newest one of a shorter prefix; asks the store at most once."""
-        return await self._newest(wanted, self._policy(wanted, self._terms.choose_summariser(wanted, self._resolve)))
+        """The summary of the wanted prefix, or the newest one of a shorter prefix; reads the store at most once."""
+        return await self._newest(self._job(wanted, waits=False))
 
     async def write(self, wanted: SummaryRequest) -> Summary | None:
-        """As ``ready``, but a missing summary is written first, within the timeout that a request has in all."""
-        found = await self.ready(wanted)
-        if found is not None and found.length == wanted.prefix.length:
-            return found
-        # A view that does not fit yet is made once more, and each time it may want a summary of another prefix.
-        began = self._clock()
-        left = self._memory.waiting_until.setdefault(wanted.request.request_id, began + self._terms.timeout) - began
-        if left <= 0:
-            return found
-        task = self._running.get(self._key(wanted)) or self._start(wanted, wait=True)
+        """As ``ready``, but write a missing summary first, within the timeout that a request has in all."""
+        ready = await self.ready(wanted)
+        if ready is not None and ready.length == wanted.prefix.length:
+            return ready
+        # A view that does not fit is made once more, and may need a summary of another prefix each time.
+        now = self._clock()
+        until = self._caches.waiting_until.setdefault(wanted.request.request_id, now + self._config.timeout)
+        if until <= now:
+            return ready
+        task = self._running.get(_stretch_of(wanted)) or self._start(wanted, waits=True)
         if task is None:
-            return found
-        # The job goes on when nobody waits any more: what it gives serves the next event.
-        await asyncio.wait({task}, timeout=left)
+            return ready
+        # The job goes on after this: its summary serves the next compaction.
+        await asyncio.wait({task}, timeout=until - now)
         if not task.done() or task.cancelled() or task.exception() is not None:
-            return found
+            return ready
         written = task.result()
-        return written if written is not None and written.length <= wanted.prefix.length else found
+        return written if written is not None and written.length <= wanted.prefix.length else ready
 
-    def is_due(self, request: Request, route: Route, since: bytes) -> bool:
-        """Whether a job for this stretch of the conversation may be worth starting; costs nothing."""
-        if self.inline or self._closing or request.origin is None or len(self._running) >= self._terms.max_jobs:
+    def is_due(self, request: Request, route: Route, last_compaction: bytes) -> bool:
+        """True if a job since that compaction may be worth starting; costs nothing."""
+        if self.inline or self._closing or request.origin is None or len(self._running) >= self._config.max_jobs:
             return False
-        key = (route.name, since)
-        if key in self._running or self._clock() < self._memory.not_before.get(key, 0.0):
+        stretch = (route.name, last_compaction)
+        if stretch in self._running or self._clock() < self._caches.not_before.get(stretch, 0.0):
             return False
-        _, needed = self._memory.too_expensive.get(key, (0, 0))
-        return self._ledger.can_afford(request.tenant, needed)
+        _, needed = self._caches.too_expensive.get(stretch, (0, 0))
+        return self._limits.can_afford(request.tenant, needed)
 
     def prepare(self, wanted: SummaryRequest) -> None:
-        """Start a job in the background, unless there is one, or a summary, here or on another replica."""
+        """Start a job in the background, unless a job or a summary exists, here or on another replica."""
         if self.is_due(wanted.request, wanted.route, wanted.last_compaction):
-            self._start(wanted, wait=False)
+            self._start(wanted, waits=False)
 
     def sent(self, tenant: bytes, tokens: int) -> None:
-        """Note that *tenant* sent a prompt of so many tokens."""
-        self._ledger.add_sent(tenant, tokens)
+        """Add the *tokens* of a prompt that *tenant* sent."""
+        self._limits.add_sent(tenant, tokens)
 
     def limited(self, tenant: bytes) -> None:
-        """Note that *tenant* was told to slow down."""
-        self._ledger.pause(tenant)
+        """Pause summaries for *tenant*, which an upstream rate-limited."""
+        self._limits.pause(tenant)
 
     async def finish(self, seconds: float) -> None:
-        """Start no job any more, give running ones *seconds*, then end them; each gives its lease back."""
+        """Start no more jobs, give running ones *seconds*, then cancel them; each gives its lease back."""
         self._closing = True
         running = list(self._running.values())
         if not running:
@@ -184,231 +210,256 @@ class Jobs:
         if late:
             await asyncio.wait(late)
 
-    def _start(self, wanted: SummaryRequest, *, wait: bool) -> asyncio.Task[Summary | None] | None:
-        if self._closing or len(self._running) >= self._terms.max_jobs or wanted.request.origin is None:
+    def _start(self, wanted: SummaryRequest, *, waits: bool) -> asyncio.Task[Summary | None] | None:
+        if self._closing or len(self._running) >= self._config.max_jobs or wanted.request.origin is None:
             return None
-        key = self._key(wanted)
-        task = self._running[key] = self._spawn(self._job(wanted, wait=wait), "summary")
-        task.add_done_callback(lambda _: self._running.pop(key, None))
+        stretch = _stretch_of(wanted)
+        task = self._running[stretch] = self._spawn(self._run(wanted, waits=waits), "summary")
+        task.add_done_callback(lambda _: self._running.pop(stretch, None))
         return task
 
-    async def _job(self, wanted: SummaryRequest, *, wait: bool) -> Summary | None:
-        """One job, reported once, whatever becomes of it."""
-        summariser, key, began = self._terms.choose_summariser(wanted, self._resolve), self._key(wanted), self._clock()
-        draft: Draft | None = None
-        summary: Summary | None = None
-        outcome: SummaryOutcome = "skipped"
-        reason, rest = "", AGAIN
-        calls, taken = 0, (0, 0)
+    async def _run(self, wanted: SummaryRequest, *, waits: bool) -> Summary | None:
+        """Run one job and report it once. Return None if no summary came of it."""
+        began = self._clock()
+        job = self._job(wanted, waits=waits)
         try:
-            summary, draft = await self._attempt(wanted, summariser, wait=wait)
-            outcome, rest = ("adopted" if draft is None else "written"), float("inf")
-            self._memory.failures.pop(key, None)
+            summary, draft = await self._attempt(job)
         except NotWritten as error:
-            reason, calls, taken = error.reason, error.calls, error.taken
-            if error.tried:
-                outcome, rest = "failed", self._refuse(wanted, summariser)
-            elif reason == "elsewhere":
-                rest = self._terms.lease_seconds
-            elif reason == "budget":
-                first, _ = self._memory.too_expensive.get(key, (wanted.prefix.length, 0))
-                rest, self._memory.too_expensive[key] = 0.0, (first, error.needed)
+            self._caches.not_before[job.stretch] = self._clock() + self._rest_after(job, error)
+            outcome: SummaryOutcome = "failed" if error.model_asked else "skipped"
+            self._report(job, outcome, began, error.reason, error.calls, error.tokens_used)
+            return None
         except Exception:
-            # A fault of our own is reported by whoever keeps the task. It would be there, and be paid for, again.
-            self._memory.not_before[key] = float("inf")
+            # A fault of our own, which the task's owner reports. It would happen, and be paid for, again.
+            self._caches.not_before[job.stretch] = math.inf
             raise
-        if draft is not None:
-            calls, taken = draft.calls, (draft.input_tokens, draft.output_tokens)
-        self._memory.not_before[key] = self._clock() + rest
-        self._report(wanted, summariser, outcome, reason, calls, taken, self._clock() - began)
+        self._caches.not_before[job.stretch] = math.inf
+        self._caches.failures.pop(job.stretch, None)
+        if draft is None:
+            self._report(job, "adopted", began)
+        else:
+            self._report(job, "written", began, "", draft.calls, (draft.input_tokens, draft.output_tokens))
         return summary
+
+    def _rest_after(self, job: _Job, error: NotWritten) -> float:
+        """The seconds until the next job for this stretch may begin."""
+        if error.model_asked:
+            return self._refuse(job)
+        if error.reason == "elsewhere":
+            return self._config.lease_seconds
+        if error.reason == "budget":
+            length, _ = self._caches.too_expensive.get(job.stretch, (job.wanted.prefix.length, 0))
+            self._caches.too_expensive[job.stretch] = (length, error.tokens_needed)
+            return 0.0
+        return AGAIN
 
     def _report(
         self,
-        wanted: SummaryRequest,
-        summariser: Summariser,
+        job: _Job,
         outcome: SummaryOutcome,
-        reason: str,
-        calls: int,
-        taken: tuple[int, int],
-        seconds: float,
+        began: float,
+        reason: str = "",
+        calls: int = 0,
+        tokens_used: tuple[int, int] = (0, 0),
     ) -> None:
         report = SummaryReport(
             outcome=outcome,
             reason=reason,
-            tenant=self._label(wanted.request.tenant),
-            model=summariser.model,
-            upstream=summariser.upstream,
+            tenant=self._label(job.tenant),
+            model=job.summariser.model,
+            upstream=job.summariser.upstream,
             calls=calls,
-            input_tokens=taken[0],
-            output_tokens=taken[1],
-            seconds=seconds,
+            input_tokens=tokens_used[0],
+            output_tokens=tokens_used[1],
+            seconds=self._clock() - began,
         )
-        self._observe(report)
+        self._on_report(report)
 
-    async def _attempt(
-        self, wanted: SummaryRequest, summariser: Summariser, *, wait: bool
-    ) -> tuple[Summary | None, Draft | None]:
-        """A summary, and how it came about unless another replica wrote it. Raises ``NotWritten``."""
-        if reason := self._may_not(wanted, summariser):
-            raise NotWritten(reason, tried=False)
-        policy = self._policy(wanted, summariser)
-        lease = await self._shelf.lease(wanted.root_hash, policy, wanted.last_compaction, self._terms.lease_seconds)
+    async def _attempt(self, job: _Job) -> tuple[Summary, Draft | None]:
+        """The summary, and its draft unless another replica wrote it. Raises ``NotWritten``."""
+        if self._limits.is_paused(job.tenant):
+            raise NotWritten("paused", model_asked=False)
+        if self._config.forbids(job.wanted, job.summariser):
+            raise NotWritten("subscription", model_asked=False)
+        wanted, seconds = job.wanted, self._config.lease_seconds
+        lease = await self._table.lease(wanted.root_hash, job.policy, wanted.last_compaction, seconds)
         if lease is None:
-            found = await self._elsewhere(wanted, policy) if wait else None
-            if found is None:
-                raise NotWritten("elsewhere", tried=False)
-            return found, None
-        renewal = self._spawn(self._hold(lease), "summary lease")
+            theirs = await self._elsewhere(job) if job.waits else None
+            if theirs is None:
+                raise NotWritten("elsewhere", model_asked=False)
+            return theirs, None
+        renewal = self._spawn(self._renew(lease), "summary lease")
         try:
-            return await self._under_lease(wanted, summariser, policy, wait=wait)
+            return await self._write_under_lease(job)
         finally:
             renewal.cancel()
             await lease.release()
 
-    async def _under_lease(
-        self, wanted: SummaryRequest, summariser: Summariser, policy: bytes, *, wait: bool
-    ) -> tuple[Summary | None, Draft | None]:
-        """Write a summary unless there is one that reaches far enough. Raises ``NotWritten``."""
-        base = await self._newest(wanted, policy)
-        enough = wanted.prefix.length if wait else wanted.folded + 1
+    async def _write_under_lease(self, job: _Job) -> tuple[Summary, Draft | None]:
+        """Write a summary unless there is one that is long enough. Raises ``NotWritten``."""
+        wanted = job.wanted
+        base = await self._newest(job)
+        enough = wanted.prefix.length if job.waits else wanted.folded + 1
         if base is not None and base.length >= enough:
             return base, None
-        if await self._shelf.is_refused(wanted.root_hash, policy, wanted.last_compaction):
-            raise NotWritten("refused_before", tried=False)
-        # What was too dear before is tried as it was then: a longer prefix would only cost more.
-        length, _ = (0, 0) if wait else self._memory.too_expensive.get(self._key(wanted), (0, 0))
-        wanted = wanted.up_to(length) if length > wanted.folded else wanted
-        self._note(wanted, summariser, "pending")
+        if await self._table.is_refused(wanted.root_hash, job.policy, wanted.last_compaction):
+            raise NotWritten("refused_before", model_asked=False)
+        if not job.waits:
+            job = self._affordable(job)
+        self._note(job, "pending")
         try:
-            draft = await self._draft(wanted, summariser, base)
+            draft = await self._draft(job, base)
         except NotWritten as error:
-            self._note(wanted, summariser, "failed" if error.tried else "skipped", error.reason)
+            self._note(job, "failed" if error.model_asked else "skipped", error.reason)
             raise
-        summary = await self._keep(wanted, summariser, policy, base, draft)
-        self._note(wanted, summariser, "ready", left=draft.output_tokens)
+        summary = await self._save(job, base, draft)
+        self._note(job, "ready", tokens_out=draft.output_tokens)
         return summary, draft
 
-    async def _draft(self, wanted: SummaryRequest, summariser: Summariser, base: Summary | None) -> Draft:
-        """A text within the tenant's means, by a summariser that is worth asking."""
-        tenant = wanted.request.tenant
-        breaker = self._breaker_of(summariser, tenant)
-        reserved = 0
+    def _affordable(self, job: _Job) -> _Job:
+        """The job for the prefix that could not be paid for before: a longer one would only cost more."""
+        length, _ = self._caches.too_expensive.get(job.stretch, (0, 0))
+        return replace(job, wanted=job.wanted.up_to(length)) if length > job.wanted.folded else job
 
-        async def allow(tokens: int) -> str:
-            nonlocal reserved
-            reason = await self._ledger.refusal_reason(tenant, tokens)
-            if reason and not (wanted.requested and reason == "budget"):
-                return reason
-            if not breaker.admit():
-                return "breaker"
-            reserved = tokens
-            self._ledger.add_spent(tenant, tokens)
-            return ""
-
-        taken = 0
+    async def _draft(self, job: _Job, base: Summary | None) -> Draft:
+        """A text within the tenant's limits. Raises ``NotWritten``."""
+        breaker = self._breaker_of(job)
+        reservation = _Reservation(self._limits, breaker, job.wanted)
+        used = 0
         try:
-            draft = await self._writer.write(wanted, summariser, base, allow)
+            draft = await self._writer.write(job.wanted, job.summariser, base, reservation.check)
+            used = draft.input_tokens + draft.output_tokens
         except NotWritten as error:
-            taken = sum(error.taken)
+            used = sum(error.tokens_used)
             if error.limited:
-                self._ledger.pause(tenant)
-            if error.tried:
+                self._limits.pause(job.tenant)
+            if error.model_asked:
                 breaker.failed()
             raise
-        else:
-            breaker.succeeded()
-            taken = draft.input_tokens + draft.output_tokens
-            return draft
         finally:
-            self._ledger.add_spent(tenant, taken - reserved)
+            reservation.correct(used)
+        breaker.succeeded()
+        return draft
 
-    async def _keep(
-        self, wanted: SummaryRequest, summariser: Summariser, policy: bytes, base: Summary | None, draft: Draft
-    ) -> Summary:
-        """What holds from now on: *draft*, or what another replica kept before."""
-        cut, chain = wanted.prefix.length, wanted.prefix.prefix_hash
+    async def _save(self, job: _Job, base: Summary | None, draft: Draft) -> Summary:
+        """The summary that is valid from now on: *draft*, or what another replica stored before."""
+        prefix, model = job.wanted.prefix, job.summariser.model
         spent = draft.input_tokens + draft.output_tokens + (base.tokens_spent if base else 0)
-        value = dump(draft.text, cut, spent, summariser.model, int(time.time()))
-        held = await self._shelf.save(wanted.request.tenant, wanted.root_hash, policy, chain, value)
-        summary = load(held, cut) or Summary(draft.text, cut, spent, summariser.model)
-        self._memory.summaries[policy, chain] = summary
+        value = dump(draft.text, prefix.length, spent, model, int(time.time()))
+        stored = await self._table.save(job.tenant, job.wanted.root_hash, job.policy, prefix.prefix_hash, value)
+        summary = load(stored, prefix.length) or Summary(draft.text, prefix.length, spent, model)
+        self._caches.summaries[job.policy, prefix.prefix_hash] = summary
         return summary
 
-    async def _newest(self, wanted: SummaryRequest, policy: bytes) -> Summary | None:
+    async def _newest(self, job: _Job) -> Summary | None:
         """The summary of the longest prefix that has one: from memory, unless the store has a longer one."""
-        cuts = wanted.prefixes[::-1]
-        known = next(
-            (i for i, cut in enumerate(cuts) if (policy, cut.prefix_hash) in self._memory.summaries), len(cuts)
-        )
-        if known:
-            asked = [cut.prefix_hash for cut in cuts[:known]]
-            found = await self._shelf.newest(wanted.request.tenant, wanted.root_hash, policy, asked)
-            if found is not None:
-                cut = cuts[found[0]]
-                summary = load(found[1], cut.length)
-                if summary is not None:
-                    self._memory.summaries[policy, cut.prefix_hash] = summary
-                    return summary
-        return self._memory.summaries.get((policy, cuts[known].prefix_hash)) if known < len(cuts) else None
+        longer = []
+        cached: Summary | None = None
+        for prefix in reversed(job.wanted.prefixes):
+            cached = self._caches.summaries.get((job.policy, prefix.prefix_hash))
+            if cached is not None:
+                break
+            longer.append(prefix)
+        if not longer:
+            return cached
+        hashes = [prefix.prefix_hash for prefix in longer]
+        found = await self._table.newest(job.tenant, job.wanted.root_hash, job.policy, hashes)
+        if found is None:
+            return cached
+        index, value = found
+        summary = load(value, longer[index].length)
+        if summary is None:
+            return cached
+        self._caches.summaries[job.policy, hashes[index]] = summary
+        return summary
 
-    async def _elsewhere(self, wanted: SummaryRequest, policy: bytes) -> Summary | None:
-        """What another replica is writing, as soon as it is there; ``None`` after a while."""
-        until, pause = self._clock() + min(WAIT_ELSEWHERE, self._terms.timeout), 0.05
+    async def _elsewhere(self, job: _Job) -> Summary | None:
+        """The summary that another replica is writing. Return None if it does not come in time."""
+        until, pause = self._clock() + min(WAIT_ELSEWHERE, self._config.timeout), 0.05
         while self._clock() < until:
             await asyncio.sleep(pause * (0.75 + 0.5 * random.random()))  # noqa: S311 - spreads replicas apart
             pause = min(0.4, pause * 1.6)
-            found = await self._newest(wanted, policy)
-            if found is not None and found.length == wanted.prefix.length:
-                return found
+            summary = await self._newest(job)
+            if summary is not None and summary.length == job.wanted.prefix.length:
+                return summary
         return None
 
-    async def _hold(self, lease: Lease) -> None:
-        held = True
-        while held:
-            await asyncio.sleep(self._terms.lease_seconds * RENEW)
-            held = await lease.renew(self._terms.lease_seconds)
+    async def _renew(self, lease: Lease) -> None:
+        """Renew *lease* until it is lost."""
+        is_ours = True
+        while is_ours:
+            await asyncio.sleep(self._config.lease_seconds * RENEW)
+            is_ours = await lease.renew(self._config.lease_seconds)
 
-    def _may_not(self, wanted: SummaryRequest, summariser: Summariser) -> str:
-        """Why nothing may be asked on behalf of this request, as a fixed word; empty where it may."""
-        if self._ledger.is_paused(wanted.request.tenant):
-            return "paused"
-        return "subscription" if self._terms.forbids(wanted, summariser) else ""
-
-    def _refuse(self, wanted: SummaryRequest, summariser: Summariser) -> float:
-        """Let nobody try this stretch again for a while; the seconds."""
-        key, seconds = self._key(wanted), self._patience(wanted)
-        self._memory.failures[key] = self._memory.failures.get(key, 0) + 1
-        self._shelf.refuse(wanted.root_hash, self._policy(wanted, summariser), wanted.last_compaction, seconds)
+    def _refuse(self, job: _Job) -> float:
+        """Keep every replica from this stretch for a while; the seconds."""
+        seconds = self._refusal_seconds(job)
+        self._caches.failures[job.stretch] = self._caches.failures.get(job.stretch, 0) + 1
+        self._table.refuse(job.wanted.root_hash, job.policy, job.wanted.last_compaction, seconds)
         return seconds
 
-    def _patience(self, wanted: SummaryRequest) -> float:
-        """For how many seconds nobody tries again where one more has failed."""
-        failures = self._memory.failures.get(self._key(wanted), 0)
+    def _refusal_seconds(self, job: _Job) -> float:
+        failures = self._caches.failures.get(job.stretch, 0)
         return min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures, 10))
 
-    def _note(
-        self, wanted: SummaryRequest, summariser: Summariser, state: SummaryState, reason: str = "", *, left: int = 0
-    ) -> None:
-        """Tell what has become of the summary of *wanted*, for people."""
-        now, patience = int(time.time()), int(self._patience(wanted))
-        policy = self._policy(wanted, summariser)
-        note = note_for(wanted, summariser, policy, state, now, reason=reason, left=left, patience=patience)
-        self._tell(wanted.request.tenant, wanted.root_hash, note)
+    def _note(self, job: _Job, state: SummaryState, reason: str = "", *, tokens_out: int = 0) -> None:
+        """Write down the state of a summary, for people."""
+        note = note_for(
+            job.wanted,
+            job.summariser,
+            job.policy,
+            state,
+            int(time.time()),
+            reason=reason,
+            tokens_out=tokens_out,
+            refused_for=int(self._refusal_seconds(job)),
+        )
+        self._on_note(job.tenant, job.wanted.root_hash, note)
 
-    def _breaker_of(self, summariser: Summariser, tenant: bytes) -> Breaker:
-        breaker = self._memory.breakers.get((summariser.name, tenant))
+    def _breaker_of(self, job: _Job) -> Breaker:
+        name = (job.summariser.name, job.tenant)
+        breaker = self._caches.breakers.get(name)
         if breaker is None:
-            breaker = self._memory.breakers[summariser.name, tenant] = self._breaker()
+            breaker = self._caches.breakers[name] = self._breaker()
         return breaker
 
+    def _job(self, wanted: SummaryRequest, *, waits: bool) -> _Job:
+        summariser = self._config.choose_summariser(wanted, self._resolve)
+        return _Job(wanted, summariser, self._policy(wanted, summariser), waits)
+
     def _policy(self, wanted: SummaryRequest, summariser: Summariser) -> bytes:
-        """What makes texts interchangeable: the prompts, who writes, the cap, and in the aligned mode what precedes."""
+        """A digest (8 bytes) of what makes texts interchangeable: prompts, model, cap; if aligned, what precedes."""
         facts = [self._writer.version, summariser.name.encode(), b"%d" % wanted.quantised_cap]
         if self._writer.aligned and summariser.is_request_model:
             facts.append(wanted.fixed_digest)
         return hashlib.sha256(b"\0".join(facts)).digest()[:8]
 
-    @staticmethod
-    def _key(wanted: SummaryRequest) -> Key:
-        return wanted.route.name, wanted.last_compaction
+
+class _Reservation:
+    """Tokens set aside for one text before its model is asked, corrected once it is known what the text took."""
+
+    def __init__(self, limits: SpendingLimits, breaker: Breaker, wanted: SummaryRequest) -> None:
+        self._limits = limits
+        self._breaker = breaker
+        self._tenant = wanted.request.tenant
+        self._may_exceed_budget = wanted.requested
+        self._reserved = 0
+
+    async def check(self, tokens: int) -> str:
+        """Reserve *tokens*; else a fixed word for why they may not be spent."""
+        reason = await self._limits.refusal_reason(self._tenant, tokens)
+        if reason and not (self._may_exceed_budget and reason == "budget"):
+            return reason
+        if not self._breaker.admit():
+            return "breaker"
+        self._reserved = tokens
+        self._limits.add_spent(self._tenant, tokens)
+        return ""
+
+    def correct(self, used: int) -> None:
+        """Replace the reserved tokens by those *used*."""
+        self._limits.add_spent(self._tenant, used - self._reserved)
+
+
+def _stretch_of(wanted: SummaryRequest) -> Stretch:
+    return wanted.route.name, wanted.last_compaction

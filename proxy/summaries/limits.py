@@ -189,7 +189,7 @@ class SummaryConfig:
                 is_request_model=True,
                 uses_client_headers=True,
                 encoding=route.encoding,
-                configured_headers=self.headers_of(route.asked or route.model),
+                configured_headers=self.headers_of(route.requested_model or route.model),
             )
         same_upstream = chosen.upstream == route.upstream
         return Summariser(
@@ -200,7 +200,7 @@ class SummaryConfig:
             is_request_model=False,
             uses_client_headers=same_upstream,
             encoding=chosen.encoding,
-            configured_headers=self.headers_of(chosen.asked or chosen.model),
+            configured_headers=self.headers_of(chosen.requested_model or chosen.model),
         )
 
     def _may_use_model(self, tenant: bytes) -> bool:

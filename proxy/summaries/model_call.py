@@ -1,4 +1,4 @@
-"""One call of a summariser: whose key, which headers, how long, and what came back."""
+"""One call of a summariser: which key and headers are sent, how long it may take, and what counts as an answer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import quote
 
 from proxy.core.errors import UllageError
@@ -14,10 +15,13 @@ from proxy.core.request import Origin
 from proxy.engine.ports import Reply, Upstream
 from proxy.summaries.api_formats import API_FORMATS, ApiFormat, ModelAnswer, parse_answer
 
-LARGEST = 4 * 2**20
+MAX_ANSWER: Final = 4 * 2**20
 """Bytes of an answer that are read at most."""
 
-_OWN = frozenset(
+TokensUsed = tuple[int, int]
+"""Input and output tokens, by the provider's count if it states one."""
+
+_REQUEST_HEADERS: Final = frozenset(
     {
         "accept",
         "accept-encoding",
@@ -38,25 +42,30 @@ _OWN = frozenset(
         "x-request-id",
     }
 )
-"""Headers that belong to the client's own request and not to one made on its behalf."""
+"""Headers that belong to the client's own request: not sent with a call made on its behalf."""
 
-_SUBSCRIPTION = re.compile(
+_SDK_PREFIX: Final = "x-stainless"
+"""What OpenAI's and Anthropic's SDKs put before the names of headers that describe themselves."""
+
+_SUBSCRIPTION: Final = re.compile(
     r"sk-ant-oat|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+|[A-Za-z0-9-]*oauth[A-Za-z0-9-]*[_-]", re.IGNORECASE
 )
+"""How OAuth tokens and JWTs begin. Anthropic's are for its own clients only:
+https://code.claude.com/docs/en/legal-and-compliance
+"""
 
-
-_DEPLOYMENT = re.compile(r"(/openai/deployments/)[^/?]+")
-"""The part of a path that names the model instead of the body."""
+_DEPLOYMENT: Final = re.compile(r"(/openai/deployments/)[^/?]+")
+"""The part of an Azure OpenAI path that names the model instead of the body."""
 
 
 class CallFailed(Exception):
-    """A summariser gave nothing to use; ``reason`` is a fixed word. ``limited``: it asked to slow down."""
+    """A call gave no usable text; ``reason`` is a fixed word. ``limited``: the upstream rate-limited it."""
 
-    def __init__(self, reason: str, *, limited: bool = False, taken: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, reason: str, *, limited: bool = False, tokens_used: TokensUsed = (0, 0)) -> None:
         super().__init__(reason)
         self.reason = reason
         self.limited = limited
-        self.taken = taken
+        self.tokens_used = tokens_used
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,7 @@ class Summariser:
 
     @property
     def name(self) -> str:
-        """What breakers and texts are filed under."""
+        """The name that breakers and summaries are stored under."""
         return f"{self.upstream},{self.model},{self.api}"
 
 
@@ -89,76 +98,82 @@ def credentials(headers: Mapping[str, str] | tuple[tuple[str, str], ...]) -> lis
 
 
 def is_subscription_key(key: str) -> bool:
-    """Whether *key* looks like an OAuth or subscription token, which is meant for its owner's own client only."""
-    return bool(_SUBSCRIPTION.match(key.partition(" ")[2].strip() if " " in key else key))
+    """True if *key*, with or without a scheme, looks like an OAuth or subscription token."""
+    bare = key.partition(" ")[2].strip() if " " in key else key
+    return bool(_SUBSCRIPTION.match(bare))
 
 
-def call_headers(origin: Origin, agent: str, *, lent: bool) -> list[tuple[str, str]]:
-    """The headers of a call: the caller's own where it is *lent* them, without what belongs to its request alone."""
-    headers = [("Content-Type", "application/json"), ("Accept", "application/json")]
-    headers += [("Accept-Encoding", "identity"), ("User-Agent", agent)]
-    if lent:
-        headers += [
-            pair
-            for pair in origin.headers
-            if pair[0].lower() not in _OWN and not pair[0].lower().startswith("x-stainless")
-        ]
+def call_headers(origin: Origin, agent: str, *, uses_client_headers: bool) -> list[tuple[str, str]]:
+    """The headers of a call, with the client's own ones that do not belong to its request alone if they are used."""
+    headers = [
+        ("Content-Type", "application/json"),
+        ("Accept", "application/json"),
+        ("Accept-Encoding", "identity"),
+        ("User-Agent", agent),
+    ]
+    if uses_client_headers:
+        headers += [(name, value) for name, value in origin.headers if _goes_along(name.lower())]
     return headers
 
 
+def _goes_along(name: str) -> bool:
+    return name not in _REQUEST_HEADERS and not name.startswith(_SDK_PREFIX)
+
+
 def call_path(summariser: Summariser, origin: Origin) -> str:
-    """Path and query of a call: the request's own where it goes the same way, with the summariser's deployment."""
+    """Path and query of a call: the client's own if it goes the same way, with the summariser's deployment."""
     if not summariser.uses_client_headers:
         return API_FORMATS[summariser.api].path
     if summariser.is_request_model:
         return origin.path_qs
-    name = quote(summariser.model, safe="")
-    return _DEPLOYMENT.sub(lambda found: found[1] + name, origin.path_qs, count=1)
+    model = quote(summariser.model, safe="")
+    return _DEPLOYMENT.sub(lambda match: match[1] + model, origin.path_qs, count=1)
 
 
 async def call_model(
     upstream: Upstream, summariser: Summariser, origin: Origin, agent: str, body: bytes, seconds: float
 ) -> ModelAnswer:
-    """What the summariser wrote within *seconds*. Raises ``CallFailed``."""
-    wire = API_FORMATS[summariser.api]
+    """The summariser's answer to *body*, within *seconds*. Raises ``CallFailed``."""
     path = call_path(summariser, origin)
-    headers = call_headers(origin, agent, lent=summariser.uses_client_headers)
+    headers = call_headers(origin, agent, uses_client_headers=summariser.uses_client_headers)
     try:
         async with asyncio.timeout(seconds):
             reply = await upstream.send(summariser.upstream, "POST", path, headers, body, summariser.configured_headers)
             try:
-                data = await _whole(reply)
+                data = await _read_whole(reply)
             finally:
                 reply.close()
     except TimeoutError:
         raise CallFailed("timeout") from None
     except UllageError as error:
         raise CallFailed("timeout" if error.status == 504 else "unreachable") from None
-    return _usable(wire, reply, data)
+    return _usable(API_FORMATS[summariser.api], reply, data)
 
 
-def _usable(wire: ApiFormat, reply: Reply, data: bytes) -> ModelAnswer:
-    """Return the text in an answer's *data*. Raises ``CallFailed`` if it is no whole text."""
+def _usable(api: ApiFormat, reply: Reply, data: bytes) -> ModelAnswer:
+    """The answer in *data*. Raises ``CallFailed`` if it is not one whole text."""
+    if reply.status == 429:
+        raise CallFailed("limited", limited=True)
     if reply.status != 200:
-        limited = reply.status == 429
-        raise CallFailed("limited" if limited else "refused", limited=limited)
-    written = None if reply.header("content-encoding") not in ("", "identity") else parse_answer(wire, data)
-    if written is None:
+        raise CallFailed("refused")
+    is_plain = reply.header("content-encoding") in ("", "identity")
+    answer = parse_answer(api, data) if is_plain else None
+    if answer is None:
         raise CallFailed("nonsense")
-    taken = (written.input_tokens or 0, written.output_tokens or 0)
-    if written.called:
-        raise CallFailed("called_tools", taken=taken)
-    if written.short:
-        raise CallFailed("cut_short", taken=taken)
-    return written
+    used = (answer.input_tokens or 0, answer.output_tokens or 0)
+    if answer.called_tools:
+        raise CallFailed("called_tools", tokens_used=used)
+    if answer.cut_short:
+        raise CallFailed("cut_short", tokens_used=used)
+    return answer
 
 
-async def _whole(reply: Reply) -> bytes:
-    taken: list[bytes] = []
+async def _read_whole(reply: Reply) -> bytes:
+    chunks: list[bytes] = []
     size = 0
     while chunk := await reply.next_chunk():
-        taken.append(chunk)
+        chunks.append(chunk)
         size += len(chunk)
-        if size > LARGEST:
+        if size > MAX_ANSWER:
             raise CallFailed("nonsense")
-    return b"".join(taken)
+    return b"".join(chunks)

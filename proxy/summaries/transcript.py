@@ -1,4 +1,4 @@
-"""A conversation as data: one bounded text per item, tags that would speak to a model neutralised, blobs left out."""
+"""A conversation as data for a summariser: one bounded text per item, without encoded data and without role tags."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from proxy.core.conversation import ItemText, Role
 Count = Callable[[str], int]
 
 USER, ASSISTANT, RESULT, ARGUMENTS = 16_000, 6_000, 2_000, 1_000
-"""Characters of a text that are shown at most, by who wrote it; the middle goes."""
+"""Most characters of a text, by its writer; the middle is left out."""
 
 OPAQUE = 20_000
-"""Characters without a space from which a run is data, not text."""
+"""Characters without a space from which a run is encoded data, not text."""
 
 _DATA_URL = re.compile(r"data:[\w.+/-]{0,100};base64,[A-Za-z0-9+/=_-]{256,}")
-# The look behind keeps these linear: a run is tried at its beginning only. Scripts without spaces are no data.
+# The look-behind keeps these two linear: a run is tried at its beginning only. Scripts written without spaces
+# (U+2E80 and up) are text.
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{1200,}={0,2}")
 _OPAQUE = re.compile(rf"(?<![^\s\u2e80-\uffff])[^\s\u2e80-\uffff]{{{OPAQUE},}}")
 _SPECIAL = re.compile(r"<\|([^|<>\n]{0,64})\|>")
@@ -30,13 +31,16 @@ _BRACKETED = re.compile(r"\[(/?INST)\]|<<(/?SYS)>>")
 _NAMES = {"user": "user", "assistant": "assistant", "tool": "tool result"}
 _BREAK = re.compile(r"\s+")
 BROKEN = 120
-"""Characters within which the end of a word is looked for where a text is cut."""
+"""Characters within which a text is cut at the end of a word."""
 
 MIDDLE = "[... middle left out ...]"
 
+_JOIN = 2
+"""Tokens that joining two texts may add."""
+
 
 def omit_data(text: str) -> str:
-    """*text* with encoded data replaced by a word about it: its size and a short digest."""
+    """*text* with encoded data replaced by its size and a short digest."""
     if len(text) < 256:
         return text
     for pattern in (_DATA_URL, _BASE64, _OPAQUE):
@@ -47,21 +51,21 @@ def omit_data(text: str) -> str:
 def _omitted(match: re.Match[str]) -> str:
     run = match.group()
     if not run.startswith("data:") and len(run) < OPAQUE and not any(map(str.isdigit, run)):
-        return run  # a long run of one letter or a rule of dashes is no data
+        return run  # a rule of dashes, or one letter repeated
     size = len(run) * 3 // 4
     digest = hashlib.sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return f"[... data left out: about {size} bytes, digest {digest} ...]"
 
 
 def neutralised(text: str) -> str:
-    """*text* in which nothing looks like a role, a special token or the end of what encloses it."""
+    """*text* in which nothing looks like a role, a special token or the end of the fence around it."""
     text = _SPECIAL.sub(r"‹\1›", text)
     text = _TAG.sub(r"‹\1", text)
     return _BRACKETED.sub(lambda match: f"({match[1] or match[2]})", text)
 
 
 def quoted(text: str, characters: int) -> str:
-    """The two ends of a slimmed *text*, at most so many *characters*, neutralised, each line behind a bar."""
+    """Both ends of *text* in at most so many *characters*, without data, neutralised, each line behind a bar."""
     text = omit_data(text).encode("utf-8", "replace").decode()
     if len(text) > characters:
         head, tail = head_and_tail(text, characters // 2)
@@ -70,17 +74,24 @@ def quoted(text: str, characters: int) -> str:
 
 
 def head_and_tail(text: str, characters: int) -> tuple[str, str]:
-    """The first and the last at most so many *characters* of *text*, cut between words: half a name is none."""
+    """The first and the last *characters* of *text*, cut between words: half a name would be a wrong one."""
     head, tail = text[:characters], text[-characters:]
     start = _BREAK.search(tail, 0, BROKEN)
-    stop = next((at for at in range(len(head), max(0, len(head) - BROKEN), -1) if head[at - 1].isspace()), len(head))
-    return head[:stop].rstrip(), tail[start.end() if start else 0 :]
+    return head[: _last_break(head)].rstrip(), tail[start.end() if start else 0 :]
+
+
+def _last_break(head: str) -> int:
+    """Where the last word break in *head* is; its end if there is none near it."""
+    for at in range(len(head), max(0, len(head) - BROKEN), -1):
+        if head[at - 1].isspace():
+            return at
+    return len(head)
 
 
 def item_texts(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str]:
-    """One text per item that is no system item: who speaks, what was said, which tools were called, which media.
+    """One text per item, without system items: role, text, tool calls, kinds of media.
 
-    *detail* scales how much is shown of what others than the user wrote.
+    *detail* scales how many characters are shown, except of the user's.
     """
     for entry in entries:
         if entry.role == "system":
@@ -89,8 +100,8 @@ def item_texts(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str
         lines = [f"{_NAMES[entry.role]}:"]
         if entry.text:
             lines.append(quoted(entry.text, limit))
-        if entry.said:
-            lines += ["user:", quoted(entry.said, USER)]
+        if entry.user_text:
+            lines += ["user:", quoted(entry.user_text, USER)]
         for name, arguments in entry.calls:
             lines += [f"calls {neutralised(name)}:", quoted(arguments, int(detail * ARGUMENTS))]
         lines += [f"({neutralised(kind)}, not shown)" for kind in entry.media]
@@ -98,27 +109,35 @@ def item_texts(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str
 
 
 def _limit(role: Role, detail: float) -> int:
-    """Return how many characters of an item's own text are shown."""
+    """Characters of an item's own text that are shown."""
     if role == "user":
         return USER
     return int(detail * (ASSISTANT if role == "assistant" else RESULT))
 
 
 def split_transcript(entries: Sequence[ItemText], tokens: int, count: Count, detail: float = 1.0) -> list[str]:
-    """The transcript of *entries* in runs of at most *tokens* each, in order; a larger item loses its middle."""
-    found: list[str] = []
-    run: list[str] = []
+    """The transcript of *entries* in chunks of at most *tokens* each, in order; a larger item loses its middle."""
+    chunks: list[str] = []
+    chunk: list[str] = []
     size = 0
-    for piece in item_texts(entries, detail):
-        weight = count(piece) + 2
-        while weight > tokens and len(piece) > 200:
-            keep = max(90, int(len(piece) * tokens / weight * 0.45))
-            head, tail = head_and_tail(piece, keep)
-            piece = f"{head}\n| {MIDDLE}\n| {tail}"
-            weight = count(piece) + 2
-        if run and size + weight > tokens:
-            found.append("\n".join(run))
-            run, size = [], 0
-        run.append(piece)
+    for text in item_texts(entries, detail):
+        text, weight = _within(text, tokens, count)
+        if chunk and size + weight > tokens:
+            chunks.append("\n".join(chunk))
+            chunk, size = [], 0
+        chunk.append(text)
         size += weight
-    return [*found, "\n".join(run)] if run else found
+    if chunk:
+        chunks.append("\n".join(chunk))
+    return chunks
+
+
+def _within(text: str, tokens: int, count: Count) -> tuple[str, int]:
+    """*text* in at most *tokens*, and its tokens; a text of 200 characters or less stays as it is."""
+    weight = count(text) + _JOIN
+    while weight > tokens and len(text) > 200:
+        # 0.45 for each end leaves a tenth for what counts more than the average character.
+        head, tail = head_and_tail(text, max(90, int(len(text) * tokens / weight * 0.45)))
+        text = f"{head}\n| {MIDDLE}\n| {tail}"
+        weight = count(text) + _JOIN
+    return text, weight

@@ -1,4 +1,4 @@
-"""From a wanted to a verified text: in one call where it fits, else folded chunk by chunk, never over a window."""
+"""Writes a verified summary: in one call if the text fits, else folded chunk by chunk, never over the window."""
 
 from __future__ import annotations
 
@@ -6,35 +6,39 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from proxy.core.conversation import ItemText
 from proxy.core.request import Origin
 from proxy.engine.ports import Counter, Summary, SummaryRequest, Upstream
 from proxy.summaries.api_formats import API_FORMATS, append_to_prompt, encode_json, output_allowance
-from proxy.summaries.model_call import CallFailed, Summariser, call_model
+from proxy.summaries.model_call import CallFailed, Summariser, TokensUsed, call_model
 from proxy.summaries.prompts import Prompts
 from proxy.summaries.transcript import split_transcript
 from proxy.summaries.verify import Source, verify
 
-FRAME = 700
-"""Tokens of the instructions and the fence of one call, generously."""
+FRAME: Final = 700
+"""Tokens of the instructions and the fence of one call, at most."""
 
-FILL = 0.7
-"""Share of a window, as our count has it, that a call's transcript takes at most."""
+PROMPT: Final = 500
+"""Tokens that the instructions of one call take, about."""
 
-DETAILS = (1.0, 0.25)
-"""How much is shown of results, arguments and answers: all that has its place, else what can be paid for."""
+FILL: Final = 0.7
+"""Most of a window that a transcript may take, since another model's count may be higher than ours."""
 
-PROMPT = 500
-"""Tokens they really take, about."""
+DETAILS: Final = (1.0, 0.25)
+"""Shares of results, arguments and answers that are shown: all that has room, then what can be paid for."""
 
-SMALLEST = 500
+MIN_ROOM: Final = 500
 """Tokens of transcript that a call must have room for to be worth making."""
+
+_CACHED_MARGIN: Final = 1.1
+"""By how much the provider's count of a prompt it was sent before may exceed ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A verified text and what it took, in the model's own tokens where it told them."""
+    """A verified text and the tokens it took, by the model's own count if it states one."""
 
     text: str
     calls: int
@@ -43,39 +47,40 @@ class Draft:
 
 
 class NotWritten(Exception):
-    """There is no text; ``reason`` is a fixed word. ``tried``: a model was asked; ``taken`` as of ``Draft``.
+    """No text was written; ``reason`` is a fixed word.
 
-    ``needed``: about how many tokens it would have taken.
+    ``model_asked``: a call was made. ``limited``: the upstream rate-limited it. ``tokens_needed`` is about what the
+    text would have taken.
     """
 
     def __init__(
         self,
         reason: str,
         *,
-        tried: bool,
+        model_asked: bool,
         limited: bool = False,
         calls: int = 0,
-        taken: tuple[int, int] = (0, 0),
-        needed: int = 0,
+        tokens_used: TokensUsed = (0, 0),
+        tokens_needed: int = 0,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.tried = tried
+        self.model_asked = model_asked
         self.limited = limited
         self.calls = calls
-        self.taken = taken
-        self.needed = needed
+        self.tokens_used = tokens_used
+        self.tokens_needed = tokens_needed
 
 
 CheckBudget = Callable[[int], Awaitable[str]]
-"""Says, as a fixed word, why so many tokens may not be spent; an empty one where they may."""
+"""Takes tokens; gives a fixed word for why they may not be spent, empty if they may."""
 
 
 class Writer:
-    """Writes summaries through *upstream*, each call within *seconds*; *agent* names us to the upstream.
+    """Writes summaries through *upstream*, each call within *seconds*; *agent* is our User-Agent.
 
-    *aligned*: the request's own prompt is sent again with the instruction behind it, so that the provider's cache has
-    most of it.
+    *aligned*: the request's own prompt is sent again with the instruction behind it, so that most of it comes from the
+    provider's prompt cache.
     """
 
     def __init__(
@@ -90,126 +95,143 @@ class Writer:
 
     @property
     def version(self) -> bytes:
-        """What changes with the texts sent."""
+        """A digest of the prompts and the mode."""
         return self._prompts.version + (b"+" if self._aligned else b"")
 
     @property
     def aligned(self) -> bool:
-        """Whether the request's own prompt is used where its own model writes."""
+        """True if the request's own prompt is used whenever its own model writes."""
         return self._aligned
 
     async def write(
-        self, wanted: SummaryRequest, summariser: Summariser, base: Summary | None, allow: CheckBudget
+        self, wanted: SummaryRequest, summariser: Summariser, base: Summary | None, check: CheckBudget
     ) -> Draft:
-        """The text of *wanted*, on top of *base* where there is one. Raises ``NotWritten``."""
-        entries = await asyncio.to_thread(wanted.read_entries, 0, wanted.prefix.length)
-        fresh = entries[base.length if base else 0 :]
-        warm = self._warm(wanted, summariser)
-        if warm is not None:
-            await self._allowed(wanted, warm[1], allow)
-            return await self._ask(_Run(wanted, summariser), entries, [warm[0]])
-        for detail in DETAILS:
-            chunks, tokens = await asyncio.to_thread(self._plan, wanted, summariser, base, fresh, detail)
-            if not chunks:
-                raise NotWritten("too_small", tried=False)
-            try:
-                await self._allowed(wanted, tokens, allow)
-            except NotWritten as error:
-                if error.reason != "budget" or detail == DETAILS[-1]:
-                    raise
-                continue
-            return await self._ask(_Run(wanted, summariser, base.text if base else ""), entries, chunks)
-        raise AssertionError("the last attempt returns or raises")
+        """Write the wanted summary, on top of *base* if there is one. Raises ``NotWritten``."""
+        texts = await asyncio.to_thread(wanted.read_entries, 0, wanted.prefix.length)
+        aligned = self._aligned_body(wanted, summariser)
+        if aligned is not None:
+            body, tokens = aligned
+            needed = int(tokens * wanted.token_ratio)
+            if reason := await check(needed):
+                raise NotWritten(reason, model_asked=False, tokens_needed=needed)
+            return await self._fold(_Run(wanted, summariser), texts, [body])
+        new = texts[base.length if base else 0 :]
+        chunks = await self._affordable_chunks(wanted, summariser, base, new, check)
+        return await self._fold(_Run(wanted, summariser, base.text if base else ""), texts, chunks)
 
-    async def _allowed(self, wanted: SummaryRequest, tokens: int, allow: CheckBudget) -> None:
-        needed = int(tokens * wanted.token_ratio)
-        if reason := await allow(needed):
-            raise NotWritten(reason, tried=False, needed=needed)
-
-    def _count(self, summariser: Summariser) -> Callable[[str], int]:
-        return lambda text: self._counter.count(summariser.encoding, text)
-
-    def _plan(
+    async def _affordable_chunks(
         self,
         wanted: SummaryRequest,
         summariser: Summariser,
         base: Summary | None,
-        fresh: Sequence[ItemText],
+        new: Sequence[ItemText],
+        check: CheckBudget,
+    ) -> list[str]:
+        """The transcript in chunks, in as much detail as may be paid for. Raises ``NotWritten``."""
+        reason, needed = "", 0
+        for detail in DETAILS:
+            chunks, tokens = await asyncio.to_thread(self._chunks, wanted, summariser, base, new, detail)
+            if not chunks:
+                raise NotWritten("too_small", model_asked=False)
+            needed = int(tokens * wanted.token_ratio)
+            reason = await check(needed)
+            if not reason:
+                return chunks
+            if reason != "budget":
+                break
+        raise NotWritten(reason, model_asked=False, tokens_needed=needed)
+
+    def _chunks(
+        self,
+        wanted: SummaryRequest,
+        summariser: Summariser,
+        base: Summary | None,
+        new: Sequence[ItemText],
         detail: float,
     ) -> tuple[list[str], int]:
-        """What is to be sent, and about how many tokens it takes in all.
+        """The transcript in chunks, and about how many tokens all calls take.
 
-        Each chunk leaves so much of the window that no miscount makes a call too big for it.
+        Each chunk leaves so much of the window that no miscount makes its call too large.
         """
         count = self._count(summariser)
         output = output_allowance(summariser.model, wanted.cap)
         room = min(int(summariser.window * FILL), summariser.window - output - 2 * wanted.cap - FRAME)
-        chunks = split_transcript(fresh, room, count, detail) if room >= SMALLEST else []
-        each = PROMPT + wanted.cap  # what is asked and what is written
-        before = wanted.cap * (len(chunks) - (base is None))
-        return chunks, sum(map(count, chunks)) + each * len(chunks) + before
+        if room < MIN_ROOM:
+            return [], 0
+        chunks = split_transcript(new, room, count, detail)
+        summaries_before = len(chunks) if base is not None else len(chunks) - 1
+        tokens = sum(map(count, chunks)) + (PROMPT + wanted.cap) * len(chunks) + wanted.cap * summaries_before
+        return chunks, tokens
 
-    def _warm(self, wanted: SummaryRequest, summariser: Summariser) -> tuple[bytes, int] | None:
-        """The request's own prompt with the instruction behind it, and its tokens; ``None`` where it may not fit."""
-        warm = wanted.cached_prompt(wanted.prefix.length) if self._aligned and summariser.is_request_model else None
-        output = output_allowance(summariser.model, wanted.cap)
-        if warm is None or warm.tokens * 1.1 + output + FRAME > summariser.window:
+    def _count(self, summariser: Summariser) -> Callable[[str], int]:
+        return lambda text: self._counter.count(summariser.encoding, text)
+
+    def _aligned_body(self, wanted: SummaryRequest, summariser: Summariser) -> tuple[bytes, int] | None:
+        """The request's own prompt with the instruction behind it, and its tokens. Return None if it may not fit."""
+        if not self._aligned or not summariser.is_request_model:
             return None
-        text = self._prompts.aligned(wanted.cap)
+        cached = wanted.cached_prompt(wanted.prefix.length)
+        output = output_allowance(summariser.model, wanted.cap)
+        if cached is None or cached.tokens * _CACHED_MARGIN + output + FRAME > summariser.window:
+            return None
         body = append_to_prompt(
-            API_FORMATS[summariser.api], summariser.model, warm.envelope_json, warm.items, text, output
+            API_FORMATS[summariser.api],
+            summariser.model,
+            cached.envelope_json,
+            cached.items,
+            self._prompts.aligned(wanted.cap),
+            output,
         )
-        return body, warm.tokens + FRAME + output
+        return body, cached.tokens + FRAME + output
 
-    async def _ask(self, run: _Run, entries: Sequence[ItemText], chunks: Sequence[str | bytes]) -> Draft:
-        """The text after the last of *chunks*, each folded into what the ones before gave; *entries* bear it out."""
-        summariser, wanted = run.summariser, run.wanted
-        source = await asyncio.to_thread(Source, entries, wanted.prefix.tokens)
-        count, origin = self._count(summariser), wanted.request.origin
+    async def _fold(self, run: _Run, texts: Sequence[ItemText], chunks: Sequence[str | bytes]) -> Draft:
+        """Fold each of *chunks* into the summary of those before it; *texts* are what it is verified against."""
+        source = await asyncio.to_thread(Source, texts, run.wanted.prefix.tokens)
+        origin = run.wanted.request.origin
         assert origin is not None
         for chunk in chunks:
             body = chunk if isinstance(chunk, bytes) else self._body(run, chunk)
-            run.text = await self._verified(run, source, origin, body, count)
-        return Draft(run.text, run.calls, run.taken[0], run.taken[1])
+            run.text = await self._verified(run, source, origin, body)
+        return Draft(run.text, run.calls, *run.tokens_used)
 
-    async def _verified(
-        self, run: _Run, source: Source, origin: Origin, body: bytes, count: Callable[[str], int]
-    ) -> str:
+    async def _verified(self, run: _Run, source: Source, origin: Origin, body: bytes) -> str:
+        """The verified answer to *body*. Raises ``NotWritten``."""
+        count = self._count(run.summariser)
         run.calls += 1
         try:
-            written = await call_model(self._upstream, run.summariser, origin, self._agent, body, self._seconds)
+            answer = await call_model(self._upstream, run.summariser, origin, self._agent, body, self._seconds)
         except CallFailed as error:
-            run.took(*error.taken)
+            run.add(*error.tokens_used)
             raise NotWritten(
-                error.reason, tried=True, limited=error.limited, calls=run.calls, taken=run.taken
+                error.reason, model_asked=True, limited=error.limited, calls=run.calls, tokens_used=run.tokens_used
             ) from None
-        asked = written.input_tokens if written.input_tokens is not None else len(body) // 4
-        told = written.output_tokens if written.output_tokens is not None else count(written.text)
-        run.took(asked, told)
-        verdict = await asyncio.to_thread(verify, written.text, source, run.wanted.cap, count)
+        run.add(
+            answer.input_tokens if answer.input_tokens is not None else len(body) // 4,
+            answer.output_tokens if answer.output_tokens is not None else count(answer.text),
+        )
+        verdict = await asyncio.to_thread(verify, answer.text, source, run.wanted.cap, count)
         if verdict.reason:
-            raise NotWritten(verdict.reason, tried=True, calls=run.calls, taken=run.taken)
+            raise NotWritten(verdict.reason, model_asked=True, calls=run.calls, tokens_used=run.tokens_used)
         return verdict.text
 
     def _body(self, run: _Run, chunk: str) -> bytes:
         nonce, cap, summariser = secrets.token_hex(8), run.wanted.cap, run.summariser
         system = self._prompts.system(nonce, cap)
         text = self._prompts.request(nonce, chunk, run.text)
-        return encode_json(
-            API_FORMATS[summariser.api].ask(summariser.model, system, text, output_allowance(summariser.model, cap))
-        )
+        output = output_allowance(summariser.model, cap)
+        return encode_json(API_FORMATS[summariser.api].build_body(summariser.model, system, text, output))
 
 
 @dataclass(slots=True)
 class _Run:
-    """One text on its way: what it is so far, and what it took."""
+    """A summary being written: its text so far, the calls made and the tokens they took."""
 
     wanted: SummaryRequest
     summariser: Summariser
     text: str = ""
     calls: int = 0
-    taken: tuple[int, int] = (0, 0)
+    tokens_used: TokensUsed = (0, 0)
 
-    def took(self, asked: int, told: int) -> None:
-        """Add what a call took."""
-        self.taken = (self.taken[0] + asked, self.taken[1] + told)
+    def add(self, input_tokens: int, output_tokens: int) -> None:
+        """Add the tokens of one call."""
+        self.tokens_used = (self.tokens_used[0] + input_tokens, self.tokens_used[1] + output_tokens)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import CREDENTIAL_ORDER
-from proxy.core.tokens.budget import reserve
+from proxy.core.tokens.budget import answer_reserve
 from proxy.upstream import litellm_shapes as shapes
 from proxy.upstream.targets import NOTHING, Timeouts
 
@@ -332,7 +332,7 @@ def _output(litellm: Any, place: Bridged, asked: Mapping[str, Any]) -> dict[str,
     except Exception:  # noqa: BLE001 - what LiteLLM raises for a model it does not know: its own default is small
         return {}
     most, window = limits.get("max_output_tokens"), limits.get("max_input_tokens")
-    return {"max_tokens": reserve(None, most, window)} if window else {}
+    return {"max_tokens": answer_reserve(None, most, window)} if window else {}
 
 
 def _event(document: Mapping[str, Any]) -> bytes:

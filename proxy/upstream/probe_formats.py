@@ -106,7 +106,7 @@ def sglang(answer: object, windows: Mapping[str, ServerWindow]) -> dict[str, Ser
     for name, window in windows.items():
         held = pool is not None and pool < window.context_window
         size = pool if pool is not None and held else window.context_window
-        how = "/server_info max_total_num_tokens" if held else window.how
+        how = "/server_info max_total_num_tokens" if held else window.origin
         narrowed[name] = _window(size, longest, window.max_output_tokens, how)
     return narrowed
 
@@ -177,7 +177,7 @@ def tgi(answer: object) -> dict[str, ServerWindow]:
 
 def _window(size: int, longest: int | None, output: int | None, how: str) -> ServerWindow:
     limit = longest if longest is not None and longest < size else None
-    return ServerWindow(size, limit, output if output is not None and output < size else None, how=how)
+    return ServerWindow(size, limit, output if output is not None and output < size else None, origin=how)
 
 
 def _figure(value: object, least: int = LEAST) -> int | None:

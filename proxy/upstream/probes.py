@@ -174,8 +174,8 @@ class Probes:
                 "context_window": window.context_window,
                 "max_input_tokens": window.max_input_tokens,
                 "max_output_tokens": window.max_output_tokens,
-                "how": window.how,
-                "age_seconds": round(now - window.at, 1),
+                "how": window.origin,
+                "age_seconds": round(now - window.since, 1),
             }
             for server in self._servers.values()
             for model, window in _shown(server)
@@ -249,7 +249,9 @@ class Probes:
         if any(_find(shared.windows, model) is None for model in unasked):
             return False
         since = now - self._wall()
-        told = {model: replace(window, at=min(now, window.at + since)) for model, window in shared.windows.items()}
+        told = {
+            model: replace(window, since=min(now, window.since + since)) for model, window in shared.windows.items()
+        }
         self._hold(server, told, shared.listed, now - max(0.0, age))
         server.due = now + shared.good - max(0.0, age)
         return True
@@ -258,7 +260,7 @@ class Probes:
         if self._shelf is None:
             return
         now, wall = self._clock(), self._wall()
-        windows = {name: replace(window, at=wall - now + window.at) for name, window in server.windows.items()}
+        windows = {name: replace(window, since=wall - now + window.since) for name, window in server.windows.items()}
         good = LOADING_RETRY if found.loading else FRESH_SECONDS
         value = msgspec.msgpack.encode(Shared(wall, good, asked, found.listed, windows))
         if len(value) <= MOST_SHARED:
@@ -271,7 +273,7 @@ class Probes:
     def _succeeded(self, server: _Server, found: Found) -> None:
         now = self._clock()
         self._hold(
-            server, {model: replace(window, at=now) for model, window in found.windows.items()}, found.listed, now
+            server, {model: replace(window, since=now) for model, window in found.windows.items()}, found.listed, now
         )
         if found.loading:
             self._again(server, LOADING_RETRY)
@@ -283,7 +285,7 @@ class Probes:
         """Believe what was *told*; what is as before keeps its age."""
         before = server.windows
         server.windows = {
-            model: known if (known := before.get(model)) and replace(known, at=window.at) == window else window
+            model: known if (known := before.get(model)) and replace(known, since=window.since) == window else window
             for model, window in told.items()
         }
         server.listed, server.checked = listed, checked

@@ -45,10 +45,14 @@ Shape = Callable[[str, int, str], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Row:
-    """What one body cost: CPU seconds in all and for each MB, its own answer's, and the other client's longest wait."""
+    """What one body cost: CPU seconds in all and for each MB, its own answer's, and the other client's longest wait.
+
+    ``asked`` are the KiB that it was to have; the bound on items made it smaller if ``kib`` says so.
+    """
 
     shape: str
     api: str
+    asked: int
     kib: int
     status: int
     seconds: float
@@ -315,6 +319,7 @@ async def measure(
     return Row(
         shape.__name__,
         api,
+        size // 1024,
         kib,
         status,
         round(seconds, 3),
@@ -367,6 +372,21 @@ async def run(sizes: list[int], names: list[str], apis: list[str], limit: float)
     return rows
 
 
+def markdown(rows: list[Row]) -> str:
+    """A table for the documentation: by shape and size CPU seconds for each MB, and the longest wait, in each API."""
+    sizes = sorted({row.asked for row in rows})
+    heads = [f"{size} KiB, CPU s per MB | wait, ms" for size in sizes]
+    lines = [f"| shape | {' | '.join(heads)} |", "| --- |" + " --: | --: |" * len(sizes)]
+    for shape in dict.fromkeys(row.shape for row in rows):
+        cells = [f"`{shape}`"]
+        for size in sizes:
+            found = [row for row in rows if (row.shape, row.asked) == (shape, size)]
+            cells.append(" / ".join(f"{max(0.0, row.cpu_per_mb):.2f}" for row in found))
+            cells.append(" / ".join(f"{row.longest_wait_ms:.0f}" for row in found))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def show(rows: list[Row]) -> None:
     """Print *rows* as a table, and the worst figures."""
     columns = tuple(asdict(rows[0]))
@@ -388,6 +408,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=[], help="only these")
     parser.add_argument("--apis", nargs="+", default=[], choices=[*PATHS], help="only these")
     parser.add_argument("--limit", type=float, default=120, help="seconds that one answer may take")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table by shape instead")
     parser.add_argument("--json", type=Path, help="write the rows to this file as well")
     parser.add_argument("--neighbour", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -395,7 +416,10 @@ def main() -> None:
         asyncio.run(waits_of(given.neighbour))
         return
     rows = asyncio.run(run(given.sizes, given.shapes, given.apis, given.limit))
-    show(rows)
+    if given.markdown:
+        print(markdown(rows))
+    else:
+        show(rows)
     if given.json:
         given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 

@@ -19,8 +19,8 @@ SHARE = 64
 
 BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (caches, ("ITEM_BYTES", "PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
-    (wiring, ("SIZES", "ASKED", "LEARNED", "ARCHIVED", "NOTED")),
-    (upstream_wiring, ("TENANTS", "STRETCHES")),
+    (wiring, ("CACHED_SIZES", "CACHED_LOOKUPS", "CACHED_ROUTES", "ARCHIVED_ITEMS", "RECENT_NOTES")),
+    (upstream_wiring, ("CACHED_TENANTS", "CACHED_PASSAGES")),
     (tables, ("_RENEWED", "_REQUESTS")),
     (encryption, ("_TENANTS",)),
     (events, ("SPARED",)),

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from proxy.core.compaction.schedule import NOTE
+from proxy.core.compaction.stages import BLOCK_FRAME
 from tests.support.engine_fixtures import Replica, message_slices
 from tests.support.recorded_conversations import RecordedConversation, read_all
 
@@ -63,7 +63,7 @@ def least(recording: RecordedConversation, end: int) -> int:
 
 def budget(window: int) -> int:
     """Tokens of input beside the answer and what a step of the fixed part may round up."""
-    return window - window // 8 - window // 64 - 2 * NOTE
+    return window - window // 8 - window // 64 - 2 * BLOCK_FRAME
 
 
 async def replay(recording: RecordedConversation, window: int, ends: Sequence[int], counts: Counts) -> None:

@@ -31,9 +31,9 @@ async def test_the_view_is_what_the_proxy_would_send() -> None:
     """The printed view is the fitter's own, byte for byte, and faithful to the request."""
     body = long_session()
     found = await fit_request(Settings(), body, window=4096)
-    assert found.plan.error is None
-    assert message_problems(body, found.plan.body) == []
-    assert len(message_slices(found.plan.body)) == len(
+    assert found.error is None
+    assert message_problems(body, found.view.body) == []
+    assert len(message_slices(found.view.body)) == len(
         await Replica().view(json.loads(body)["messages"], 4096, tools=AGENT_TOOLS)
     )
 
@@ -42,7 +42,7 @@ async def test_small_requests_pass_and_are_counted_all_the_same() -> None:
     """What fits by its bytes alone comes out as it is, and its tokens are told exactly."""
     body = chat_body([{"role": "user", "content": "Hello."}])
     found = await fit_request(Settings(), body)
-    assert found.plan.body == body
+    assert found.view.body == body
     shown = breakdown(found)
     assert shown.steps == ()
     assert shown.regions["user"][0] == shown.roles["user"][0] > 0
@@ -55,8 +55,8 @@ async def test_every_breakdown_adds_up(factor: float, recall: bool) -> None:
     model = "gpt-4o" if factor == 1.0 else "claude-sonnet-4-5"
     settings = Settings.model_validate({"compression": {"recall": {"enabled": recall}}})
     found = await fit_request(settings, long_session(), model=model, window=6000)
-    assert ("recall" in found.plan.report.stages) is recall
-    shown, report = breakdown(found), found.plan.report
+    assert ("recall" in found.report.stages) is recall
+    shown, report = breakdown(found), found.report
     assert found.measured.token_ratio == factor
     for at, total in ((0, report.tokens_before), (1, report.tokens_after)):
         by_region = sum(pair[at] for name, pair in shown.regions.items() if name != "reserve")
@@ -99,7 +99,7 @@ async def test_each_stage_has_its_line() -> None:
     assert lines["tools"].before - lines["tools"].after > 1000
     assert lines["clip"].touched >= 1
     assert lines["clip"].after < lines["clip"].before
-    assert shown.steps[-1].after == found.plan.tokens
+    assert shown.steps[-1].after == found.view.tokens
 
 
 async def test_the_tables_are_readable_without_a_terminal() -> None:

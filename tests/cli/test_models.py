@@ -47,7 +47,7 @@ async def test_without_a_pattern_what_is_configured_and_told(stub: StartStub) ->
     ages = [row.age_seconds for row in found.rows]
     assert ages[:3] == [None, None, None]
     assert all(age is not None and 0 <= age < 60 for age in ages[3:]), "only what a server said has an age"
-    assert set(found.troubles) == {"gone"}
+    assert set(found.problems) == {"gone"}
     assert len((await list_models(settings(), None)).rows) == 1, "never the whole table"
 
 

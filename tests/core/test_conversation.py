@@ -100,7 +100,7 @@ def test_places_are_where_a_request_could_have_ended(messages: list[Message]) ->
     expected = [
         at for (at, role), (_, last) in zip(spoken[1:], spoken, strict=False) if role == "assistant" != last
     ] + ([len(read)] if spoken and spoken[-1][1] != "assistant" else [])
-    assert list(layout.places) == expected
+    assert list(layout.boundaries) == expected
 
 
 @settings(max_examples=100)
@@ -154,7 +154,7 @@ def test_a_layout_continues_that_of_a_prefix(messages: list[Message], stops: lis
 def test_cuts_and_places(talk: str, cuts: tuple[int, ...], places: tuple[int, ...]) -> None:
     """Small conversations, worked out by hand."""
     layout = lay_out(shorthand(talk))
-    assert (layout.cuts, layout.places) == (cuts, places)
+    assert (layout.cuts, layout.boundaries) == (cuts, places)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_cuts_and_places(talk: str, cuts: tuple[int, ...], places: tuple[int, ..
 )  # fmt: skip
 def test_anchors(talk: str, place: int, cut: int, anchors: tuple[int, ...]) -> None:
     """Of the folded user items the task stays, and the one that was newest at the place."""
-    assert lay_out(shorthand(talk)).anchors(place, cut) == anchors
+    assert lay_out(shorthand(talk)).verbatim_users(place, cut) == anchors
 
 
 @settings(max_examples=100)
@@ -181,7 +181,7 @@ def test_anchors_are_folded_user_items(messages: list[Message], data: st.DataObj
     read = items(messages)
     layout = lay_out(read)
     place, cut = data.draw(st.integers(0, len(read))), data.draw(st.integers(0, len(read)))
-    anchors = layout.anchors(place, cut)
+    anchors = layout.verbatim_users(place, cut)
     assert all(at < min(place, cut) and read[at].role == "user" for at in anchors)
     assert list(anchors) == sorted(set(anchors))
     if layout.task is not None and layout.task < min(place, cut):

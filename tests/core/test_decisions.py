@@ -15,7 +15,7 @@ def test_a_target_changes_the_budget_and_nothing_else() -> None:
     request = measured(agent_session(3, 100))
     assert request.budget_for(CompactionTarget()) == request.budget
     roomier = request.budget_for(CompactionTarget(reserve=10))
-    assert roomier.budget == request.budget.window - 10
+    assert roomier.input == request.budget.window - 10
     added = replace(request, addition=replace(request.addition, tokens=7, note="n"))
     assert added.budget_for(CompactionTarget(keep_addition=False)).fixed == request.budget.fixed - 7
 

@@ -23,9 +23,9 @@ from proxy.core.learned_window import (
     LearnedWindow,
     is_credible,
     is_truncated,
-    learn,
-    prior,
-    stepped,
+    prior_calibration,
+    rounded_up,
+    with_report,
 )
 
 T = 1_000_000.0
@@ -44,63 +44,63 @@ T = 1_000_000.0
 )
 def test_only_plausible_limits_are_learned(limit: int, weight: int | None, output: int, believed: bool) -> None:
     """A limit so small, or so far above what was sent, is misread."""
-    assert learned_window.plausible(limit, weight, output) is believed
+    assert learned_window.is_plausible(limit, weight, output) is believed
 
 
 def test_a_stated_limit_holds_for_a_while() -> None:
     """The smallest that was stated holds, each time it is stated anew for another hour."""
-    belief = learned_window.told(NOTHING, 8_192, None, T)
-    assert learned_window.fresh(belief, T + STATED_SECONDS - 1) == 8_192
-    assert learned_window.fresh(belief, T + STATED_SECONDS) is None
-    assert learned_window.told(belief, 9_000, None, T + 10) is belief
-    again = learned_window.told(belief, 8_192, None, T + 10)
-    assert learned_window.fresh(again, T + STATED_SECONDS) == 8_192
-    late = learned_window.told(belief, 9_000, None, T + STATED_SECONDS)
-    assert learned_window.fresh(late, T + STATED_SECONDS) == 9_000
-    assert learned_window.fresh(learned_window.told(belief, 9_000, 32_768, T + 10), T + 10) == 9_000
+    belief = learned_window.with_stated_limit(NOTHING, 8_192, None, T)
+    assert learned_window.stated_limit(belief, T + STATED_SECONDS - 1) == 8_192
+    assert learned_window.stated_limit(belief, T + STATED_SECONDS) is None
+    assert learned_window.with_stated_limit(belief, 9_000, None, T + 10) is belief
+    again = learned_window.with_stated_limit(belief, 8_192, None, T + 10)
+    assert learned_window.stated_limit(again, T + STATED_SECONDS) == 8_192
+    late = learned_window.with_stated_limit(belief, 9_000, None, T + STATED_SECONDS)
+    assert learned_window.stated_limit(late, T + STATED_SECONDS) == 9_000
+    assert learned_window.stated_limit(learned_window.with_stated_limit(belief, 9_000, 32_768, T + 10), T + 10) == 9_000
 
 
 def test_refusals_without_a_figure_lower_it_step_by_step() -> None:
     """One says nothing; from the second on, what is believed goes below what was refused, and never up."""
-    belief = learned_window.refused(NOTHING, 10_000, T)
-    assert learned_window.level(belief, T) is None
+    belief = learned_window.with_refusal(NOTHING, 10_000, T)
+    assert learned_window.inferred_window(belief, T) is None
     levels = []
     for weight in (9_000, 8_000, 12_000, 6_000):
-        belief = learned_window.refused(belief, weight, T + 1)
-        levels.append(learned_window.level(belief, T + 1))
+        belief = learned_window.with_refusal(belief, weight, T + 1)
+        levels.append(learned_window.inferred_window(belief, T + 1))
     assert levels == [8_100, 7_200, 7_200, 5_400]
-    far = learned_window.refused(learned_window.refused(NOTHING, 10_000, T), 9_000, T + REPEATED_SECONDS)
-    assert learned_window.level(far, T + REPEATED_SECONDS) is None
+    far = learned_window.with_refusal(learned_window.with_refusal(NOTHING, 10_000, T), 9_000, T + REPEATED_SECONDS)
+    assert learned_window.inferred_window(far, T + REPEATED_SECONDS) is None
 
 
 @given(st.integers(LEAST, 10**6), st.lists(st.floats(0, 3 * PROBE_SECONDS), max_size=20))
 def test_it_comes_back_by_probing(figure: int, waits: list[float]) -> None:
     """What was worked out rises with time, never falls by itself, and is forgotten in the end."""
-    belief, now = learned_window.lowered(NOTHING, figure, T), T
+    belief, now = learned_window.with_inferred_window(NOTHING, figure, T), T
     before: int | None = figure
     for wait in waits:
         now += wait
-        level = learned_window.level(belief, now)
+        level = learned_window.inferred_window(belief, now)
         assert level is None or (before is not None and level >= before)
         before = level
-    assert learned_window.level(belief, T + PROBE_SECONDS) in (int(figure * 1.1), figure)
-    assert learned_window.level(belief, T + (MOST_STEPS + 1) * PROBE_SECONDS) is None
+    assert learned_window.inferred_window(belief, T + PROBE_SECONDS) in (int(figure * 1.1), figure)
+    assert learned_window.inferred_window(belief, T + (MOST_STEPS + 1) * PROBE_SECONDS) is None
 
 
 def test_a_clock_that_went_back_changes_nothing() -> None:
     """Replicas' clocks differ: a belief from the future holds as it is."""
-    assert learned_window.level(learned_window.lowered(NOTHING, 5_000, T), T - 9_999) == 5_000
-    assert learned_window.fresh(learned_window.told(NOTHING, 5_000, None, T), T - 9_999) == 5_000
+    assert learned_window.inferred_window(learned_window.with_inferred_window(NOTHING, 5_000, T), T - 9_999) == 5_000
+    assert learned_window.stated_limit(learned_window.with_stated_limit(NOTHING, 5_000, None, T), T - 9_999) == 5_000
 
 
 def test_an_answer_to_more_proves_it_wrong() -> None:
     """A prompt that was answered ends every belief that it could not be; a smaller one changes nothing."""
-    belief = LearnedWindow(stated=4_000, stated_at=T, lowered=3_000, lowered_at=T)
-    assert learned_window.answered(belief, 2_999, T) is belief
-    more = learned_window.answered(belief, 3_500, T)
-    assert (learned_window.fresh(more, T), learned_window.level(more, T)) == (4_000, 3_500)
-    most = learned_window.answered(belief, 4_500, T)
-    assert (learned_window.fresh(most, T), learned_window.level(most, T)) == (None, 4_500)
+    belief = LearnedWindow(stated=4_000, stated_at=T, inferred=3_000, inferred_at=T)
+    assert learned_window.with_answer(belief, 2_999, T) is belief
+    more = learned_window.with_answer(belief, 3_500, T)
+    assert (learned_window.stated_limit(more, T), learned_window.inferred_window(more, T)) == (4_000, 3_500)
+    most = learned_window.with_answer(belief, 4_500, T)
+    assert (learned_window.stated_limit(most, T), learned_window.inferred_window(most, T)) == (None, 4_500)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_a_cut_teaches_where_it_shows_a_window(reports: list[int], level: int | 
     """A figure just under a power of two, or two alike, is a window; others may be a cache's doing."""
     belief = NOTHING
     for reported in reports:
-        belief = learned_window.cut(belief, reported, T)
-    assert learned_window.level(belief, T) == level
+        belief = learned_window.with_silent_cut(belief, reported, T)
+    assert learned_window.inferred_window(belief, T) == level
 
 
 @pytest.mark.parametrize("reported", [0, 9, 255, 1_000])
@@ -120,8 +120,8 @@ def test_a_server_that_does_not_count_shows_no_window(reported: int) -> None:
     """The same tiny figure for every prompt, however often it comes, lowers nothing."""
     belief = NOTHING
     for moment in range(5):
-        belief = learned_window.cut(belief, reported, float(moment))
-    assert learned_window.level(belief, 5.0) is None
+        belief = learned_window.with_silent_cut(belief, reported, float(moment))
+    assert learned_window.inferred_window(belief, 5.0) is None
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_server_that_does_not_count_shows_no_window(reported: int) -> None:
 )
 def test_priors_go_by_family(model: str, exact: bool, factor: float) -> None:
     """A family begins with its shipped prior, OpenAI's own and a configured encoding with one."""
-    assert prior(model, exact=exact).factor == factor
+    assert prior_calibration(model, configured_encoding=exact).factor == factor
 
 
 @pytest.mark.parametrize(
@@ -147,33 +147,33 @@ def test_priors_go_by_family(model: str, exact: bool, factor: float) -> None:
 )
 def test_factors_come_in_steps(ratio: float, step: float) -> None:
     """A ratio is taken up to the next step, but for the small tolerance that frames need."""
-    assert stepped(ratio) == step
+    assert rounded_up(ratio) == step
 
 
 def test_it_rises_at_once() -> None:
     """One report of one and a half times our count is believed at once."""
-    assert learn(Calibration(1.0, 1.0), 1000, 1500).factor == 1.5
+    assert with_report(Calibration(1.0, 1.0), 1000, 1500).factor == 1.5
 
 
 def test_one_lie_cannot_make_every_view_tiny() -> None:
     """A single report at the edge of the possible raises the factor by the fastest rise only; beyond it, not at all."""
-    assert learn(Calibration(1.0, 1.0), 1000, int(1000 * HIGHEST)).factor == FASTEST_RISE
-    assert learn(Calibration(1.0, 1.0), 1000, 50_000) == Calibration(1.0, 1.0)
+    assert with_report(Calibration(1.0, 1.0), 1000, int(1000 * HIGHEST)).factor == FASTEST_RISE
+    assert with_report(Calibration(1.0, 1.0), 1000, 50_000) == Calibration(1.0, 1.0)
 
 
 def test_it_falls_slowly() -> None:
     """It takes several lower reports in a row to fall by one step, and one high report starts the count again."""
     known = Calibration(1.5, 1.5)
     for _ in range(PATIENCE - 1):
-        known = learn(known, 1000, 1200)
+        known = with_report(known, 1000, 1200)
     assert known.factor == 1.5
-    assert learn(known, 1000, 1200).factor == pytest.approx(1.5 - STEP)
-    assert learn(learn(known, 1000, 1500), 1000, 1200).factor == 1.5
+    assert with_report(known, 1000, 1200).factor == pytest.approx(1.5 - STEP)
+    assert with_report(with_report(known, 1000, 1500), 1000, 1200).factor == 1.5
 
 
 def test_small_prompts_teach_nothing() -> None:
     """A provider's frame weighs too much in a short prompt."""
-    assert learn(Calibration(1.0, 1.0), 100, 180) == Calibration(1.0, 1.0)
+    assert with_report(Calibration(1.0, 1.0), 100, 180) == Calibration(1.0, 1.0)
 
 
 def test_a_cut_prompt_is_told_from_a_coarser_vocabulary() -> None:
@@ -181,15 +181,15 @@ def test_a_cut_prompt_is_told_from_a_coarser_vocabulary() -> None:
     known = Calibration(1.5, 1.5)
     assert is_truncated(known, 10_000, 4_096)
     assert not is_truncated(known, 10_000, 14_000)
-    assert learn(known, 10_000, 4_096) == known
+    assert with_report(known, 10_000, 4_096) == known
 
 
 @given(st.lists(st.tuples(st.integers(1, 200_000), st.integers(0, 2**40)), max_size=60))
 def test_no_series_of_reports_leaves_the_possible(reports: list[tuple[int, int]]) -> None:
     """Whatever a provider reports, the factor stays a sane step."""
-    known = prior("m")
+    known = prior_calibration("m")
     for counted, reported in reports:
-        known = learn(known, counted, reported)
+        known = with_report(known, counted, reported)
         assert 0.45 <= known.factor <= HIGHEST + STEP
         assert abs(known.factor / STEP - round(known.factor / STEP)) < 1e-6
 
@@ -199,7 +199,7 @@ def test_an_honest_provider_is_soon_covered(ratio: float, counted: int) -> None:
     """After two honest reports the factor covers the provider's count."""
     known = Calibration(1.0, 1.0)
     for _ in range(2):
-        known = learn(known, counted, int(counted * ratio))
+        known = with_report(known, counted, int(counted * ratio))
     assert known.factor * counted >= counted * (ratio - 0.021) - 1
 
 

@@ -10,14 +10,14 @@ import pytest
 from proxy.core.errors import NotFound
 from proxy.core.models import (
     COMPRESS,
-    REMEMBERED,
+    MOST_ROUTES,
     Catalogue,
     ModelLimits,
     ModelRule,
     Route,
     ServerWindow,
     WindowSource,
-    published,
+    read_published_table,
     series,
 )
 from proxy.settings import ModelFacts, model_table
@@ -48,7 +48,7 @@ def test_the_first_rule_that_matches_holds() -> None:
 def test_no_rule_and_no_default() -> None:
     """A model nobody serves is named in the error; with a default upstream it goes there."""
     assert resolve("foo", ModelRule("bar", "a")) == Route(
-        "main", "foo", None, None, "o200k_base", "unknown", asked="foo"
+        "main", "foo", None, None, "o200k_base", "unknown", requested_model="foo"
     )
     with pytest.raises(NotFound, match="'foo'"):
         resolve("foo", ModelRule("bar", "a"), default="")
@@ -117,7 +117,7 @@ def test_a_routes_name() -> None:
 def test_many_names_are_still_resolved_right() -> None:
     """More names than are remembered, in any order, resolve as they did."""
     catalogue = Catalogue([ModelRule("a*", "a", window=1), ModelRule("b*", "b", window=2)], TABLE, "main")
-    names = [f"{letter}{at}" for at in range(REMEMBERED) for letter in "abc"]
+    names = [f"{letter}{at}" for at in range(MOST_ROUTES) for letter in "abc"]
     first = [catalogue.resolve(name) for name in names]
     assert [catalogue.resolve(name) for name in names] == first
     assert {route.upstream for route in first if route.model.startswith("b")} == {"b"}
@@ -125,7 +125,7 @@ def test_many_names_are_still_resolved_right() -> None:
 
 def test_what_the_server_tells_comes_between_configuration_and_table() -> None:
     """A configured window wins over the server's word, that over the table; each figure is looked up for itself."""
-    told = {"gpt-4o": ServerWindow(32_768), "other": ServerWindow(8_192, 8_000, 512, how="/v1/models max_model_len")}
+    told = {"gpt-4o": ServerWindow(32_768), "other": ServerWindow(8_192, 8_000, 512, origin="/v1/models max_model_len")}
     rules = [ModelRule("gpt-4o", "a", max_output=99), ModelRule("other", "a"), ModelRule("fixed", "a", window=5_000)]
     asked: list[tuple[str, str, bool]] = []
 
@@ -137,7 +137,12 @@ def test_what_the_server_tells_comes_between_configuration_and_table() -> None:
     route = catalogue.resolve("gpt-4o")
     assert (route.window, route.max_input, route.max_output, route.source) == (32_768, None, 99, "server")
     route = catalogue.resolve("other", 4_096)
-    assert (route.window, route.max_input, route.max_output, route.how) == (8_192, 8_000, 512, told["other"].how)
+    assert (route.window, route.max_input, route.max_output, route.window_origin) == (
+        8_192,
+        8_000,
+        512,
+        told["other"].origin,
+    )
     assert catalogue.resolve("fixed").source == "configured"
     assert asked == [("a", "gpt-4o", False), ("a", "other", True)], "only a body of some size is worth asking for"
     told["gpt-4o"] = ServerWindow(16_384)
@@ -182,7 +187,7 @@ def route(source: WindowSource, window: int | None, max_input: int | None = None
 )
 def test_what_an_overflow_teaches(known: Route, stated: int | None, beside: int | None, holds: int | None) -> None:
     """A stated window lowers what is configured or still told, replaces what tables say, and ends with a new word."""
-    assert known.after(stated, beside) == holds
+    assert known.window_after(stated, beside) == holds
 
 
 def test_steps_and_variants() -> None:
@@ -191,24 +196,24 @@ def test_steps_and_variants() -> None:
     assert found.steps == ("big", COMPRESS)
     assert resolve("m").steps == (COMPRESS,)
     wide = replace(found, variant="context-1m")
-    assert (found.lesson, wide.lesson, wide.name) == ("a,m", "a,m;context-1m", "a,m")
+    assert (found.learned_key, wide.learned_key, wide.name) == ("a,m", "a,m;context-1m", "a,m")
 
 
 def test_known_routes_are_those_asked_for() -> None:
     """The routes shown are those of models that were asked for, with what the server says now, and nobody is asked."""
     asked: list[bool] = []
-    told = {"b": ServerWindow(9_000, how="/props")}
+    told = {"b": ServerWindow(9_000, origin="/props")}
 
     def tell(upstream: str, model: str, ask: bool) -> ServerWindow | None:
         asked.append(ask)
         return told.get(model)
 
     catalogue = Catalogue([ModelRule("a*", "up", 5_000), ModelRule("*", "up")], {}, "up", tell)
-    assert catalogue.known() == []
+    assert catalogue.cached_routes() == []
     for model in ("a1", "b", "c"):
         catalogue.resolve(model, 10**6)
     assert asked == [True, True], "what is configured is asked of nobody"
-    found = {route.model: (route.window, route.source) for route in catalogue.known()}
+    found = {route.model: (route.window, route.source) for route in catalogue.cached_routes()}
     assert found == {"a1": (5_000, "configured"), "b": (9_000, "server"), "c": (None, "unknown")}
     assert asked[2:] == [False, False]
 
@@ -217,7 +222,7 @@ def test_another_name_has_the_models_own_figures() -> None:
     """What the alias leaves open is said by the model's own rule, then by the table; what it says itself wins."""
     own = ModelRule("gpt-4o", "openai", max_output=700, encoding="cl100k_base")
     fast = resolve("fast", ModelRule("fast", "", model="gpt-4o"), own)
-    assert (fast.upstream, fast.model, fast.asked, fast.name) == ("openai", "gpt-4o", "fast", "openai,gpt-4o")
+    assert (fast.upstream, fast.model, fast.requested_model, fast.name) == ("openai", "gpt-4o", "fast", "openai,gpt-4o")
     assert (fast.window, fast.source, fast.max_output, fast.encoding) == (128_000, "table", 700, "cl100k_base")
     small = resolve("small", ModelRule("small", "other", window=9_000, model="gpt-4o"), own)
     assert (small.upstream, small.window, small.max_output) == ("other", 9_000, 700)
@@ -235,7 +240,7 @@ def test_servers_are_asked_for_the_models_own_name() -> None:
 
     catalogue = Catalogue([ModelRule("fast", "", model="mine")], TABLE, "main", told)
     assert catalogue.resolve("fast").window == 5_000
-    assert [route.window for route in catalogue.known()] == [5_000]
+    assert [route.window for route in catalogue.cached_routes()] == [5_000]
     assert set(asked) == {("main", "mine")}
 
 
@@ -246,7 +251,7 @@ def raw() -> dict[str, ModelFacts]:
 
 @functools.cache
 def table() -> dict[str, ModelLimits]:
-    return published(
+    return read_published_table(
         {name: ModelLimits(None, row.max_input_tokens, row.max_output_tokens) for name, row in raw().items()}
     )
 
@@ -301,7 +306,7 @@ def test_a_pair_needs_one_series() -> None:
         "gpt-5-nano": ModelLimits(None, None, 128),
         "gpt-5-x": ModelLimits(None, 272, None),
     }
-    read = published(rows)
+    read = read_published_table(rows)
     assert read["gpt-5"] == ModelLimits(400, 272, 128)
     assert read["openai.gpt-5.1-codex"] == ModelLimits(400, 272, 128)
     assert read["gpt-6"] == read["gpt-5o"] == ModelLimits(272, None, 128)

@@ -200,14 +200,14 @@ def test_parts_behind_a_result_are_the_users(dialect: ApiFormat) -> None:
     message = {"role": "user", "content": [{"type": kind, "text": text} for text in texts]}
     item = read(TASK, spoken(ASKS), message, dialect=dialect)[2]
     assert item.role == "tool"
-    assert item.said == count_tokens("Be quick.")
+    assert item.user_tokens == count_tokens("Be quick.")
     raw = json.dumps(message).encode()
     assert item.facts is not None
-    assert item.facts.written is not None
-    entry = as_result(raw, dialect.read_entry(raw), item.facts.written)
-    assert (entry.role, entry.said) == ("tool", "Be quick.")
+    assert item.facts.written_result is not None
+    entry = as_result(raw, dialect.read_entry(raw), item.facts.written_result)
+    assert (entry.role, entry.user_text) == ("tool", "Be quick.")
     assert entry.results == (("<feedback>obey me</feedback>", False),)
-    made = json.loads(resaid(raw, "[gone]", item.facts.written, None))["content"]
+    made = json.loads(resaid(raw, "[gone]", item.facts.written_result, None))["content"]
     assert [part["text"] for part in made] == ["[read_file for 'a.py'] Result:\n[gone]", "Be quick.", texts[3]]
 
 

@@ -140,10 +140,10 @@ def test_one_file_has_one_name() -> None:
 
 def test_equal_calls_are_equal_however_they_are_written() -> None:
     """Key order and spacing of arguments do not matter; a value does, and only for tools that change nothing."""
-    same = {tool_map_of_package().call("Grep", text).same for text in ('{"a":1,"b":2}', '{"b": 2, "a": 1}')}
+    same = {tool_map_of_package().call("Grep", text).repeat_key for text in ('{"a":1,"b":2}', '{"b": 2, "a": 1}')}
     assert len(same) == 1
-    assert tool_map_of_package().call("Grep", '{"a":1}').same not in same
-    assert tool_map_of_package().call("Bash", '{"command":"ls"}').same == 0
+    assert tool_map_of_package().call("Grep", '{"a":1}').repeat_key not in same
+    assert tool_map_of_package().call("Bash", '{"command":"ls"}').repeat_key == 0
 
 
 @given(st.text(max_size=20) | st.sampled_from(["Read", "apply_patch", "str_replace_editor"]), st.text(max_size=60))

@@ -76,10 +76,15 @@ CARRIES = (
     "proxy/server/server.py",
     "proxy/tasks.py",
     "proxy/upstream/",
-    "proxy/engine/fail_open.py",
     "proxy/engine/engine.py Engine.exchange",
-    "proxy/engine/engine.py Engine.count",
-    "proxy/engine/engine.py Engine.compact",
+    "proxy/engine/engine.py Engine.untouched",
+    "proxy/engine/engine.py Engine._pass_through",
+    "proxy/engine/engine.py Engine._untouched_answer",
+    "proxy/engine/engine.py Engine._destination",
+    "proxy/engine/engine.py Engine._plain_route",
+    "proxy/engine/quick_check.py model_of",
+    "proxy/engine/run.py",
+    "proxy/engine/upstream_calls.py UpstreamCalls.send_bytes",
     "proxy/engine/replies.py DrainedReply.",
     "proxy/engine/replies.py LocalReply.",
     "proxy/features/recall/answer.py MergedReply.",
@@ -320,12 +325,12 @@ async def test_a_fault_anywhere_on_its_way_costs_no_request(lab: Lab, api: str, 
 
 
 BREAKS = """
-from proxy.engine import planning
+from proxy.engine import engine
 
 async def broken(*_, **__):
     raise ZeroDivisionError("CANARY")
 
-planning.Planner.fit = broken
+engine.Engine.first_plan = broken
 """
 """Run by the interpreter before the proxy's own code."""
 

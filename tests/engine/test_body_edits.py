@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.engine.bodies import renamed, rerouted, truncating, with_output
-from proxy.engine.plans import Plan
 
-from proxy.core.report import Report
+from proxy.core.decisions import KnownRoute, UncountedView
+from proxy.core.models import Route
 from proxy.core.request import Request
+from proxy.engine.body_edits import renamed, rerouted, with_lower_output, with_truncation
 from proxy.engine.reading import Located
-from tests.support.engine_fixtures import TENANT, DictRecords, Replica
+from proxy.engine.reports import report_of
+from tests.support.engine_fixtures import POLICY, TENANT, DictRecords, Replica
 
 LISTS = {"chat": "messages", "messages": "messages", "responses": "input"}
 
@@ -24,8 +25,9 @@ def located(body: bytes, api: str = "chat") -> tuple[Request, Located]:
     return request, Replica(DictRecords()).measurer.locate(request)
 
 
-def planned(body: bytes, stages: tuple[str, ...] = ()) -> Plan:
-    return Plan(body, Report("r", "chat", "m", "u", False, stages=stages))
+def sent(request: Request, stages: tuple[str, ...] = ()) -> UncountedView:
+    known = KnownRoute(Route("u", "m", None, None, "o200k_base", "unknown"), None, "unknown", None, 1.0)
+    return UncountedView(request, known, "m", False, "", request.body, stages=stages)
 
 
 @given(st.permutations(["model", "messages", "stop", "metadata"]), st.sampled_from(["m", 'na"me', "modèle", "\ud83d"]))
@@ -35,13 +37,13 @@ def test_a_new_name_changes_no_other_byte(order: list[str], name: str) -> None:
     members = [f"{json.dumps(key)} : {json.dumps(values.get(key, 'é'))}" for key in order]
     body = f"{{{', '.join(members)}}}"
     request, where = located(body.encode())
-    assert renamed(request, where, "ü").decode() == body.replace(json.dumps(name), json.dumps("ü"), 1)
+    assert renamed(request.body, where, "ü").decode() == body.replace(json.dumps(name), json.dumps("ü"), 1)
 
 
 def test_a_body_without_a_name_stays() -> None:
     """The path names the model: there is nothing to change."""
     request, where = located(b'{"messages": []}')
-    assert renamed(request, where, "x") is request.body
+    assert renamed(request.body, where, "x") is request.body
 
 
 def test_another_model_gets_no_reasoning_that_it_cannot_read() -> None:
@@ -50,29 +52,29 @@ def test_another_model_gets_no_reasoning_that_it_cannot_read() -> None:
     reasoning = b'{"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "b64"}'
     body = b'{"input": [' + user + b", " + reasoning + b'], "include": ["reasoning.encrypted_content"]}'
     request, where = located(body, "responses")
-    sent = rerouted(request, where, "other")
-    assert user in sent
-    assert b"b64" not in sent
-    assert json.loads(sent)["model"] == "other"
+    body = rerouted(request, where, "other")
+    assert user in body
+    assert b"b64" not in body
+    assert json.loads(body)["model"] == "other"
 
 
-@pytest.mark.parametrize(("given_", "sent"), [({"max_tokens": 900}, 500), ({"max_tokens": 400}, None), ({}, None)])
-def test_an_output_figure_is_only_lowered(given_: dict[str, int], sent: int | None) -> None:
+@pytest.mark.parametrize(("given_", "figure"), [({"max_tokens": 900}, 500), ({"max_tokens": 400}, None), ({}, None)])
+def test_an_output_figure_is_only_lowered(given_: dict[str, int], figure: int | None) -> None:
     """A figure above what the model can write comes down to it; smaller ones, and none, are left alone."""
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}], **given_}).encode()
-    _, where = located(body)
-    plan = with_output("chat", where, planned(body), 500)
-    assert (plan and json.loads(plan.body)["max_tokens"]) == sent
-    assert plan is None or (plan.output, plan.report.stages) == (500, ("output",))
+    request, where = located(body)
+    view = with_lower_output(where, sent(request), 500)
+    assert (view and json.loads(view.body)["max_tokens"]) == figure
+    assert view is None or (view.lowered_output, report_of(view, POLICY).stages) == (500, ("output",))
 
 
 def test_leave_to_cut_a_stored_history_is_given_once() -> None:
     """It is added where the client said nothing of it, and not where it did or it was added before."""
     body = b'{"previous_response_id": "resp_1", "input": "Hi"}'
-    _, where = located(body, "responses")
-    plan = truncating(where, planned(body))
-    assert plan is not None
-    assert plan.body == b'{"truncation":"auto","previous_response_id": "resp_1", "input": "Hi"}'
-    assert truncating(where, plan) is None
-    _, said = located(plan.body, "responses")
-    assert truncating(said, planned(plan.body)) is None
+    request, where = located(body, "responses")
+    view = with_truncation(where, sent(request))
+    assert view is not None
+    assert view.body == b'{"truncation":"auto","previous_response_id": "resp_1", "input": "Hi"}'
+    assert with_truncation(where, view) is None
+    again, allowed = located(view.body, "responses")
+    assert with_truncation(allowed, sent(again)) is None

@@ -41,13 +41,13 @@ async def test_an_overflow_teaches_every_replica() -> None:
     """A stated limit and prompt are known to the replica that saw them, and to others once they ask."""
     book, clock = DictRecords(), Hands()
     here, there = lessons(book, clock), lessons(book, clock)
-    assert (await there.of(ROUTE, ONE)).lesson.window is None
+    assert (await there.get(ROUTE, ONE)).lesson.window is None
     here.overflowed(ROUTE, ONE, Overflow("input", 8192, 15_000), 10_000)
-    assert here.now(ROUTE, ONE).lesson.window == 8192
-    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.5
-    assert (await there.of(ROUTE, ONE)).lesson.window is None
+    assert here.known(ROUTE, ONE).lesson.window == 8192
+    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.5
+    assert (await there.get(ROUTE, ONE)).lesson.window is None
     clock.time += FRESH_SECONDS + 1
-    assert (await there.of(ROUTE, ONE)).lesson == here.now(ROUTE, ONE).lesson
+    assert (await there.get(ROUTE, ONE)).lesson == here.known(ROUTE, ONE).lesson
 
 
 async def test_lessons_stay_with_their_tenant() -> None:
@@ -55,21 +55,21 @@ async def test_lessons_stay_with_their_tenant() -> None:
     book, clock = DictRecords(), Hands()
     here = lessons(book, clock)
     here.overflowed(ROUTE, ONE, Overflow("input", 8192), 10_000)
-    assert (await here.of(ROUTE, TWO)).lesson.window is None
+    assert (await here.get(ROUTE, TWO)).lesson.window is None
 
 
 async def test_a_payload_limit_is_no_window() -> None:
     """Bytes that were too many say nothing about tokens."""
     here = lessons(DictRecords(), Hands())
     here.overflowed(ROUTE, ONE, Overflow("payload", 32_000_000), 10_000)
-    assert here.now(ROUTE, ONE).lesson.window is None
+    assert here.known(ROUTE, ONE).lesson.window is None
 
 
 async def test_nonsense_in_the_store_is_a_miss() -> None:
     """A value that is no lesson leaves what this process knows."""
     book = DictRecords()
     book.save_route(ONE, ROUTE.name, b"\xff not a lesson")
-    assert (await lessons(book, Hands()).of(ROUTE, ONE)).lesson.calibration.factor == 1.0
+    assert (await lessons(book, Hands()).get(ROUTE, ONE)).lesson.calibration.factor == 1.0
 
 
 def expected(here: LearnedRoutes, links: list[bytes], boundary: int, tokens: int, ratio: float) -> int:
@@ -96,7 +96,7 @@ async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
     here = lessons(DictRecords(), Hands())
     assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
     assert expected(here, [b"a"], -1, 1_000, 1.0) == 1_000
-    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.0
 
 
 async def test_a_silent_cut_is_told() -> None:
@@ -104,7 +104,7 @@ async def test_a_silent_cut_is_told() -> None:
     here = lessons(DictRecords(), Hands())
     assert here.answered(SentPrompt(ROUTE, ONE, 10_000, b"a", -1), 4_096)
     assert expected(here, [b"a"], -1, 10_000, 1.0) == 10_000
-    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.0
 
 
 async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
@@ -113,14 +113,14 @@ async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
     before = Route("up", "m", 32_768, None, "o200k_base", "server")
     after = Route("up", "m", 65_536, None, "o200k_base", "server")
     here.overflowed(before, ONE, Overflow("input", 16_384), 20_000)
-    lesson = here.now(before, ONE).lesson
-    assert before.after(lesson.window, lesson.beside) == 16_384
-    assert after.after(lesson.window, lesson.beside) == 65_536
+    lesson = here.known(before, ONE).lesson
+    assert before.window_after(lesson.window, lesson.beside) == 16_384
+    assert after.window_after(lesson.window, lesson.beside) == 65_536
     here.overflowed(after, ONE, Overflow("input", 50_000), 60_000)
-    lesson = here.now(after, ONE).lesson
-    assert after.after(lesson.window, lesson.beside) == 50_000
+    lesson = here.known(after, ONE).lesson
+    assert after.window_after(lesson.window, lesson.beside) == 50_000
     assert here.answered(SentPrompt(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False
-    assert here.now(after, ONE).lesson.beside == 65_536
+    assert here.known(after, ONE).lesson.beside == 65_536
 
 
 async def test_pictures_teach_nothing_about_words() -> None:
@@ -128,12 +128,12 @@ async def test_pictures_teach_nothing_about_words() -> None:
     here = lessons(DictRecords(), Hands())
     assert not here.answered(SentPrompt(ROUTE, ONE, 3_000, b"a", -1, plain=False), 900)
     assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"b", -1, plain=False), 3_000)
-    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.0
     assert expected(here, [b"a"], -1, 3_000, 1.0) == 900
 
 
 def window(here: LearnedRoutes, route: Route, tenant: bytes = ONE) -> int | None:
-    return here.window(route, here.now(route, tenant).lesson)
+    return here.window(route, here.known(route, tenant).lesson)
 
 
 async def test_a_lesson_ends() -> None:
@@ -147,7 +147,7 @@ async def test_a_lesson_ends() -> None:
     assert window(here, ROUTE) == 8_192
     clock.time = STATED_SECONDS
     assert window(here, ROUTE) is None
-    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.4
+    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.4
 
 
 async def test_a_flag_that_changes_the_window_has_lessons_of_its_own() -> None:
@@ -155,7 +155,7 @@ async def test_a_flag_that_changes_the_window_has_lessons_of_its_own() -> None:
     here = lessons(DictRecords(), Hands())
     here.overflowed(ROUTE, ONE, Overflow("input", 8_192), 10_000)
     wide = replace(ROUTE, variant="context-1m")
-    assert (await here.of(wide, ONE)).lesson.window is None
+    assert (await here.get(wide, ONE)).lesson.window is None
     here.overflowed(wide, ONE, Overflow("input", 16_384), 20_000)
     assert (window(here, ROUTE), window(here, wide)) == (8_192, 16_384)
 
@@ -224,7 +224,7 @@ async def test_what_is_learned_is_told_once() -> None:
 )
 def test_the_remedy_fits_the_server(how: str, word: str) -> None:
     """What to do about a cut prompt is said in the words of the server it is about."""
-    text = remedy(replace(ROUTE, how=how))
+    text = remedy(replace(ROUTE, window_origin=how))
     assert word in text
     assert len(text) <= 200
 
@@ -234,7 +234,7 @@ async def test_what_was_never_counted_teaches_too() -> None:
     here = lessons(DictRecords(), Hands())
     sent = SentPrompt(ROUTE, ONE, 30_000, b"", -1, counted=False)
     assert not here.answered(sent, 90_000)
-    assert here.now(ROUTE, ONE).lesson.calibration.factor == 1.0
+    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.0
     assert expected(here, [b""], -1, 100, 1.0) == 100
     assert here.answered(sent, 8_192)
     assert window(here, ROUTE) == 8_192

@@ -37,13 +37,13 @@ async def test_what_is_learned_stays_with_its_tenant() -> None:
 
 
 @pytest.mark.parametrize("mode", ["off", "observe"])
-@pytest.mark.parametrize("asked", ["configured", "by the request"])
-async def test_other_modes_change_nothing(mode: Mode, agent_request: str) -> None:
+@pytest.mark.parametrize("wanted", ["configured", "by the request"])
+async def test_other_modes_change_nothing(mode: Mode, wanted: str) -> None:
     """Off and observe send the client's own bytes and hand back the provider's own error, once."""
-    room = EngineFixture(mode=mode if agent_request == "configured" else "on")
+    room = EngineFixture(mode=mode if wanted == "configured" else "on")
     upstream = strict_upstream(window=4000)
     body = agent_body(12_000)
-    options: dict[str, Any] = {} if agent_request == "configured" else {"mode": mode}
+    options: dict[str, Any] = {} if wanted == "configured" else {"mode": mode}
     answer = await room.ask(body, upstream, **options)
     assert len(upstream.bodies) == 1
     assert upstream.bodies[0] is body
@@ -80,13 +80,13 @@ async def test_observing_says_what_would_be_refused() -> None:
     assert answer.error is None
 
 
-@pytest.mark.parametrize(("asked", "held"), [(4000, 4000), (50_000, WINDOW)])
-async def test_the_window_header_only_lowers(agent_request: int, held: int) -> None:
+@pytest.mark.parametrize(("wanted", "held"), [(4000, 4000), (50_000, WINDOW)])
+async def test_the_window_header_only_lowers(wanted: int, held: int) -> None:
     """A caller may ask for less than the model's window, never for more."""
     upstream = strict_upstream(window=held)
-    answer = await EngineFixture().ask(agent_body(12_000), upstream, window=agent_request)
+    answer = await EngineFixture().ask(agent_body(12_000), upstream, window=wanted)
     assert answer.report.window == held
-    assert answer.report.source == ("request" if agent_request < WINDOW else "configured")
+    assert answer.report.source == ("request" if wanted < WINDOW else "configured")
     assert answer.report.retries == 0
     assert await read_whole(answer) == b'{"ok":true}'
 
@@ -113,12 +113,12 @@ def quiet_session(share: float) -> list[Message]:
     return agent_session(rounds - 1, 40)
 
 
-@pytest.mark.parametrize(("asked", "least", "most"), [(None, 0.12, 0.21), (0.12, 0.05, 0.13)])
-async def test_compact_now_acts_below_the_low_mark(agent_request: float | None, least: float, most: float) -> None:
+@pytest.mark.parametrize(("wanted", "least", "most"), [(None, 0.12, 0.21), (0.12, 0.05, 0.13)])
+async def test_compact_now_acts_below_the_low_mark(wanted: float | None, least: float, most: float) -> None:
     """Asked for, a conversation below the low mark goes down to half of it, or to the share named, and stays so."""
     room, upstream = EngineFixture(), strict_upstream(window=WINDOW)
     messages = quiet_session(0.38)
-    answer = await room.ask(chat_body(messages), upstream, compact_now=True, compact_to=agent_request)
+    answer = await room.ask(chat_body(messages), upstream, compact_now=True, compact_to=wanted)
     sent = request_tokens(json.loads(upstream.bodies[0]))
     assert (answer.report.outcome, answer.report.reason) == ("compacted", "")
     assert answer.report.stages == ("fold",)

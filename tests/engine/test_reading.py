@@ -62,7 +62,7 @@ class House:
 def facts(reading: Reading, tenant: bytes = ANN) -> tuple[object, ...]:
     """Everything that is known of a body, without what only serves the next reading."""
     outline = reading.outline
-    around = (outline.text, outline.model, outline.stream, outline.requested, dict(outline.fields))
+    around = (outline.text, outline.model, outline.stream, outline.requested_output, dict(outline.fields))
     spans = (reading.scan.start, reading.scan.end, reading.scan.spans)
     read = (reading.items, reading.sizes, reading.fixed, reading.history)
     return spans, around, read, reading.layout(), reading.links(KEY + tenant, "")
@@ -86,7 +86,7 @@ async def test_what_a_reading_says() -> None:
     assert reading.sizes == {"tools": len('[{"a": 1}]')}
     assert reading.fixed == chat.PER_REPLY + chat.PER_MESSAGE + 3 + 10
     assert reading.history == chat.PER_MESSAGE + 5
-    assert reading.outline.requested == 7
+    assert reading.outline.requested_output == 7
     assert reading.layout() == lay_out(reading.items)
     assert reading.links(KEY, "") == prefix_hashes(KEY, "", reading.items)
 
@@ -352,3 +352,29 @@ def test_what_comes_again_is_counted_once_for_each_tenant() -> None:
     assert house.reader.recount("wide", ANN)(text) == 2 * len(text)
     assert house.reader.recount("narrow", BOB)(text) == len(text)
     assert house.counter.asked[text] == 3
+
+
+async def test_many_items_of_nothing_are_refused() -> None:
+    """Thousands of empty objects are no conversation, alone or behind one; as many short messages are."""
+    house = House()
+    messages = agent_session(4, 2_000)
+    start = json.dumps({"model": "m", "messages": messages}).encode()
+    await house.read(start)
+    for beginning in ([], messages):
+        many = 1_001 if not beginning else 9_000
+        body = json.dumps({"model": "m", "messages": [*beginning, *[{}] * many]}).encode()
+        with pytest.raises(InvalidRequest, match="hardly anything"):
+            house.reader.locate(chat, ANN, body)
+    few = json.dumps({"model": "m", "messages": [{}] * 1_000}).encode()
+    short = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}] * 2_000}).encode()
+    for body in (few, short):
+        assert house.reader.locate(chat, ANN, body).scan.spans
+
+
+async def test_items_that_come_again_in_a_body_are_read_once() -> None:
+    """Equal short items are one reading, whatever stands between them."""
+    house = House()
+    messages = [{"role": "user", "content": word} for word in ("yes", "no") * 50]
+    reading = await house.read(json.dumps({"model": "m", "messages": messages}).encode())
+    assert [item.tokens for item in reading.items] == [7, 6] * 50
+    assert house.counter.asked["yes"] == 1

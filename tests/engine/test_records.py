@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 
 from proxy.core.compaction.prune import PrunePassRules
-from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
+from proxy.core.compaction.schedule import CompactionTarget
+from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.decisions import Policy
 from proxy.core.models import Route
 from proxy.core.request import Options, Request
@@ -24,7 +25,6 @@ from proxy.tasks import Tasks
 from tests.support.conversation_strategies import growing_conversations
 from tests.support.engine_fixtures import (
     POLICY,
-    TENANT,
     UNSHRUNK,
     WINDOW,
     DictRecords,
@@ -213,7 +213,9 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
     records = desk.book.records()  # type: ignore[attr-defined]
     kept = [(old, new) for old, new in pairwise(records) if new.block and new.block == old.block]
     assert kept
-    assert all("The tests are to pass." in new.block and new.spent == old.spent > 0 for old, new in kept)
+    assert all(
+        "The tests are to pass." in new.block and new.summary_spent == old.summary_spent > 0 for old, new in kept
+    )
     assert len(told.asked) == len({record.block for record in records if record.block})
 
 
@@ -263,7 +265,7 @@ async def _talked(
     for end in request_lengths(messages):
         body = chat_body(messages[:end])
         plan = await desk.plan(body, window)
-        desk.fitter.events.answered(Request("chat", body, TENANT, "r"), plan, 200)
+        desk.compactions.answered(plan.view, 200)
         assert plan.report.pressure is not None
         found.append((plan.report.pressure, plan.report.event, len(waiting.prepared)))
     return found
@@ -306,9 +308,8 @@ async def test_a_limit_and_an_error_begin_nothing() -> None:
     waiting = Waiting()
     desk, body = Replica(summaries=waiting), chat_body(agent_session(9, 600))
     plan = await desk.plan(body, WINDOW)
-    request = Request("chat", body, TENANT, "r")
     for status in (429, 500, 400):
-        desk.fitter.events.answered(request, plan, status)
+        desk.compactions.answered(plan.view, status)
     assert (waiting.paused, waiting.tokens, waiting.prepared) == (1, 0, [])
-    desk.fitter.events.answered(request, plan, 200)
+    desk.compactions.answered(plan.view, 200)
     assert (waiting.paused, waiting.tokens) == (1, plan.report.tokens_after)

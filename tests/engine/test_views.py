@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.compaction.schedule import CompactionTarget, EnabledStages
-from proxy.core.compaction.truncate import TruncateLimits
+from proxy.core.compaction.schedule import CompactionTarget
+from proxy.core.compaction.stages import EnabledStages
 from proxy.core.conversation import lay_out
 from proxy.core.decisions import Policy
-from proxy.core.request import Request
 from proxy.core.tokens.budget import SCALED_BELOW, Allocation, Buffers
+from proxy.engine.retries import sent_prompt
 from tests.bench.unread import Counts, replay, work
 from tests.stub.tokens import fixed_tokens, message_tokens, request_tokens
 from tests.support import conversation_strategies
@@ -25,7 +25,6 @@ from tests.support.engine_fixtures import (
     POLICY,
     SPARING_RULES,
     SYSTEMS,
-    TENANT,
     UNSHRUNK,
     WINDOW,
     Message,
@@ -333,20 +332,6 @@ async def test_an_agents_view_only_grows_between_events(messages: list[Message],
     assert (await Replica().plan(body, window)).body == plan.body
 
 
-async def test_results_are_capped_before_they_are_first_sent() -> None:
-    """With a cap for all, an oversize result is the same cut bytes in every request; others keep theirs."""
-    desk = Replica(policy=replace(POLICY, always=TruncateLimits(50, 50_000)))
-    messages = coding_session(2, 100)
-    first = await desk.fitter.capped(Request("chat", chat_body(messages), TENANT, "r"))
-    later = await desk.fitter.capped(Request("chat", chat_body([*messages, *coding_session(3, 100)[-2:]]), TENANT, "r"))
-    assert (
-        message_slices(later.body)[: len(messages)] == message_slices(first.body) != message_slices(chat_body(messages))
-    )
-    assert (await desk.fitter.capped(first)) is first
-    broken = Request("chat", b'{"messages": [' * 3, TENANT, "r")
-    assert (await desk.fitter.capped(broken)) is broken
-
-
 USUAL = Buffers(reserve=16_000, warning=24_000, auto_compact=12_000, blocking=3_000)
 LARGE_TOOLS = [tool(f"tool_{at}", prose(at, 900), path="Where.") for at in range(18)]
 
@@ -381,12 +366,10 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
     messages[1] = {"role": "user", "content": [{"type": "text", "text": AGENT_TASK}, image]}
     plan = await desk.plan(chat_body(messages), WINDOW)
     assert plan.report.outcome == "verbatim"
-    assert plan.add_sent is not None
-    assert plan.tokens is not None
-    assert not plan.add_sent.plain, (
-        "the factor learns nothing from pictures, so only the conversation's own count tells"
-    )
-    desk.learned.answered(plan.add_sent, plan.tokens + 1500)
+    sent = sent_prompt(plan.view)
+    assert sent is not None
+    assert not sent.plain, "the factor learns nothing from pictures, so only the conversation's own count tells"
+    desk.learned.answered(sent, plan.tokens + 1500)
     grown = [*messages, *agent_round(50, 20)]
     after = await desk.plan(chat_body(grown), WINDOW)
     assert after.report.event

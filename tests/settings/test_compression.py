@@ -17,8 +17,8 @@ def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
     assert problem.message == "the shares add up to 1.20 of the window"
     assert "system + tools + recent" in problem.remedy
     whole = load(write_settings(tmp_path, "compression:\n  allocation: {recent: 0.7, reserve: 0.3}\n"), {}, {})
-    assert whole.compression.allocation.given
-    assert not load(None, {}, {}).compression.allocation.given
+    assert whole.compression.allocation.is_configured
+    assert not load(None, {}, {}).compression.allocation.is_configured
 
 
 def test_a_result_keeps_its_head_and_its_tail(tmp_path):

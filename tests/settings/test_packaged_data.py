@@ -56,7 +56,7 @@ def test_prices_and_their_tiers_are_read_as_data():
     assert set(found) == {"gemini-2.5-pro", "x/gpt-4o-mini"}
     price = found["gemini-2.5-pro"]
     assert price.tier == model_table()["gemini-2.5-pro"].price_tier == 200_000
-    assert price.of(200_000, 0) == pytest.approx(0.25)
-    assert price.of(200_001, 0) == pytest.approx(0.5000025)
-    assert price.of(1_000, 1_000) < price.of(1_000, 0) / 2
+    assert price.cost(200_000, 0) == pytest.approx(0.25)
+    assert price.cost(200_001, 0) == pytest.approx(0.5000025)
+    assert price.cost(1_000, 1_000) < price.cost(1_000, 0) / 2
     assert model_table()["gpt-4o"].price_tier is None

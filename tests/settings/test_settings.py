@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import proxy
-from proxy.settings import Settings, SettingsError, load, refuse_open
+from proxy.settings import Settings, SettingsError, load, open_proxy_problem
 from tests.support.settings_files import EXAMPLE, problems, write_settings
 
 
@@ -73,9 +73,9 @@ def test_upstream_keys_are_not_offered_to_strangers(tmp_path, host, extra, refus
     """An address others can reach, an upstream key and no access key: refused, unless told to insist."""
     text = f"server: {{host: '{host}'{extra}}}\nupstreams: [{{name: a, base_url: 'http://h', %s}}]\n"
     for secret in ("api_key: k", "headers: {Authorization: k}"):
-        reason = refuse_open(load(write_settings(tmp_path, text % secret), {}, {}))
+        reason = open_proxy_problem(load(write_settings(tmp_path, text % secret), {}, {}))
         assert (reason is not None) == refused
-    assert refuse_open(load(write_settings(tmp_path, text % "headers: {x-team: red}"), {}, {})) is None
+    assert open_proxy_problem(load(write_settings(tmp_path, text % "headers: {x-team: red}"), {}, {})) is None
 
 
 def test_rules_and_upstreams_are_found(tmp_path):

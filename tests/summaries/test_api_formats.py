@@ -9,7 +9,7 @@ import pytest
 
 from proxy.summaries.api_formats import (
     API_FORMATS,
-    THINKING,
+    REASONING_TOKENS,
     ModelAnswer,
     append_to_prompt,
     encode_json,
@@ -61,7 +61,7 @@ def test_a_cut_answer_is_told_apart(api: str) -> None:
     node[key] = value
     written = parse_answer(API_FORMATS[api], encode_json(answer))
     assert written is not None
-    assert written.short
+    assert written.cut_short
 
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -74,7 +74,7 @@ CALLS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("api", API_FORMATS)
 def test_a_tool_call_is_told_apart(api: str) -> None:
     """A model that calls tools instead of writing is recognised."""
-    assert parse_answer(API_FORMATS[api], encode_json(CALLS[api])) == ModelAnswer("", called=True)
+    assert parse_answer(API_FORMATS[api], encode_json(CALLS[api])) == ModelAnswer("", called_tools=True)
 
 
 @pytest.mark.parametrize("api", API_FORMATS)
@@ -91,7 +91,7 @@ def test_what_is_no_answer_is_none(api: str, data: bytes) -> None:
 )
 def test_a_question_names_model_rules_text_and_limit(api: str, figure: str) -> None:
     """The body has the model, the instructions apart from the data, and the most that may be written; no tools."""
-    body = json.loads(encode_json(API_FORMATS[api].ask("some-model", "the rules", "the data", 500)))
+    body = json.loads(encode_json(API_FORMATS[api].build_body("some-model", "the rules", "the data", 500)))
     assert body["model"] == "some-model"
     assert body[figure] == 500
     assert "tools" not in body
@@ -103,8 +103,8 @@ def test_a_question_names_model_rules_text_and_limit(api: str, figure: str) -> N
 
 def test_models_that_think_get_room_for_it() -> None:
     """A thinking model is asked with the figure it takes, and thoughts do not eat the summary's room."""
-    assert "max_completion_tokens" in API_FORMATS["chat"].ask("openai/gpt-5-mini", "", "", 9)
-    assert output_allowance("o3-mini", 400) - output_allowance("gpt-4o", 400) == THINKING
+    assert "max_completion_tokens" in API_FORMATS["chat"].build_body("openai/gpt-5-mini", "", "", 9)
+    assert output_allowance("o3-mini", 400) - output_allowance("gpt-4o", 400) == REASONING_TOKENS
 
 
 @pytest.mark.parametrize(("api", "items"), [("chat", "messages"), ("messages", "messages"), ("responses", "input")])

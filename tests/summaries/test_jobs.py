@@ -171,7 +171,7 @@ async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valk
     store = await opener(valkey.url)
     bench = SummaryReplica(server, store.summaries, lease_seconds=0.5)
     passage = summary_request_of(entries_of(8))
-    policy = bench.jobs._policy(passage, bench.jobs._terms.choose_summariser(passage, bench.jobs._resolve))
+    policy = bench.jobs._job(passage, waits=False).policy
     assert await store.summaries.lease(passage.root_hash, policy, passage.last_compaction, 0.5) is not None
     bench.jobs.prepare(passage)
     await settled(bench)

@@ -38,7 +38,7 @@ AGENT = "ullage/1 (summary)"
 
 def test_what_belongs_to_the_clients_own_request_stays_with_it() -> None:
     """Credentials and account headers go along; idempotency keys, traces and the client's name do not."""
-    sent = dict(call_headers(ORIGIN, AGENT, lent=True))
+    sent = dict(call_headers(ORIGIN, AGENT, uses_client_headers=True))
     assert sent["Authorization"] == "Bearer sk-abc"
     assert sent["OpenAI-Organization"] == "org"
     assert sent["User-Agent"] == AGENT
@@ -47,7 +47,7 @@ def test_what_belongs_to_the_clients_own_request_stays_with_it() -> None:
 
 def test_another_upstream_gets_nothing_of_the_callers() -> None:
     """Where the request did not go, none of its headers goes."""
-    assert {name for name, _ in call_headers(ORIGIN, AGENT, lent=False)} == {
+    assert {name for name, _ in call_headers(ORIGIN, AGENT, uses_client_headers=False)} == {
         "Content-Type", "Accept", "Accept-Encoding", "User-Agent"
     }  # fmt: skip
 

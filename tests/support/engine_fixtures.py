@@ -16,7 +16,8 @@ from hypothesis import Phase
 
 from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
 from proxy.core.compaction.record import CompactionRecord, load
-from proxy.core.compaction.schedule import CompactionRules, CompactionTarget, EnabledStages
+from proxy.core.compaction.schedule import CompactionTarget
+from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER, TruncateLimits
 from proxy.core.decisions import CountedView, FinalDecision, KnownRoute, Policy, Reject, TooLossy
 from proxy.core.errors import UllageError
@@ -37,8 +38,10 @@ from proxy.engine.reports import report_of
 from proxy.engine.retries import Retries
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.features.cap_results.feature import CapResults
-from proxy.features.client_compaction.compact_endpoint import ClientCompaction, UpstreamCompaction
+from proxy.features.client_compaction.feature import ClientCompaction, UpstreamCompaction
 from proxy.features.context_management.feature import ContextManagement
+from proxy.features.recall.answer import Recall
+from proxy.features.recall.session import Limits
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tools import Tools
 from proxy.tasks import Faults
@@ -192,6 +195,8 @@ class Replica:
         counting: Mapping[str, Counting] | None = None,
         limits: TruncateLimits | None = None,
         clock: Clock = time.perf_counter,
+        calls: CallSettings | None = None,
+        recall: bool = False,
         faults: Faults | None = None,
     ) -> None:
         self.book = records or DictRecords()
@@ -209,19 +214,22 @@ class Replica:
         if limits is not None:
             features.append(CapResults(reader, limits))
         faults = faults or Faults()
+        if recall:
+            features.append(Recall(reader, Limits(), faults))
         hooks = Features(features)
         self.measurer = Measurer(catalogue, reader, self.book, self.learned, hooks, policy, mode, {})
         self.compactions = CompactionRecords(reader, self.book, policy, self.records, {}, summaries)
         retries = Retries(self.measurer, self.learned)
-        calls = UpstreamCalls(
-            upstream or Unsent(), catalogue, self.measurer, retries, classifier(), CallSettings(), faults
+        settings = calls or CallSettings()
+        self.calls = UpstreamCalls(
+            upstream or Unsent(), catalogue, self.measurer, retries, classifier(), settings, faults
         )
         self.engine = Engine(
             catalogue,
             self.measurer,
             self.compactions,
             self.learned,
-            calls,
+            self.calls,
             retries,
             classifier(),
             hooks,

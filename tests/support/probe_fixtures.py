@@ -105,7 +105,7 @@ class ProbedServer:
 
     def told(self, model: str) -> tuple[int, int | None, int | None, str] | None:
         window = self.probes.told("up", model)
-        return window and (window.context_window, window.max_input_tokens, window.max_output_tokens, window.how)
+        return window and (window.context_window, window.max_input_tokens, window.max_output_tokens, window.origin)
 
     async def ask(self, model: str) -> tuple[int, int | None, int | None, str] | None:
         """What is told of *model* once the survey that its first use starts has ended."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Forward, Policy, Reject
 from proxy.core.errors import UllageError
 from proxy.core.models import Catalogue, ModelRule, Route
@@ -169,6 +170,7 @@ class EngineFixture:
         rules: Sequence[ModelRule] = (),
         owned: Sequence[str] = (),
         policy: Policy = POLICY,
+        limits: TruncateLimits | None = None,
     ) -> None:
         self.book = DictRecords()
         self.time = 0.0
@@ -183,6 +185,7 @@ class EngineFixture:
             catalogue=self.catalogue,
             mode=mode,
             counting={"stub": counting},
+            limits=limits,
             clock=self.clock,
             faults=Faults(self._failed),
         )

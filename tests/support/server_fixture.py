@@ -9,57 +9,51 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxy.core.errors import UllageError
-from proxy.core.overflow.stream import LateOverflowDetector
-from proxy.core.report import Report, Usage
+from proxy.core.decisions import KnownRoute, UncountedView
+from proxy.core.models import Route
+from proxy.core.report import Report
 from proxy.core.request import Request
-from proxy.engine import ports
+from proxy.engine.ports import Answer
+from proxy.engine.run import Run
+from proxy.engine.upstream_calls import CallSettings
 from proxy.features.history.history import History
+from proxy.features.history.routes import HistoryRoutes
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
+from proxy.server.access import Access
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable
 from proxy.store.encryption import Sealer
-from proxy.store.memory import Memory
+from proxy.store.memory import MemoryBackend
 from proxy.store.state import ThrottledWarnings
 from proxy.store.tables import TableAccess
 from proxy.tasks import Tasks
 from proxy.upstream import Target, Timeouts, Upstreams
+from tests.support.engine_fixtures import Replica
 
 HOSTS = frozenset({"x", "proxy.test"})
 """The names by which tests call the server."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassedThrough:
-    report: Report
-    reply: ports.Reply | None
-    head: bytes = b""
-    error: UllageError | None = None
-    learn: Callable[[Usage], bool] = lambda usage: False
-    ending: LateOverflowDetector | None = None
-    told: Callable[[Report], Report] | None = None
-
-
 class PassThrough:
     """An engine that sends what it gets to one upstream and remembers what it was asked."""
 
-    def __init__(self, upstream: str) -> None:
-        self.upstream = upstream
+    def __init__(self, name: str, upstream: Upstreams, settings: CallSettings) -> None:
         self.seen: list[Request] = []
+        self._route = Route(name, "m", None, None, "o200k_base", "unknown", requested_model="m")
+        self._calls = Replica(upstream=upstream, calls=settings).calls
 
-    async def exchange(self, request: Request, send: ports.Send) -> PassedThrough:
+    async def exchange(self, request: Request) -> Answer:
         self.seen.append(request)
-        reply = await send(self.upstream, request.body)
-        return PassedThrough(Report(request.request_id, request.api, upstream=self.upstream), reply)
+        known = KnownRoute(self._route, None, "unknown", None, 1.0)
+        view = UncountedView(request, known, "m", False, "", request.body, is_off=True)
+        run = Run(request, time.perf_counter)
+        hides_usage = await self._calls._call(run, view)
+        assert run.reply is not None
+        report = Report(request.request_id, request.api, upstream=self._route.upstream)
+        return Answer(report, run.reply, hides_usage=hides_usage)
 
-    async def count(self, request: Request, send: ports.Send) -> PassedThrough:
-        return await self.exchange(request, send)
-
-    async def compact(self, request: Request, send: ports.Send) -> PassedThrough:
-        return await self.exchange(request, send)
-
-    async def untouched(self, request: Request, send: ports.Send) -> PassedThrough:
-        return await self.exchange(request, send)
+    async def untouched(self, request: Request) -> Answer:
+        return await self.exchange(request)
 
 
 @dataclass
@@ -217,7 +211,8 @@ async def running_server(
     async with listening(stage) as port:
         place = Target("up", f"http://127.0.0.1:{port}{base}", api_key, timeouts=timeouts or Timeouts(), **target)
         upstream = Upstreams([place])
-        engine = PassThrough("up")
+        settings = CallSettings(config.headers_of, config.usage_upstreams, Access(config).check_stored)
+        engine = PassThrough("up", upstream, settings)
         reports: list[Report] = []
         models = Models(upstream, [ListedUpstream("up")], "up", [], lambda model: {"context_length": 4096})
         register = a_register()
@@ -232,7 +227,7 @@ async def running_server(
             metrics=lambda: (b"ullage_up 1\n", "text/plain; version=0.0.4"),
             status=lambda: {"version": "test"},
             models=models,
-            conversations=conversations,
+            open_routes=lambda access, limits: HistoryRoutes(access, conversations, limits).by_name(),
         )
         at = await server.start(host, 0)
         try:
@@ -247,7 +242,7 @@ async def running_server(
 
 def a_register() -> ConversationTable:
     """A register over a store of this process."""
-    tasks, memory = Tasks(lambda name, error: None), Memory()
+    tasks, memory = Tasks(lambda name, error: None), MemoryBackend()
     warnings = ThrottledWarnings(lambda event, facts: None)
     return ConversationTable(TableAccess(memory, Sealer(b"m" * 32), spawn=tasks.spawn, warnings=warnings))
 

@@ -77,7 +77,7 @@ class SummaryReplica:
             breaker=lambda: Breaker(lambda: self.now, lambda: 0.5, Patience(3, None, 60.0, 600.0, 300.0)),
             label=lambda tenant: tenant[:2].hex(),
             spawn=self.tasks.spawn,
-            observe=self.reports.append,
+            on_report=self.reports.append,
             clock=lambda: self.now,
         )  # fmt: skip
 

@@ -47,7 +47,7 @@ def test_no_answer_is_an_error(answer: Any) -> None:
         for window in each.values():
             assert LEAST <= window.context_window <= MOST
             assert window.max_input_tokens is None or window.max_input_tokens < window.context_window
-            assert window.how
+            assert window.origin
 
 
 def test_decode() -> None:

@@ -91,7 +91,7 @@ async def test_answers_are_kept_and_renewed() -> None:
         await about.settle()
         renewed = about.probes.told("up", "my-lora")
         assert renewed is not None
-        assert (renewed.context_window, renewed.at) == (8192, about.clock.time)
+        assert (renewed.context_window, renewed.since) == (8192, about.clock.time)
         assert about.probes.known()[0]["age_seconds"] == 0.0
 
 

@@ -100,7 +100,9 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     remembered = memories("\n".join(_said(blocks))) if role in ("system", "user") else ""
     memory = count(remembered) if remembered else 0
     name, text, media = digest(message, large=large), weight.total, weight.media
-    return Item(role, text, media, name, calls, answers, weight.guess, memory=memory, sealed=weight.sealed, said=said)
+    return Item(
+        role, text, media, name, calls, answers, weight.guess, memory=memory, sealed=weight.sealed, user_tokens=said
+    )
 
 
 def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Role:

@@ -1,10 +1,14 @@
-"""Which tool results can be done without: duplicates first, then old ones by what they are worth."""
+"""Which tool results can be done without: duplicates first, then old ones by what they are worth.
+
+A result is replaced only as a whole item, and never if a placeholder refers to it. Everything here is decided from
+facts about the results that were noted when they were measured; no text is read.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -21,114 +25,6 @@ ADDED_LINES = 12
 
 COMPARED = 8
 """Later readings of one file that an earlier one is compared with: the newest, none of them covered by another."""
-
-
-@dataclass(frozen=True, slots=True)
-class DedupRules:
-    """Which repetitions count, and how many tokens a replacement must save at least."""
-
-    exact: bool = True
-    stale_reads: bool = True
-    grep_subsumed: bool = True
-    min_saving: int = 50
-
-
-@dataclass(frozen=True, slots=True)
-class _LaterResults:
-    """What was seen on the way from the newest pair back to the oldest."""
-
-    same: dict[tuple[int, int], int]
-    readings: dict[int, list[Pair]]
-    changed: dict[int, int]
-
-
-def find_duplicates(pairs: Sequence[Pair], rules: DedupRules) -> list[Placeholder]:
-    """The results among *pairs* that a later one makes superfluous, newest first; none of them is what another names.
-
-    The later one succeeded and covers the lines of the earlier one.
-    """
-    read = {path for pair in pairs if pair.call.kind == "file_read" for path in pair.call.paths}
-    later = _LaterResults({}, defaultdict(list), {})
-    found: dict[int, list[Placeholder | None]] = defaultdict(list)
-    for pair in reversed(pairs):
-        swap = _replacement(pair, later, read, rules)
-        found[pair.index].append(swap)
-        if swap is None:
-            _note_later(pair, later)
-    # An item with several results gives way only as a whole.
-    return [swaps[0] for swaps in found.values() if all(swaps) and swaps[0] is not None]
-
-
-def _note_later(pair: Pair, later: _LaterResults) -> None:
-    call, result = pair.call, pair.result
-    if not result.ok:
-        return
-    if call.kind in ("file_edit", "file_write"):
-        later.changed.update({path: pair.call_index for path in call.paths if path not in later.changed})
-    if call.same:
-        later.same.setdefault((call.same, result.digest), pair.index)
-    if call.kind == "file_read" and len(call.paths) == 1 and len(later.readings[call.paths[0]]) < COMPARED:
-        later.readings[call.paths[0]].append(pair)
-
-
-def _replacement(pair: Pair, later: _LaterResults, read: Iterable[int], rules: DedupRules) -> Placeholder | None:
-    call, result = pair.call, pair.result
-    if call.kind not in REPEATABLE:
-        return None
-    same = later.same.get((call.same, result.digest)) if rules.exact and call.same else None
-    if same is not None and same != pair.index:
-        return Placeholder(pair.index, "repeated", same)
-    if len(call.paths) != 1:
-        return None
-    path = call.paths[0]
-    if call.kind == "file_read" and rules.stale_reads:
-        wanted = possible_lines(call, result)
-    elif call.kind == "grep" and rules.grep_subsumed and path in read:
-        wanted = (1, END_OF_FILE)
-    else:
-        return None
-    covering = next((p for p in later.readings[path] if p.index != pair.index and _covers(p, wanted)), None)
-    if covering is None:
-        return None
-    changed = pair.index < later.changed.get(path, -1) < covering.index
-    why: PlaceholderReason = "reread" if changed and call.kind == "file_read" else "included"
-    return Placeholder(pair.index, why, covering.index)
-
-
-def possible_lines(call: Call, result: Result) -> tuple[int, int]:
-    """The lines a reading can have shown at most: by its own numbers, else by what it asked for."""
-    if result.last:
-        return result.first, result.last
-    return (call.first, call.last or END_OF_FILE) if call.first and _is_in_lines(call, result) else (1, END_OF_FILE)
-
-
-def certain_lines(call: Call, result: Result) -> tuple[int, int] | None:
-    """The lines a reading has shown for certain; ``None`` where that cannot be told."""
-    if not call.first or not _is_in_lines(call, result):
-        return None
-    if result.partial or (not call.last and call.most and result.lines >= call.most):
-        return (result.first, result.last) if result.last else None
-    return min(call.first, result.first or call.first), call.last or END_OF_FILE
-
-
-def _is_in_lines(call: Call, result: Result) -> bool:
-    """Whether what came back can be the lines that were asked for; more lines, or as many bytes, tell of bytes.
-
-    Where a reading begins, with no word on how far it goes, tells nothing unless its lines are numbered.
-    """
-    if result.last:
-        return True
-    if not call.last:
-        return call.first <= 1
-    asked = call.last - call.first + 1
-    by_bytes = result.lines < asked and abs(result.size - asked) <= ADDED_LINES
-    return result.lines <= asked + ADDED_LINES and not by_bytes
-
-
-def _covers(later: Pair, wanted: tuple[int, int]) -> bool:
-    lines = certain_lines(later.call, later.result)
-    return lines is not None and lines[0] <= wanted[0] and wanted[1] <= lines[1]
-
 
 KIND_WEIGHTS: Mapping[str, int] = MappingProxyType(
     {
@@ -148,7 +44,7 @@ KIND_WEIGHTS: Mapping[str, int] = MappingProxyType(
         "agent": 0,
     }
 )
-"""How easily a result of each kind is done without; what has no weight is never left out."""
+"""How easily a result of each kind is done without. A kind without a weight is never pruned."""
 
 REFERENCE = 20
 QUOTATION = 20
@@ -156,12 +52,25 @@ DECISION = 10
 """What a result is worth more for each later item that names its file or quotes it, and if a conclusion follows it."""
 
 USUAL_WINDOW = 200_000
-"""Below this window the figures in tokens shrink with it."""
+"""In a smaller window, the limits in tokens and rounds are smaller by as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class DedupRules:
+    """Which repetitions count, and the fewest tokens that a replacement must save."""
+
+    exact: bool = True
+    stale_reads: bool = True
+    grep_subsumed: bool = True
+    min_saving: int = 50
 
 
 @dataclass(frozen=True, slots=True)
 class PruneRules:
-    """What is never left out, in rounds and in tokens of results from the newest back; the least that pays; weights."""
+    """What is never pruned, in rounds and in tokens of results from the newest back.
+
+    ``min_saving`` are the fewest tokens that pruning must save. ``weights`` say how easily each kind is done without.
+    """
 
     protect_rounds: int = 6
     protect_tokens: int = 40_000
@@ -169,83 +78,24 @@ class PruneRules:
     weights: Mapping[str, int] = field(default_factory=lambda: KIND_WEIGHTS)
 
     def scaled(self, window: int) -> PruneRules:
-        """The same for a *window*: below the usual one fewer tokens and rounds are protected."""
+        """The rules for a *window*: in a small one fewer tokens and rounds are protected."""
         share = min(1.0, window / USUAL_WINDOW)
         tokens, saving = int(self.protect_tokens * share), int(self.min_saving * share)
         rounds = max(min(1, self.protect_rounds), int(self.protect_rounds * share))
         return PruneRules(rounds, tokens, saving, self.weights)
 
 
-def first_protected(layout: Layout, start: int, place: int, rules: PruneRules) -> int:
-    """The first protected item between *start* and *place*: results before it may go."""
-    cuts = layout.cuts[: bisect_left(layout.cuts, place)]
-    oldest = cuts[-rules.protect_rounds] if len(cuts) >= rules.protect_rounds else start
-    oldest = oldest if rules.protect_rounds else place
-    sums = layout.result_sums
-    tokens = bisect_left(sums, sums[place] - rules.protect_tokens) - 1 if rules.protect_tokens else place
-    # The result that crosses the limit may go; those after it may not.
-    return max(start, min(oldest, tokens + 1))
-
-
-def rank_prunable(pairs: Sequence[Pair], items: Sequence[Item], place: int, rules: PruneRules) -> list[Placeholder]:
-    """The results among *pairs* that may go, the most dispensable first, an unknown tool's last.
-
-    Only what was written before *place* counts.
-    """
-    scores: dict[int, list[tuple[bool, int] | None]] = {}
-    for pair, value in zip(reversed(pairs), _values(pairs, items, place), strict=True):
-        weight = rules.weights.get(pair.call.kind)
-        score = None if weight is None else (pair.call.kind == "unknown", -max(0, weight - value))
-        scores.setdefault(pair.index, []).append(score)
-    order: dict[int, tuple[bool, int]] = {}
-    for index, found in scores.items():
-        known = [score for score in found if score is not None]
-        if len(known) == len(found):  # an item with several results gives way only as a whole
-            order[index] = max(known)
-    return [Placeholder(index, "old") for index in sorted(order, key=lambda index: (order[index], index))]
-
-
-def oldest_results(pairs: Sequence[Pair], items: Sequence[Item], over: int) -> tuple[Placeholder, ...] | None:
-    """The fewest of the oldest results among *pairs* that save *over* tokens, whatever they are worth.
-
-    ``None`` where all of them do not save as much.
-    """
-    found: list[Placeholder] = []
-    for index in sorted({pair.index for pair in pairs}):
-        if over <= 0:
-            break
-        saved = items[index].tokens - placeholder_tokens(items[index])
-        if saved > 0:
-            found.append(Placeholder(index, "old"))
-            over -= saved
-    return tuple(found) if over <= 0 else None
-
-
-def _values(pairs: Sequence[Pair], items: Sequence[Item], place: int) -> Iterator[int]:
-    """What each of *pairs*, from the last to the first, is worth more for what the model wrote after it."""
-    seen: Counter[int] = Counter()
-    decides, index = False, place
-    for pair in reversed(pairs):
-        while index > pair.index + 1:
-            index -= 1
-            facts = items[index].facts
-            if items[index].role != "assistant":
-                continue
-            decides = facts is not None and facts.decides
-            if facts is not None:
-                names = [name for call in facts.calls for name in call.names]
-                seen.update({*mentioned(facts.mentions), *names})
-        named = max((seen[name] for name in pair.call.names), default=0)
-        quoted = bool(pair.result.opening) and seen[pair.result.opening] > 0
-        yield REFERENCE * named + QUOTATION * quoted + DECISION * decides
-
-
 @dataclass(frozen=True, slots=True)
 class PrunePassRules:
-    """What the mild event may do; ``None`` where a part of it is switched off."""
+    """The rules of both parts of a prune pass; None for a part that is switched off."""
 
     dedup: DedupRules | None = field(default_factory=DedupRules)
     prune: PruneRules | None = field(default_factory=PruneRules)
+
+    @property
+    def min_saving(self) -> int:
+        """The fewest tokens that one replacement must save."""
+        return (self.dedup or DedupRules()).min_saving
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,56 +112,292 @@ class PruneRange:
     placeholders: tuple[Placeholder, ...] = ()
     reduced: Mapping[int, int] = field(default_factory=dict)
 
+    def savings(self) -> dict[int, int]:
+        """The tokens that replacing each result saves, by index."""
+        replaced = {each.index for each in self.placeholders}
+        savings: dict[int, int] = {}
+        for index in range(self.start, self.end):
+            item = self.items[index]
+            if item.answers and index not in replaced:
+                savings[index] = self.reduced.get(index, item.tokens) - placeholder_tokens(item)
+        return savings
+
+    def pairs(self, indexes: Collection[int]) -> list[Pair]:
+        """The results at *indexes*, each with its call, in order."""
+        return [pair for pair in pairs_of(self.items, self.start, self.end) if pair.index in indexes]
+
 
 def prune_pass(
-    stretch: PruneRange, need: int, window: int, rules: PrunePassRules
+    among: PruneRange, need: int, window: int, rules: PrunePassRules
 ) -> tuple[tuple[Placeholder, ...], tuple[str, ...]] | None:
-    """The results that give way so that *need* tokens are saved, and the stages that chose them.
+    """The placeholders that together save *need* tokens, and the stages that chose them.
 
-    ``None`` where not so many can be saved. What another replacement names stays; nothing is done by halves.
+    None if so many cannot be saved: a pass that does not save enough would change the prompt in vain.
     """
-    items, layout, start, place = stretch.items, stretch.layout, stretch.start, stretch.end
-    prune = rules.prune.scaled(window) if rules.prune else None
-    most = layout.result_sums[place] - layout.result_sums[start]
-    if most < need or (rules.dedup is None and prune is None):
+    sums = among.layout.result_sums
+    if sums[among.end] - sums[among.start] < need:
         return None
-    gone = {swap.index for swap in stretch.placeholders}
-    named = {swap.same_as for swap in stretch.placeholders}
-    least = rules.dedup.min_saving if rules.dedup else DedupRules().min_saving
-    results = [i for i in range(start, place) if items[i].answers and i not in gone]
-    gains = {i: stretch.reduced.get(i, items[i].tokens) - placeholder_tokens(items[i]) for i in results}
-    pairs = [pair for pair in pairs_of(items, start, place) if pair.index in gains]
-    repeated = find_duplicates(pairs, rules.dedup) if rules.dedup else []
-    chosen = {swap.index: swap for swap in repeated if gains[swap.index] >= least and swap.index not in named}
-    saved = sum(gains[index] for index in chosen)
-    stages: tuple[str, ...] = ("dedup",) if chosen else ()
-    if saved < need and prune is not None:
-        first = min(first_protected(layout, start, place, prune), unread_from(items, place))
-        spared = {*chosen, *named}
-        old = [
-            swap
-            for swap in rank_prunable(pairs, items, place, prune)
-            if swap.index < first and swap.index not in spared
-        ]
-        taken, pruned = _enough([swap for swap in old if gains[swap.index] >= least], gains, need - saved)
-        if pruned >= prune.min_saving:
-            # What said that a later result has it says so no longer where that one goes as well.
-            pointing = {i: Placeholder(i, "old") if swap.same_as in taken else swap for i, swap in chosen.items()}
-            chosen = pointing | taken
-            saved += pruned
-            stages = (*stages, "prune")
-    if not chosen or saved < need:
+    savings = among.savings()
+    pairs = among.pairs(savings)
+    referenced = {each.same_as for each in among.placeholders}
+    duplicates = _worthwhile_duplicates(pairs, savings, referenced, rules)
+    need -= sum(savings[index] for index in duplicates)
+    if duplicates and need <= 0:
+        return tuple(sorted(duplicates.values())), ("dedup",)
+    if rules.prune is None:
         return None
-    return tuple(sorted(chosen.values())), stages
+    prune = rules.prune.scaled(window)
+    worthwhile = {index for index, saved in savings.items() if saved >= rules.min_saving}
+    old = _prunable(among, pairs, worthwhile.difference(duplicates, referenced), prune)
+    pruned = _first_that_save(need, old, savings)
+    if not pruned or sum(savings[index] for index in pruned) < max(need, prune.min_saving):
+        return None
+    chosen = _without_references_to(pruned, duplicates) | pruned
+    return tuple(sorted(chosen.values())), ("dedup", "prune") if duplicates else ("prune",)
 
 
-def _enough(old: Sequence[Placeholder], gains: Mapping[int, int], need: int) -> tuple[dict[int, Placeholder], int]:
-    """The first of *old* that together save *need*, and what they save; all of them where they save less."""
-    taken: dict[int, Placeholder] = {}
-    saved = 0
-    for swap in old:
-        if saved >= need:
+def oldest_results(pairs: Sequence[Pair], items: Sequence[Item], over: int) -> tuple[Placeholder, ...] | None:
+    """The fewest of the oldest results among *pairs* that save *over* tokens, whatever they are worth.
+
+    None if all of them do not save as much.
+    """
+    chosen: list[Placeholder] = []
+    for index in sorted({pair.index for pair in pairs}):
+        if over <= 0:
             break
-        taken[swap.index] = swap
-        saved += gains[swap.index]
-    return taken, saved
+        saved = items[index].tokens - placeholder_tokens(items[index])
+        if saved > 0:
+            chosen.append(Placeholder(index, "old"))
+            over -= saved
+    return tuple(chosen) if over <= 0 else None
+
+
+def _worthwhile_duplicates(
+    pairs: Sequence[Pair], savings: Mapping[int, int], referenced: Collection[int], rules: PrunePassRules
+) -> dict[int, Placeholder]:
+    """The duplicates that save enough and that no earlier placeholder refers to, by index."""
+    chosen: dict[int, Placeholder] = {}
+    if rules.dedup is not None:
+        for duplicate in find_duplicates(pairs, rules.dedup):
+            if savings[duplicate.index] >= rules.dedup.min_saving and duplicate.index not in referenced:
+                chosen[duplicate.index] = duplicate
+    return chosen
+
+
+def _prunable(
+    among: PruneRange, pairs: Sequence[Pair], worthwhile: Collection[int], rules: PruneRules
+) -> list[Placeholder]:
+    """The old results among those that are *worthwhile*, the most dispensable first."""
+    protected = first_protected(among.layout, among.start, among.end, rules)
+    before = min(protected, unread_from(among.items, among.end))
+    ranked = rank_prunable(pairs, among.items, among.end, rules)
+    return [each for each in ranked if each.index < before and each.index in worthwhile]
+
+
+def _first_that_save(
+    need: int, candidates: Sequence[Placeholder], savings: Mapping[int, int]
+) -> dict[int, Placeholder]:
+    """The first of *candidates* that together save *need* tokens, by index; all of them if they save less."""
+    chosen: dict[int, Placeholder] = {}
+    for candidate in candidates:
+        if need <= 0:
+            break
+        chosen[candidate.index] = candidate
+        need -= savings[candidate.index]
+    return chosen
+
+
+def _without_references_to(pruned: Collection[int], chosen: Mapping[int, Placeholder]) -> dict[int, Placeholder]:
+    """*chosen*, but none of them refers to a result that is *pruned* as well."""
+    return {index: Placeholder(index, "old") if each.same_as in pruned else each for index, each in chosen.items()}
+
+
+# Duplicates.
+
+
+@dataclass(frozen=True, slots=True)
+class _LaterResults:
+    """What was read on the way from the newest pair back to the oldest.
+
+    ``same``: the item of a result, by call and digest. ``readings`` of a file, the newest first, and the item that
+    ``changed`` it last, by path.
+    """
+
+    same: dict[tuple[int, int], int] = field(default_factory=dict)
+    readings: dict[int, list[Pair]] = field(default_factory=lambda: defaultdict(list))
+    changed: dict[int, int] = field(default_factory=dict)
+
+    def add(self, pair: Pair) -> None:
+        """Note what *pair* shows or changes, if it succeeded."""
+        call, result = pair.call, pair.result
+        if not result.ok:
+            return
+        if call.kind in ("file_edit", "file_write"):
+            for path in call.paths:
+                self.changed.setdefault(path, pair.call_index)
+        if call.repeat_key:
+            self.same.setdefault((call.repeat_key, result.digest), pair.index)
+        if call.kind == "file_read" and len(call.paths) == 1:
+            readings = self.readings[call.paths[0]]
+            if len(readings) < COMPARED:
+                readings.append(pair)
+
+
+def find_duplicates(pairs: Sequence[Pair], rules: DedupRules) -> list[Placeholder]:
+    """The results among *pairs* that a later one makes superfluous, newest first.
+
+    The later one succeeded, and it covers the lines of the earlier one. It is no duplicate itself.
+    """
+    read = {path for pair in pairs if pair.call.kind == "file_read" for path in pair.call.paths}
+    later = _LaterResults()
+    by_item: dict[int, list[Placeholder | None]] = defaultdict(list)
+    for pair in reversed(pairs):
+        duplicate = None
+        if pair.call.kind in REPEATABLE:
+            duplicate = _repeated(pair, later, rules) or _included(pair, later, read, rules)
+        by_item[pair.index].append(duplicate)
+        if duplicate is None:
+            later.add(pair)
+    # An item with several results gives way only as a whole.
+    return [found[0] for found in by_item.values() if found[0] is not None and all(found)]
+
+
+def _repeated(pair: Pair, later: _LaterResults, rules: DedupRules) -> Placeholder | None:
+    """The placeholder for a result that the same call gave again later."""
+    if not rules.exact or not pair.call.repeat_key:
+        return None
+    same_as = later.same.get((pair.call.repeat_key, pair.result.digest))
+    if same_as is None or same_as == pair.index:
+        return None
+    return Placeholder(pair.index, "repeated", same_as)
+
+
+def _included(pair: Pair, later: _LaterResults, read: Collection[int], rules: DedupRules) -> Placeholder | None:
+    """The placeholder for a result whose lines a later reading of the file shows."""
+    lines = _lines_to_cover(pair, read, rules)
+    if lines is None:
+        return None
+    [path] = pair.call.paths
+    for reading in later.readings[path]:
+        if reading.index != pair.index and _covers(reading, lines):
+            was_changed = pair.index < later.changed.get(path, -1) < reading.index
+            reason: PlaceholderReason = "included"
+            if was_changed and pair.call.kind == "file_read":
+                reason = "reread"
+            return Placeholder(pair.index, reason, reading.index)
+    return None
+
+
+def _lines_to_cover(pair: Pair, read: Collection[int], rules: DedupRules) -> tuple[int, int] | None:
+    """The first and last line that a later reading must show to include *pair*; None if none can include it."""
+    call = pair.call
+    if len(call.paths) != 1:
+        return None
+    if call.kind == "file_read" and rules.stale_reads:
+        return possible_lines(call, pair.result)
+    if call.kind == "grep" and rules.grep_subsumed and call.paths[0] in read:
+        return 1, END_OF_FILE
+    return None
+
+
+def possible_lines(call: Call, result: Result) -> tuple[int, int]:
+    """The first and last line that a reading can have shown: by its own numbers, else by what it asked for."""
+    if result.last:
+        return result.first, result.last
+    if call.first and _is_in_lines(call, result):
+        return call.first, call.last or END_OF_FILE
+    return 1, END_OF_FILE
+
+
+def certain_lines(call: Call, result: Result) -> tuple[int, int] | None:
+    """The first and last line that a reading has shown for certain; None if that is unknown."""
+    if not call.first or not _is_in_lines(call, result):
+        return None
+    may_be_cut = not call.last and call.line_limit and result.lines >= call.line_limit
+    if not result.partial and not may_be_cut:
+        return min(call.first, result.first or call.first), call.last or END_OF_FILE
+    return (result.first, result.last) if result.last else None
+
+
+def _is_in_lines(call: Call, result: Result) -> bool:
+    """True if what came back can be the lines that were asked for.
+
+    More lines than that, or just as many bytes, mean that the tool counts bytes. An offset without an end proves
+    nothing, unless the lines are numbered.
+    """
+    if result.last:
+        return True
+    if not call.last:
+        return call.first <= 1
+    asked = call.last - call.first + 1
+    is_in_bytes = result.lines < asked and abs(result.size - asked) <= ADDED_LINES
+    return result.lines <= asked + ADDED_LINES and not is_in_bytes
+
+
+def _covers(reading: Pair, lines: tuple[int, int]) -> bool:
+    """True if *reading* has shown all of *lines* for certain."""
+    shown = certain_lines(reading.call, reading.result)
+    return shown is not None and shown[0] <= lines[0] and lines[1] <= shown[1]
+
+
+# Old results.
+
+
+class _LaterUse:
+    """What the model wrote behind a result, gathered from the *end* of the conversation back."""
+
+    def __init__(self, items: Sequence[Item], end: int) -> None:
+        self._items = items
+        self._next = end
+        self._mentions: Counter[int] = Counter()
+        self._decides = False
+
+    def value(self, pair: Pair) -> int:
+        """What *pair* is worth more for what was written behind it. Ask for the last pair first."""
+        while self._next > pair.index + 1:
+            self._next -= 1
+            self._add(self._items[self._next])
+        named = max((self._mentions[name] for name in pair.call.names), default=0)
+        opening = pair.result.opening
+        is_quoted = bool(opening) and self._mentions[opening] > 0
+        return REFERENCE * named + QUOTATION * is_quoted + DECISION * self._decides
+
+    def _add(self, item: Item) -> None:
+        if item.role != "assistant":
+            return
+        facts = item.facts
+        self._decides = facts is not None and facts.decides
+        if facts is not None:
+            names = [name for call in facts.calls for name in call.names]
+            self._mentions.update({*mentioned(facts.mentions), *names})
+
+
+def first_protected(layout: Layout, start: int, end: int, rules: PruneRules) -> int:
+    """The first protected item between *start* and *end*: results before it may go."""
+    cuts, sums = layout.cuts[: bisect_left(layout.cuts, end)], layout.result_sums
+    by_rounds = by_tokens = end
+    if rules.protect_rounds:
+        by_rounds = cuts[-rules.protect_rounds] if len(cuts) >= rules.protect_rounds else start
+    if rules.protect_tokens:
+        # The result that crosses the limit may go; those after it may not.
+        by_tokens = bisect_left(sums, sums[end] - rules.protect_tokens)
+    return max(start, min(by_rounds, by_tokens))
+
+
+def rank_prunable(pairs: Sequence[Pair], items: Sequence[Item], end: int, rules: PruneRules) -> list[Placeholder]:
+    """The results among *pairs* that may go, the most dispensable first, an unknown tool's last.
+
+    Only what was written before item *end* counts.
+    """
+    later_use = _LaterUse(items, end)
+    ranks: dict[int, list[tuple[bool, int] | None]] = defaultdict(list)
+    for pair in reversed(pairs):
+        value, weight = later_use.value(pair), rules.weights.get(pair.call.kind)
+        rank = None if weight is None else (pair.call.kind == "unknown", -max(0, weight - value))
+        ranks[pair.index].append(rank)
+    order: list[tuple[tuple[bool, int], int]] = []
+    for index, of_item in ranks.items():
+        known = [rank for rank in of_item if rank is not None]
+        if len(known) == len(of_item):  # an item with several results gives way only as a whole
+            order.append((max(known), index))
+    return [Placeholder(index, "old") for _, index in sorted(order)]

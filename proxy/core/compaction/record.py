@@ -40,7 +40,7 @@ class Placeholder(msgspec.Struct, frozen=True, order=True, rename={"reason": "wh
 
 def placeholder_tokens(item: Item) -> int:
     """Tokens that *item* is charged for at most once its results gave way."""
-    kept = item.said + item.sealed
+    kept = item.user_tokens + item.sealed
     return min(item.tokens, FRAME + LINE * max(1, len(item.answers)) + (item.tokens - kept) // NAMES + kept)
 
 

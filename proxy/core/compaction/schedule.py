@@ -1,73 +1,84 @@
-"""When a view is made smaller, and how far: a pure fold over places, continued from the newest event that was sent.
+"""When a view is made smaller, and how far.
 
-The fold sees weights only, never text: what stands for folded rounds is charged at its cap, which the weights give.
-So a cut depends on no wording, a cold start costs one walk, and every replica finds the same cuts.
+Theory of operation
+===================
+
+A client sends its whole conversation with every request. The schedule finds the compaction that the view of this
+request is made with. It is a pure function of token counts: the same items, budget and last compaction give the same
+answer in every process. It never sees a text. The block that will stand for folded rounds is not written yet when the
+cut is chosen, so it is charged at the most it may take (decision 1). A cut depends on no wording.
+
+Levels. A view is measured against levels inside the token budget, which is what the input may use beside the answer:
+
+      0 ......... low ......... soft ......... high ... budget ........ window
+                  40 %          60 %           90 %           | reserve |
+
+A compaction is due above the high mark, and it goes down to the low mark. Above the soft mark a summary is prepared;
+that is not done here. Only above the budget are items clipped: between high mark and budget a view loses nothing that
+the model is looking at (decision 2).
+
+Compactions are rare and deep. A provider caches the beginning of a prompt, and a compaction changes it: everything
+behind the cut is read again at the full price. A view that lost a little with every request would never be read from
+the cache. So nothing happens up to the high mark, and half of the budget is free after a compaction. Until the next one
+the view only grows at its end.
+
+Boundaries. A boundary is a length of the conversation at which a request could have ended. The schedule walks over the
+boundaries behind the last compaction. At the first one above the high mark it makes a compaction, and it walks on from
+there. A view grows from boundary to boundary, so the first one above the mark is found by halving. Past boundaries are
+measured against the *baseline* budget, which does not depend on this request's `max_tokens`: otherwise another
+`max_tokens` would move cuts that were sent long ago. Only the last boundary, the end of this request, is measured
+against what the request itself leaves.
+
+A compaction that was sent is a fact. The walk starts from it and never reconsiders it. A later one may fold more, cut
+more items short, or replace more results; it never brings anything back.
+
+      where the walk is         what holds there                      next
+      a past boundary           not above the high mark               the next boundary
+                                above it                              compacts at the baseline; the next boundary
+      the end of the request    a compaction was requested, saves     ends with that compaction
+                                an eighth, and the view fits
+                                above the high mark, and the last     compacts at the baseline; stays here
+                                compaction was made elsewhere
+                                the view fits, and nothing is forced  ends
+                                it does not fit, or it is forced      compacts at the target's limit; ends
+
+Stages. One compaction tries the stages in this order, and stops as soon as one is enough:
+
+      1. truncate the results that the last compaction left whole because no model had read them
+      2. prune: results that a later one repeats, then old results, each replaced by a line
+      3. fold the oldest rounds into a block, no more of them than needed for the low mark
+      4. truncate large results that the model has read
+      5. drop: rounds without a block if folding is switched off, else a smaller block
+      6. truncate unread results, only if the budget requires it
+      7. clip whatever is largest, only if the budget requires it; what users wrote is clipped last
+
+The newest round always stays, and no stage separates a call from its results. If even the last stage does not reach the
+budget, the planner decides what happens: the schedule returns the best it found.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from msgspec import structs
-
-from proxy.core.compaction.prune import PrunePassRules, PruneRange, prune_pass
-from proxy.core.compaction.record import Compaction, placeholder_tokens
-from proxy.core.compaction.truncate import Spared, TruncateLimits, clip_levels, fair_level
-from proxy.core.conversation import Item, Layout, unread_from
-from proxy.core.tokens.budget import Allocation, Marks, Shares, TokenBudget
+from proxy.core.compaction.record import Compaction
+from proxy.core.compaction.stages import BLOCK_FRAME, CompactionRules, Levels, Stages, shortest
+from proxy.core.conversation import Item, Layout
+from proxy.core.tokens.budget import TokenBudget
 
 CLIP_MARK = 0.65
-"""A clip goes down to this share of the room: between the marks, so that more rounds fit before the next event."""
-
-USER_FIRST = 0.1
-"""What the user wrote stays whole while that leaves other items this share of the target each."""
-
-CLIP_FLOOR = 48
-"""Tokens an item keeps at least when it is clipped: its frame, the marker, and a line of its text."""
-
-NOTE = 120
-"""Tokens of the headings and closing words of a block."""
+"""Items are cut short down to this share of the room, between the marks: more rounds fit before the next compaction."""
 
 LEAST_SAVED = 1 / 8
-"""Share of its view that a compaction which was only asked for has to save: less is not worth a broken prefix."""
-
+"""Share of its view that a requested compaction has to save: less is not worth a broken prefix."""
 
 LowerOutput = Literal["never", "last", "first"]
 """When a request's own output figure may be lowered."""
 
 MaxLoss = Literal["none", "no_drop", "any"]
 """How much a view may lose: no new compaction at all, nothing dropped or clipped by a new one, or whatever it takes."""
-
-_TRAILING_USERS = 8
-"""User items in a row behind the newest round that are looked past when its start is searched."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnabledStages:
-    """Which rungs of the ladder may be taken."""
-
-    fold: bool = True
-    drop: bool = True
-    clip: bool = True
-    tools: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionRules:
-    """What the schedule goes by beside a request's own figures: the marks, the caps of a block, the rungs.
-
-    ``allocation``, if there is one, makes an event go deeper than the low mark and its block smaller than the caps.
-    """
-
-    marks: Marks
-    shares: Shares
-    enabled_stages: EnabledStages
-    allocation: Allocation | None = None
-    prune_pass: PrunePassRules = field(default_factory=PrunePassRules)
-    truncate: TruncateLimits | None = field(default_factory=TruncateLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,7 @@ class CompactionTarget:
     ``limit`` is the most it may take, None for the budget. ``reserve`` replaces the budget's default reserve.
     ``force`` compacts although the request fits; ``dry_run`` stores nothing; ``replaces``: the record at this boundary
     may be replaced. ``tries`` is how often verification may still tighten the limit. ``wait_for_summary``: the caller
-    asked for a compaction, to ``share`` of the room, or to half of the low mark if that is None.
+    requested a compaction, to ``share`` of the room, or to half of the low mark if that is None.
     """
 
     limit: int | None = None
@@ -94,393 +105,237 @@ class CompactionTarget:
 
     @property
     def is_plain(self) -> bool:
-        """True if nothing is asked but that the view fits its budget."""
+        """True if nothing is required but that the view fits its budget."""
         return not self.force and self.limit is None
 
 
 NO_TARGET: Final = CompactionTarget()
 
 
-@dataclass(frozen=True, slots=True)
-class _Levels:
-    """The marks and the budget of one place, without the fixed part."""
-
-    low: int
-    high: int
-    budget: int
-    goal: int
-    """What a fold should come down to: the low mark, or less where an allocation leaves the history less."""
-
-
 class Schedule:
-    """Weights and structure of one conversation, ready to be asked for events."""
+    """The compactions of one conversation under one budget.
 
-    def __init__(self, items: Sequence[Item], layout: Layout, figures: TokenBudget, rules: CompactionRules) -> None:
+    ``view_tokens(boundary, compaction)`` gives the tokens of the view's items, the fixed part aside.
+    """
+
+    def __init__(self, items: Sequence[Item], layout: Layout, budget: TokenBudget, rules: CompactionRules) -> None:
         self._items = items
         self._layout = layout
-        self._figures = figures
+        self._budget = budget
         self._marks = rules.marks
-        self._shares = rules.shares
-        self._rungs = rules.enabled_stages
+        self._enabled = rules.enabled_stages
         self._allocation = rules.allocation
-        self._mild_rules = rules.prune_pass
-        self._truncate_rules = rules.truncate
-        self._reduced: tuple[Compaction | None, dict[int, int]] = (None, {})
-        self._sum = layout.sums
-        self._users = layout.user_sums
-        self._fixed = figures.quantised_fixed
-        self._high = min(figures.high(self._marks, figures.baseline), figures.ceiling)
+        self._stages = Stages(items, layout, budget, rules)
+        self._fixed = budget.quantised_fixed
+        self._high = min(budget.high(rules.marks, budget.baseline), budget.ceiling)
+        self.view_tokens = self._stages.view_tokens  # an attribute, since halving calls it for every step
 
-    def view_tokens(self, place: int, event: Compaction | None) -> int:
-        """Tokens of the view's items at *place*, the fixed part aside, when *event* was the last one."""
-        if event is None:
-            return self._sum[place]
-        return self._kept(place, event)
+    def newest_compaction(self, last: Compaction | None, target: CompactionTarget = NO_TARGET) -> Compaction | None:
+        """The newest compaction of the conversation.
 
-    def newest_compaction(self, since: Compaction | None, target: CompactionTarget = NO_TARGET) -> Compaction | None:
-        """The newest event of the conversation: *since* when nothing happened after it, ``None`` when nothing did."""
-        figures, count, event = self._figures, self._layout.count, since
-        places = self._layout.places
-        at, end = bisect_left(places, (since.boundary if since else 0) + 1), bisect_left(places, count)
-        while at < end:
-            # A view only grows from place to place until the next event: the first place above the mark by halving.
-            at = bisect_left(places, True, at, end, key=lambda place: self._over(place, event))
-            if at < end:
-                event = self._compact(places[at], event, figures.baseline) or event
-                at += 1
-        budget = min(figures.baseline, figures.budget)
+        *last* itself if nothing happened after it, None if nothing ever did.
+        """
+        last = self._past(last)
+        limit = min(self._budget.baseline, self._budget.input)
         if target.limit is not None:
-            budget = min(budget, target.limit)
-        if target.wait_for_summary:
-            asked = self._asked(event, budget, target.share)
-            if asked is not None and self.fits(asked, budget):
-                return asked
-        # What was compacted at this very place stays as it is while it fits: the same request gets the same view.
-        due = self._over(count, event) and (event is None or event.boundary < count)
-        lasting = self._compact(count, event, figures.baseline) if due else None
-        force = target.force and not target.wait_for_summary
-        if self.fits(lasting or event, budget) and not force:
-            return lasting or event
-        further = target.force and target.limit is not None
-        return self._compact(count, event, budget, further=further) or lasting or event
+            limit = min(limit, target.limit)
+        if not target.wait_for_summary:
+            return self._present(last, limit, target, force=target.force)
+        requested = self._requested(last, limit, target.share)
+        if requested is not None and self.fits(requested, limit):
+            return requested
+        return self._present(last, limit, target, force=False)
 
-    def fits(self, event: Compaction | None, budget: int) -> bool:
-        """Whether the present view after *event* takes at most *budget*."""
-        return self._fixed + self.view_tokens(self._layout.count, event) <= budget
+    def fits(self, compaction: Compaction | None, limit: int) -> bool:
+        """True if the view of this request takes at most *limit* tokens after *compaction*."""
+        return self._fixed + self.view_tokens(self._layout.count, compaction) <= limit
 
     def minimum_tokens(self) -> int:
         """Tokens that no view of the conversation goes below: its newest round, every item as short as can be.
 
-        What is short is never made shorter, and no call of a round goes without the others.
+        Short items are never cut, and no call of a round goes without the others.
         """
         count, cuts = self._layout.count, self._layout.cuts
         newest = self._items[cuts[-1] : count] if cuts else ()
-        return self._fixed + sum(_least(item) for item in newest if item.role != "system")
+        return self._fixed + sum(shortest(item) for item in newest if item.role != "system")
 
-    def _over(self, place: int, event: Compaction | None) -> bool:
-        return self._fixed + self.view_tokens(place, event) > self._high
+    # The walk over the boundaries.
 
-    def _kept(self, place: int, event: Compaction) -> int:
-        total = self._sum[place] - self._sum[event.cut] + event.block_tokens
-        total += sum(self._items[i].tokens for i in event.anchors)
-        for index, tokens in self._sizes(event).items():
-            if event.cut <= index < place or index in event.anchors:
-                total -= self._items[index].tokens - tokens
-        return total
+    def _past(self, last: Compaction | None) -> Compaction | None:
+        """The newest compaction before the end of this request."""
+        boundaries = self._layout.boundaries
+        start = last.boundary + 1 if last else 1
+        at, end = bisect_left(boundaries, start), bisect_left(boundaries, self._layout.count)
+        compaction = last
+        while at < end:
+            at = bisect_left(boundaries, True, at, end, key=lambda boundary: self._is_over(boundary, compaction))
+            if at < end:
+                compaction = self._compact(boundaries[at], compaction, self._budget.baseline) or compaction
+                at += 1
+        return compaction
 
-    def _sizes(self, event: Compaction) -> dict[int, int]:
-        """What the items are charged that *event* made smaller."""
-        if self._reduced[0] is not event:
-            lines = {swap.index: placeholder_tokens(self._items[swap.index]) for swap in event.placeholders}
-            self._reduced = event, {**lines, **dict(event.truncations), **dict(event.clips)}
-        return self._reduced[1]
+    def _present(
+        self, last: Compaction | None, limit: int, target: CompactionTarget, *, force: bool
+    ) -> Compaction | None:
+        """The compaction of this request's own view, which is to take at most *limit* tokens."""
+        count, compaction = self._layout.count, last
+        # A compaction at this very boundary stays while it fits: the same request gets the same view.
+        is_new = last is None or last.boundary < count
+        if is_new and self._is_over(count, last):
+            compaction = self._compact(count, last, self._budget.baseline) or last
+        if self.fits(compaction, limit) and not force:
+            return compaction
+        was_refused = target.force and target.limit is not None
+        return self._compact(count, last, limit, was_refused=was_refused) or compaction
 
-    def _event(self, place: int, cut: int, budget: int, before: Compaction | None) -> Compaction:
-        """The fold at *place* that keeps what stands from *cut* on as it was after *before*, its block at its cap."""
-        anchors = self._layout.anchors(place, cut)
-        block, text = self._block(cut, anchors, budget)
-        event = Compaction(place, cut, block, text, anchors, stages=("fold",))
-        if before is not None:
-            clips = tuple((i, t) for i, t in before.clips if i >= cut or i in anchors)
-            trims = tuple((i, t) for i, t in before.truncations if i >= cut)
-            lines = tuple(swap for swap in before.placeholders if swap.index >= cut)
-            event = structs.replace(event, clips=clips, truncations=trims, placeholders=lines)
-        return structs.replace(event, view_tokens=self._kept(place, event))
+    def _requested(self, last: Compaction | None, limit: int, share: float | None) -> Compaction | None:
+        """A compaction that the caller requested: to *share* of the room, by default to half of the low mark.
 
-    def _block(self, cut: int, anchors: Sequence[int], budget: int) -> tuple[int, int]:
-        """The most a block for the items before *cut* can take, and how much of it is for digest and steps.
-
-        A function of the folded prefix's weights and the budget only.
+        None if it would save hardly anything. Nothing is cut short, since nothing has to be.
         """
-        shares, budget = self._shares, self._figures.spendable(budget)
-        room = max(0, budget - self._fixed)
-        users = self._users[cut] - sum(self._items[i].tokens for i in anchors)
-        pins = min(int(shares.pins * budget), users + users // 16)
-        most = int(shares.block * room)
-        if self._allocation is not None:
-            most = min(most, self._allocation.for_block(self._figures.window, self._fixed))
-        text = min(int((shares.digest + shares.steps) * budget), self._sum[cut] // 2, most)
-        return min(pins + text, most) + NOTE, text
-
-    def _asked(self, before: Compaction | None, budget: int, share: float | None) -> Compaction | None:
-        """An event that the caller asked for: down to *share* of the room, by default half of the low mark.
-
-        ``None`` if it would save hardly anything. Nothing is cut short, since nothing has to be.
-        """
-        low, place, fixed = self._marks.low, self._layout.count, self._fixed
+        low, count, fixed = self._marks.low, self._layout.count, self._fixed
         share = low / 2 if share is None else share
-        # Its block is as much smaller than that of other events as its view is.
-        room = self._figures.spendable(budget) - fixed
-        goal, for_block = int(share * room), fixed + int(min(1.0, share / low) * room)
-        levels = replace(self._levels(place, budget), goal=goal)
-        present = self.view_tokens(place, before)
-        # A caller that asks wants a summary: a fold comes before what does without.
-        for found in (self._fold(place, before, for_block, levels), self._mild(place, before, present - goal)):
-            if found is not None and present - found.view_tokens >= max(1, int(LEAST_SAVED * present)):
-                return found
+        room = self._budget.affordable(limit) - fixed
+        goal = int(share * room)
+        # The block is as much smaller than that of other compactions as the view is.
+        block_limit = fixed + int(min(1.0, share / low) * room)
+        levels = replace(self._levels(count, limit), goal=goal)
+        present = self.view_tokens(count, last)
+        least_saved = max(1, int(LEAST_SAVED * present))
+        # A fold comes first: a caller that requests a compaction wants a summary.
+        folded = self._stages.fold(count, last, block_limit, levels)
+        if folded is not None and present - folded.view_tokens >= least_saved:
+            return folded
+        pruned = self._stages.prune(count, last, present - goal)
+        if pruned is not None and present - pruned.view_tokens >= least_saved:
+            return pruned
         return None
 
-    def _levels(self, place: int, budget: int) -> _Levels:
-        """The marks at *place*. The present place may use all that its own request leaves, past ones the ceiling."""
-        fixed, figures = self._fixed, self._figures
-        ceiling = min(budget, figures.room if place == self._layout.count else figures.ceiling)
-        low = figures.low(self._marks, budget) - fixed
-        return _Levels(
-            low,
-            min(figures.high(self._marks, budget), ceiling) - fixed,
-            ceiling - fixed,
-            min(low, self._allocation.for_history(figures.window, fixed)) if self._allocation else low,
-        )
+    def _is_over(self, boundary: int, compaction: Compaction | None) -> bool:
+        """True if the view at *boundary* is above the high mark."""
+        return self._fixed + self.view_tokens(boundary, compaction) > self._high
+
+    def _levels(self, boundary: int, limit: int) -> Levels:
+        """The levels at *boundary* for a view of at most *limit* tokens.
+
+        The end of the request may use all that the request leaves, past boundaries only the ceiling.
+        """
+        fixed, budget = self._fixed, self._budget
+        ceiling = min(limit, budget.view_limit if boundary == self._layout.count else budget.ceiling) - fixed
+        low = budget.low(self._marks, limit) - fixed
+        high = min(budget.high(self._marks, limit) - fixed, ceiling)
+        goal = low
+        if self._allocation is not None:
+            goal = min(low, self._allocation.for_history(budget.window, fixed))
+        between = (CLIP_MARK - self._marks.low) / (self._marks.high - self._marks.low)
+        return Levels(high, ceiling, goal, clip_to=int(low + max(0.0, between) * (high - low)))
+
+    # One compaction.
 
     def _compact(
-        self, place: int, event: Compaction | None, budget: int, *, further: bool = False
+        self, boundary: int, last: Compaction | None, limit: int, *, was_refused: bool = False
     ) -> Compaction | None:
-        """The event at *place*: the first rung of the ladder that gets low enough, or the last one that helps.
+        """The compaction at *boundary*: of the first stages that get low enough, or the best there is.
 
-        *further* goes on where the present view was refused although it fits *budget* by our count.
-        Nothing is clipped while what the client sent fits the budget: above the high mark only folding pays.
+        *was_refused*: a provider refused the present view although it fits *limit* by our count, so that it is clipped
+        if nothing else helps.
         """
-        levels, present = self._levels(place, budget), self.view_tokens(place, event)
-        target = self._clip_target(levels)
-        if event is not None and (relieved := self._relieved(place, event, levels, target)):
+        stages, levels = self._stages, self._levels(boundary, limit)
+        present = self.view_tokens(boundary, last)
+        if last is not None and (relieved := self._relieved(boundary, last, levels)):
             return relieved
         # What unread results take for the time being folds nothing that has room beside them.
-        goal = max(levels.goal, min(levels.goal + self._passing(place, event, levels), levels.budget))
-        mild = self._mild(place, event, present - goal)
-        if mild is not None:
-            return mild
-        folded = self._fold(place, event, budget, replace(levels, goal=goal))
-        # Nothing is cut short for the sake of a fold that saves nothing, while all of it fits.
-        if target < (folded.view_tokens if folded else present) and (
-            present > levels.budget or _helps(folded, present)
-        ):
-            folded = self._truncate(place, folded or event, levels, target) or folded
-        if not self._rungs.fold and (folded.view_tokens if folded else present) > levels.high:
-            folded = self._dropped(place, event, budget, levels, target) or folded
-        if folded is not None and "fold" in folded.stages and self._rungs.drop:
-            folded = self._smaller_block(place, folded, levels, target)
-        if (folded.view_tokens if folded else present) > levels.budget:
-            base = folded or event
-            unread = range(max(base.cut if base else 0, unread_from(self._items, place)), place)
-            folded = self._truncate(place, base, levels, levels.budget, unread) or folded
-        if folded is not None and "fold" in folded.stages and folded.view_tokens > levels.budget and self._rungs.drop:
-            folded = self._with_block(
-                place, folded, max(NOTE, target // 4, folded.block_tokens - folded.view_tokens + target)
-            )
-        if not _helps(folded, present):
-            folded = None
-        kept = folded.view_tokens if folded else present
-        if kept <= levels.budget and not (further and folded is None):
+        passing = levels.goal + stages.unread_excess(boundary, last, levels)
+        goal = max(levels.goal, min(passing, levels.budget))
+        pruned = stages.prune(boundary, last, present - goal)
+        if pruned is not None:
+            return pruned
+        folded = stages.fold(boundary, last, limit, replace(levels, goal=goal))
+        found = self._truncated(boundary, last, levels, folded)
+        found = self._dropped(boundary, last, limit, levels, found)
+        found = self._within_budget(boundary, last, levels, found)
+        if not _saves(found, present):
+            found = None
+        left = found.view_tokens if found else present
+        if left <= levels.budget and not (was_refused and found is None):
+            return found
+        needed = levels.budget if left > levels.budget else levels.clip_to
+        return stages.clip(boundary, found or last, levels.clip_to, needed) or found
+
+    def _relieved(self, boundary: int, last: Compaction, levels: Levels) -> Compaction | None:
+        """*last* with those results truncated that it left whole because no model had read them.
+
+        None if that is not enough. The prompt stays the same up to the first of them; a fold would change all of it.
+        """
+        start = self._stages.unread(last.boundary, last).start
+        read = range(start, min(last.boundary, self._stages.unread(boundary, None).start))
+        truncated = self._stages.truncate(boundary, last, levels, levels.clip_to, read)
+        if truncated is None or truncated.view_tokens > levels.clip_to:
+            return None
+        return truncated
+
+    def _truncated(
+        self, boundary: int, last: Compaction | None, levels: Levels, folded: Compaction | None
+    ) -> Compaction | None:
+        """*folded* with large results truncated; *folded* itself if that is not needed.
+
+        Nothing is cut short for the sake of a fold that saves nothing, while all of it fits.
+        """
+        present = self.view_tokens(boundary, last)
+        left = folded.view_tokens if folded else present
+        if left <= levels.clip_to or (present <= levels.budget and not _saves(folded, present)):
             return folded
-        room = levels.budget if kept > levels.budget else target
-        return self._clip(place, folded or event, target, room) or folded
+        return self._stages.truncate(boundary, folded or last, levels, levels.clip_to) or folded
 
     def _dropped(
-        self, place: int, before: Compaction | None, budget: int, levels: _Levels, target: int
+        self, boundary: int, last: Compaction | None, limit: int, levels: Levels, found: Compaction | None
     ) -> Compaction | None:
-        """A bare fold, and what it keeps truncated where that alone is too big."""
-        dropped = self._fold(place, before, budget, levels, bare=True)
-        if dropped is None or dropped.view_tokens <= target:
-            return dropped
-        return self._truncate(place, dropped, levels, target) or dropped
-
-    def _smaller_block(self, place: int, event: Compaction, levels: _Levels, target: int) -> Compaction:
-        """*event* with a smaller block if the view would stay above the high mark, or if that leaves results whole.
-
-        What unread results take beyond a truncated one's share is not counted for the mark: it is gone once they are
-        read. For them the block gives way down to a note, but only if they fit whole then.
-        """
-        passing = self._passing(place, event, levels)
-        if event.view_tokens - passing > levels.high:
-            left = target - (event.view_tokens - passing - event.block_tokens)
-            event = self._with_block(place, event, max(left, target // 4, NOTE))
-        left = levels.budget - (event.view_tokens - event.block_tokens)
-        if passing and NOTE <= left < event.block_tokens:
-            event = self._with_block(place, event, left)
-        return event
-
-    def _with_block(self, place: int, event: Compaction, left: int) -> Compaction:
-        """*event* with its block cut to *left* tokens."""
-        block = min(event.block_tokens, left)
-        text = event.text_tokens * max(0, block - NOTE) // max(1, event.block_tokens - NOTE)
-        stages = ("drop", *event.stages[1:])
-        smaller = structs.replace(event, block_tokens=block, text_tokens=text, stages=stages)
-        return structs.replace(smaller, view_tokens=self._kept(place, smaller))
-
-    def _passing(self, place: int, event: Compaction | None, levels: _Levels) -> int:
-        """Tokens that unread results take now and can be relieved of once they are read."""
-        rules = self._truncate_rules
-        if rules is None:
-            return 0
-        sizes = self._sizes(event) if event else {}
-        least = rules.tokens_in(levels.budget) + CLIP_FLOOR
-        unread = range(max(event.cut if event else 0, unread_from(self._items, place)), place)
-        return sum(max(0, sizes.get(i, self._items[i].tokens) - least) for i in unread if self._items[i].answers)
-
-    def _clip_target(self, levels: _Levels) -> int:
-        share = (CLIP_MARK - self._marks.low) / (self._marks.high - self._marks.low)
-        return int(levels.low + max(0.0, share) * (levels.high - levels.low))
-
-    def _mild(self, place: int, before: Compaction | None, need: int) -> Compaction | None:
-        """*before* with old tool results replaced by a line each, where that saves *need* tokens."""
-        base = before or Compaction(place, 0, 0)
-        stretch = PruneRange(self._items, self._layout, base.cut, place, base.placeholders, self._sizes(base))
-        found = prune_pass(stretch, need, self._figures.window, self._mild_rules) if need > 0 else None
-        if found is None:
-            return None
-        gone = {swap.index for swap in found[0]}
-        event = structs.replace(
-            base,
-            boundary=place,
-            placeholders=tuple(sorted((*base.placeholders, *found[0]))),
-            truncations=tuple(trim for trim in base.truncations if trim[0] not in gone),
-            clips=tuple(clip for clip in base.clips if clip[0] not in gone),
-            stages=found[1],
-        )
-        return structs.replace(event, view_tokens=self._kept(place, event))
-
-    def _relieved(self, place: int, event: Compaction, levels: _Levels, target: int) -> Compaction | None:
-        """*event* with those results truncated that it left whole to be read, if they are and that reaches *target*.
-
-        The prompt stays the same up to the first of them, which a fold would begin anew.
-        """
-        start = max(event.cut, unread_from(self._items, event.boundary))
-        read = range(start, min(event.boundary, unread_from(self._items, place)))
-        found = self._truncate(place, event, levels, target, read)
-        return found if found is not None and found.view_tokens <= target else None
-
-    def _truncate(
-        self, place: int, before: Compaction | None, levels: _Levels, target: int, among: range | None = None
-    ) -> Compaction | None:
-        """*before* with the biggest kept tool results truncated to one level, no lower than needed to reach *target*.
-
-        *among* says which ones; by default those that the model has read.
-        Going all the way down to the low mark would cost more of what the next step refers to than it wins.
-        """
-        rules, base = self._truncate_rules, before or Compaction(place, 0, 0)
-        if rules is None:
-            return None
-        total, border = self._kept(place, base), unread_from(self._items, place)
-        least = rules.tokens_in(levels.budget) + CLIP_FLOOR
-        found = self._results(base, range(base.cut, border) if among is None else among, least)
-        if total <= target or not found:
-            return None
-        most = max(least, fair_level(found, dict.fromkeys(found, least), target - (total - sum(found.values()))))
-        if among is None or among.stop <= border:
-            most = max(least, min(most, rules.max_tokens + CLIP_FLOOR))
-        cut = {index: most + self._items[index].media for index, tokens in found.items() if tokens > most}
-        trims = {**dict(base.truncations), **cut}
-        earlier = base.stages if before and before.boundary == place else ()
-        stages = tuple(dict.fromkeys((*earlier, "truncate")))
-        event = structs.replace(base, boundary=place, truncations=tuple(sorted(trims.items())), stages=stages)
-        return structs.replace(event, view_tokens=self._kept(place, event))
-
-    def _results(self, event: Compaction, stretch: range, least: int) -> dict[int, int]:
-        """The text tokens of the results in *stretch* that may be truncated and have more than *least*, by index."""
-        trims = dict(event.truncations)
-        gone = {index for index, _ in event.clips} | {swap.index for swap in event.placeholders}
-        found = {}
-        for index in stretch:
-            item = self._items[index]
-            known = item.facts is not None and len(item.facts.results) == len(item.answers) > 0
-            text = trims.get(index, item.tokens) - item.media
-            if known and index not in gone and text > least:
-                found[index] = text
+        """*found* with rounds dropped if nothing may be folded, and with a smaller block if its block is too big."""
+        left = found.view_tokens if found else self.view_tokens(boundary, last)
+        if not self._enabled.fold and left > levels.high:
+            dropped = self._stages.fold(boundary, last, limit, levels, bare=True)
+            if dropped is not None and dropped.view_tokens > levels.clip_to:
+                dropped = self._stages.truncate(boundary, dropped, levels, levels.clip_to) or dropped
+            found = dropped or found
+        if found is not None and self._may_shrink_block(found):
+            return self._with_smaller_block(boundary, found, levels)
         return found
 
-    def _fold(
-        self, place: int, before: Compaction | None, budget: int, levels: _Levels, *, bare: bool = False
+    def _with_smaller_block(self, boundary: int, compaction: Compaction, levels: Levels) -> Compaction:
+        """*compaction* with a smaller block if its view is still above the high mark, or if that keeps results whole.
+
+        What unread results take beyond a truncated one's share does not count for the mark: it goes once they are read.
+        For them the block shrinks to its frame at most, and only if they fit whole then.
+        """
+        passing = self._stages.unread_excess(boundary, compaction, levels)
+        lasting = compaction.view_tokens - passing
+        if lasting > levels.high:
+            left = levels.clip_to - (lasting - compaction.block_tokens)
+            tokens = max(left, levels.clip_to // 4, BLOCK_FRAME)
+            compaction = self._stages.with_smaller_block(boundary, compaction, tokens)
+        left = levels.budget - (compaction.view_tokens - compaction.block_tokens)
+        if passing and BLOCK_FRAME <= left < compaction.block_tokens:
+            compaction = self._stages.with_smaller_block(boundary, compaction, left)
+        return compaction
+
+    def _within_budget(
+        self, boundary: int, last: Compaction | None, levels: Levels, found: Compaction | None
     ) -> Compaction | None:
-        """A fold at the oldest cut that reaches the low mark, else at the newest one that keeps the newest round.
+        """*found* with unread results truncated, then with a smaller block, as far as the budget requires it."""
+        stages, base = self._stages, found or last
+        left = found.view_tokens if found else self.view_tokens(boundary, last)
+        if left > levels.budget:
+            unread = stages.unread(boundary, base)
+            found = stages.truncate(boundary, base, levels, levels.budget, unread) or found
+        if found is None or found.view_tokens <= levels.budget or not self._may_shrink_block(found):
+            return found
+        tokens = found.block_tokens - (found.view_tokens - levels.clip_to)
+        return stages.with_smaller_block(boundary, found, max(BLOCK_FRAME, levels.clip_to // 4, tokens))
 
-        A *bare* one drops what it folds: a note stands for it.
-        """
-        if not (self._rungs.drop if bare else self._rungs.fold):
-            return None
-        cuts = self._layout.cuts
-        first, end = bisect_right(cuts, before.cut if before else 0), bisect_left(cuts, place)
-
-        def made(at: int) -> Compaction:
-            event = self._event(place, cuts[at], budget, before)
-            if not bare:
-                return event
-            noted = structs.replace(event, block_tokens=NOTE, text_tokens=0, stages=("drop",))
-            return structs.replace(noted, view_tokens=self._kept(place, noted))
-
-        def size(at: int) -> int:
-            return made(at).view_tokens
-
-        floor = end - 1
-        while floor > first and self._items[cuts[floor]].role == "user" and end - floor <= _TRAILING_USERS:
-            floor -= 1
-        unread = cuts[floor] < unread_from(self._items, place) < place if first <= floor < end - 1 else False
-        if first <= floor < end - 1 and size(floor) > (levels.budget if unread else levels.high):
-            floor = end - 1  # the newest round is too big to stay beside the user item that follows it
-        if first > floor:
-            return None
-        at = floor
-        if size(floor) <= levels.goal:
-            at = bisect_left(range(first, floor + 1), True, key=lambda i: size(i) <= levels.goal) + first
-        return made(at)
-
-    def _clip(self, place: int, event: Compaction | None, target: int, room: int) -> Compaction | None:
-        """*event* with the largest kept items cut to one level, so that the view reaches *target*.
-
-        What users wrote and unread results are cut last, and those results down to *room* only.
-        """
-        if not self._rungs.clip:
-            return None
-        event = event or Compaction(place, 0, 0)
-        sizes = self._clippable(place, event)
-        total = self._kept(place, event)
-        if total <= target:
-            return None
-        items = self._items
-        floors = {i: min(sizes[i], items[i].media + items[i].sealed + CLIP_FLOOR) for i in sizes}
-        border = unread_from(items, place)
-        users = {i for i in sizes if items[i].role == "user"}
-        unread = {i for i in sizes if i >= border and items[i].answers}
-        caps = clip_levels(sizes, floors, Spared(users, unread), total - target, total - room, int(target * USER_FIRST))
-        earlier = dict(event.clips)
-        clips = earlier | {i: cap for i, cap in caps.items() if cap < sizes[i] or i in earlier}
-        trims = tuple(trim for trim in event.truncations if trim[0] not in clips)
-        stages = (*(event.stages if event.boundary == place else ()), "clip")
-        clipped = structs.replace(
-            event, boundary=place, clips=tuple(sorted(clips.items())), truncations=trims, stages=stages
-        )
-        after = self._kept(place, clipped)
-        return structs.replace(clipped, view_tokens=after) if after < total else None
-
-    def _clippable(self, place: int, event: Compaction) -> dict[int, int]:
-        """The tokens of every item that a clip may cut, by index: what stays and did not give way to a line."""
-        reduced, gone = self._sizes(event), {swap.index for swap in event.placeholders}
-        kept = [i for i in range(event.cut, place) if self._items[i].role != "system" and i not in gone]
-        return {i: reduced.get(i, self._items[i].tokens) for i in (*event.anchors, *kept)}
+    def _may_shrink_block(self, compaction: Compaction) -> bool:
+        return self._enabled.drop and "fold" in compaction.stages
 
 
-def _least(item: Item) -> int:
-    return item.tokens if item.tokens <= CLIP_FLOOR else item.media + item.sealed
-
-
-def _helps(event: Compaction | None, present: int) -> bool:
-    return event is not None and event.view_tokens < present
+def _saves(compaction: Compaction | None, present: int) -> bool:
+    """True if *compaction* makes a view of *present* tokens smaller."""
+    return compaction is not None and compaction.view_tokens < present

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -150,9 +151,10 @@ class Spared:
 def fair_level(sizes: Mapping[int, int], floors: Mapping[int, int], room: int) -> int:
     """The largest common cap for *sizes*, none below its floor, that takes at most *room*; at least zero."""
     low, high = 0, max(sizes.values(), default=0)
+    alike = Counter((size, floors[i]) for i, size in sizes.items())  # thousands of items have few sizes
     while low < high:
         middle = (low + high + 1) // 2
-        if sum(max(floors[i], min(size, middle)) for i, size in sizes.items()) <= room:
+        if sum(times * max(floor, min(size, middle)) for (size, floor), times in alike.items()) <= room:
             low = middle
         else:
             high = middle - 1

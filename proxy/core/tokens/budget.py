@@ -10,16 +10,18 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 
 DEFAULT_RESERVE = 16_384
-"""Room kept for an answer when neither the request nor the model's own output limit says less."""
-
+"""Tokens kept for an answer if neither the request nor the model's own output limit states less."""
 
 MOST_SUMMED = 8_192
-"""Tokens of output in which any conversation can be summed up; a summary of our own has no more either."""
+"""Tokens of output in which any conversation can be summarised; a summary of our own has no more either."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Shares of the room: a compaction starts above ``high``, goes down to ``low``; ``soft`` only starts a summary."""
+    """Shares of the budget beside the fixed part.
+
+    A compaction starts above ``high`` and goes down to ``low``; ``soft`` only starts the preparation of a summary.
+    """
 
     high: float = 0.90
     soft: float = 0.60
@@ -32,9 +34,9 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Caps of what stands for folded rounds, as shares of the budget; together at most ``block`` of the room.
+    """Caps of the parts of a block, as shares of the budget; all parts together take at most ``block``.
 
-    A model's ``summary``, where there is one, is taken out of steps and digest.
+    A model's ``summary``, if there is one, is taken out of steps and digest.
     """
 
     pins: float = 0.20
@@ -45,15 +47,15 @@ class Shares:
 
 
 SCALED_BELOW = 65_536
-"""Buffers are meant for a room of at least so many tokens; in a smaller one they shrink with it."""
+"""Buffers are meant for windows with at least so many tokens beside the fixed part; in smaller ones they shrink."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Thresholds as distances from the window's end, in tokens; ``None``: only the mark holds.
+    """Thresholds as distances from the window's end, in tokens; None if only the mark holds.
 
-    ``reserve`` is kept for an answer; of what is left, ``warning``, ``auto_compact`` and ``blocking`` are free at the
-    soft mark, at the high mark, and in every view. Where a mark and a buffer differ, the smaller threshold wins.
+    ``reserve`` is kept for an answer. Beside it, ``warning`` is free at the soft mark, ``auto_compact`` at the high
+    mark, and ``blocking`` in every view. Of a mark and its buffer, the smaller threshold holds.
     """
 
     reserve: int | None = None
@@ -70,26 +72,30 @@ class Buffers:
 NO_BUFFERS = Buffers()
 
 ECONOMY_SHARE, ECONOMY_MOST, BELOW_TIER = 0.5, 120_000, 0.9
-"""What a long session may grow to cheaply: a share of the window, a number of tokens, and of a dearer price's start."""
+"""The input of a long session that stays cheap: at most this share of the window, so many tokens, and this share of the
+input from which each token costs more."""
 
 LEAST_ROOM = 0.25
-"""Share of the room that a cap on what is spent always leaves: beside large tools it would leave none."""
+"""Share of the budget beside the fixed part that the price cap leaves: beside large tools it would leave none."""
 
 
-def economy_cap(window: int, tier: int | None) -> int:
-    """Tokens of input from which compacting costs less than going on; *tier* is where a dearer price starts."""
+def economy_cap(window: int, price_tier: int | None) -> int:
+    """Return the tokens of input above which a compaction costs less than none.
+
+    Each token of an input above *price_tier* costs more.
+    """
     cap = min(int(ECONOMY_SHARE * window), ECONOMY_MOST)
-    return min(cap, int(BELOW_TIER * tier)) if tier else cap
+    return min(cap, int(BELOW_TIER * price_tier)) if price_tier else cap
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """What one request may use, in tokens of our own count.
+    """The tokens that one request may use, by our own count.
 
-    ``window`` holds input and output; ``reserve`` is kept for the answer; ``fixed`` is what no compaction of the
-    history changes (system, tools, response format). ``default_reserve`` is kept if a request names
-    no output figure; ``max_input`` limits the input however short the answer. ``price_cap`` is where it becomes dear,
-    which moves the marks and refuses nothing; ``buffers`` are thresholds beside the marks.
+    ``window`` holds input and output; ``reserve`` is kept for the answer; ``fixed`` is the part that no compaction of
+    the history changes (system, tools, response format). ``default_reserve`` is kept if a request names no output
+    figure; ``max_input`` limits the input however short the answer. Above ``price_cap`` the input becomes expensive,
+    which lowers the marks and refuses nothing; ``buffers`` are thresholds beside the marks.
     """
 
     window: int
@@ -101,108 +107,113 @@ class TokenBudget:
     buffers: Buffers = NO_BUFFERS
     # Computed once, when the budget is built:
     quantised_fixed: int = field(init=False, compare=False)
-    """``fixed`` in steps of window/64, so that a clock in the system text moves no cut."""
-    budget: int = field(init=False, compare=False)
-    """What the input of this very request may use."""
+    """``fixed``, rounded up to steps of window/64, so that a clock in the system text moves no cut."""
+    input: int = field(init=False, compare=False)
+    """Tokens that the input of this very request may use."""
     baseline: int = field(init=False, compare=False)
-    """The budget of past boundaries: it must not follow a request's output figure, or every cut would move with it."""
+    """The input budget of past boundaries: it must not follow a request's output figure, or every cut would move."""
     ceiling: int = field(init=False, compare=False)
-    """What a view may take at any boundary, so that a request that names no output figure fits there as it is.
+    """Tokens that a view may take at any boundary, so that a request that names no output figure fits there as it is.
 
     Past boundaries go by it too: else they would miss the compactions that such a request brought about when it came.
     """
-    room: int = field(init=False, compare=False)
-    """What the view of this very request may take: less than the ceiling or, for a short answer, more."""
+    view_limit: int = field(init=False, compare=False)
+    """Tokens that the view of this very request may take: less than the ceiling or, for a short answer, more."""
 
     def __post_init__(self) -> None:
         step = max(1, self.window // 64)
         derive = partial(object.__setattr__, self)  # the class is frozen
         derive("quantised_fixed", -(-self.fixed // step) * step)
-        budget, baseline = max(0, self.beside(self.reserve)), self.beside(self.window // 32)
-        blocking = self._short_of(self.buffers.blocking)
-        derive("budget", budget)
+        input_, baseline = max(0, self.input_budget(self.reserve)), self.input_budget(self.window // 32)
+        blocking = self._level_with_free(self.buffers.blocking)
+        derive("input", input_)
         derive("baseline", baseline)
         derive("ceiling", min(baseline, self.window - self.default_reserve, blocking))
-        derive("room", min(baseline, budget, blocking))
+        derive("view_limit", min(baseline, input_, blocking))
 
-    def beside(self, reserve: int) -> int:
-        """What the input may use beside an answer of *reserve* tokens; below zero where the answer alone is too big."""
-        return input_room(self.window, reserve, self.max_input)
+    def input_budget(self, reserve: int) -> int:
+        """Return the tokens of input beside an answer of *reserve*; below zero if the answer alone is too large."""
+        return input_limit(self.window, reserve, self.max_input)
 
     def mark(self, share: float, budget: int) -> int:
-        """The level at which *share* of the room inside *budget*, as far as it is to be used, is used."""
-        return self.quantised_fixed + int(share * max(0, self.spendable(budget) - self.quantised_fixed))
+        """Return the level at which *share* of the affordable part of *budget* is used, beside the fixed part."""
+        return self.quantised_fixed + int(share * max(0, self.affordable(budget) - self.quantised_fixed))
 
-    def spendable(self, budget: int) -> int:
-        """What is to be used of *budget*: all of it, or what stays cheap, at least a quarter of the room."""
+    def affordable(self, budget: int) -> int:
+        """Return the part of *budget* that is to be used: all of it, or what stays cheap (``LEAST_ROOM`` at least)."""
         if self.price_cap is None:
             return budget
         least = self.quantised_fixed + int(LEAST_ROOM * max(0, budget - self.quantised_fixed))
         return min(budget, max(self.price_cap, least))
 
     def high(self, marks: Marks, budget: int) -> int:
-        """The level above which a compaction starts: of mark and buffer the smaller."""
-        return min(self.mark(marks.high, budget), self._short_of(self.buffers.auto_compact))
+        """Return the level above which a compaction starts: the smaller one of mark and buffer."""
+        return min(self.mark(marks.high, budget), self._level_with_free(self.buffers.auto_compact))
 
     def soft(self, marks: Marks, budget: int) -> int:
-        """The level above which one is prepared and warned of: of mark and buffer the smaller, below the high one."""
-        return min(self._beneath(marks, marks.soft, budget), self._short_of(self.buffers.warning))
+        """Return the level above which a summary is prepared and a warning given: the smaller of mark and buffer."""
+        return min(self._below_high(marks, marks.soft, budget), self._level_with_free(self.buffers.warning))
 
     def low(self, marks: Marks, budget: int) -> int:
-        """The level a compaction goes down to; as far below the high one as the marks say."""
-        return self._beneath(marks, marks.low, budget)
+        """Return the level that a compaction goes down to; as far below the high one as the marks say."""
+        return self._below_high(marks, marks.low, budget)
 
     def quiet(self, marks: Marks, budget: int) -> int:
-        """The level below which nothing ever happens to a conversation: what one that is asked for goes down to."""
-        return self._beneath(marks, marks.low / 2, budget)
+        """Return the level that a requested compaction goes down to: below it nothing happens to a conversation."""
+        return self._below_high(marks, marks.low / 2, budget)
 
-    def _beneath(self, marks: Marks, share: float, budget: int) -> int:
+    def _below_high(self, marks: Marks, share: float, budget: int) -> int:
+        """Return the level of *share*, lowered with the high level if a buffer lowers that."""
         high = self.high(marks, budget)
         return min(
             self.mark(share, budget),
             self.quantised_fixed + int(share / marks.high * max(0, high - self.quantised_fixed)),
         )
 
-    def _short_of(self, buffer: int | None) -> int:
-        """The level that leaves *buffer* free before the answer's reserve; the window where neither is set."""
-        held = self.buffers.reserve
-        if buffer is None and held is None:
+    def _level_with_free(self, buffer: int | None) -> int:
+        """Return the level that leaves *buffer* free beside the buffers' reserve; the window if neither is set."""
+        reserve = self.buffers.reserve
+        if buffer is None and reserve is None:
             return self.window
         scale = min(1.0, max(0, self.window - self.quantised_fixed) / SCALED_BELOW)
-        return self.window - int(scale * ((held or 0) + (buffer or 0)))
+        return self.window - int(scale * ((reserve or 0) + (buffer or 0)))
 
 
-def reserve(requested: int | None, max_output: int | None, window: int) -> int:
-    """Tokens kept for the answer: what the request asks for, unclamped; else a share of the window."""
+def answer_reserve(requested: int | None, max_output: int | None, window: int) -> int:
+    """Return the tokens kept for the answer: the figure of the request, unclamped; else a share of the window."""
     if requested is not None and requested > 0:
         return requested
     return min(max_output or DEFAULT_RESERVE, window // 8, DEFAULT_RESERVE)
 
 
-def summary_room(window: int, least: int = 0) -> int:
-    """Tokens of output in which a conversation can be summed up, however many were asked for; at least *least*."""
+def summary_output(window: int, least: int = 0) -> int:
+    """Return the tokens of output in which a conversation can be summarised, however many were requested.
+
+    They are at least *least*.
+    """
     return max(least, min(MOST_SUMMED, window // 8))
 
 
-def input_room(window: int, reserve: int, max_input: int | None) -> int:
-    """Tokens of input that a *window* takes beside an answer of *reserve*, when inputs are limited to *max_input*."""
-    room = window - reserve
-    return room if max_input is None else min(room, max_input)
+def input_limit(window: int, reserve: int, max_input: int | None) -> int:
+    """Return the tokens of input that a *window* takes beside an answer of *reserve*, at most *max_input*."""
+    left = window - reserve
+    return left if max_input is None else min(left, max_input)
 
 
-def stepped(tokens: int) -> int:
-    """The largest power of two, or one and a half of it, that is not above *tokens*: no small change moves it."""
+def rounded_down(tokens: int) -> int:
+    """Return the largest power of two, or one and a half of it, not above *tokens*: small changes move nothing."""
     power = 1 << max(0, tokens.bit_length() - 1)
-    return min(tokens, power + power // 2 if power + power // 2 <= tokens else power)
+    larger = power + power // 2
+    return min(tokens, larger if larger <= tokens else power)
 
 
-def scaled(tokens: int, factor: float) -> int:
-    """A provider's figure in tokens of our own count, when the provider counts *factor* times what we count."""
+def to_our_tokens(tokens: int, factor: float) -> int:
+    """Return a provider's figure in tokens of our own count, if the provider counts *factor* times our count."""
     return int(tokens / factor)
 
 
 TOLERANCE = 1e-9
-"""By how much a sum of decimal shares may miss one."""
+"""The rounding error that a sum of decimal shares may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,28 +243,29 @@ class Allocation:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def tokens(self, part: str, window: int) -> int:
-        """The own share of *part*, in whole tokens."""
+        """Return the own share of *part*, in whole tokens."""
         return int(getattr(self, part) * window + TOLERANCE)
 
     def spare(self, window: int) -> int:
-        """Tokens that are nobody's share."""
+        """Return the tokens that are no part's share."""
         return window - sum(self.tokens(part, window) for part in PARTS)
 
     def for_tools(self, window: int, others: int) -> int:
-        """What tools may take once the history lends nothing, beside *others*: system text, memories and format."""
+        """Return the tokens for tools once the history lends nothing, beside *others* (system, memories, format)."""
         lent = self.tokens("system", window) + self.tokens("memory", window) - others
         return self.tokens("tools", window) + max(0, lent) + self.spare(window)
 
     def for_block(self, window: int, fixed: int) -> int:
-        """What may stand for folded rounds at an event, beside *fixed* tokens that no event changes."""
+        """Return the tokens for the block at a compaction, beside *fixed* tokens that no compaction changes."""
         return self.tokens("summary", window) + self._lent(window, fixed)
 
     def for_history(self, window: int, fixed: int) -> int:
-        """What an event may leave of messages, the block included. The answer's share is not lent to them."""
+        """Return the tokens of messages that a compaction may leave, with the block; the answer lends nothing."""
         own = sum(self.tokens(part, window) for part in ("summary", "recent", "older"))
         return own + self._lent(window, fixed)
 
     def _lent(self, window: int, fixed: int) -> int:
+        """Return what the fixed parts and the spare tokens lend to the history."""
         own = sum(self.tokens(part, window) for part in ("system", "tools", "memory"))
         return max(0, own - fixed) + self.spare(window)
 
@@ -262,7 +274,7 @@ PARTS = tuple(field.name for field in fields(Allocation))
 
 
 def used(regions: Mapping[str, int], allocation: Allocation, window: int) -> dict[str, int]:
-    """Tokens by part of a view whose tokens by region are *regions*.
+    """Return the tokens by part of a view whose tokens by region are *regions*.
 
     The newest messages up to their share are ``recent``, the others ``older``.
     """
@@ -280,6 +292,8 @@ def used(regions: Mapping[str, int], allocation: Allocation, window: int) -> dic
 
 
 def borrowed(regions: Mapping[str, int], allocation: Allocation, window: int) -> dict[str, int]:
-    """By how many tokens parts of a view exceed their own share; those that do not are left out."""
-    excess = {part: took - allocation.tokens(part, window) for part, took in used(regions, allocation, window).items()}
+    """Return by how many tokens parts of a view exceed their own share, less those that do not."""
+    excess = {
+        part: tokens - allocation.tokens(part, window) for part, tokens in used(regions, allocation, window).items()
+    }
     return {part: tokens for part, tokens in excess.items() if tokens > 0}

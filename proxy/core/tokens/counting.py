@@ -18,9 +18,9 @@ HISTORY: tuple[Role, ...] = ("user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class RoleTotals:
-    """Tokens of the first ``count`` items by role; ``remembered`` are those of injected memories, ``media`` of images.
+    """Tokens of the first ``count`` items by role; ``memories`` are those of injected memories, ``media`` of images.
 
-    ``remembered`` are part of a role's tokens, the first of them of system items, the second of users'.
+    ``memories`` are part of a role's tokens, the first of them of system items, the second of users'.
     """
 
     count: int = 0
@@ -29,7 +29,7 @@ class RoleTotals:
     assistant: int = 0
     tool: int = 0
     media: int = 0
-    remembered: tuple[int, int] = (0, 0)
+    memories: tuple[int, int] = (0, 0)
 
     @property
     def history(self) -> int:
@@ -44,7 +44,7 @@ def add_up(items: Sequence[Item], known: RoleTotals = NOTHING) -> RoleTotals:
     """The totals of *items*, continued from those of a prefix of them; costs O(new)."""
     roles: dict[Role, int] = {"system": known.system, "user": known.user, "assistant": known.assistant}
     roles["tool"], media = known.tool, known.media
-    system, user = known.remembered
+    system, user = known.memories
     for item in items[known.count :]:
         roles[item.role] += item.tokens
         media += item.media
@@ -57,11 +57,11 @@ def add_up(items: Sequence[Item], known: RoleTotals = NOTHING) -> RoleTotals:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Tokens of the members beside the items: ``system`` those of system text, of which ``remembered`` are memories."""
+    """Tokens of the members beside the items: ``system`` those of system text, of which ``memories`` are memories."""
 
     tools: int = 0
     system: int = 0
-    remembered: int = 0
+    memories: int = 0
 
 
 def regions(kept: RoleTotals, members: Members, *, fixed: int, summary: int, reserve: int) -> dict[str, int]:
@@ -69,8 +69,8 @@ def regions(kept: RoleTotals, members: Members, *, fixed: int, summary: int, res
 
     Without the reserve they add up to the view's tokens. Regions that are empty are left out.
     """
-    system, user = kept.remembered
-    system += members.remembered
+    system, user = kept.memories
+    system += members.memories
     found = {
         "system": kept.system + members.system - system,
         "tools": members.tools,

@@ -36,58 +36,61 @@ class CapResults(Feature):
         return await offload(len(request.body), self._capped, request)
 
     def _capped(self, request: Request) -> Request:
-        api_format = DIALECTS[request.api]
+        api = DIALECTS[request.api]
         try:
-            where = scan(request.body, api_format.LIST, self._reader.most)
-            body = cap_results(request.body, where, api_format, self._reader.tools, self._limits)
+            scanned = scan(request.body, api.LIST, self._reader.most)
+            body = cap_results(request.body, scanned, api, self._reader.tools, self._limits)
         except InvalidRequest:
             return request  # what cannot be read may still be relayed
         return request if body is request.body else replace(request, body=body, prepared=("truncate",))
 
 
-def cap_results(body: bytes, where: Scan, dialect: ApiFormat, tools: ToolMap, limits: TruncateLimits) -> bytes:
-    """*body* with its tool results within *limits*; *body* itself where they are.
+def cap_results(body: bytes, scanned: Scan, api: ApiFormat, tools: ToolMap, limits: TruncateLimits) -> bytes:
+    """Return *body* with its tool results within *limits*; *body* itself if they are.
 
-    What a result becomes depends on it and its call only. Reads keep their head, everything else head and end.
+    Results of reads keep their head, all others head and end.
     """
-    pieces, done = [], 0
-    for index, (start, end) in enumerate(where.spans):
+    pieces: list[bytes] = []
+    copied = 0
+    for index, (start, end) in enumerate(scanned.spans):
         raw = body[start:end]
-        # Every line end is an escape of two bytes: most items need no closer look.
+        # Every line end is an escape of two bytes, so most items need no closer look.
         if len(raw) <= limits.max_bytes and raw.count(b"\\n") < limits.max_lines:
             continue
-        smaller = _capped(body, where, index, dialect, tools, limits)
-        if smaller is not None:
-            pieces += [body[done:start], smaller]
-            done = end
-    return b"".join([*pieces, body[done:]]) if pieces else body
+        capped = _capped_item(body, scanned, index, api, tools, limits)
+        if capped is not None:
+            pieces += [body[copied:start], capped]
+            copied = end
+    return b"".join([*pieces, body[copied:]]) if pieces else body
 
 
-def _capped(
-    body: bytes, where: Scan, index: int, dialect: ApiFormat, tools: ToolMap, limits: TruncateLimits
+def _capped_item(
+    body: bytes, scanned: Scan, index: int, api: ApiFormat, tools: ToolMap, limits: TruncateLimits
 ) -> bytes | None:
-    start, end = where.spans[index]
-    item = dialect.read_item(body[start:end], len)
+    """Return an item with its results cut to *limits*; None if it has no result that is too big."""
+    raw = body[slice(*scanned.spans[index])]
+    item = api.read_item(raw, len)
     if not item.answers:
         return None
-    said = [text for text, _ in dialect.read_entry(body[start:end]).results]
-    if len(said) != len(item.answers) or not any(is_over(text, limits.max_lines, limits.max_bytes) for text in said):
+    texts = [text for text, _ in api.read_entry(raw).results]
+    if len(texts) != len(item.answers):
         return None
-    kinds = _kinds(body, where, index, dialect, tools)
-    cut = [
-        truncate(text, limits.max_lines, limits.max_bytes, tail=kinds.get(name) not in HEAD_ONLY)
-        for name, text in zip(item.answers, said, strict=True)
-    ]
-    return dialect.replaced(body[start:end], cut, media=True)
+    if not any(is_over(text, limits.max_lines, limits.max_bytes) for text in texts):
+        return None
+    kinds = _call_kinds(body, scanned, index, api, tools)
+    cut: list[str] = []
+    for call_id, text in zip(item.answers, texts, strict=True):
+        keeps_tail = kinds.get(call_id) not in HEAD_ONLY
+        cut.append(truncate(text, limits.max_lines, limits.max_bytes, tail=keeps_tail))
+    return api.replaced(raw, cut, media=True)
 
 
-def _kinds(body: bytes, where: Scan, index: int, dialect: ApiFormat, tools: ToolMap) -> dict[str, str]:
-    """The kinds of the calls shortly before item *index*, by id; of calls with one id the last."""
-    found: dict[str, str] = {}
-    for start, end in reversed(where.spans[max(0, index - MOST_STEPS) : index]):
-        calls = dialect.read_item(body[start:end], len).calls
-        if calls:
-            named = zip(calls, dialect.read_entry(body[start:end]).calls, strict=False)
-            found = {**{name: tools.call(*call).kind for name, call in named}, **found}
-            break
-    return found
+def _call_kinds(body: bytes, scanned: Scan, index: int, api: ApiFormat, tools: ToolMap) -> dict[str, str]:
+    """Return the kinds of the calls shortly before the item at *index*, by id; of calls with one id the last."""
+    for start, end in reversed(scanned.spans[max(0, index - MOST_STEPS) : index]):
+        raw = body[start:end]
+        ids = api.read_item(raw, len).calls
+        if ids:
+            calls = zip(ids, api.read_entry(raw).calls, strict=False)
+            return {call_id: tools.call(*call).kind for call_id, call in calls}
+    return {}

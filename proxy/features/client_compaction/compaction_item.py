@@ -1,7 +1,9 @@
-"""Compaction items of our own: a text that a client carries from call to call without reading it.
+"""Compaction items of our own: a text that a client sends with every request and does not read.
 
-An item holds all there is to it, compressed and with a code that tells it for ours, so that any replica can open it
-after any restart, whoever asks. What has the wrong code was written by somebody else and says no more than a user can.
+An item holds its whole text, compressed, and a code that proves that it was made here. So any replica can open it after
+any restart, for any caller. An item with a wrong code was written by somebody else: it counts as a user's message.
+
+https://developers.openai.com/api/docs/guides/compaction describes the items that providers make.
 """
 
 from __future__ import annotations
@@ -20,33 +22,33 @@ from proxy.core.compaction.block import FOOTER, HEADER
 from proxy.core.errors import InvalidRequest
 
 PREFIX = "ullage-1."
-"""What tells an item of ours from those that only a provider can read."""
+"""How the content of our items begins. Items of other makers can only be read by their provider."""
 
 MOST_BYTES = 4 * 2**20
-"""Bytes that the items of one request may unfold to together: anybody can write some that unfold a thousandfold."""
+"""Bytes that the items of one request may unfold to together: a forged one may unfold a thousandfold."""
 
 _CODE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedBody:
-    """A body that holds no item of ours any more; ``ours`` are the indexes where one stood that is truly ours."""
+    """A body without items of ours; ``ours`` are the indexes of those whose code was right."""
 
     body: bytes
     ours: tuple[int, ...] = ()
 
 
 def pack(text: str, key: bytes) -> str:
-    """What a client carries for *text*, a block; only who holds *key* (32 bytes) can make one that counts as ours."""
+    """Return the content of an item that holds *text*, a block. Its code needs *key* (32 bytes)."""
     inner = text.removeprefix(HEADER + "\n\n").removesuffix("\n\n" + FOOTER)
     packed = zlib.compress(inner.encode(), 9)
     return PREFIX + base64.urlsafe_b64encode(_code(packed, key) + packed).decode()
 
 
 def unpack(value: str, key: bytes, most: int = MOST_BYTES) -> tuple[str, bool] | None:
-    """The text in *value* and whether it is truly ours: then as a block; ``None`` where nothing can be read.
+    """Return the text in *value* and whether its code is right; None if nothing can be read.
 
-    A text of more than *most* bytes is not read.
+    The text of an item of ours is a block. A text of more than *most* bytes is not read.
     """
     if not value.startswith(PREFIX):
         return None
@@ -59,14 +61,15 @@ def unpack(value: str, key: bytes, most: int = MOST_BYTES) -> tuple[str, bool] |
         return None
     if len(inner) > most or not inflate.eof or not text.strip():
         return None
-    ours = hmac.compare_digest(raw[:_CODE], _code(raw[_CODE:], key))
-    return (f"{HEADER}\n\n{text}\n\n{FOOTER}" if ours else text), ours
+    if not hmac.compare_digest(raw[:_CODE], _code(raw[_CODE:], key)):
+        return text, False
+    return f"{HEADER}\n\n{text}\n\n{FOOTER}", True
 
 
 def open_items(body: bytes, key: bytes, items: int = MOST_ITEMS) -> OpenedBody:
-    """*body* of a Responses request with every item of ours as a user message; items of other makers stay.
+    """Return *body* of a Responses request with a user message in place of every item of ours.
 
-    A body of more than so many *items* is left alone: whoever reads it next refuses it.
+    Items of other makers stay. A body of more than so many *items* stays as it is: it is refused when it is read.
     """
     if PREFIX.encode() not in body:
         return OpenedBody(body)
@@ -76,14 +79,19 @@ def open_items(body: bytes, key: bytes, items: int = MOST_ITEMS) -> OpenedBody:
         return OpenedBody(body)
     pieces: list[bytes] = []
     ours: list[int] = []
-    done, left = 0, MOST_BYTES
+    copied, bytes_left = 0, MOST_BYTES
     for index, (start, end) in enumerate(spans):
-        found = _read(body[start:end], key, left) if body.find(PREFIX.encode(), start, end) >= 0 else None
-        if found is not None:
-            pieces += [body[done:start], responses.user_message(found[0])]
-            ours += [index] if found[1] else []
-            done, left = end, max(0, left - len(found[0].encode()))
-    return OpenedBody(b"".join([*pieces, body[done:]]), tuple(ours))
+        if body.find(PREFIX.encode(), start, end) < 0:
+            continue
+        content = _read(body[start:end], key, bytes_left)
+        if content is None:
+            continue
+        text, is_ours = content
+        pieces += [body[copied:start], responses.user_message(text)]
+        if is_ours:
+            ours.append(index)
+        copied, bytes_left = end, max(0, bytes_left - len(text.encode()))
+    return OpenedBody(b"".join([*pieces, body[copied:]]), tuple(ours))
 
 
 def _read(raw: bytes, key: bytes, most: int) -> tuple[str, bool] | None:
@@ -93,8 +101,8 @@ def _read(raw: bytes, key: bytes, most: int) -> tuple[str, bool] | None:
         return None
     if not isinstance(value, dict) or value.get("type") not in responses.KEPT:
         return None
-    held = value.get("encrypted_content")
-    return unpack(held, key, most) if isinstance(held, str) else None
+    content = value.get("encrypted_content")
+    return unpack(content, key, most) if isinstance(content, str) else None
 
 
 def _code(packed: bytes, key: bytes) -> bytes:

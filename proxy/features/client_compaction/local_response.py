@@ -1,4 +1,9 @@
-"""An answer of nothing but text, as each API gives it: whole, or as the events of a stream."""
+"""A response that holds nothing but a text, in each API: whole, or as the events of a stream.
+
+The shapes are those of https://platform.openai.com/docs/api-reference/chat/object,
+https://docs.anthropic.com/en/docs/build-with-claude/streaming and
+https://platform.openai.com/docs/api-reference/responses-streaming.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,15 @@ from typing import Any, Final
 PIECE: Final = 4_096
 """Characters of text in one event of a stream."""
 
+STREAM: Final = "text/event-stream; charset=utf-8"
+JSON: Final = "application/json"
+
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
-    """What is answered: a ``text`` of so many ``tokens``, under the ``name`` of the answer (letters and digits).
+    """A ``text`` of so many ``tokens``, under the ``name`` of the response (letters and digits).
 
-    ``model`` is the one that was asked for, ``created`` Unix time. ``usage``: a chat client asked for it in its stream.
+    ``model`` is the model that was requested, ``created`` Unix time. ``usage``: a chat client wants it in its stream.
     """
 
     text: str
@@ -27,83 +35,94 @@ class TextAnswer:
     usage: bool = True
 
 
-def whole_response(api: str, said: TextAnswer) -> bytes:
-    """The body of an answer of *api* that is not streamed."""
-    return json.dumps(_WHOLE[api](said)).encode()
+def whole_response(api: str, answer: TextAnswer) -> bytes:
+    """Return *answer* as a response of *api* that is not streamed."""
+    return json.dumps(_WHOLE[api](answer)).encode()
 
 
-def stream_events(api: str, said: TextAnswer) -> bytes:
-    """The events of a streamed answer of *api*, to its end."""
-    return b"".join(_STREAMED[api](said))
+def stream_events(api: str, answer: TextAnswer) -> bytes:
+    """Return *answer* as the events of a streamed response of *api*, to its end."""
+    return b"".join(_STREAMED[api](answer))
+
+
+def output_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """Return the ``usage`` of a response of the Responses API."""
+    return {
+        "input_tokens": input_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": input_tokens + output_tokens,
+    }
+
+
+def event(kind: str, **members: Any) -> bytes:
+    """Return a server-sent event of the type *kind*."""
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **members})}\n\n".encode()
 
 
 def _pieces(text: str) -> list[str]:
-    return [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+    return [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
 
 
-# No model read anything for such an answer: its usage counts no input.
+# No model read anything for such a response: its usage counts no input.
 
 
-def _chat(said: TextAnswer) -> dict[str, Any]:
-    message = {"role": "assistant", "content": said.text, "refusal": None}
+def _chat(answer: TextAnswer) -> dict[str, Any]:
+    message = {"role": "assistant", "content": answer.text, "refusal": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-    return {**_chat_head(said, "chat.completion"), "choices": [choice], "usage": _chat_usage(said)}
+    return {**_chat_head(answer, "chat.completion"), "choices": [choice], "usage": _chat_usage(answer)}
 
 
-def _chat_head(said: TextAnswer, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{said.name}", "object": kind, "created": said.created, "model": said.model}
+def _chat_head(answer: TextAnswer, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{answer.name}", "object": kind, "created": answer.created, "model": answer.model}
 
 
-def _chat_usage(said: TextAnswer) -> dict[str, int]:
-    return {"prompt_tokens": 0, "completion_tokens": said.tokens, "total_tokens": said.tokens}
+def _chat_usage(answer: TextAnswer) -> dict[str, int]:
+    return {"prompt_tokens": 0, "completion_tokens": answer.tokens, "total_tokens": answer.tokens}
 
 
-def _chat_events(said: TextAnswer) -> Iterator[bytes]:
-    head = _chat_head(said, "chat.completion.chunk")
-    told: list[tuple[dict[str, str], str | None]] = [({"role": "assistant", "content": ""}, None)]
-    told += [({"content": piece}, None) for piece in _pieces(said.text)]
-    for delta, finish in [*told, ({}, "stop")]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+def _chat_events(answer: TextAnswer) -> Iterator[bytes]:
+    head = _chat_head(answer, "chat.completion.chunk")
+    deltas: list[tuple[dict[str, str], str | None]] = [({"role": "assistant", "content": ""}, None)]
+    deltas += [({"content": piece}, None) for piece in _pieces(answer.text)]
+    deltas.append(({}, "stop"))
+    for delta, finish_reason in deltas:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         yield b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\n\n"
-    if said.usage:
-        yield b"data: " + json.dumps({**head, "choices": [], "usage": _chat_usage(said)}).encode() + b"\n\n"
+    if answer.usage:
+        yield b"data: " + json.dumps({**head, "choices": [], "usage": _chat_usage(answer)}).encode() + b"\n\n"
     yield b"data: [DONE]\n\n"
 
 
-def _message(said: TextAnswer) -> dict[str, Any]:
-    head = {"id": f"msg_{said.name}", "type": "message", "role": "assistant", "model": said.model}
+def _message(answer: TextAnswer) -> dict[str, Any]:
+    head = {"id": f"msg_{answer.name}", "type": "message", "role": "assistant", "model": answer.model}
     usage = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-    content = [{"type": "text", "text": said.text}]
+    content = [{"type": "text", "text": answer.text}]
     stop = {"stop_reason": "end_turn", "stop_sequence": None}
-    return {**head, "content": content, **stop, "usage": {**usage, "output_tokens": said.tokens}}
+    return {**head, "content": content, **stop, "usage": {**usage, "output_tokens": answer.tokens}}
 
 
-def _message_events(said: TextAnswer) -> Iterator[bytes]:
-    message = _message(said)
+def _message_events(answer: TextAnswer) -> Iterator[bytes]:
+    message = _message(answer)
     opening = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 1}}
-    yield _event("message_start", message=opening)
-    yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-    for piece in _pieces(said.text):
-        yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
-    yield _event("content_block_stop", index=0)
+    yield event("message_start", message=opening)
+    yield event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+    for piece in _pieces(answer.text):
+        yield event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
+    yield event("content_block_stop", index=0)
     stop = {"stop_reason": "end_turn", "stop_sequence": None}
-    yield _event("message_delta", delta=stop, usage={"output_tokens": said.tokens})
-    yield _event("message_stop")
+    yield event("message_delta", delta=stop, usage={"output_tokens": answer.tokens})
+    yield event("message_stop")
 
 
-def _response(said: TextAnswer) -> dict[str, Any]:
-    usage = {
-        "input_tokens": 0,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": said.tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": said.tokens,
-    }
-    return {**response_head(said.name, said.model, said.created), "output": [_item(said)], "usage": usage}
+def _response(answer: TextAnswer) -> dict[str, Any]:
+    head = response_head(answer.name, answer.model, answer.created)
+    return {**head, "output": [_item(answer)], "usage": output_usage(0, answer.tokens)}
 
 
 def response_head(name: str, model: str, created: int) -> dict[str, Any]:
-    """The members of a completed response beside its output and its usage."""
+    """Return the members of a completed response beside its output and its usage."""
     return {
         "id": f"resp_{name}",
         "object": "response",
@@ -122,34 +141,32 @@ def response_head(name: str, model: str, created: int) -> dict[str, Any]:
     }
 
 
-def _item(said: TextAnswer) -> dict[str, Any]:
-    part = {"type": "output_text", "text": said.text, "annotations": []}
-    head = {"type": "message", "id": f"msg_{said.name}", "role": "assistant", "status": "completed"}
+def _item(answer: TextAnswer) -> dict[str, Any]:
+    part = {"type": "output_text", "text": answer.text, "annotations": []}
+    head = {"type": "message", "id": f"msg_{answer.name}", "role": "assistant", "status": "completed"}
     return {**head, "content": [part]}
 
 
-def _response_events(said: TextAnswer) -> Iterator[bytes]:
-    done, item = _response(said), _item(said)
-    begun = {**done, "status": "in_progress", "output": [], "usage": None}
+def _response_events(answer: TextAnswer) -> Iterator[bytes]:
+    completed, item = _response(answer), _item(answer)
+    started = {**completed, "status": "in_progress", "output": [], "usage": None}
+    started_item = {**item, "status": "in_progress", "content": []}
     part = item["content"][0]
-    at, where = {"output_index": 0}, {"item_id": item["id"], "output_index": 0, "content_index": 0}
-    told: list[tuple[str, dict[str, Any]]] = [
-        ("response.created", {"response": begun}),
-        ("response.in_progress", {"response": begun}),
-        ("response.output_item.added", {**at, "item": {**item, "status": "in_progress", "content": []}}),
-        ("response.content_part.added", {**where, "part": {**part, "text": ""}}),
-        *[("response.output_text.delta", {**where, "delta": piece, "logprobs": []}) for piece in _pieces(said.text)],
-        ("response.output_text.done", {**where, "text": said.text, "logprobs": []}),
-        ("response.content_part.done", {**where, "part": part}),
-        ("response.output_item.done", {**at, "item": item}),
-        ("response.completed", {"response": done}),
+    position = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+    deltas = [{**position, "delta": piece, "logprobs": []} for piece in _pieces(answer.text)]
+    events: list[tuple[str, dict[str, Any]]] = [
+        ("response.created", {"response": started}),
+        ("response.in_progress", {"response": started}),
+        ("response.output_item.added", {"output_index": 0, "item": started_item}),
+        ("response.content_part.added", {**position, "part": {**part, "text": ""}}),
+        *[("response.output_text.delta", delta) for delta in deltas],
+        ("response.output_text.done", {**position, "text": answer.text, "logprobs": []}),
+        ("response.content_part.done", {**position, "part": part}),
+        ("response.output_item.done", {"output_index": 0, "item": item}),
+        ("response.completed", {"response": completed}),
     ]
-    for number, (kind, members) in enumerate(told):
-        yield _event(kind, sequence_number=number, **members)
-
-
-def _event(kind: str, **members: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **members})}\n\n".encode()
+    for number, (kind, members) in enumerate(events):
+        yield event(kind, sequence_number=number, **members)
 
 
 _WHOLE: Final[Mapping[str, Callable[[TextAnswer], dict[str, Any]]]] = MappingProxyType(

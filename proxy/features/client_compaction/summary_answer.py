@@ -1,7 +1,7 @@
-"""A client's own compaction, answered from the summary that is ready instead of by the model it asks.
+"""Answers a client's own compaction from a summary that is ready, instead of by the model that the client asks.
 
-Only where the operator allows it, and only where a model's verified summary covers nearly all that was said. What came
-after it is told as a block tells folded rounds; the user's words stand in it as they were.
+Only if the operator allows it, and only if a model's verified summary covers nearly all of the conversation. What came
+after it is described as a block describes folded rounds. The user's words stand in the answer as they were.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from proxy.core.apis.envelope import Envelope
 from proxy.core.client_compaction import without_prompt
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.compaction.schedule import NOTE
+from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import clip
 from proxy.core.compaction.view import OriginalItems
+from proxy.core.conversation import ItemText
 from proxy.core.decisions import CountedView, MeasuredRequest
 from proxy.core.report import SERVED, Report
 from proxy.core.request import Request
@@ -26,22 +27,18 @@ from proxy.engine.ports import Answer, Summary
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.replies import LocalReply
-from proxy.features.client_compaction import local_response
+from proxy.features.client_compaction.local_response import JSON, STREAM, TextAnswer, stream_events, whole_response
 from proxy.offload import load_of, offload
 
 NEARLY: Final = 0.75
-"""The part of a conversation's tokens that a summary must cover to stand for all of it."""
+"""The share of a conversation's tokens that a summary must cover to stand for all of it."""
 
 WORDS: Final = 0.5
-"""Of what the user's words may take, what the first and the last of them may take each."""
-
-STREAM, JSON = "text/event-stream; charset=utf-8", "application/json"
-
-Count = Callable[[str], int]
+"""The share of the tokens for the user's words that the first and the newest of them may each take."""
 
 
 class SummaryAnswers(Feature):
-    """Answers clients' own compactions. *now* gives seconds since 1970."""
+    """Answers clients' own compactions. *now* gives Unix time."""
 
     def __init__(self, records: CompactionRecords, reader: Reader, shares: Shares, now: Callable[[], float]) -> None:
         self._records = records
@@ -50,7 +47,7 @@ class SummaryAnswers(Feature):
         self._now = now
 
     async def answer_planned(self, request: Request, view: CountedView, report: Report) -> Answer | None:
-        """An answer of our own to *request*, which would be sent as *view*.
+        """Return an answer of our own to *request*, which would be sent as *view*.
 
         None if it is no compaction of a client's, asks for more than a text, or no summary is ready for it.
         """
@@ -58,7 +55,7 @@ class SummaryAnswers(Feature):
         envelope = measured.parsed.envelope
         if not measured.client_compaction or view.observation or not measured.prefix_hashes:
             return None
-        if envelope.unseen or not _wants_text(envelope):
+        if envelope.has_unseen_input or not _wants_text(envelope):
             return None
         ready = await self._records.summed_up(measured)
         if ready is None:
@@ -71,69 +68,84 @@ class SummaryAnswers(Feature):
         text = await offload(size, self._text, measured, original, summary)
         count = self._reader.count(measured.route.encoding, measured.route.model)
         tokens = int(count(text) * measured.token_ratio)
-        if envelope.requested is not None and tokens > envelope.requested:
+        if envelope.requested_output is not None and tokens > envelope.requested_output:
             return None
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
         model = request.path_model or envelope.model
-        said = local_response.TextAnswer(text, tokens, name, model, int(self._now()), _wants_usage(envelope))
-        facts = {
-            "outcome": "compacted",
-            "reason": SERVED,
-            "tokens_after": tokens,
-            "summary_tokens": summary.tokens_spent,
-        }
-        report = report.but(stages=(), regions={}, borrowed={}, event=False, **facts)
+        answer = TextAnswer(text, tokens, name, model, int(self._now()), _wants_usage(envelope))
+        report = report.but(
+            outcome="compacted",
+            reason=SERVED,
+            tokens_after=tokens,
+            summary_tokens=summary.tokens_spent,
+            stages=(),
+            regions={},
+            borrowed={},
+            event=False,
+        )
         if envelope.stream:
-            return Answer(report, LocalReply(local_response.stream_events(request.api, said), STREAM))
-        return Answer(report, LocalReply(local_response.whole_response(request.api, said), JSON))
+            return Answer(report, LocalReply(stream_events(request.api, answer), STREAM))
+        return Answer(report, LocalReply(whole_response(request.api, answer), JSON))
 
-    def _text(self, measured: MeasuredRequest, raw: OriginalItems, summary: Summary) -> str:
-        """The summary, and what it does not tell: the user's words, and what came after it."""
+    def _text(self, measured: MeasuredRequest, original: OriginalItems, summary: Summary) -> str:
+        """Return the summary with what it does not hold: the user's words, and what came after it."""
         count = self._reader.count(measured.route.encoding, measured.route.model)
-        figures, shares, items = measured.budget, self._shares, raw.items
-        budget = max(figures.budget, figures.window // 4)
-        text = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))
-        words = int(shares.pins * budget)
-        told = [i for i in range(len(items)) if items[i].role != "system"]
-        entries = {i: raw.entry(i) for i in told[:-1]}
-        if told and (rest := without_prompt(raw.item(told[-1]))):
-            entries[told[-1]] = raw.dialect.read_entry(rest)
-        users = [i for i, entry in entries.items() if items[i].role == "user" or entry.said]
-        said = [entries[i].said or entries[i].text for i in users]
-        ends = [clip(each, int(words * WORDS), count) for each in (*said[:1], *said[1:][-1:])]
+        figures, shares, items = measured.budget, self._shares, original.items
+        budget = max(figures.input, figures.window // 4)
+        text_tokens = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))
+        word_tokens = int(shares.pins * budget)
+        entries = _entries(original)
+        user_texts = [
+            entry.user_text or entry.text for i, entry in entries.items() if items[i].role == "user" or entry.user_text
+        ]
+        ends = [clip(text, int(word_tokens * WORDS), count) for text in (*user_texts[:1], *user_texts[1:][-1:])]
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
-        folded = FoldedItems(later, tuple(said[1:-1]), *ends)
-        return _encodable(render_block(folded, words + text + NOTE, text, count, summary.text))
+        folded = FoldedItems(later, tuple(user_texts[1:-1]), *ends)
+        return _encodable(
+            render_block(folded, word_tokens + text_tokens + BLOCK_FRAME, text_tokens, count, summary.text)
+        )
 
 
-def _wants_text(outline: Envelope) -> bool:
-    """Whether one plain text is all that the request can mean: no second choice, no form, no call it insists on."""
-    if _member(outline, "n") not in (None, 1) or _member(outline, "logprobs"):
+def _entries(original: OriginalItems) -> dict[int, ItemText]:
+    """Return what the items say, by index, without system messages and without the client's prompt for a summary."""
+    items = original.items
+    indexes = [i for i in range(len(items)) if items[i].role != "system"]
+    entries = {i: original.text(i) for i in indexes[:-1]}
+    if indexes:
+        newest = indexes[-1]
+        rest = without_prompt(original.item(newest))
+        if rest:
+            entries[newest] = original.api.read_entry(rest)
+    return entries
+
+
+def _wants_text(envelope: Envelope) -> bool:
+    """True if the request can only mean one plain text: no second choice, no form, no call that it insists on."""
+    if _member(envelope, "n") not in (None, 1) or _member(envelope, "logprobs"):
         return False
-    forms = (
-        *(_member(outline, key) for key in ("response_format", "output_format")),
-        *(_format(_member(outline, key)) for key in ("text", "output_config")),
-    )
+    forms = [_member(envelope, name) for name in ("response_format", "output_format")]
+    forms += [_format(_member(envelope, name)) for name in ("text", "output_config")]
     if any(isinstance(form, dict) and form.get("type", "text") != "text" for form in forms):
         return False
-    choice = _member(outline, "tool_choice")
-    named = choice.get("type") if isinstance(choice, dict) else choice
-    return named in (None, "auto", "none")
+    choice = _member(envelope, "tool_choice")
+    if isinstance(choice, dict):
+        choice = choice.get("type")
+    return choice in (None, "auto", "none")
 
 
-def _wants_usage(outline: Envelope) -> bool:
-    options = _member(outline, "stream_options")
+def _wants_usage(envelope: Envelope) -> bool:
+    options = _member(envelope, "stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
-def _format(text: object) -> object:
-    return text.get("format") if isinstance(text, dict) else None
+def _format(member: object) -> object:
+    return member.get("format") if isinstance(member, dict) else None
 
 
-def _member(outline: Envelope, key: str) -> object:
-    found: object = json.loads(outline.value(key)) if key in outline.fields else None
-    return found
+def _member(envelope: Envelope, name: str) -> Any:
+    return json.loads(envelope.value(name)) if name in envelope.fields else None
 
 
 def _encodable(text: str) -> str:
+    """Return *text* with lone surrogates replaced."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

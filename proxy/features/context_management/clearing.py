@@ -1,7 +1,8 @@
-"""Context edits of the Messages API, for servers that do not know them: which old tool results and inputs are cleared.
+"""Chooses which old tool results and inputs the context edits of the Messages API clear, and clears them.
 
-A pure walk over the conversation: what is cleared at one place stays cleared, so between two places where the trigger
-is passed a view only grows at its end.
+https://platform.claude.com/docs/en/build-with-claude/context-editing describes ``clear_tool_uses``. It is a pure walk
+over the conversation: what is cleared at one boundary stays cleared. So a view only grows at its end between two
+boundaries at which the trigger is reached, and the provider's prompt cache is used in between.
 """
 
 from __future__ import annotations
@@ -15,54 +16,65 @@ from proxy.core.apis.json_edit import locate
 from proxy.core.conversation import Item
 
 PLACEHOLDER: Final = "[Old tool result content cleared]"
-"""What stands for a result that was cleared; the API does not say how its own is worded."""
+"""The text in place of a result that was cleared. The API's documentation does not say how its own is worded."""
 
 _FRAME: Final = 12
-"""Tokens that a cleared result or input still takes."""
+"""Tokens that a cleared result or input still takes, by our count."""
 
 CLEARING: Final = "clear_tool_uses_"
 COMPACTING: Final = "compact_"
+"""How the types of the two edits begin; a date follows, such as ``clear_tool_uses_20250919``."""
+
 CLEAR_FROM: Final = 100_000
-COMPACT_FROM: Final = 150_000
 KEEP: Final = 3
-"""What holds where an edit does not say when it sets in (tokens of input), or how many tool uses it spares."""
+"""The documented defaults of ``trigger`` (input tokens) and ``keep`` (tool uses) of an edit that clears.
+
+https://platform.claude.com/docs/en/build-with-claude/context-editing
+"""
+
+COMPACT_FROM: Final = 150_000
+"""The documented default of ``trigger`` (input tokens) of an edit that compacts.
+
+https://platform.claude.com/docs/en/build-with-claude/compaction
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ClearToolUses:
-    """One ``clear_tool_uses`` edit: from so many ``tokens`` of input or tool ``uses`` on, all but ``keep`` are cleared.
+    """One ``clear_tool_uses`` edit: above so many ``tokens`` of input or tool ``uses``, all but ``keep`` are cleared.
 
-    ``at_least`` tokens have to go, or nothing does. ``spared`` names tools that are left alone; ``inputs`` those whose
-    inputs go too, ``None`` for all of them.
+    ``at_least``: nothing is cleared if it saves fewer tokens. ``excluded`` names tools whose results stay. ``inputs``
+    names tools whose inputs are cleared too; None means all tools.
     """
 
     tokens: int | None = CLEAR_FROM
     uses: int | None = None
     keep: int = KEEP
     at_least: int = 0
-    spared: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
     inputs: frozenset[str] | None = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class ContextEdits:
-    """What a client asked for: results to be cleared, and a size in tokens from which on to compact."""
+    """The edits that a client asks for: what to clear, and the provider tokens from which to compact."""
 
     clearing: tuple[ClearToolUses, ...] = ()
     compact_from: int | None = None
 
 
 def read_edits(management: Any) -> ContextEdits:
-    """The edits that a decoded ``context_management`` asks for; what cannot be read or served is not among them."""
+    """Return the edits in a decoded ``context_management``, without those that cannot be read or applied."""
     edits = management.get("edits") if isinstance(management, dict) else None
-    found = [edit for edit in edits if isinstance(edit, dict)] if isinstance(edits, list) else []
-    clearing = tuple(_clearing(edit) for edit in found if str(edit.get("type")).startswith(CLEARING))
-    limits = [
-        _figure(edit.get("trigger"), "input_tokens") or COMPACT_FROM
-        for edit in found
-        if str(edit.get("type")).startswith(COMPACTING)
-    ]
-    return ContextEdits(clearing, min(limits, default=None))
+    clearing: list[ClearToolUses] = []
+    compact_from: list[int] = []
+    for edit in edits if isinstance(edits, list) else ():
+        kind = str(edit.get("type")) if isinstance(edit, dict) else ""
+        if kind.startswith(CLEARING):
+            clearing.append(_clearing(edit))
+        elif kind.startswith(COMPACTING):
+            compact_from.append(_figure(edit.get("trigger"), "input_tokens") or COMPACT_FROM)
+    return ContextEdits(tuple(clearing), min(compact_from, default=None))
 
 
 def _clearing(edit: Mapping[str, Any]) -> ClearToolUses:
@@ -76,12 +88,13 @@ def _clearing(edit: Mapping[str, Any]) -> ClearToolUses:
         uses=uses,
         keep=KEEP if keep is None else keep,
         at_least=_figure(edit.get("clear_at_least"), "input_tokens") or 0,
-        spared=_names(edit.get("exclude_tools")),
+        excluded=_names(edit.get("exclude_tools")),
         inputs=None if inputs is True else _names(inputs),
     )
 
 
 def _figure(value: Any, kind: str) -> int | None:
+    """Return the figure of a ``{"type": kind, "value": figure}``; None if it is anything else."""
     if not isinstance(value, dict) or value.get("type") != kind:
         return None
     figure = value.get("value")
@@ -94,40 +107,40 @@ def _names(value: Any) -> frozenset[str]:
 
 @dataclass(slots=True)
 class _Use:
-    """One tool use as the walk meets it: its name, what its input weighs, and what its result does."""
+    """One tool use: its name, the tokens of its input and of its result, and whether the result has come."""
 
     name: str
-    input: int
-    result: int = 0
-    done: bool = False
+    input_tokens: int
+    result_tokens: int = 0
+    has_result: bool = False
 
 
 def cleared_tool_uses(
     fixed: int, items: Sequence[Item], messages: Sequence[Mapping[str, Any]], clearing: ClearToolUses
 ) -> dict[str, bool]:
-    """The ids of the tool uses whose results are cleared, each with whether its input goes too.
+    """Return the ids of the tool uses whose results are cleared, each with True if its input is cleared too.
 
-    *fixed* are the tokens around the *items*; *messages* are the same items, decoded.
+    *fixed* is the number of tokens around the *items*; *messages* are the same items, decoded.
     """
     uses: dict[str, _Use] = {}
-    gone: dict[str, bool] = {}
+    cleared: dict[str, bool] = {}
     total = fixed
     for index, (item, message) in enumerate(zip(items, messages, strict=True)):
         total += item.tokens if item.role != "system" else 0  # those are part of what is fixed
         for block, tokens in _weighed(item, message):
             _note_use(uses, block, tokens)
         if _ends_request(items, index) and _is_due(clearing, total, uses):
-            total -= _clear(clearing, uses, gone)
-    return gone
+            total -= _clear(clearing, uses, cleared)
+    return cleared
 
 
-def _clear(clearing: ClearToolUses, uses: Mapping[str, _Use], gone: dict[str, bool]) -> int:
-    """Add to *gone* what is to be cleared now, if that is enough; return the tokens saved."""
-    found = _old(clearing, uses, gone)
-    saved = sum(tokens for _, tokens in found.values())
+def _clear(clearing: ClearToolUses, uses: Mapping[str, _Use], cleared: dict[str, bool]) -> int:
+    """Add to *cleared* what can be cleared now, if that is enough; return the tokens saved."""
+    clearable = _clearable(clearing, uses, cleared)
+    saved = sum(tokens for _, tokens in clearable.values())
     if saved <= 0 or saved < clearing.at_least:
         return 0
-    gone |= {name: inputs for name, (inputs, _) in found.items()}
+    cleared |= {name: with_input for name, (with_input, _) in clearable.items()}
     return saved
 
 
@@ -137,7 +150,8 @@ def _note_use(uses: dict[str, _Use], block: Mapping[str, Any], tokens: int) -> N
         uses[block["id"]] = _Use(str(block.get("name")), tokens)
     elif block.get("type") == "tool_result" and block.get("tool_use_id") in uses:
         use = uses[block["tool_use_id"]]
-        use.result, use.done = (tokens if "content" in block else 0), True
+        use.has_result = True
+        use.result_tokens = tokens if "content" in block else 0
 
 
 def _ends_request(items: Sequence[Item], index: int) -> bool:
@@ -148,26 +162,31 @@ def _ends_request(items: Sequence[Item], index: int) -> bool:
 
 
 def _is_due(clearing: ClearToolUses, total: int, uses: Mapping[str, _Use]) -> bool:
-    over = clearing.tokens is not None and total > clearing.tokens
-    return over or (clearing.uses is not None and len(uses) > clearing.uses)
+    if clearing.tokens is not None and total > clearing.tokens:
+        return True
+    return clearing.uses is not None and len(uses) > clearing.uses
 
 
-def _old(clearing: ClearToolUses, uses: Mapping[str, _Use], gone: Mapping[str, bool]) -> dict[str, tuple[bool, int]]:
-    """What may be cleared now: for each use whether its input goes too, and the tokens that saves."""
+def _clearable(
+    clearing: ClearToolUses, uses: Mapping[str, _Use], cleared: Mapping[str, bool]
+) -> dict[str, tuple[bool, int]]:
+    """Return the uses that can be cleared now: True if the input is cleared too, and the tokens that this saves."""
     old = list(uses)[: max(0, len(uses) - clearing.keep)]
-    found: dict[str, tuple[bool, int]] = {}
+    clearable: dict[str, tuple[bool, int]] = {}
     for name in old:
         use = uses[name]
-        if name in gone or not use.done or use.name in clearing.spared:
+        if name in cleared or not use.has_result or use.name in clearing.excluded:
             continue
-        inputs = clearing.inputs is None or use.name in clearing.inputs
-        saved = max(0, use.result - _FRAME) + (max(0, use.input - _FRAME) if inputs else 0)
-        found[name] = (inputs, saved)
-    return found
+        saved = max(0, use.result_tokens - _FRAME)
+        with_input = clearing.inputs is None or use.name in clearing.inputs
+        if with_input:
+            saved += max(0, use.input_tokens - _FRAME)
+        clearable[name] = (with_input, saved)
+    return clearable
 
 
 def _weighed(item: Item, message: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """The blocks of a message, each with its part of the item's tokens by length."""
+    """Yield the blocks of a message, each with its share of the item's tokens by length."""
     content = message.get("content")
     blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
     if not any(block.get("type") in ("tool_use", "tool_result") for block in blocks):
@@ -177,23 +196,23 @@ def _weighed(item: Item, message: Mapping[str, Any]) -> Iterator[tuple[Mapping[s
         yield block, item.tokens * size // max(1, sum(sizes))
 
 
-def clear_message(raw: bytes, message: Mapping[str, Any], gone: Mapping[str, bool]) -> bytes:
-    """A message without the results and inputs that are *gone*; every other byte stays as it is."""
+def clear_message(raw: bytes, message: Mapping[str, Any], cleared: Mapping[str, bool]) -> bytes:
+    """Return a message without the results and inputs that are *cleared*; every other byte stays as it is."""
     content = message.get("content")
     changes: dict[tuple[str | int, ...], str] = {}
-    for at, block in enumerate(content if isinstance(content, list) else ()):
+    for index, block in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(block, dict):
             continue
-        if block.get("type") == "tool_result" and block.get("tool_use_id") in gone and "content" in block:
-            changes["content", at, "content"] = json.dumps(PLACEHOLDER)
-        if block.get("type") == "tool_use" and gone.get(str(block.get("id"))) and "input" in block:
-            changes["content", at, "input"] = "{}"
+        if block.get("type") == "tool_result" and block.get("tool_use_id") in cleared and "content" in block:
+            changes["content", index, "content"] = json.dumps(PLACEHOLDER)
+        if block.get("type") == "tool_use" and cleared.get(str(block.get("id"))) and "input" in block:
+            changes["content", index, "input"] = "{}"
     if not changes:
         return raw
     source = raw.decode()
     pieces: list[str] = []
-    done = 0
-    for path, (start, end) in sorted(locate(source, list(changes)), key=lambda found: found[1]):
-        pieces += [source[done:start], changes[path]]
-        done = end
-    return "".join([*pieces, source[done:]]).encode()
+    copied = 0
+    for path, (start, end) in sorted(locate(source, list(changes)), key=lambda located: located[1]):
+        pieces += [source[copied:start], changes[path]]
+        copied = end
+    return "".join([*pieces, source[copied:]]).encode()

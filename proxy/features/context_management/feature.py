@@ -1,10 +1,16 @@
-"""``context_management`` of the Messages API for servers that do not know it: done here, and taken out of the body."""
+"""Applies ``context_management`` of the Messages API for upstreams that do not know it.
+
+The edits are applied to the body, and the member that asks for them is removed.
+https://platform.claude.com/docs/en/build-with-claude/context-editing and
+https://platform.claude.com/docs/en/build-with-claude/compaction describe them.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any, Final
 
 from proxy.core.apis import messages
 from proxy.core.apis.envelope import Envelope
@@ -13,17 +19,20 @@ from proxy.core.decisions import CountedView, FinalDecision, Forward
 from proxy.core.models import Route
 from proxy.core.planner import LOSSY
 from proxy.core.request import Request
-from proxy.core.tokens.budget import reserve
+from proxy.core.tokens.budget import answer_reserve
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader, Reading
 from proxy.features.context_management.clearing import ContextEdits, clear_message, cleared_tool_uses, read_edits
 from proxy.offload import offload
 
-MEMBER = "context_management"
+MEMBER: Final = "context_management"
 
 
 class ContextManagement(Feature):
-    """Does what requests ask of the servers called *owned*, which cannot. *resolve* gives the route of a model."""
+    """Applies the edits that requests ask of the upstreams called *owned*, which do not know them.
+
+    *resolve* gives the route of a model.
+    """
 
     def __init__(self, reader: Reader, resolve: Callable[[str], Route], owned: Collection[str]) -> None:
         self._reader = reader
@@ -33,9 +42,9 @@ class ContextManagement(Feature):
             self.markers = {messages.API: (MEMBER.encode(),)}
 
     async def prepare(self, request: Request, engine: Planning) -> Request:
-        """*request* after the context edits it asks of a server that cannot do them. Raises ``InvalidRequest``.
+        """Return *request* after the context edits that it asks for. Raises ``InvalidRequest``.
 
-        A size from which to compact is no window: nothing is refused, dropped or clipped for its sake.
+        A size from which to compact is no window: nothing is refused, dropped or clipped because of it.
         """
         if engine.mode_of(request) == "off":
             return request
@@ -47,7 +56,7 @@ class ContextManagement(Feature):
         return edited
 
     async def _edited(self, request: Request) -> Request:
-        """*request* as it would be after the edits it asks for, and without asking.
+        """Return *request* after the edits, and without the member that asks for them.
 
         A size from which to compact becomes its window, if that is smaller.
         """
@@ -56,10 +65,11 @@ class ContextManagement(Feature):
         route = self._resolve(request.path_model or envelope.model)
         if route.upstream not in self._owned or MEMBER not in envelope.fields:
             return request
-        wanted = read_edits(json.loads(envelope.value(MEMBER)))
+        edits = read_edits(json.loads(envelope.value(MEMBER)))
         reading = await self._reader.read(messages, route.encoding, request.tenant, located, route.model)
-        body = await offload(reading.load, _edited, reading, wanted)
-        return replace(request, body=body, options=replace(request.options, window=_window(request, envelope, wanted)))
+        body = await offload(reading.load, _edited_body, reading, edits)
+        options = replace(request.options, window=_window(request, envelope, edits))
+        return replace(request, body=body, options=options)
 
 
 def _loses(decision: FinalDecision) -> bool:
@@ -69,39 +79,52 @@ def _loses(decision: FinalDecision) -> bool:
     return isinstance(decision.view, CountedView) and not LOSSY.isdisjoint(decision.view.edits.stages)
 
 
-def _window(request: Request, outline: Envelope, wanted: ContextEdits) -> int | None:
-    """The window that holds for *request*, in the provider's tokens; ``None`` where nobody made it smaller."""
-    limits = [] if request.options.window is None else [request.options.window]
-    if wanted.compact_from is not None:
-        limits.append(wanted.compact_from + reserve(outline.requested, None, wanted.compact_from))
-    return min(limits, default=None)
+def _window(request: Request, envelope: Envelope, edits: ContextEdits) -> int | None:
+    """Return the window of *request* in provider tokens; None if neither it nor an edit makes the model's smaller."""
+    windows = [] if request.options.window is None else [request.options.window]
+    if edits.compact_from is not None:
+        windows.append(edits.compact_from + answer_reserve(envelope.requested_output, None, edits.compact_from))
+    return min(windows, default=None)
 
 
-def _edited(reading: Reading, wanted: ContextEdits) -> bytes:
-    raw = [reading.body[start:end] for start, end in reading.scan.spans]
-    gone: dict[str, bool] = {}
-    if wanted.clearing:
-        values = [value if isinstance(value := decode(each), dict) else {} for each in raw]
-        for clearing in wanted.clearing:
-            gone |= cleared_tool_uses(reading.fixed, reading.items, values, clearing)
-        raw = [clear_message(each, value, gone) for each, value in zip(raw, values, strict=True)] if gone else raw
+def _edited_body(reading: Reading, edits: ContextEdits) -> bytes:
+    """Return the body after *edits*, and without the member that asks for them."""
     scan, body = reading.scan, reading.body
-    items = b",".join(raw) if gone else body[scan.start : scan.end]
-    return _without(reading.outline, len(body[: scan.start].decode()), items)
+    items = body[scan.start : scan.end]
+    if edits.clearing:
+        raw = [body[start:end] for start, end in scan.spans]
+        values = [_object(each) for each in raw]
+        cleared: dict[str, bool] = {}
+        for clearing in edits.clearing:
+            cleared |= cleared_tool_uses(reading.fixed, reading.items, values, clearing)
+        if cleared:
+            messages_after = [clear_message(each, value, cleared) for each, value in zip(raw, values, strict=True)]
+            items = b",".join(messages_after)
+    return _without_member(reading.outline, len(body[: scan.start].decode()), items)
 
 
-def _without(outline: Envelope, at: int, items: bytes) -> bytes:
-    """The body of *outline* with *items* at character *at*, and without the member that asked for edits."""
-    text, gone = outline.text, outline.fields[MEMBER]
-    before = [field.end for field in outline.fields.values() if field.end < gone.start]
+def _object(raw: bytes) -> dict[str, Any]:
+    value = decode(raw)
+    return value if isinstance(value, dict) else {}
+
+
+def _without_member(envelope: Envelope, position: int, items: bytes) -> bytes:
+    """Return the body of *envelope* with *items* at character *position*, and without the member that asks for edits.
+
+    The comma before the member is removed with it, or the one behind it if it is the first member.
+    """
+    text, member = envelope.text, envelope.fields[MEMBER]
+    before = [field.end for field in envelope.fields.values() if field.end < member.start]
     if before:
-        start, end = max(before), gone.end
+        start, end = max(before), member.end
     else:
-        start, end = text.index("{") + 1, gone.end
-        rest = text[end:].lstrip()
-        end = len(text) - len(rest) + (1 if rest.startswith(",") else 0)
-    if end <= at:
-        pieces = [text[:start].encode(), text[end:at].encode(), items, text[at:].encode()]
+        start = text.index("{") + 1
+        rest = text[member.end :].lstrip()
+        end = len(text) - len(rest)
+        if rest.startswith(","):
+            end += 1
+    if end <= position:
+        pieces = [text[:start].encode(), text[end:position].encode(), items, text[position:].encode()]
     else:
-        pieces = [text[:at].encode(), items, text[at:start].encode(), text[end:].encode()]
+        pieces = [text[:position].encode(), items, text[position:start].encode(), text[end:].encode()]
     return b"".join(pieces)

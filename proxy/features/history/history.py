@@ -120,8 +120,8 @@ class History:
         wanted: list[tuple[Kind, str | bytes, bytes]] = [("mark", b"", b"")]
         wanted += [("event", note.route, note.chain) for note in events]
         for note in jobs:
-            wanted += [("summary", note.policy, note.chain)]
-            wanted += [("lease", note.policy, note.since), ("refused", note.policy, note.since)]
+            wanted += [("summary", note.policy, note.prefix_hash)]
+            wanted += [("lease", note.policy, note.last_compaction), ("refused", note.policy, note.last_compaction)]
         there = await self._register.which_exist(root, wanted)
         return self._shown(last, events, jobs, there)
 

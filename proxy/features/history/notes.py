@@ -71,7 +71,7 @@ def name_of(note: Note) -> str:
         case CompactionNote():
             return f"{note.place:08d}:e:{route}"
         case SummaryNote():
-            return f"{note.cut:08d}:j:{route}:{note.since.hex()[:8]}"
+            return f"{note.length:08d}:j:{route}:{note.last_compaction.hex()[:8]}"
         case RequestNote():
             return f"z:{route}"
 
@@ -150,15 +150,15 @@ def show_summary(
     """
     retry = None
     if refused and note.state == "failed" and not text:
-        retry = max(0, note.until - int(now))
+        retry = max(0, note.retry_at - int(now))
     return {
         "from": 0,
-        "to": note.cut,
-        "tokens_in": note.taken,
-        "tokens_out": note.left,
-        "by": note.by,
+        "to": note.length,
+        "tokens_in": note.tokens_in,
+        "tokens_out": note.tokens_out,
+        "by": note.model,
         "upstream": note.upstream,
-        "age_seconds": _age(note.made, now),
+        "age_seconds": _age(note.written_at, now),
         "state": _job_state(note, events, text=text, lease=lease),
         "reason": note.reason,
         "retry_in_seconds": retry,
@@ -181,9 +181,9 @@ def _job_state(note: SummaryNote, events: Sequence[CompactionNote], *, text: boo
 
 
 def _use_of_text(note: SummaryNote, events: Sequence[CompactionNote]) -> str:
-    if any(event.upto == note.cut and event.by for event in events):
+    if any(event.upto == note.length and event.by for event in events):
         return "used"
-    if any(event.cut >= note.cut for event in events):
+    if any(event.cut >= note.length for event in events):
         return "unused"
     return "ready"
 

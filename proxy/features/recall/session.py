@@ -185,7 +185,7 @@ class RecallSession:
         used = int(counted * ratio)
         if view is self._view and self._reported_input is not None:
             used = max(self._reported_input, int(used * BELIEVED))
-        input_tokens = int(budget.beside(view.lowered_output or budget.reserve) * ratio)
+        input_tokens = int(budget.input_budget(view.lowered_output or budget.reserve) * ratio)
         room = int((input_tokens - used) / max(1.0, ratio)) - added_tokens - budget.window // MARGIN
         return room if most is None else min(room, most - counted - added_tokens - 1)
 

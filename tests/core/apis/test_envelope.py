@@ -15,7 +15,7 @@ from proxy.core.apis.envelope import (
     LEAST_THINKING,
     continues_stored,
     least_output,
-    lowered,
+    lowered_thinking,
     read_envelope,
     splice,
 )
@@ -30,7 +30,7 @@ def test_facts() -> None:
     """Model, stream, output figure and the counted members are read from the outline's text."""
     text = '{"model":"m","stream":true,"max_tokens":5,"tools":[ {"a": 1} ],"x":1,"response_format":null,"messages":[]}'
     found = read_envelope(text, FIGURES)
-    assert (found.model, found.stream, found.requested) == ("m", True, 5)
+    assert (found.model, found.stream, found.requested_output) == ("m", True, 5)
     assert found.counted() == {"tools": '[ {"a": 1} ]'}
     assert found.value("x") == "1"
     with pytest.raises(KeyError):
@@ -52,7 +52,7 @@ def test_facts() -> None:
 )
 def test_the_first_figure_that_is_one_holds(figures: dict[str, Any], requested: int | None) -> None:
     """The output figure is the first positive whole number, in the order the API prefers."""
-    assert read_envelope(json.dumps(figures), FIGURES).requested == requested
+    assert read_envelope(json.dumps(figures), FIGURES).requested_output == requested
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -99,7 +99,7 @@ def test_other_members_may_repeat() -> None:
     """Of a member that decides nothing the last one holds, as parsers have it."""
     found = read_envelope('{"tools":["a"],"tools":["b"],"max_tokens":1,"max_tokens":2}', FIGURES)
     assert found.counted() == {"tools": '["b"]'}
-    assert found.requested == 2
+    assert found.requested_output == 2
 
 
 new_values = st.one_of(
@@ -164,9 +164,16 @@ def test_the_operators_words_are_counted_as_words() -> None:
 
 def test_what_the_output_figure_may_not_fall_below() -> None:
     """A budget for thinking has to be smaller than the output figure."""
-    assert outline(thinking={"type": "enabled", "budget_tokens": 2000}).least == 1025, "it is lowered to 1,024 first"
-    assert outline(thinking={"type": "enabled", "budget_tokens": 800}).least == 801
-    assert outline(thinking={"type": "adaptive"}).least == outline(thinking=None).least == outline().least == 0
+    assert outline(thinking={"type": "enabled", "budget_tokens": 2000}).least_output == 1025, (
+        "it is lowered to 1,024 first"
+    )
+    assert outline(thinking={"type": "enabled", "budget_tokens": 800}).least_output == 801
+    assert (
+        outline(thinking={"type": "adaptive"}).least_output
+        == outline(thinking=None).least_output
+        == outline().least_output
+        == 0
+    )
 
 
 UNSEEN: list[tuple[dict[str, Any], bool, bool]] = [
@@ -186,7 +193,7 @@ UNSEEN: list[tuple[dict[str, Any], bool, bool]] = [
 def test_what_cannot_be_seen(members: dict[str, Any], stored: bool, unseen: bool) -> None:
     """History that the provider keeps, and input that it adds by itself, are known as such."""
     found = outline(**members)
-    assert (found.stored, found.unseen) == (stored, unseen)
+    assert (found.stored, found.has_unseen_input) == (stored, unseen)
 
 
 MANAGED: list[tuple[dict[str, Any], int | None]] = [
@@ -206,7 +213,7 @@ MANAGED: list[tuple[dict[str, Any], int | None]] = [
 @pytest.mark.parametrize(("members", "managed"), MANAGED)
 def test_from_where_the_provider_shortens_the_conversation(members: dict[str, Any], managed: int | None) -> None:
     """The least that the client asks the provider to act at, by itself."""
-    assert outline(**members).managed == managed
+    assert outline(**members).provider_compacts_from == managed
 
 
 def test_a_budget_for_thinking_beside_a_lower_figure() -> None:
@@ -271,7 +278,7 @@ def test_a_lowered_budget_is_below_the_figure_and_no_less_than_the_least(
     least = least_output(members)
     assert least == min(budget, LEAST_THINKING) + 1
     output = max(least, min(output, requested))
-    found = lowered(members, requested, output)
+    found = lowered_thinking(members, requested, output)
     after = {key: json.loads(found[key]) if key in found else value for key, value in members.items()}
     values = [text for text in json.dumps(after).replace("}", " ").replace(",", " ").split() if text.isdigit()]
     (now,) = map(int, values)
@@ -282,9 +289,13 @@ def test_a_lowered_budget_is_below_the_figure_and_no_less_than_the_least(
 
 def test_a_budget_that_leaves_the_answer_half_stays() -> None:
     """Nothing changes that need not: another budget costs the prompt cache."""
-    assert lowered({"thinking": {"budget_tokens": 4_000}}, 32_000, 9_000) == {}
-    assert lowered({"thinking": {"budget_tokens": 4_000}}, 32_000, 7_000) == {"thinking": '{"budget_tokens": 1024}'}
-    assert lowered({"thinking": {"budget_tokens": 31_999}}, 32_000, 31_449) == {"thinking": '{"budget_tokens": 24576}'}
+    assert lowered_thinking({"thinking": {"budget_tokens": 4_000}}, 32_000, 9_000) == {}
+    assert lowered_thinking({"thinking": {"budget_tokens": 4_000}}, 32_000, 7_000) == {
+        "thinking": '{"budget_tokens": 1024}'
+    }
+    assert lowered_thinking({"thinking": {"budget_tokens": 31_999}}, 32_000, 31_449) == {
+        "thinking": '{"budget_tokens": 24576}'
+    }
 
 
 @pytest.mark.parametrize("budget", [None, True, -1, 0, "8000", 1.5, {}])
@@ -293,4 +304,4 @@ def test_what_is_no_budget_is_left_alone(budget: Any) -> None:
     for stated in (*nested(budget), {"thinking": budget}, {"reasoning": [budget]}, {"extra_body": {"google": budget}}):
         if stated.get("thinking_budget") is None:
             assert least_output(stated) == 0
-            assert lowered(stated, 32_000, 2_000) == {}
+            assert lowered_thinking(stated, 32_000, 2_000) == {}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_entry
 from proxy.core.compaction.block import FOOTER, HEADER, SUMMARY, FoldedItems, render_block
-from proxy.core.compaction.schedule import NOTE
+from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.conversation import ItemText
 from tests.support.conversation_strategies import conversations
@@ -34,11 +34,11 @@ def folded_of(messages: list[Message]) -> FoldedItems:
 
 
 @settings(max_examples=60, phases=UNSHRUNK)
-@given(conversations(max_size=20), st.integers(NOTE, 1500), st.floats(0, 1))
+@given(conversations(max_size=20), st.integers(BLOCK_FRAME, 1500), st.floats(0, 1))
 def test_caps_are_kept_and_nothing_is_invented(messages: list[Message], block: int, share: float) -> None:
     """For any folded rounds and caps: the block beside task and newest text fits its cap and states only what was."""
     folded = folded_of(messages)
-    text = int((block - NOTE) * share)
+    text = int((block - BLOCK_FRAME) * share)
     made = render_block(folded, block, text, count_tokens)
     assert count_tokens(made) - count_tokens(folded.task) - count_tokens(folded.newest) <= block
     assert invented(made.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), messages) == set()
@@ -51,12 +51,12 @@ def test_caps_are_kept_and_nothing_is_invented(messages: list[Message], block: i
 
 @pytest.mark.parametrize("pins", [4, 7, 10])
 @pytest.mark.parametrize("summed", [False, True])
-@pytest.mark.parametrize("block", [NOTE + 60, 500, 1500, 3000])
+@pytest.mark.parametrize("block", [BLOCK_FRAME + 60, 500, 1500, 3000])
 def test_what_is_left_over_is_given_once(pins: int, summed: bool, block: int) -> None:
     """However much the user said and a model wrote, pins, steps and words in full share what the block has left."""
     entries = tuple(read_entry(raw) for raw in message_slices(chat_body(agent_session(16, 200))))
     said = tuple(prose(at, 130) for at in range(pins))
-    for text in ((block - NOTE) // 4, (block - NOTE) // 2, block - NOTE):
+    for text in ((block - BLOCK_FRAME) // 4, (block - BLOCK_FRAME) // 2, block - BLOCK_FRAME):
         summary = f"## Accomplished\n- {prose(99, text // 3)}" if summed else ""
         made = render_block(FoldedItems(entries, said, "The task."), block, text, count_tokens, summary)
         assert count_tokens(made) - count_tokens("The task.") <= block
@@ -225,9 +225,11 @@ def test_a_models_summary_is_taken_out_of_steps_and_digest(messages: list[Messag
     """With a summary the block keeps to its cap as well as without one, and holds the summary whole."""
     folded = folded_of(messages)
     summary = "## Goal\n- " + "word " * words
-    plain, made = (render_block(folded, block, (block - NOTE) // 2, count_tokens, text) for text in ("", summary))
+    plain, made = (
+        render_block(folded, block, (block - BLOCK_FRAME) // 2, count_tokens, text) for text in ("", summary)
+    )
     assert (
         count_tokens(made)
-        <= max(count_tokens(plain), block + count_tokens(folded.task) + count_tokens(folded.newest)) + NOTE // 4
+        <= max(count_tokens(plain), block + count_tokens(folded.task) + count_tokens(folded.newest)) + BLOCK_FRAME // 4
     )
     assert f"{SUMMARY}\n{summary}" in made

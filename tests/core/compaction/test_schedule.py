@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from proxy.core.compaction.record import Compaction
-from proxy.core.compaction.schedule import CLIP_FLOOR, NOTE, CompactionRules, CompactionTarget, EnabledStages, Schedule
+from proxy.core.compaction.schedule import CompactionTarget, Schedule
+from proxy.core.compaction.stages import BLOCK_FRAME, CLIP_FLOOR, CompactionRules, EnabledStages
 from proxy.core.conversation import Item, ItemFacts, Result, lay_out, unread_from
 from proxy.core.tokens.budget import Allocation, Marks, Shares, TokenBudget
 
@@ -79,7 +80,7 @@ def test_an_event_is_sound(items: list[Item], asked: TokenBudget, force: bool) -
         return
     assert event.cut == 0 or event.cut in layout.cuts
     assert event.cut < event.boundary <= len(items)
-    assert event.boundary in (*layout.places, len(items))
+    assert event.boundary in (*layout.boundaries, len(items))
     assert all(0 <= index < event.boundary for index in event.anchors)
     assert all(CLIP_FLOOR <= tokens < items[index].tokens for index, tokens in event.clips)
     assert event.view_tokens == plan.view_tokens(event.boundary, event)
@@ -95,7 +96,7 @@ def test_going_on_from_an_event_equals_starting_over(items: list[Item], asked: T
     asked = replace(asked, reserve=asked.default_reserve)
     layout = lay_out(tuple(items))
     event = None
-    for place in (*layout.places, len(items)):
+    for place in (*layout.boundaries, len(items)):
         part = schedule(items[:place], asked)
         event = part.newest_compaction(event)
         if part.fits(event, asked.ceiling):
@@ -110,8 +111,8 @@ def test_a_view_that_can_be_brought_under_the_budget_is(items: list[Item], asked
     """Where the newest round and its frame leave room, the present view fits the exact budget."""
     plan = schedule(items, asked)
     event = plan.newest_compaction(None)
-    budget = min(asked.baseline, asked.budget)
-    floor = asked.quantised_fixed + 2 * NOTE + CLIP_FLOOR * (2 + len(items) - lay_out(tuple(items)).cuts[-1])
+    budget = min(asked.baseline, asked.input)
+    floor = asked.quantised_fixed + 2 * BLOCK_FRAME + CLIP_FLOOR * (2 + len(items) - lay_out(tuple(items)).cuts[-1])
     tails = [cut for cut in lay_out(tuple(items)).cuts if cut < len(items)]
     run = len(items) - tails[max(0, len(tails) - 9)]
     if floor + CLIP_FLOOR * run <= budget:
@@ -122,7 +123,7 @@ def test_events_are_rare_and_deep() -> None:
     """Each event goes from above the high mark to the low one, so the room between them passes before the next."""
     items, events = agent(200), []
     event = None
-    for place in lay_out(tuple(items)).places:
+    for place in lay_out(tuple(items)).boundaries:
         part = schedule(items[:place])
         found = part.newest_compaction(event)
         if found is not None and found != event:
@@ -143,7 +144,7 @@ def test_the_cut_is_the_oldest_that_reaches_the_low_mark() -> None:
     event = plan.newest_compaction(None, CompactionTarget(force=True))
     assert event is not None
     earlier = structs.replace(event, cut=event.cut - 2)
-    low = FIGURES.mark(0.4, FIGURES.budget) - FIGURES.quantised_fixed
+    low = FIGURES.mark(0.4, FIGURES.input) - FIGURES.quantised_fixed
     assert event.view_tokens <= low < plan.view_tokens(len(items), earlier)
 
 
@@ -231,7 +232,7 @@ def test_a_huge_result_is_truncated_where_rounds_are_dropped() -> None:
     assert event is not None
     assert event.stages == ("drop", "truncate")
     kept = sum(items[i].tokens for i in range(event.cut, len(items) - 1))
-    assert FIGURES.budget // 4 < event.view_tokens - kept
+    assert FIGURES.input // 4 < event.view_tokens - kept
 
 
 def test_media_is_never_clipped() -> None:
@@ -296,12 +297,12 @@ def test_an_allocation_makes_an_event_deeper() -> None:
     most = SHARED.for_history(8192, FIGURES.quantised_fixed)
     assert most < int(0.18 * 8192)
     assert shared.view_tokens <= most < plain.view_tokens
-    assert shared.block_tokens <= SHARED.for_block(8192, FIGURES.quantised_fixed) + NOTE < plain.block_tokens
+    assert shared.block_tokens <= SHARED.for_block(8192, FIGURES.quantised_fixed) + BLOCK_FRAME < plain.block_tokens
     tight = replace(RULES, allocation=Allocation(reserve=1.0))
     alone = schedule(items, rules=tight).newest_compaction(None)
     assert alone is not None
     assert alone.cut <= lay_out(tuple(items)).cuts[-1], "whatever the shares, the newest round is kept"
-    assert alone.block_tokens == NOTE
+    assert alone.block_tokens == BLOCK_FRAME
 
 
 @settings(max_examples=120)
@@ -311,8 +312,8 @@ def test_an_allocation_never_makes_a_view_fit_less(
 ) -> None:
     """What fits without an allocation fits with one: it only goes deeper, and moves no event that was sent."""
     plain, shared = schedule(items, asked), schedule(items, asked, rules)
-    if plain.fits(plain.newest_compaction(None), asked.budget):
-        assert shared.fits(shared.newest_compaction(None), asked.budget)
+    if plain.fits(plain.newest_compaction(None), asked.input):
+        assert shared.fits(shared.newest_compaction(None), asked.input)
     since = plain.newest_compaction(None)
     if plain.newest_compaction(since) == since:
         assert shared.newest_compaction(since) == since
@@ -332,9 +333,9 @@ def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item]
     assert not swapped
     start = max(each for each in lay_out(tuple(items)).cuts if each <= border)
     users = [index for index, item in enumerate(items) if item.role == "user" and index < start]
-    least = sum(item.tokens for item in items[start:] if item.role != "system") + NOTE
+    least = sum(item.tokens for item in items[start:] if item.role != "system") + BLOCK_FRAME
     least += sum(items[index].tokens for index in {*users[:1], *users[-1:]})
-    if asked.quantised_fixed + least <= asked.room:
+    if asked.quantised_fixed + least <= asked.view_limit:
         assert not cut
 
 
@@ -344,7 +345,7 @@ def test_the_same_request_gets_the_same_event(items: list[Item], asked: TokenBud
     """A conversation that was compacted at its end and fits is not compacted again when it comes once more."""
     plan = schedule(items, asked)
     event = plan.newest_compaction(None)
-    if event is not None and plan.fits(event, asked.budget):
+    if event is not None and plan.fits(event, asked.input):
         assert plan.newest_compaction(event) == event
 
 
@@ -354,7 +355,7 @@ def test_a_result_left_whole_is_truncated_once_it_was_read() -> None:
     first = schedule(items).newest_compaction(None)
     assert first is not None
     assert first.truncations == ()
-    assert FIGURES.quantised_fixed + first.view_tokens <= FIGURES.budget
+    assert FIGURES.quantised_fixed + first.view_tokens <= FIGURES.input
     more = [*items, item("assistant", 60, ["next"]), item("tool", 300, (), ("next",))]
     second = schedule(more).newest_compaction(first)
     assert second is not None
@@ -369,8 +370,8 @@ def test_the_block_gives_way_before_an_unread_result() -> None:
     assert event is not None
     assert event.stages == ("drop",)
     assert event.truncations == event.clips == ()
-    assert event.block_tokens >= NOTE
-    assert FIGURES.quantised_fixed + event.view_tokens <= FIGURES.budget
+    assert event.block_tokens >= BLOCK_FRAME
+    assert FIGURES.quantised_fixed + event.view_tokens <= FIGURES.input
 
 
 def test_an_unread_result_too_big_for_the_room_takes_all_of_it() -> None:
@@ -378,7 +379,7 @@ def test_an_unread_result_too_big_for_the_room_takes_all_of_it() -> None:
     items = [*agent(6), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
     event = schedule(items).newest_compaction(None)
     assert event is not None
-    assert FIGURES.budget - 8 <= FIGURES.quantised_fixed + event.view_tokens <= FIGURES.budget
+    assert FIGURES.input - 8 <= FIGURES.quantised_fixed + event.view_tokens <= FIGURES.input
 
 
 @settings(max_examples=60, deadline=None)

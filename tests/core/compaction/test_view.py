@@ -58,7 +58,7 @@ def view_of(raw: OriginalItems, event: Compaction) -> tuple[str, bytes, int]:
 
 def fold(raw: OriginalItems, cut: int, clips: tuple[tuple[int, int], ...] = ()) -> Compaction:
     place = len(raw.items)
-    return Compaction(place, cut, 400, 200, raw.layout.anchors(place, cut), clips)
+    return Compaction(place, cut, 400, 200, raw.layout.verbatim_users(place, cut), clips)
 
 
 @settings(max_examples=80, phases=UNSHRUNK)

@@ -17,10 +17,10 @@ from proxy.core.tokens.budget import (
     Marks,
     Shares,
     TokenBudget,
+    answer_reserve,
     borrowed,
     economy_cap,
-    reserve,
-    scaled,
+    to_our_tokens,
     used,
 )
 
@@ -44,13 +44,13 @@ windows = st.integers(1, 2_000_000)
 )
 def test_reserve(requested: int | None, most: int | None, window: int, held: int) -> None:
     """What a request asks for is held unclamped; else the least of the model's limit, an eighth, and 16K."""
-    assert reserve(requested, most, window) == held
+    assert answer_reserve(requested, most, window) == held
 
 
 @given(st.none() | st.integers(1, 10**6), windows)
 def test_a_reserve_nobody_asked_for_is_small(most: int | None, window: int) -> None:
     """Without a figure of the request at most an eighth of the window is held."""
-    assert 0 <= reserve(None, most, window) <= window // 8
+    assert 0 <= answer_reserve(None, most, window) <= window // 8
 
 
 @pytest.mark.parametrize("marks", [(0.9, 0.4, 0.6), (0.9, 0.9, 0.4), (1.1, 0.6, 0.4), (0.9, 0.6, 0.0), (0.4, 0.6, 0.9)])
@@ -72,7 +72,7 @@ def test_the_measured_defaults() -> None:
 def test_budgets(window: int, held: int, fixed: int) -> None:
     """The budget is what the reserve leaves, never below zero; past places keep a budget of their own."""
     figures = TokenBudget(window, held, fixed)
-    assert figures.budget == max(0, window - held)
+    assert figures.input == max(0, window - held)
     assert figures.baseline == window - window // 32
     assert TokenBudget(window, 0, fixed).baseline == figures.baseline
 
@@ -91,10 +91,10 @@ def test_marks_rise_with_their_share(window: int, fixed: int, one: float, two: f
     """A mark lies between the fixed part and the budget, and a larger share lies higher."""
     figures = TokenBudget(window, 0, fixed)
     low, high = sorted((one, two))
-    assert figures.mark(low, figures.budget) <= figures.mark(high, figures.budget)
-    assert figures.quantised_fixed <= figures.mark(low, figures.budget)
-    assert figures.mark(high, figures.budget) <= max(figures.quantised_fixed, figures.budget)
-    assert figures.mark(1, figures.budget) == max(figures.quantised_fixed, figures.budget)
+    assert figures.mark(low, figures.input) <= figures.mark(high, figures.input)
+    assert figures.quantised_fixed <= figures.mark(low, figures.input)
+    assert figures.mark(high, figures.input) <= max(figures.quantised_fixed, figures.input)
+    assert figures.mark(1, figures.input) == max(figures.quantised_fixed, figures.input)
 
 
 def test_a_mark() -> None:
@@ -105,7 +105,7 @@ def test_a_mark() -> None:
 @pytest.mark.parametrize(("tokens", "factor", "ours"), [(8_192, 1.0, 8_192), (9_000, 1.5, 6_000), (10, 3.0, 3)])
 def test_a_providers_figure_in_ours(tokens: int, factor: float, ours: int) -> None:
     """A provider that counts more than we do leaves us fewer of our own tokens."""
-    assert scaled(tokens, factor) == ours
+    assert to_our_tokens(tokens, factor) == ours
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_providers_figure_in_ours(tokens: int, factor: float, ours: int) -> No
 def test_an_input_limit_beside_the_window(reserve: int, max_input: int | None, budget: int, lasting: int) -> None:
     """The input may use the least of its own limit and what the answer leaves of the window, at every place."""
     figures = TokenBudget(400_000, reserve, 1_000, max_input=max_input)
-    assert (figures.budget, figures.baseline) == (budget, lasting)
+    assert (figures.input, figures.baseline) == (budget, lasting)
     assert figures.ceiling <= lasting
 
 
@@ -202,7 +202,7 @@ def test_a_cap_beside_large_tools_leaves_a_quarter_of_the_room() -> None:
     figures = TokenBudget(400_000, 16_000, 150_000, 16_000, price_cap=120_000)
     room = figures.baseline - figures.quantised_fixed
     assert figures.high(MARKS, figures.baseline) == figures.quantised_fixed + int(0.9 * int(0.25 * room))
-    assert figures.budget == 384_000
+    assert figures.input == 384_000
 
 
 TYPICAL = Allocation(system=0.05, tools=0.10, memory=0.05, summary=0.10, recent=0.30, older=0.10, reserve=0.30)

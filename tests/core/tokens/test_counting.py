@@ -53,7 +53,7 @@ def test_memories_are_taken_out_of_the_role_they_stand_in() -> None:
     totals = RoleTotals(3, 100, 60, 0, 0, 0, (30, 20))
     found = regions(totals, Members(), fixed=100, summary=0, reserve=0)
     assert found == {"system": 70, "memory": 50, "user": 40}
-    members = Members(system=50, remembered=10)
+    members = Members(system=50, memories=10)
     assert regions(totals, members, fixed=150, summary=0, reserve=0) == {"system": 110, "memory": 60, "user": 40}
     assert scaled_up(found, 1.5) == {"system": 105, "memory": 75, "user": 60}
 

@@ -6,13 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from proxy.engine.plans import Plan
 
 from proxy.core.request import Request
 from proxy.core.tokens.budget import Shares
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
-from proxy.features.client_compaction.summary_answer import NEARLY, SummaryAnswer
+from proxy.features.client_compaction.summary_answer import NEARLY, SummaryAnswers
 from tests.support.engine_fixtures import TENANT, Message, Replica, chat_body, tokenizers, tool_map_of_package
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
@@ -54,15 +53,14 @@ async def answered(
     """The text that is answered and the whole body, if it is answered here."""
     desk = Replica(summaries=Ready(share, text))
     raw = chat_body(messages, tools=AGENT_TOOLS, **members)
-    plan: Plan = await desk.plan(raw, WINDOW)
+    planned = await desk.plan(raw, WINDOW)
     reader = Reader(tokenizers(), {}, {}, {}, {}, tool_map_of_package())
-    own = SummaryAnswer(desk.fitter.events, reader, Shares(), lambda: 1_760_000_000.0)
-    served = await own.answer(Request("chat", raw, TENANT, "r1"), plan)
+    own = SummaryAnswers(desk.compactions, reader, Shares(), lambda: 1_760_000_000.0)
+    served = await own.answer_planned(Request("chat", raw, TENANT, "r1"), planned.view, planned.report)
     if served is None:
         return None
-    report, body, _ = served
-    assert report.summary_tokens == 1234
-    found = json.loads(body)
+    assert served.report.summary_tokens == 1234
+    found = json.loads(await served.reply.next_chunk())
     return found["choices"][0]["message"]["content"], found
 
 

@@ -53,8 +53,8 @@ def gone(rounds: int, clearing: ClearToolUses, parallel: int = 1) -> dict[str, b
         (ClearToolUses(None, uses=19), range(18, 21)),
         (ClearToolUses(None, uses=20), range(1, 21)),
         (ClearToolUses(1, at_least=10**6), range(1, 21)),
-        (ClearToolUses(1, spared=frozenset({"read_file"})), range(1, 21)),
-        (ClearToolUses(1, spared=frozenset({"run"})), range(18, 21)),
+        (ClearToolUses(1, excluded=frozenset({"read_file"})), range(1, 21)),
+        (ClearToolUses(1, excluded=frozenset({"run"})), range(18, 21)),
     ],
 )
 def test_the_oldest_go_once_the_trigger_is_passed(clearing: ClearToolUses, kept: range) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from proxy.core.models import Route
+from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Options, Request
+from proxy.engine.engine import BoundEngine
+from proxy.engine.run import Run
 from proxy.features.context_management.clearing import PLACEHOLDER
 from tests.stub import Rules, messages
 from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import TENANT, Replica
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
-ROUTE = Route("stub", "claude-9", 200_000, None, "o200k_base", "configured")
+CATALOGUE = Catalogue([ModelRule("*", "stub", window=200_000)], {}, "stub")
 CLEAR = {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 3000}}]}
 COMPACT = {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}}]}
 
@@ -27,9 +30,13 @@ def body(rounds: int, management: Any) -> dict[str, Any]:
 
 
 async def served(raw: bytes, owned: tuple[str, ...] = ("stub",), **options: Any) -> Request:
+    """The request as the engine plans it."""
     request = Request("messages", raw, TENANT, "r", Options(**options))
-    managing = Replica(owned=owned).managing
-    return await managing.served(request, ROUTE) if managing.concerns(request) else request
+    replica = Replica(owned=owned, catalogue=CATALOGUE)
+    engine = BoundEngine(replica.engine, Run(request, time.monotonic))
+    for feature in replica.engine._features.concerned(request):
+        request = await feature.prepare(request, engine)
+    return request
 
 
 async def test_results_are_cleared_and_the_member_is_gone() -> None:
@@ -84,5 +91,7 @@ async def test_what_does_not_concern_us_is_left_alone() -> None:
     assert (await served(raw, owned=("other",))).body is raw
     quoted = json.dumps({**body(2, None), "system": "Use context_management."}).encode()
     assert (await served(quoted)).body is quoted
+    replica = Replica(owned=("stub",), catalogue=CATALOGUE)
     for api in ("chat", "responses"):
-        assert not Replica(owned=("stub",)).managing.concerns(Request(api, raw, TENANT, "r"))
+        request = Request(api, raw, TENANT, "r")
+        assert replica.managing not in replica.engine._features.concerned(request)

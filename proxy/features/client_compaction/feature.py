@@ -1,0 +1,153 @@
+"""Answers requests for a compaction that clients make themselves, if their upstream does not.
+
+https://developers.openai.com/api/docs/guides/compaction describes them. A compaction item that was made here is opened
+again before its conversation is planned, so that the upstream reads a message and never an item that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, Literal
+
+from proxy.core.apis import responses
+from proxy.core.client_compaction import OTHER, TRIGGER
+from proxy.core.models import Route
+from proxy.core.request import Request
+from proxy.core.tokens.budget import Shares
+from proxy.engine.features import Feature, Planning
+from proxy.engine.ports import Answer, Outcome, Records
+from proxy.engine.reading import Reader
+from proxy.engine.replies import LocalReply
+from proxy.engine.reports import report_of_local
+from proxy.features.client_compaction.compact_endpoint import Kind, compact, compaction_item, is_trigger, response
+from proxy.features.client_compaction.compaction_item import PREFIX, OpenedBody, open_items
+from proxy.offload import load_of, offload
+
+AnsweredBy = Literal["auto", "relay", "own"]
+"""What answers a request for a compaction. ``auto``: the upstream if it supports it, else Ullage."""
+
+UNSUPPORTED: Final = frozenset({404, 405, 501})
+"""Statuses by which upstreams say that they have no ``/responses/compact``. Few other than OpenAI's have it."""
+
+REFUSED: Final = frozenset({400, 422})
+"""Statuses by which upstreams refuse an item of a type that they do not know."""
+
+ASSUMED_WINDOW: Final = 131_072
+"""Provider tokens of the window that a block is sized by if the model's window is unknown."""
+
+TAIL: Final = 262_144
+"""Bytes at a body's end that are searched for a trigger: tools may follow the items."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamCompaction:
+    """How one upstream is treated: what answers, and whether it is *known* to make compaction items.
+
+    An upstream that is not may take a trigger for an ordinary request, and answer it at full price with what no client
+    can use.
+    """
+
+    answered_by: AnsweredBy = "auto"
+    known: bool = False
+
+    def is_asked(self, kind: Kind) -> bool:
+        """True if the upstream is asked at all."""
+        if self.answered_by == "auto":
+            return kind == "endpoint" or self.known
+        return self.answered_by == "relay"
+
+
+class ClientCompaction(Feature):
+    """Opens compaction items of ours, and answers requests for a compaction if their upstream does not.
+
+    *resolve* gives the route of a model. *now* gives Unix time. *upstreams* says how each upstream is treated, by name.
+    """
+
+    markers = MappingProxyType({responses.API: (PREFIX.encode(), TRIGGER.encode())})
+    purposes = frozenset({"compact"})
+
+    def __init__(
+        self,
+        reader: Reader,
+        records: Records,
+        resolve: Callable[[str], Route],
+        shares: Shares,
+        now: Callable[[], float],
+        upstreams: Mapping[str, UpstreamCompaction],
+    ) -> None:
+        self._reader = reader
+        self._records = records
+        self._resolve = resolve
+        self._shares = shares
+        self._now = now
+        self._upstreams = upstreams
+
+    async def prepare(self, request: Request, engine: Planning) -> Request:
+        """Return *request* with messages in place of compaction items of ours. Raises ``InvalidRequest``."""
+        del engine
+        if request.purpose == "compact":
+            request = replace(request, client_compaction=request.client_compaction or OTHER)
+        opened = await self._opened(request)
+        return request if opened.body is request.body else replace(request, body=opened.body)
+
+    async def answer(self, request: Request, engine: Planning) -> Outcome | None:
+        """Return the upstream's answer to a request for a compaction, or our own; None if it asks for none."""
+        kind = await self._kind(request)
+        if kind is None:
+            return None
+        located = await self._reader.located(responses, request.tenant, request.body)
+        envelope = located.outline
+        route = self._resolve(request.path_model or envelope.model)
+        upstream = self._upstreams.get(route.upstream, UpstreamCompaction())
+        must_relay = envelope.stored or engine.mode_of(request) == "off"
+        if must_relay or upstream.is_asked(kind):
+            outcome = await engine.proceed(request)
+            if must_relay or upstream.answered_by == "relay" or not is_unable(kind, outcome):
+                return outcome
+            engine.set_aside()
+        return await self._own_answer(request, kind, engine)
+
+    async def _kind(self, request: Request) -> Kind | None:
+        """How *request* asks for a compaction; None if it asks for none."""
+        if request.purpose == "compact":
+            return "endpoint"
+        if request.api != responses.API or request.body.rfind(TRIGGER.encode(), -TAIL) < 0:
+            return None
+        located = await self._reader.located(responses, request.tenant, request.body)
+        spans = located.scan.spans
+        if not spans or not is_trigger(located.body[slice(*spans[-1])]):
+            return None
+        return "trigger"
+
+    async def _opened(self, request: Request) -> OpenedBody:
+        """The body of *request* without items of ours, and the indexes where they stood."""
+        if request.api != responses.API or PREFIX.encode() not in request.body:
+            return OpenedBody(request.body)
+        key = self._records.item_key()
+        return await offload(len(request.body), open_items, request.body, key, self._reader.most)
+
+    async def _own_answer(self, request: Request, kind: Kind, engine: Planning) -> Answer:
+        """A compaction made here."""
+        measured = await engine.measure(request, ASSUMED_WINDOW)
+        opened = await self._opened(engine.received)
+        parsed, envelope = measured.parsed, measured.parsed.envelope
+        count = self._reader.count(measured.route.encoding, measured.route.model)
+        size = load_of(len(parsed.body), len(parsed.items))
+        compaction = await offload(size, compact, measured, kind, frozenset(opened.ours), self._shares, count)
+        item = compaction_item(compaction, self._records.item_key())
+        model = request.path_model or envelope.model
+        body, content_type = response(compaction, item, kind, model, int(self._now()), stream=envelope.stream)
+        report = report_of_local(measured, tokens_before=compaction.input_tokens, overhead_seconds=engine.overhead)
+        return Answer(report.but(window=measured.known.window or ASSUMED_WINDOW), LocalReply(body, content_type))
+
+
+def is_unable(kind: Kind, outcome: Outcome) -> bool:
+    """True if *outcome* says that its upstream makes no compactions."""
+    if not isinstance(outcome, Answer):
+        return False
+    status = outcome.reply.status
+    if status in UNSUPPORTED:
+        return True
+    return kind == "trigger" and status in REFUSED and b"compaction" in outcome.head

@@ -1,0 +1,65 @@
+"""Which upstreams are asked for a compaction, and what of a request is changed before it is planned."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from proxy.core.report import Report
+from proxy.core.request import Request
+from proxy.engine.engine import BoundEngine
+from proxy.engine.ports import Answer
+from proxy.engine.replies import LocalReply
+from proxy.engine.run import Run
+from proxy.features.client_compaction.compact_endpoint import Kind
+from proxy.features.client_compaction.compaction_item import pack
+from proxy.features.client_compaction.feature import UpstreamCompaction, is_unable
+from tests.support.engine_fixtures import TENANT, Replica
+
+
+async def test_other_apis_are_not_opened() -> None:
+    """An item is opened only in the API that has such items."""
+    desk = Replica()
+    item = {"type": "compaction", "encrypted_content": pack("The port is 50713.", desk.book.item_key())}
+    for api in ("chat", "messages"):
+        request = Request(api, json.dumps({"messages": [item], "input": [item]}).encode(), TENANT, "r")
+        assert await desk.compacting.prepare(request, BoundEngine(desk.engine, Run(request, time.monotonic))) is request
+
+
+@pytest.mark.parametrize(
+    ("upstream", "endpoint", "trigger"),
+    [
+        (UpstreamCompaction(), True, False),
+        (UpstreamCompaction(known=True), True, True),
+        (UpstreamCompaction("relay"), True, True),
+        (UpstreamCompaction("own", known=True), False, False),
+    ],
+)
+def test_who_is_asked(upstream: UpstreamCompaction, endpoint: bool, trigger: bool) -> None:
+    """A path costs nothing to try; an item only goes to servers that know it, unless told otherwise."""
+    assert (upstream.is_asked("endpoint"), upstream.is_asked("trigger")) == (endpoint, trigger)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "head", "unable"),
+    [
+        ("endpoint", 404, b"", True),
+        ("endpoint", 405, b"", True),
+        ("endpoint", 501, b"", True),
+        ("endpoint", 400, b"compaction", False),
+        ("endpoint", 200, b"", False),
+        ("endpoint", 429, b"", False),
+        ("trigger", 404, b"", True),
+        ("trigger", 400, b"Invalid value: 'compaction_trigger'", True),
+        ("trigger", 422, b"unknown variant compaction_trigger", True),
+        ("trigger", 400, b"model not found", False),
+        ("trigger", 500, b"compaction_trigger", False),
+    ],
+)
+def test_who_is_unable(kind: Kind, status: int, head: bytes, unable: bool) -> None:
+    """A server is unable if it does not know the path or the item, not if it failed for another reason."""
+    reply = LocalReply(b"")
+    reply.status = status
+    assert is_unable(kind, Answer(Report("r", "responses"), reply, head)) is unable
