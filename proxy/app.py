@@ -26,21 +26,21 @@ from proxy import settings as configuration
 from proxy.core.models import ServerWindow
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.engine import Engine
-from proxy.features.history.archive import Archive
+from proxy.features.opening import OpenHistory, open_history
 from proxy.offload import SWITCH_SECONDS
 from proxy.server import Server
 from proxy.settings import Settings
 from proxy.startup import bracketed, print_summary, warn_of_unreachable
 from proxy.store import (
     INSTEAD,
-    Embedded,
+    EmbeddedServer,
     EmbeddedUnavailable,
     Store,
     StoreMisconfigured,
     StoreUnsupported,
     describe_store,
-    existing_key,
-    master_key,
+    ensure_master_key,
+    find_master_key,
     open_store,
     store_status,
 )
@@ -54,10 +54,7 @@ from proxy.upstream import Probes, Upstreams
 from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.wiring import (
     call_settings,
-    open_archive,
     open_engine,
-    open_history,
-    open_history_recorder,
     open_models,
     server_config,
     windows_status,
@@ -70,7 +67,7 @@ if TYPE_CHECKING:
 HOUSEKEEPING_SECONDS = 1.0
 """How often the gauges of ``/metrics`` are updated."""
 
-ARCHIVE_SECONDS = 2.0
+HISTORY_SECONDS = 2.0
 """Time for queued originals to reach the store when a process ends."""
 
 
@@ -137,7 +134,7 @@ class Process:
         logs: Logs,
         engine: Engine,
         jobs: Jobs | None,
-        archive: Archive | None,
+        history: OpenHistory,
     ) -> None:
         self.server = server
         self.telemetry = telemetry
@@ -147,7 +144,7 @@ class Process:
         self._logs = logs
         self._engine = engine
         self._jobs = jobs
-        self._archive = archive
+        self._history = history
         self._store_errors: Counter[str] = Counter()
         self._without_descriptor = 0
 
@@ -188,9 +185,9 @@ class Process:
             logs.summary_done(report)
 
         faults = Faults(logs.fault, telemetry.fault)
-        archive = open_archive(settings, store, tasks, telemetry.archived)
-        history = open_history_recorder(store, archive)
-        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, observe_summary, history.job)
+        history = open_history(settings, store, tasks, telemetry.archived)
+        note = history.note_summary
+        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, observe_summary, note)
         config = server_config(settings)
         engine = await asyncio.to_thread(
             open_engine,
@@ -228,10 +225,8 @@ class Process:
 
         models = open_models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        conversations = open_history(settings, store)
-        server = Server(
-            config, engine, upstream, upstream_of, observe_request, metrics, status, models, conversations, faults
-        )
+        routes = history.open_routes
+        server = Server(config, engine, upstream, upstream_of, observe_request, metrics, status, models, routes, faults)
         host, is_alone = settings.server.host, worker.count == 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=not is_alone)
@@ -242,7 +237,7 @@ class Process:
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
         tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
-        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, archive)
+        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, history)
 
     async def update_gauges(self) -> None:
         """Update every second the metrics that no request updates. Never returns."""
@@ -286,8 +281,7 @@ class Process:
         await self.server.close()
         if self._jobs is not None:
             await self._jobs.finish(0.0)
-        if self._archive is not None:
-            await self._archive.finish(ARCHIVE_SECONDS)
+        await self._history.finish(HISTORY_SECONDS)
         await self._probes.close()
         await self._upstream.close()
         await self._store.close()
@@ -413,11 +407,11 @@ async def _start_private_server(
 ) -> StartOptions | None:
     """Start the private server and return what workers need to use it; log why and return None if it does not start."""
     path = settings.store.path
-    embedded: Embedded | None = None
+    embedded: EmbeddedServer | None = None
     try:
-        embedded = await Embedded.start(path, tasks.spawn, logs.warn)
-        key = None if settings.store.key else master_key(path)
-        previous_key = existing_key(path) if settings.store.key else None
+        embedded = await EmbeddedServer.start(path, tasks.spawn, logs.warn)
+        key = None if settings.store.key else ensure_master_key(path)
+        previous_key = find_master_key(path) if settings.store.key else None
     except (EmbeddedUnavailable, OSError, ValueError) as error:
         if embedded is not None:
             await embedded.close()

@@ -1,4 +1,6 @@
-"""Builds the engine, its features and the server's values from the settings: nothing else builds them.
+"""Builds the engine and the server's values from the settings: nothing else builds them.
+
+Features are opened by their folders, see ``features.opening``.
 
 What reaches upstreams (catalogue, connections, probes, summarisers) is built in ``upstream_wiring``, which the commands
 that ask a server use without an engine. Both together would be a file of more than 500 lines.
@@ -7,11 +9,10 @@ that ask a server use without an engine. Both together would be a file of more t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
 
-from cachetools import LRUCache, TTLCache
+from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
@@ -24,7 +25,7 @@ from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
 from proxy.engine.engine import Engine, EngineSettings
-from proxy.engine.features import Feature, Features
+from proxy.engine.features import Features
 from proxy.engine.learned_routes import LearnedRoutes, NoticeCallback, ignore_notice
 from proxy.engine.measuring import Measurer, ShrunkTools
 from proxy.engine.ports import Reply, Upgradable, Upstream
@@ -32,21 +33,13 @@ from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
-from proxy.features.cap_results.feature import CapResults
-from proxy.features.client_compaction.feature import ClientCompaction, UpstreamCompaction
-from proxy.features.client_compaction.summary_answer import SummaryAnswers
-from proxy.features.context_management.feature import ContextManagement
-from proxy.features.history.archive import Archive, ArchiveLimits, Outcome
-from proxy.features.history.history import History
-from proxy.features.history.recorder import LEAST_SECONDS, HistoryRecorder
-from proxy.features.recall.answer import Recall
-from proxy.features.recall.session import Limits as RecallLimits
-from proxy.server import Limits, ListedUpstream, Models, ServerConfig
+from proxy.features.opening import FeatureParts, OpenHistory, open_features
+from proxy.server import Limits, ListedUpstream, Models, ServerConfig, no_headers
 from proxy.server.access import Access
 from proxy.settings import Settings, Stages
 from proxy.store import Store
 from proxy.summaries import Jobs
-from proxy.tasks import Faults, Tasks
+from proxy.tasks import Faults
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
 from proxy.upstream_wiring import open_model_headers, open_model_names
@@ -66,17 +59,6 @@ CACHED_TOOL_ARRAYS = 64
 CACHED_ROUTES = 10_000
 """Routes with what traffic taught of them, by tenant."""
 
-RECENT_NOTES: Final = 10_000
-"""Conversations noted within the last ``LEAST_SECONDS``: none of them is noted again."""
-
-ARCHIVED_ITEMS: Final = 100_000
-"""Originals known to be archived: about 200 bytes each."""
-
-ARCHIVED_SECONDS: Final = 3600.0
-"""Time after which an archived original is written again: so one that the store lost comes back, and others live on."""
-
-DAY: Final = 86_400.0
-
 
 def open_engine(
     settings: Settings,
@@ -86,7 +68,7 @@ def open_engine(
     upstream: Upstream,
     notice: NoticeCallback = ignore_notice,
     jobs: Jobs | None = None,
-    history: HistoryRecorder | None = None,
+    history: OpenHistory | None = None,
     calls: CallSettings | None = None,
     faults: Faults | None = None,
 ) -> Engine:
@@ -108,7 +90,8 @@ def open_engine(
     )
     learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, notice)
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs)
-    features = Features(_features(settings, catalogue, reader, store, records, history, faults))
+    parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults)
+    features = Features([*open_features(parts), *(history.features if history else ())])
     shrunk_tools: ShrunkTools = caches.LockedCache(CACHED_TOOL_ARRAYS)
     mode = settings.compression.mode
     measurer = Measurer(catalogue, reader, store.records, learned, features, policy, mode, shrunk_tools)
@@ -154,7 +137,9 @@ def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> 
 
 def call_settings(config: ServerConfig) -> CallSettings:
     """Return the settings of the calls that the engine makes."""
-    return CallSettings(config.headers_of, config.usage_upstreams, Access(config).check_stored)
+    access = Access(config)
+    headers_of = None if config.headers_of is no_headers else config.headers_of
+    return CallSettings(headers_of, config.usage_upstreams, access.check_stored if access.shares_keys else None)
 
 
 class Offline:
@@ -198,35 +183,6 @@ def _shares(settings: Settings) -> Shares:
     return Shares(wanted.pins, wanted.digest, wanted.steps, summary=wanted.summary)
 
 
-def _features(
-    settings: Settings,
-    catalogue: Catalogue,
-    reader: Reader,
-    store: Store,
-    records: CompactionRecords,
-    history: HistoryRecorder | None,
-    faults: Faults,
-) -> list[Feature]:
-    """Return the configured features, in the order in which they prepare a request."""
-    wanted, shares = settings.compression, _shares(settings)
-    serving = {each.name: UpstreamCompaction(each.compaction, each.compacts) for each in settings.upstreams}
-    features: list[Feature] = [ClientCompaction(reader, store.records, catalogue.resolve, shares, time.time, serving)]
-    owned = [each.name for each in settings.upstreams if each.context_management == "own"]
-    if owned:
-        features.append(ContextManagement(reader, catalogue.resolve, owned))
-    limits = _cap_limits(wanted.stages)
-    if limits is not None:
-        features.append(CapResults(reader, limits))
-    if wanted.client_compaction == "answer":
-        features.append(SummaryAnswers(records, reader, shares, time.time))
-    if wanted.recall.enabled:
-        limits_of_recall = RecallLimits(wanted.recall.results, wanted.recall.max_tokens)
-        features.append(Recall(reader, limits_of_recall, faults))
-    if history is not None:
-        features.append(history)
-    return features
-
-
 def _prune_pass(stages: Stages) -> PrunePassRules:
     dedup, prune = stages.dedup, stages.prune
     dedup_rules, prune_rules = None, None
@@ -241,11 +197,6 @@ def _prune_pass(stages: Stages) -> PrunePassRules:
 def _truncate_limits(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
     return TruncateLimits(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
-
-
-def _cap_limits(stages: Stages) -> TruncateLimits | None:
-    wanted = stages.truncate
-    return TruncateLimits(wanted.max_lines, wanted.max_bytes) if wanted.enabled and wanted.always else None
 
 
 def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:
@@ -296,28 +247,3 @@ def server_config(settings: Settings) -> ServerConfig:
             connections=limits.connections,
         ),
     )
-
-
-def open_archive(
-    settings: Settings, store: Store, tasks: Tasks, observe: Callable[[Outcome, int], None]
-) -> Archive | None:
-    """Build the archive of originals; None if it is not enabled."""
-    wanted = settings.archive
-    if not wanted.enabled:
-        return None
-    limits = ArchiveLimits(wanted.days * DAY, wanted.max_item, wanted.queue)
-    return Archive(
-        store.archive, limits, TTLCache(ARCHIVED_ITEMS, ARCHIVED_SECONDS), tasks.spawn, observe, time.monotonic
-    )
-
-
-def open_history_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
-    """Build the recorder of what becomes of conversations."""
-    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(RECENT_NOTES, LEAST_SECONDS)
-    return HistoryRecorder(store.conversations, recent, time.time, archive)
-
-
-def open_history(settings: Settings, store: Store) -> History:
-    """Build what answers callers about their own conversations."""
-    compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
-    return History(store.conversations, store.archive, time.time, compacts=compacts, summaries=summaries)

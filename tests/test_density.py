@@ -23,9 +23,6 @@ COMPACTION = "to be unfolded once the way of a compacted request is shorter"
 # Functions above the limit, and why. It only shrinks: an entry that is no longer needed fails the test.
 COMPLEX = {
     "proxy/core/compaction/block.py::choose_pins": COMPACTION,
-    "proxy/core/compaction/view.py::write_texts": COMPACTION,
-    "proxy/core/compaction/view.py::_results": COMPACTION,
-    "proxy/core/compaction/view.py::assemble": COMPACTION,
     "proxy/core/apis/item_digest.py::_canonical": HOT,
     "proxy/core/tool_calls.py::_pairs": HOT,
     "proxy/core/conversation.py::lay_out": HOT,
@@ -33,17 +30,12 @@ COMPLEX = {
     "proxy/core/apis/json_steps.py::_write": HOT,
     "proxy/core/apis/json_steps.py::_large": HOT,
     "proxy/core/planner.py::choose_compaction": ENGINE,
-    "proxy/engine/upstream_calls.py::UpstreamCalls::_call": ENGINE,
-    "proxy/engine/body_edits.py::rerouted": ENGINE,
     "proxy/engine/reading.py::Reader::_read": ENGINE,
     "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
-    "proxy/server/handler.py::Handler::_relay": ENGINE,
 }
 
 # Lines that still hold a nested ternary, one over several lines or a dense comprehension: how many, and why.
-DENSE = {
-    "proxy/core/compaction/view.py": (1, COMPACTION),
-}
+DENSE = {}
 
 
 def complex_functions() -> set[str]:

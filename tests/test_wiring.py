@@ -8,12 +8,10 @@ from typing import Any
 from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Options, Request
 from proxy.settings import Settings
-from proxy.settings.server import Archive
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.wiring import Offline, open_archive, open_engine, open_history, open_history_recorder, server_config
-from tests.store.conftest import Opener, opener, short_path
+from proxy.wiring import Offline, open_engine, server_config
 from tests.support.engine_fixtures import TENANT, chat_body
 from tests.support.sample_conversations import agent_session
 
@@ -68,23 +66,3 @@ async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:
     assert "fold" in used[True]
     assert "fold" not in used[False]
     assert "drop" in used[False]
-
-
-__all__ = ["opener", "short_path"]
-
-
-async def test_an_archive_is_there_only_where_it_is_wanted(opener: Opener) -> None:
-    """Off as shipped; with it on, limits are those of the settings."""
-    store = await opener("memory")
-    assert open_archive(Settings(), store, opener.tasks, lambda outcome, count: None) is None
-    wanted = Settings(archive=Archive(enabled=True, days=2, max_item=1000))
-    archive = open_archive(wanted, store, opener.tasks, lambda outcome, count: None)
-    assert archive is not None
-    assert (archive._terms.seconds, archive._terms.most) == (2 * 86_400, 1000)
-    assert open_history_recorder(store, archive)._archive is archive
-
-
-async def test_callers_are_told_what_the_store_has(opener: Opener) -> None:
-    """Of an empty store, nothing."""
-    told = open_history(Settings(), await opener("memory"))
-    assert await told.list(b"t" * 32) == {"conversations": []}

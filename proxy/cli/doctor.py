@@ -1,4 +1,4 @@
-"""Asks a live server what matters for its window: the few questions, what they cost, and what the answers mean."""
+"""``ullage doctor``: asks a live server for its window, its usage figures and how it reports an overflow."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from proxy.core.apis.usage import UsageTap
 from proxy.core.diagnosis import Finding, Tried, Window
 from proxy.core.errors import NotFound, UllageError
 from proxy.core.learned_window import prior_calibration
-from proxy.core.models import Route
-from proxy.core.models import ServerWindow as Told
+from proxy.core.models import Route, ServerWindow
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import Prior
 from proxy.engine.learned_routes import remedy
@@ -32,31 +31,34 @@ from proxy.upstream import Upstreams, find
 from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_upstream
 
 SMALL: Final = 400
-"""Tokens of the short requests: enough for a factor, and next to nothing on a bill."""
+"""Tokens of the short requests: enough for a count factor, and almost nothing on a bill."""
 
-ABOVE: Final = 1.25
-"""How far above the window the long request goes: further than any count is off."""
+OVERSIZE_FACTOR: Final = 1.25
+"""Size of the long request relative to the window: beyond the error of any count."""
 
-LADDER: Final = (10_000, 40_000, 160_000)
-"""Tokens that are tried in turn where nobody knows the window."""
+LONG_SIZES: Final = (10_000, 40_000, 160_000)
+"""Tokens of the long requests that are sent in turn if the window is unknown."""
 
-MOST: Final = 1_500_000
-"""Tokens of the longest request: with more, the body itself is what a server refuses."""
+MAX_TOKENS: Final = 1_500_000
+"""Most tokens of a request: servers refuse longer bodies for their bytes."""
 
 PER_MESSAGE, PER_REPLY = 4, 3
-"""What a message and an answer add to the count of their texts."""
+"""Tokens that a message and an answer add to their texts.
 
-SHOWN: Final = 200
-"""Characters of an unknown error that are shown."""
+https://github.com/openai/openai-cookbook/blob/main/examples/How_to_count_tokens_with_tiktoken.ipynb
+"""
+
+SHOWN_CHARACTERS: Final = 200
+"""Characters shown of an unknown error."""
 
 ERROR_BYTES: Final = 2**20
 
-WORDS: Final = "the harbour master keeps a careful ledger of each vessel that passes under the old stone bridge"
+FILLER: Final = "the harbour master keeps a careful ledger of each vessel that passes under the old stone bridge"
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found of one model at one server; ``sent`` is our count of all input tokens that were sent."""
+    """Findings on one model at one server; ``sent`` is our count of all input tokens sent."""
 
     upstream: str
     base_url: str
@@ -66,13 +68,13 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing stands in the way of keeping conversations inside the window."""
+        """True if conversations can be kept inside the window."""
         return all(finding.level != "error" for finding in self.findings)
 
 
 @dataclass(slots=True)
-class _Visit:
-    """One server while it is examined."""
+class _Examination:
+    """The examination of one server: how it is asked, and the findings so far."""
 
     upstream: Upstreams
     name: str
@@ -84,17 +86,17 @@ class _Visit:
     findings: list[Finding] = field(default_factory=list)
 
 
-class Stopped(Exception):
-    """Nothing more can be found out; the findings say why."""
+class CannotContinue(Exception):
+    """The examination cannot go on; the findings say why."""
 
 
 async def examine(
     settings: Settings, model: str | None, *, key: str = "", oversize: bool = False, seconds: float = 120.0
 ) -> Diagnosis:
-    """What is found of *model* (the first one the server lists, if none is named) at its upstream.
+    """Examine *model* at its upstream; if none is named, the first one that the server lists.
 
-    *key* replaces the upstream's own. *oversize* allows the long request where it may cost money; a server on this
-    machine or network gets it anyway. Each request may take so many *seconds*.
+    *key* replaces the upstream's own. *oversize* allows the long request even if it may be billed; a server on this
+    machine or network is always sent it. Each request may take *seconds*.
     """
     target = settings.default_upstream()
     if model:
@@ -103,22 +105,22 @@ async def examine(
             route = catalogue.resolve(model)
             target, model = settings.upstream(route.upstream), route.model
         except (NotFound, KeyError):
-            pass  # then the default one is asked, and says what it thinks of the name
+            pass  # the default upstream is request, and answers what it makes of the name
     settings = _with_key(settings, target, key)
-    async with _visiting(settings, target.name, seconds) as visit:
-        visit.model = model or ""
+    async with _connected(settings, target.name, seconds) as exam:
+        exam.model = model or ""
         try:
-            await _examine(visit, settings, oversize or is_near(target.base_url))
-        except Stopped:
+            await _examine(exam, settings, oversize or is_near(target.base_url))
+        except CannotContinue:
             pass
         except (UllageError, TimeoutError) as error:
             text = str(error) or f"no answer within {seconds:g} s"
-            visit.findings.append(Finding("reachable", "error", text, "Check the URL, and that the server is running."))
-        return Diagnosis(target.name, target.base_url, visit.model, tuple(visit.findings), visit.sent)
+            exam.findings.append(Finding("reachable", "error", text, "Check the URL, and that the server is running."))
+        return Diagnosis(target.name, target.base_url, exam.model, tuple(exam.findings), exam.sent)
 
 
 def _with_key(settings: Settings, target: Upstream, key: str) -> Settings:
-    """*settings* with *target* for the first upstream, which gets *key* if there is one."""
+    """Return *settings* with *target* as the first upstream, and with *key* for it if there is one."""
     if key:
         target = target.model_copy(update={"api_key": SecretStr(key)})
     others = (each for each in settings.upstreams if each.name != target.name)
@@ -126,134 +128,133 @@ def _with_key(settings: Settings, target: Upstream, key: str) -> Settings:
 
 
 @asynccontextmanager
-async def _visiting(settings: Settings, name: str, seconds: float) -> AsyncIterator[_Visit]:
+async def _connected(settings: Settings, name: str, seconds: float) -> AsyncIterator[_Examination]:
     classifier = Classifier(await asyncio.to_thread(overflow_rules, settings))
     failures: list[BaseException] = []
     tasks = Tasks(lambda _, error: failures.append(error))
     upstream = open_upstream(settings, open_bridge(settings, tasks))
     try:
-        yield _Visit(upstream, name, seconds, classifier)
+        yield _Examination(upstream, name, seconds, classifier)
     finally:
         await upstream.close()
         await tasks.finish(0.0)
 
 
-async def _examine(visit: _Visit, settings: Settings, oversize: bool) -> None:
-    await _models(visit)
-    route, told = await _route(visit, settings)
+async def _examine(exam: _Examination, settings: Settings, oversize: bool) -> None:
+    await _choose_model(exam)
+    route, stated = await _resolve(exam, settings)
     source = f"{route.source}: {route.window_origin}" if route.window_origin else route.source
     known = Window(route.window, source, remedy(route))
-    visit.findings.append(diagnosis.window(known))
-    if told and route.source == "configured" and route.window and told.context_window < route.window:
-        text = (
-            f"the server itself says {told.context_window:,} ({told.origin}), less than the {route.window:,} configured"
-        )
-        advice = f"Set context_window: {told.context_window}, or leave it out."
-        visit.findings.append(Finding("window", "warning", text, advice))
+    exam.findings.append(diagnosis.window(known))
+    if stated and route.source == "configured" and route.window and stated.context_window < route.window:
+        figures = f"{stated.context_window:,} ({stated.origin}), less than the {route.window:,} configured"
+        text = f"the server itself says {figures}"
+        advice = f"Set context_window: {stated.context_window}, or leave it out."
+        exam.findings.append(Finding("window", "warning", text, advice))
     counter = await asyncio.to_thread(Tokenizers().counter, route.encoding)
     expected = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
-    small = await _small(visit, counter)
-    visit.findings.extend(diagnosis.count(small, expected))
-    streamed = await _ask(visit, *_prompt(SMALL, counter), stream=True)
-    visit.findings.append(diagnosis.stream(streamed.status, streamed.prompt))
+    small = await _send_short(exam, counter)
+    exam.findings.extend(diagnosis.count(small, expected))
+    streamed = await _ask(exam, *_prompt(SMALL, counter), stream=True)
+    exam.findings.append(diagnosis.stream(streamed.status, streamed.prompt))
     factor = small.prompt / small.counted if small.prompt else expected
-    await _oversize(visit, known, factor, counter, allowed=oversize)
+    await _send_long(exam, known, factor, counter, allowed=oversize)
 
 
-async def _models(visit: _Visit) -> None:
-    """Ask for the list of models; take the first one where none was named."""
+async def _choose_model(exam: _Examination) -> None:
+    """Ask for the list of models; if none was named, choose the first one."""
     try:
-        status, body = await _exchange(visit, "GET", "/v1/models", None)
-    except NotFound as error:  # a provider that LiteLLM speaks for
+        status, body = await _exchange(exam, "GET", "/v1/models", None)
+    except NotFound as error:  # a provider behind LiteLLM
         status, body = error.status, b""
     if status in (401, 403):
         advice = "Name the environment variable that holds its key: --key-env NAME, or set api_key."
-        visit.findings.append(Finding("reachable", "error", f"it wants a key: {status} {_text(body)}", advice))
-        raise Stopped
-    names = _names(body) if status == 200 else []
-    if not visit.model:
+        exam.findings.append(Finding("reachable", "error", f"it wants a key: {status} {_one_line(body)}", advice))
+        raise CannotContinue
+    names = _model_names(body) if status == 200 else []
+    if not exam.model:
         if not names:
             text = f"its list of models cannot be read ({status})"
-            visit.findings.append(Finding("models", "error", text, "Name one: --model NAME; check the URL's /v1."))
-            raise Stopped
-        visit.model = names[0]
+            exam.findings.append(Finding("models", "error", text, "Name one: --model NAME; check the URL's /v1."))
+            raise CannotContinue
+        exam.model = names[0]
     if status != 200:
-        visit.findings.append(Finding("models", "info", f"it has no list of models ({status})"))
-    elif names and visit.model not in names and f"{visit.model}:latest" not in names:
-        text = f"{len(names)} listed, {visit.model} is not among them"
-        visit.findings.append(Finding("models", "warning", text, f"It lists {', '.join(names[:5])}."))
+        exam.findings.append(Finding("models", "info", f"it has no list of models ({status})"))
+    elif names and exam.model not in names and f"{exam.model}:latest" not in names:
+        text = f"{len(names)} listed, {exam.model} is not among them"
+        exam.findings.append(Finding("models", "warning", text, f"It lists {', '.join(names[:5])}."))
     else:
-        visit.findings.append(Finding("models", "ok", f"{len(names)} listed; asked about {visit.model}"))
+        exam.findings.append(Finding("models", "ok", f"{len(names)} listed; asked about {exam.model}"))
 
 
-async def _route(visit: _Visit, settings: Settings) -> tuple[Route, Told | None]:
-    """What is known of the model ahead, and what the server told of it."""
+async def _resolve(exam: _Examination, settings: Settings) -> tuple[Route, ServerWindow | None]:
+    """Return the model's route, and its window as the server states it."""
     failures: list[BaseException] = []
     tasks = Tasks(lambda _, error: failures.append(error))
-    probes = open_probes(settings, visit.upstream, tasks)
-    await probes.survey(visit.name, [visit.model])
-    told = find(dict(probes.windows(visit.name)), visit.model)
+    probes = open_probes(settings, exam.upstream, tasks)
+    await probes.survey(exam.name, [exam.model])
+    stated = find(dict(probes.windows(exam.name)), exam.model)
     await tasks.finish(0.0)
-    catalogue = await asyncio.to_thread(open_catalogue, settings, lambda *_: told)
-    return catalogue.resolve(visit.model), told
+    catalogue = await asyncio.to_thread(open_catalogue, settings, lambda *_: stated)
+    return catalogue.resolve(exam.model), stated
 
 
-async def _small(visit: _Visit, counter: Any) -> Tried:
+async def _send_short(exam: _Examination, counter: Any) -> Tried:
     text, counted = _prompt(SMALL, counter)
-    tried = await _ask(visit, text, counted)
+    tried = await _ask(exam, text, counted)
     if tried.status == 400 and "max_completion_tokens" in tried.said:
-        visit.figure = "max_completion_tokens"
-        tried = await _ask(visit, text, counted)
+        exam.figure = "max_completion_tokens"
+        tried = await _ask(exam, text, counted)
     if tried.status != 200:
         advice = "Check the model's name and the key."
         if tried.overflow is not None:
             advice = f"The window must be under {SMALL} tokens: raise the server's context."
         text = f"a short request is answered {tried.status}: {tried.said or '(empty)'}"
-        visit.findings.append(Finding("answers", "error", text, advice))
-        raise Stopped
-    visit.findings.append(Finding("answers", "ok", "a short request is answered"))
+        exam.findings.append(Finding("answers", "error", text, advice))
+        raise CannotContinue
+    exam.findings.append(Finding("answers", "ok", "a short request is answered"))
     return tried
 
 
-async def _oversize(visit: _Visit, known: Window, factor: float, counter: Any, *, allowed: bool) -> None:
-    """Send what is too long for the window, or longer and longer requests where nobody knows it."""
-    sizes: Sequence[int] = (int(ABOVE * known.tokens / factor) + SMALL,) if known.tokens else LADDER
-    sizes = [min(size, MOST) for size in sizes]
+async def _send_long(exam: _Examination, known: Window, factor: float, counter: Any, *, allowed: bool) -> None:
+    """Send a request that is too long for the window; if that is unknown, longer and longer ones."""
+    sizes: Sequence[int] = (int(OVERSIZE_FACTOR * known.tokens / factor) + SMALL,) if known.tokens else LONG_SIZES
+    sizes = [min(size, MAX_TOKENS) for size in sizes]
     if not allowed:
         total = f"up to {sum(sizes):,}" if len(sizes) > 1 else f"about {sizes[0]:,}"
         text = f"not tried: it takes a request of {total} tokens, which a provider that accepts it bills"
-        visit.findings.append(Finding("overflow", "info", text, "Repeat with --yes to try it."))
+        exam.findings.append(Finding("overflow", "info", text, "Repeat with --yes to try it."))
         return
     for size in sizes:
-        tried = await _ask(visit, *await asyncio.to_thread(_prompt, size, counter))
+        tried = await _ask(exam, *await asyncio.to_thread(_prompt, size, counter))
         if tried.status != 200 or diagnosis.was_cut(tried, known, factor):
             break
-    visit.findings.extend(diagnosis.overflow(tried, known, factor))
+    exam.findings.extend(diagnosis.overflow(tried, known, factor))
 
 
-async def _ask(visit: _Visit, text: str, counted: int, *, stream: bool = False) -> Tried:
-    """One chat request that asks for one token of answer."""
-    asked: dict[str, Any] = {"model": visit.model, "messages": [{"role": "user", "content": text}], visit.figure: 1}
-    if visit.figure == "max_completion_tokens":
-        asked[visit.figure] = 16  # what such models accept at least
+async def _ask(exam: _Examination, text: str, counted: int, *, stream: bool = False) -> Tried:
+    """Send a chat request that asks for one token of answer."""
+    request: dict[str, Any] = {"model": exam.model, "messages": [{"role": "user", "content": text}], exam.figure: 1}
+    if exam.figure == "max_completion_tokens":
+        request[exam.figure] = 16  # the fewest that such models accept
     if stream:
-        asked |= {"stream": True, "stream_options": {"include_usage": True}}
-    visit.sent += counted
-    status, body = await _exchange(visit, "POST", "/v1/chat/completions", json.dumps(asked).encode())
+        request |= {"stream": True, "stream_options": {"include_usage": True}}
+    exam.sent += counted
+    status, body = await _exchange(exam, "POST", "/v1/chat/completions", json.dumps(request).encode())
     tap = UsageTap()
     tap.feed(body)
-    found = visit.classifier.answer(status if status != 200 else 400, (), body, Prior(counted))
+    found = exam.classifier.answer(status if status != 200 else 400, (), body, Prior(counted))
     if status == 200 and (found is None or b'"choices"' in body[:4096]):
         return Tried(counted, status, tap.usage.input_tokens)
-    return Tried(counted, 400 if status == 200 else status, None, found, _text(body))
+    return Tried(counted, 400 if status == 200 else status, None, found, _one_line(body))
 
 
-async def _exchange(visit: _Visit, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+async def _exchange(exam: _Examination, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
     headers = [("accept", "application/json"), ("accept-encoding", "identity"), ("user-agent", "ullage-doctor")]
     if body is not None:
         headers.append(("content-type", "application/json"))
-    async with asyncio.timeout(visit.seconds):
-        reply = await visit.upstream.send(visit.name, method, path, headers, body)
+    async with asyncio.timeout(exam.seconds):
+        reply = await exam.upstream.send(exam.name, method, path, headers, body)
         taken = bytearray()
         try:
             while len(taken) < ERROR_BYTES and (chunk := await reply.next_chunk()):
@@ -264,15 +265,15 @@ async def _exchange(visit: _Visit, method: str, path: str, body: bytes | None) -
 
 
 def _prompt(tokens: int, counter: Any) -> tuple[str, int]:
-    """A text of about so many tokens, and the count of a request of just that."""
-    line = f"{WORDS}. "
+    """Return a text of about *tokens* tokens, and the count of a request with this one message."""
+    line = f"{FILLER}. "
     each = counter(line)
     text = line * max(1, (tokens - PER_MESSAGE - PER_REPLY) // each)
     return text, counter(text) + PER_MESSAGE + PER_REPLY
 
 
 def is_near(base_url: str) -> bool:
-    """Whether a server is on this machine or a private network, where tokens cost nothing."""
+    """True if the server is on this machine or a private network, where tokens cost nothing."""
     host = urlsplit(base_url).hostname or ""
     if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):
         return True
@@ -283,7 +284,7 @@ def is_near(base_url: str) -> bool:
     return address.is_loopback or address.is_private
 
 
-def _names(body: bytes) -> list[str]:
+def _model_names(body: bytes) -> list[str]:
     try:
         entries = json.loads(body)["data"]
         return [str(entry["id"]) for entry in entries]
@@ -291,13 +292,13 @@ def _names(body: bytes) -> list[str]:
         return []
 
 
-def _text(body: bytes) -> str:
-    """The beginning of an error, on one line."""
-    return " ".join(body[:4096].decode("utf-8", "replace").split())[:SHOWN]
+def _one_line(body: bytes) -> str:
+    """Return the beginning of an error on one line."""
+    return " ".join(body[:4096].decode("utf-8", "replace").split())[:SHOWN_CHARACTERS]
 
 
 def show_findings(found: Diagnosis) -> None:
-    """Print what was found out about a server, with what to do about it."""
+    """Print the findings on a server, with their remedies."""
     from rich.console import Console
     from rich.table import Table
 
@@ -318,7 +319,7 @@ def show_findings(found: Diagnosis) -> None:
 
 
 def _plain(text: str) -> str:
-    """*text* so that rich shows its brackets."""
+    """Return *text* escaped, so that rich prints its brackets."""
     from rich.markup import escape
 
     return escape(text)

@@ -1,4 +1,4 @@
-"""What is known of models, as rows for people: windows, limits, encodings, factors, and where each comes from."""
+"""``ullage models``: windows, limits, encodings and count factors of models, and where each comes from."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ from proxy.tasks import Tasks
 from proxy.upstream import find
 from proxy.upstream_wiring import open_catalogue, open_probes, open_upstream
 
-MOST_TOLD: Final = 50
-"""Models of one server that are listed without being asked for by name."""
+MAX_PER_SERVER: Final = 50
+"""Models of one server that are listed if no pattern is given."""
 
-EVERY: Final = "*"
+ANY_MODEL: Final = "*"
 
 VARIANTS: Final = ("context-1m-2025-08-07",)
-"""Values of ``anthropic-beta`` that change a window, and with which lessons are of their own."""
+"""Values of ``anthropic-beta`` that change a window; what traffic taught is kept apart for each.
+
+https://docs.claude.com/en/docs/build-with-claude/context-windows
+"""
+
+
+ServerWindows = Mapping[str, Mapping[str, ServerWindow]]
+"""Windows that servers state, by upstream and model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model. Figures in tokens, ``None`` where nobody knows; each ``from`` says where a figure comes from.
+    """One model. Figures are in tokens, None if unknown; each ``from`` names the source of a figure.
 
-    ``age_seconds`` is how long ago a server said its window, or traffic taught it; ``None`` where neither did.
-    ``sent_as`` is what the upstream calls it, where ``model`` is another name; ``variant`` the beta flag that a request
-    must carry for the row to hold.
+    ``age_seconds``: since a server stated the window or traffic taught it; None if neither did. ``sent_as``: the
+    model's name at its upstream if ``model`` is another name. ``variant``: the beta flag for which the row holds.
     """
 
     model: str
@@ -58,41 +64,39 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelListing:
-    """The rows, and what stood in the way at each upstream that did not tell."""
+    """The rows, and by upstream why its models are not known."""
 
     rows: tuple[ModelRow, ...]
     problems: Mapping[str, str]
 
 
 async def list_models(settings: Settings, pattern: str | None, key: str = "") -> ModelListing:
-    """The models of *settings* whose names match the glob *pattern*; without one, those configured and those told of.
+    """Return the models whose names match the glob *pattern*; without one, configured ones and those that servers list.
 
-    What traffic taught is what holds for clients with *key*, or of every access key. Asks each upstream once, for a few
-    seconds at most; one that cannot be reached is left out.
+    What traffic taught is taken from clients with *key*, or with any access key. Each upstream is asked once, for
+    a few seconds at most; one that cannot be reached is left out.
     """
     names = [rule.name for rule in settings.models if not _is_glob(rule.name)]
     if pattern and not _is_glob(pattern):
         names.append(pattern)
-    told, problems = await _survey(settings, names)
+    server_windows, problems = await _ask_servers(settings, names)
 
     def known(name: str, model: str, _ask: bool) -> ServerWindow | None:
-        return find(told.get(name, {}), model)
+        return find(server_windows.get(name, {}), model)
 
     catalogue = await asyncio.to_thread(open_catalogue, settings, known)
-    routes = list(_routes(settings, catalogue, told, pattern))
-    varied = [replace(route, variant=flag) for route in routes if "claude" in route.model for flag in VARIANTS]
-    taught = await learned_windows(settings, [*routes, *varied], key)
-    # What a flag changes is known only where traffic taught it.
-    changed = [route for route in varied if _has_window(taught.get(route.learned_key))]
+    routes = list(_routes(settings, catalogue, server_windows, pattern))
+    variants = [replace(route, variant=flag) for route in routes if "claude" in route.model for flag in VARIANTS]
+    learned = await learned_windows(settings, [*routes, *variants], key)
+    # A flag's window is known only from traffic.
+    changed = [route for route in variants if _has_window(learned.get(route.learned_key))]
     shown = [*routes, *changed]
-    rows = [_row(settings, route, told, taught.get(route.learned_key)) for route in shown]
+    rows = [_row(settings, route, server_windows, learned.get(route.learned_key)) for route in shown]
     return ModelListing(tuple(rows), problems)
 
 
-async def _survey(
-    settings: Settings, names: Sequence[str]
-) -> tuple[dict[str, Mapping[str, ServerWindow]], dict[str, str]]:
-    """Ask each upstream for the windows of *names*; return them by upstream, and what stood in the way."""
+async def _ask_servers(settings: Settings, names: Sequence[str]) -> tuple[ServerWindows, dict[str, str]]:
+    """Ask each upstream for the windows of *names*; return them, and the problems, by upstream."""
     failures: list[BaseException] = []
     tasks = Tasks(lambda _, error: failures.append(error))
     upstream = open_upstream(settings)
@@ -107,57 +111,67 @@ async def _survey(
         await tasks.finish(0.0)
 
 
-def _has_window(taught: LearnedFacts | None) -> bool:
-    return taught is not None and bool(taught.window)
+def _has_window(learned: LearnedFacts | None) -> bool:
+    return learned is not None and bool(learned.window)
 
 
 def _names(
-    settings: Settings, catalogue: Catalogue, told: Mapping[str, Mapping[str, ServerWindow]], pattern: str | None
+    settings: Settings,
+    catalogue: Catalogue,
+    server_windows: ServerWindows,
+    pattern: str | None,
 ) -> list[str]:
     """Return every name that matches *pattern*, sorted; without one the rules in their order, then servers' models."""
-    configured = [rule.name for rule in settings.models] or ([EVERY] if settings.upstreams else [])
+    configured = [rule.name for rule in settings.models] or ([ANY_MODEL] if settings.upstreams else [])
     if pattern is None:
-        return [*configured, *_told_names(told, MOST_TOLD)]
-    every = {name for name in (*configured, *_told_names(told, None), *catalogue.published_names) if not _is_glob(name)}
-    matching = sorted(name for name in every if fnmatchcase(name, pattern))
+        return [*configured, *_server_model_names(server_windows, MAX_PER_SERVER)]
+    every = {*configured, *_server_model_names(server_windows, None), *catalogue.published_names}
+    matching = sorted(name for name in every if not _is_glob(name) and fnmatchcase(name, pattern))
     return matching or ([] if _is_glob(pattern) else [pattern])
 
 
 def _routes(
-    settings: Settings, catalogue: Catalogue, told: Mapping[str, Mapping[str, ServerWindow]], pattern: str | None
+    settings: Settings,
+    catalogue: Catalogue,
+    server_windows: ServerWindows,
+    pattern: str | None,
 ) -> Iterable[Route]:
-    for name in dict.fromkeys(_names(settings, catalogue, told, pattern)):
+    for name in dict.fromkeys(_names(settings, catalogue, server_windows, pattern)):
         try:
             yield catalogue.resolve(name)
-        except NotFound:  # no rule is about it: a request for it would be refused, so there is nothing to tell
+        except NotFound:  # no rule matches it, so a request for it would be refused
             continue
 
 
-def _told_names(told: Mapping[str, Mapping[str, ServerWindow]], most: int | None) -> Sequence[str]:
-    return [name for windows in told.values() for name in sorted(windows)[:most]]
+def _server_model_names(server_windows: ServerWindows, most: int | None) -> Sequence[str]:
+    return [name for windows in server_windows.values() for name in sorted(windows)[:most]]
 
 
 def _row(
-    settings: Settings, route: Route, told: Mapping[str, Mapping[str, ServerWindow]], taught: LearnedFacts | None
+    settings: Settings,
+    route: Route,
+    server_windows: ServerWindows,
+    learned: LearnedFacts | None,
 ) -> ModelRow:
     rule = settings.model(route.model)
-    window = find(told.get(route.upstream, {}), route.model) if route.source == "server" else None
-    holds, origin = route.window, f"{route.source}: {route.window_origin}" if route.window_origin else route.source
+    stated = find(server_windows.get(route.upstream, {}), route.model) if route.source == "server" else None
+    window = route.window
+    origin = f"{route.source}: {route.window_origin}" if route.window_origin else route.source
     age = None if route.window_since is None else round(max(0.0, time.perf_counter() - route.window_since), 1)
-    factor, factor_from = _factor(route, taught)
-    if taught is not None and taught.window is not None:
-        holds, origin, age = taught.window, f"learned: {taught.how}", taught.age_seconds
+    factor, factor_from = _factor(route, learned)
+    if learned is not None and learned.window is not None:
+        window, origin, age = learned.window, f"learned: {learned.how}", learned.age_seconds
     return ModelRow(
         route.requested_model or route.model,
         route.upstream,
-        holds,
+        window,
         route.max_input,
         route.max_output,
         route.encoding,
         factor,
         origin,
         age,
-        _output_from(route, rule.max_output_tokens, window),
+        _output_from(route, rule.max_output_tokens, stated),
         "configured" if route.configured_encoding else "family",
         factor_from,
         route.model if route.requested_model not in ("", route.model) else "",
@@ -175,12 +189,12 @@ def _factor(route: Route, taught: LearnedFacts | None) -> tuple[float, str]:
     return factor, "family" if factor != 1.0 else "default"
 
 
-def _output_from(route: Route, configured: int | None, told: ServerWindow | None) -> str:
+def _output_from(route: Route, configured: int | None, server_windows: ServerWindow | None) -> str:
     if route.max_output is None:
         return "unknown"
     if configured is not None:
         return "configured"
-    return "server" if told is not None and told.max_output_tokens is not None else "table"
+    return "server" if server_windows is not None and server_windows.max_output_tokens is not None else "table"
 
 
 def _is_glob(name: str) -> bool:
@@ -188,14 +202,16 @@ def _is_glob(name: str) -> bool:
 
 
 async def limits(settings: Settings, model: str) -> tuple[int | None, int | None]:
-    """Window and longest answer of *model* in tokens, where they are known."""
+    """Return the window and the longest answer of *model* in tokens; None for what is not known."""
     rows = (await list_models(settings, model)).rows
-    return (rows[0].context_window, rows[0].max_output_tokens) if rows else (None, None)
+    if not rows:
+        return None, None
+    return rows[0].context_window, rows[0].max_output_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedFacts:
-    """What holds of a route: its window in tokens if traffic taught one, how, and the count factor."""
+    """What traffic taught of a route: its window in tokens, if any, how it is known, and the count factor."""
 
     window: int | None
     how: str
@@ -204,10 +220,10 @@ class LearnedFacts:
 
 
 async def learned_windows(settings: Settings, routes: Iterable[Route], key: str = "") -> Mapping[str, LearnedFacts]:
-    """What the store knows of *routes*, by their lessons, of every holder of an access key; nothing where none is open.
+    """Return what the store has of *routes*, by ``learned_key``; empty if it cannot be read.
 
-    Without access keys lessons belong to the clients' own keys: those of *key* are told, or of callers without one. A
-    private server is asked while it runs and never started.
+    Without access keys each client key has learned for itself: then *key* is looked up, or callers without a key. A
+    private server is asked if it runs and never started.
     """
     url, path = settings.store.url, settings.store.path
     if url == "memory" or (url == "embedded" and not await is_running(path)):
@@ -217,24 +233,28 @@ async def learned_windows(settings: Settings, routes: Iterable[Route], key: str 
     secret = settings.store.key.get_secret_value().encode() if settings.store.key else None
     try:
         others = [key.get_secret_value().encode() for key in settings.store.other_keys]
-        store = await open_store(url, directory=path, key=secret, others=others, spawn=tasks.spawn, warn=_unsaid)
+        store = await open_store(
+            url, directory=path, key=secret, others=others, spawn=tasks.spawn, warn=_ignore_warning
+        )
     except (StoreMisconfigured, StoreUnsupported):
         return {}
     try:
-        found = {route.learned_key: await _of(store, route, visible_tenants(settings, key)) for route in routes}
+        found = {
+            route.learned_key: await _smallest_learned(store, route, visible_tenants(settings, key)) for route in routes
+        }
     finally:
         await store.close()
         await tasks.finish(1.0)
-    return {name: taught for name, taught in found.items() if taught is not None}
+    return {name: learned for name, learned in found.items() if learned is not None}
 
 
-def _unsaid(event: str, facts: Mapping[str, object]) -> None:
-    """Whoever only looks has no log; what cannot be read is not shown."""
+def _ignore_warning(event: str, facts: Mapping[str, object]) -> None:
+    """Drop a warning of the store: a command has no log, and it shows what can be read."""
     del event, facts
 
 
 def visible_tenants(settings: Settings, key: str) -> list[bytes]:
-    """The tenants whose lessons an operator of *settings*, or a client with *key*, may see."""
+    """Return the tenants whose learned windows an operator of *settings*, or a client with *key*, may see."""
     if settings.server.access_keys:
         return [proxy_tenant(each.get_secret_value()) for each in settings.server.access_keys]
     if not key:
@@ -242,28 +262,29 @@ def visible_tenants(settings: Settings, key: str) -> list[bytes]:
     return [client_tenant({"authorization": f"Bearer {key}"}), client_tenant({"x-api-key": key})]
 
 
-async def _of(store: Store, route: Route, callers: Iterable[bytes]) -> LearnedFacts | None:
-    """Of several callers' lessons the one with the smallest window."""
-    lessons = [
-        lesson for tenant in callers if (lesson := load(await store.records.read_route(tenant, route.learned_key)))
-    ]
+async def _smallest_learned(store: Store, route: Route, callers: Iterable[bytes]) -> LearnedFacts | None:
+    """Return what was learned of *route* for *callers*; of several windows the smallest."""
     now = time.time()
-    told = [_told(route, lesson, now) for lesson in lessons]
-    return min(told, key=lambda each: each.window or learned_window.MOST, default=None)
+    found = []
+    for tenant in callers:
+        learned_route = load(await store.records.read_route(tenant, route.learned_key))
+        if learned_route is not None:
+            found.append(_learned_facts(route, learned_route, now))
+    return min(found, key=lambda each: each.window or learned_window.MOST, default=None)
 
 
-def _told(route: Route, lesson: LearnedRoute, now: float) -> LearnedFacts:
-    window = believed(route, lesson.belief, now)
-    factor = lesson.calibration.factor
+def _learned_facts(route: Route, learned_route: LearnedRoute, now: float) -> LearnedFacts:
+    window = believed(route, learned_route.belief, now)
+    factor = learned_route.calibration.factor
     if window is None or window == route.window:
         return LearnedFacts(None, "", factor)
-    stated = window == lesson.belief.stated
-    at = lesson.belief.stated_at if stated else lesson.belief.inferred_at
+    stated = window == learned_route.belief.stated
+    at = learned_route.belief.stated_at if stated else learned_route.belief.inferred_at
     return LearnedFacts(window, "stated by an error" if stated else "worked out", factor, round(max(0.0, now - at), 1))
 
 
 def show_models(rows: list[dict[str, object]]) -> None:
-    """Print what is known of models, a row each: those that ``ullage models --json`` gives."""
+    """Print a table of the rows of ``ullage models --json``."""
     from rich.console import Console
     from rich.table import Table
 
@@ -284,7 +305,7 @@ def show_models(rows: list[dict[str, object]]) -> None:
         cells.pop("sent_as", None)
         cells.pop("variant", None)
         table.add_row(*map(_cell, cells.values()))
-    # A pipe has no width: there nothing is folded.
+    # A pipe has no width: nothing is folded in it.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
     console.print(table)
 

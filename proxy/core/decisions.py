@@ -96,24 +96,20 @@ class ParsedBody:
 class TokenCounts:
     """Tokens of a request as the client sent it.
 
-    ``fixed`` is all but the history; ``members`` are the counted members of the envelope, ``beside`` the same by what
-    they hold; ``roles`` the items by role.
+    ``history`` are all items that are not system items, ``fixed`` is everything else. ``members`` are the counted
+    members of the envelope, ``beside`` the same by what they hold; ``roles`` the items by role.
     """
 
     fixed: int
+    history: int
     members: Mapping[str, int]
     roles: RoleTotals
     beside: Members
 
     @property
-    def history(self) -> int:
-        """Tokens of all items that are not system items."""
-        return self.roles.history
-
-    @property
     def total(self) -> int:
         """Tokens of the whole request."""
-        return self.fixed + self.roles.history
+        return self.fixed + self.history
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +196,7 @@ class MeasuredRequest:
         """The prefix hash after the first user item, which names the conversation; empty if there are no items."""
         if not self.prefix_hashes:
             return b""
-        return self.prefix_hashes[layout.task if layout.task is not None else 0]
+        return self.prefix_hashes[layout.users[0] if layout.users else 0]
 
     def budget_for(self, target: CompactionTarget) -> TokenBudget:
         """The budget as *target* leaves it: with a smaller reserve, or without room for the addition."""

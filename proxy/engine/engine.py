@@ -178,7 +178,6 @@ class Engine:
 
     async def proceed(self, run: Run, request: Request) -> Outcome:
         """Plan *request*, send it, and hand the reply over."""
-        run.resume_planning()
         decision = await self.first_plan(request)
         run.pause_planning()
         view = decision.view
@@ -203,8 +202,6 @@ class Engine:
         *count_always* counts the request even if its bytes show that it fits; *dry_run* stores nothing.
         Raises ``InvalidRequest`` and ``NotFound``.
         """
-        if not count_always and (view := self.measurer.quick_check(request)) is not None:
-            return Forward(view)
         loss: MaxLoss | None = "any" if dry_run else None
         measured = await self.measurer.measure(request, loss, dry_run=dry_run, count_always=count_always)
         first = await self._planned(measured)

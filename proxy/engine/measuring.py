@@ -27,7 +27,7 @@ from proxy.core.models import Catalogue, Route
 from proxy.core.request import Mode, Request
 from proxy.core.tokens.budget import TokenBudget, answer_reserve, input_limit
 from proxy.engine.features import Features
-from proxy.engine.learned_routes import CachedRoute, LearnedRoutes
+from proxy.engine.learned_routes import LearnedRoutes
 from proxy.engine.ports import Records
 from proxy.engine.quick_check import Head, bound, read_head
 from proxy.engine.reading import Located, Reader, Reading
@@ -69,52 +69,37 @@ class Measurer:
         """The mode of *request*: its own if it asks for less than it gets, else the configured one."""
         return self._mode if request.options.mode == "on" else request.options.mode
 
-    def route_of(self, request: Request, body_model: str) -> Route:
-        """Where *request* goes; *body_model* is the model that its body names. Raises ``NotFound``."""
-        route = self._catalogue.resolve(request.path_model or body_model, len(request.body))
-        return replace(route, variant=request.window_variant) if request.window_variant else route
-
-    def quick_check(self, request: Request) -> UncountedView | None:
-        """The client's own bytes if they alone show that nothing has to be done; None if that takes a closer look.
-
-        Nothing is counted or hashed, and nothing is waited for: not even for what other replicas learned of the route,
-        so that a process which never asked for that gives no quick answer.
-        """
-        if request.options.compact_now:
-            return None
-        head = read_head(request.api, request.body)
-        if head is None:
-            return None
-        route = self.route_of(request, head.model)
-        learned = self._learned.cached(route, request.tenant)
-        return None if learned is None else self._by_bytes(request, head, route, learned)
-
     async def measure(
         self, request: Request, max_loss: MaxLoss | None = None, *, dry_run: bool = False, count_always: bool = False
     ) -> MeasuredRequest | UncountedView:
         """Measure *request* for the model it names.
 
         *max_loss* is the most its view may lose, None for as much as its overflow policy allows at first. The client's
-        own bytes are returned if nothing is to be counted: mode off, no known window, or (but for *count_always*) few
-        bytes. Raises ``InvalidRequest`` and ``NotFound``.
+        own bytes are returned if nothing is to be counted: mode off, no known window, or (but for *count_always*) so
+        few bytes that they fit. That is found without a count, a hash or, once the route was asked for, a wait.
+
+        Raises ``InvalidRequest`` and ``NotFound``.
         """
+        options, mode = request.options, self.mode_of(request)
         head = read_head(request.api, request.body)
         named = head if head is not None else (await self.located(request)).outline
-        route = self.route_of(request, named.model)
-        learned = await self._learned.get(route, request.tenant)
-        if head is not None and not count_always and not request.options.compact_now:
-            view = self._by_bytes(request, head, route, learned)
-        else:
-            view = self._without_count(request, named, route, learned)
-        if view is not None:
-            return view
-        mode = self.mode_of(request)
+        route = self._catalogue.resolve(request.path_model or named.model, len(request.body))
+        if request.window_variant:
+            route = replace(route, variant=request.window_variant)
+        # So that a process which has just started knows what other replicas learned before it answers by bytes alone.
+        learned = self._learned.cached(route, request.tenant) or await self._learned.get(route, request.tenant)
+        known = self._learned.known_route(route, request.tenant, learned, options.window)
+        if mode == "off" or known.window is None:
+            return _uncounted(request, known, named, is_off=mode == "off")
+        if head is not None and not count_always and not options.compact_now:
+            reserved = answer_reserve(head.requested, route.max_output, known.window)
+            budget = input_limit(known.window, reserved, route.max_input)
+            tokens = bound(request.body, head, self._lowest_mark(route, known.window, budget))
+            if tokens:
+                return _uncounted(request, known, head, bound=tokens, budget=budget)
         if mode == "observe":
             # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
-            label = request.options.conversation + OBSERVED
-            request = replace(request, options=replace(request.options, conversation=label))
-        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
-        assert known.window is not None  # else it is sent uncounted
+            request = replace(request, options=replace(options, conversation=options.conversation + OBSERVED))
         target = self._first_target(request, route, mode, max_loss, dry_run=dry_run)
         return await self.count(request, await self.located(request), known, known.window, target)
 
@@ -157,7 +142,7 @@ class Measurer:
     ) -> MeasuredRequest:
         policy, route, token_ratio = self.policy, known.route, known.token_ratio
         envelope, requested = reading.outline, reading.outline.requested_output
-        counts = TokenCounts(reading.fixed, reading.sizes, reading.totals, reading.members)
+        counts = TokenCounts(reading.fixed, reading.history, reading.sizes, reading.totals, reading.members)
         client_compaction = request.client_compaction or _client_compaction(reading)
         addition = self._addition(request, envelope, route, window) if not client_compaction else NO_ADDITION
         budget = policy.budget(route, window, requested, counts.fixed + addition.tokens, token_ratio)
@@ -188,30 +173,6 @@ class Measurer:
         return NO_ADDITION if feature is None else feature.addition(request, envelope, route, window)
 
     # The client's own bytes.
-
-    def _by_bytes(self, request: Request, head: Head, route: Route, learned: CachedRoute) -> UncountedView | None:
-        """The client's own bytes if there are so few of them that they fit, or if they are not to be counted."""
-        view = self._without_count(request, head, route, learned)
-        if view is not None:
-            return view
-        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
-        assert known.window is not None  # else it is sent uncounted
-        reserved = answer_reserve(head.requested, route.max_output, known.window)
-        budget = input_limit(known.window, reserved, route.max_input)
-        tokens = bound(request.body, head, self._lowest_mark(route, known.window, budget))
-        if not tokens:
-            return None
-        return _uncounted(request, known, head, bound=tokens, budget=budget)
-
-    def _without_count(
-        self, request: Request, named: Head | Envelope, route: Route, learned: CachedRoute
-    ) -> UncountedView | None:
-        """The client's own bytes if they are not to be counted: mode off, or an unknown window; else None."""
-        is_off = self.mode_of(request) == "off"
-        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
-        if known.window is not None and not is_off:
-            return None
-        return _uncounted(request, known, named, is_off=is_off)
 
     def _lowest_mark(self, route: Route, window: int, budget: int) -> int:
         """The lowest low mark that a request inside *budget* can have: what has fewer bytes needs no closer look.

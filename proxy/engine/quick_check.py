@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from proxy.core.apis.json_scan import ESCAPED_LETTER
 from proxy.core.apis.json_steps import UNREADABLE
@@ -76,13 +77,13 @@ class _Chat(msgspec.Struct):
     stream: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    tools: msgspec.Raw = msgspec.Raw()
-    functions: msgspec.Raw = msgspec.Raw()
-    audio: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    conversation: msgspec.Raw = msgspec.Raw()
-    previous_response_id: msgspec.Raw = msgspec.Raw()
-    mcp_servers: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw | UnsetType = UNSET
+    functions: msgspec.Raw | UnsetType = UNSET
+    audio: msgspec.Raw | UnsetType = UNSET
+    prompt: msgspec.Raw | UnsetType = UNSET
+    conversation: msgspec.Raw | UnsetType = UNSET
+    previous_response_id: msgspec.Raw | UnsetType = UNSET
+    mcp_servers: msgspec.Raw | UnsetType = UNSET
     prompt_cache_key: str | None = None
     metadata: Any = None
 
@@ -95,24 +96,26 @@ class _Chat(msgspec.Struct):
         return session_in({"metadata": self.metadata, "prompt_cache_key": self.prompt_cache_key})
 
     def has_tools(self) -> bool:
-        return _given(self.tools) or _given(self.functions)
+        return self.tools is not UNSET or self.functions is not UNSET
 
     def bounded(self) -> bool:
         elsewhere = (self.audio, self.prompt, self.conversation, self.previous_response_id, self.mcp_servers)
-        return not any(map(_given, elsewhere)) and all(_is_text(message.content) for message in self.messages)
+        if any(member is not UNSET for member in elsewhere):
+            return False
+        return all(_is_text(message.content) for message in self.messages)
 
 
 class _Responses(msgspec.Struct):
     """A body of ``/v1/responses``."""
 
-    input: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw | UnsetType = UNSET
     model: str = ""
     stream: bool | None = None
     max_output_tokens: int | None = None
-    tools: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    conversation: msgspec.Raw = msgspec.Raw()
-    previous_response_id: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw | UnsetType = UNSET
+    prompt: msgspec.Raw | UnsetType = UNSET
+    conversation: msgspec.Raw | UnsetType = UNSET
+    previous_response_id: msgspec.Raw | UnsetType = UNSET
     prompt_cache_key: str | None = None
     metadata: Any = None
 
@@ -125,11 +128,15 @@ class _Responses(msgspec.Struct):
         return session_in({"metadata": self.metadata, "prompt_cache_key": self.prompt_cache_key})
 
     def has_tools(self) -> bool:
-        return _given(self.tools)
+        return self.tools is not UNSET
 
     def bounded(self) -> bool:
         elsewhere = (self.prompt, self.conversation, self.previous_response_id)
-        return not any(map(_given, elsewhere)) and _is_text(self.input) and HOSTED not in bytes(self.tools)
+        if any(member is not UNSET for member in elsewhere):
+            return False
+        if self.tools is not UNSET and HOSTED in bytes(self.tools):
+            return False
+        return self.input is UNSET or _is_text(self.input)
 
 
 class _Reader:
@@ -172,7 +179,3 @@ def bound(body: bytes, head: Head, low: int) -> int:
 def _is_text(content: msgspec.Raw) -> bool:
     view = memoryview(content)
     return not (view.nbytes and view[0] == _LIST and MEDIA.search(view))
-
-
-def _given(raw: msgspec.Raw) -> bool:
-    return memoryview(raw).nbytes > 0

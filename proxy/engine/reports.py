@@ -40,14 +40,14 @@ def report_of_local(measured: MeasuredRequest, **facts: Any) -> Report:
         SERVED,
         project=request.options.project,
         task_size=request.options.task_size,
-        conversation=session_of(request, envelope.session),
+        conversation=conversation_of(request, envelope.session),
         epoch=request.epoch,
         client_compaction=measured.client_compaction,
         **facts,
     )
 
 
-def session_of(request: Request, session: str) -> str:
+def conversation_of(request: Request, session: str) -> str:
     """What a report calls the conversation of *request*; empty if neither headers nor body name it.
 
     *session* is what the body calls it.
@@ -68,7 +68,7 @@ def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[s
         "source": known.window_source,
         "project": request.options.project,
         "task_size": request.options.task_size,
-        "conversation": session_of(request, session),
+        "conversation": conversation_of(request, session),
         "epoch": request.epoch,
         "client_compaction": request.client_compaction,
         "fallback": request.fallback_model,
@@ -82,8 +82,9 @@ def _outcome(request: Request, *, edited: bool) -> Outcome:
     return "degraded" if request.fallback_model else "verbatim"
 
 
-def _stages(request: Request, stages: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*request.prepared, *stages))) if request.prepared else stages
+def _all_stages(request: Request, stages: tuple[str, ...]) -> tuple[str, ...]:
+    """*stages* behind those that features applied before."""
+    return tuple(dict.fromkeys((*request.prepared, *stages)))
 
 
 def _uncounted(view: UncountedView, facts: dict[str, Any]) -> Report:
@@ -99,7 +100,7 @@ def _uncounted(view: UncountedView, facts: dict[str, Any]) -> Report:
         outcome=_outcome(request, edited=bool(view.stages)),
         reason=_uncounted_reason(view),
         budget=view.budget,
-        stages=_stages(request, view.stages),
+        stages=_all_stages(request, view.stages) if request.prepared else view.stages,
     )
 
 
@@ -141,7 +142,7 @@ def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report
         budget=None if view.known.window is None else int(max(0, budget.input_budget(reserve)) * ratio),
         tokens_before=int(counts.total * ratio) if edits.record else view.expected_tokens,
         tokens_after=view.expected_tokens,
-        stages=_stages(request, edits.stages),
+        stages=_all_stages(request, edits.stages) if request.prepared else edits.stages,
         regions=to_provider_tokens(by_region, ratio),
         borrowed=to_provider_tokens(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
         event=edits.compacted_now,

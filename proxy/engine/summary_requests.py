@@ -50,7 +50,7 @@ def summary_request_of(
         fixed_digest=_head(measured, layout),
         window=budget.window,
         token_ratio=ratio,
-        read_entries=lambda start, stop: [original.entry(i) for i in range(start, stop)],
+        read_entries=lambda start, stop: [original.text(i) for i in range(start, stop)],
         cached_prompt=lambda length: _warm(measured, original, record, length),
     )
 
@@ -68,7 +68,7 @@ def _warm(
 ) -> CachedPrompt:
     """The prompt of the first *length* items as they last went upstream, which the provider's cache may have."""
     spans, items, envelope = whole.spans[:length], whole.items[:length], measured.parsed.envelope
-    raw = OriginalItems(whole.body, spans, items, lay_out(items), whole.dialect)
+    raw = OriginalItems(whole.body, spans, items, lay_out(items), whole.api)
     addition = measured.addition if record is not None else NO_ADDITION
     if record is None:
         view = AssembledItems(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 from proxy.core.attempts import is_news
@@ -36,6 +37,7 @@ ERROR_BYTES: Final = 1_048_576
 """An error answer larger than this is passed on without being looked at."""
 
 NO_ORIGIN: Final = Origin("", ())
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 Headers = Sequence[tuple[str, str]]
 Judge = Callable[[Prior], Overflow | None]
@@ -70,28 +72,17 @@ NOT_NEWS: Final = NotNews()
 Received = Accepted | Overflowed | NotNews
 
 
-def no_headers(model: str) -> Mapping[str, str]:
-    """The configured headers of a model that has none."""
-    del model
-    return {}
-
-
-def store_nothing(body: bytes, upstream: str, headers: Headers) -> None:
-    """Pass every body: no caller's stored history can be met by another caller."""
-    del body, upstream, headers
-
-
 @dataclass(frozen=True, slots=True)
 class CallSettings:
     """What is configured for calls.
 
-    ``headers_of`` gives the headers added for a model, by the name it was asked for. The streams of ``usage_upstreams``
-    are asked for usage. ``check_stored`` is called before each call.
+    ``headers_of`` gives the headers added for a model, by the name it was asked for, if any are configured. The streams
+    of ``usage_upstreams`` are asked for usage. ``check_stored`` is called before each call, if callers share a key.
     """
 
-    headers_of: Callable[[str], Mapping[str, str]] = no_headers
+    headers_of: Callable[[str], Mapping[str, str]] | None = None
     usage_upstreams: frozenset[str] = frozenset()
-    check_stored: CheckStored = store_nothing
+    check_stored: CheckStored | None = None
 
 
 class UpstreamCalls:
@@ -153,48 +144,47 @@ class UpstreamCalls:
         """Send *body* to *upstream* with the caller's own headers, unread and unwatched."""
         origin = run.request.origin or NO_ORIGIN
         run.sending(upstream)
-        added = self._settings.headers_of(asked_model)
-        self._settings.check_stored(body, upstream, origin.headers)
+        settings = self._settings
+        added = settings.headers_of(asked_model) if settings.headers_of is not None else NO_HEADERS
+        if settings.check_stored is not None:
+            settings.check_stored(body, upstream, origin.headers)
         run.reply = await self._upstream.send(upstream, "POST", origin.path_qs, origin.headers, body, added)
         return run.reply
 
     async def _call(self, run: Run, view: View) -> bool:
         """Send *view*; True if its stream is asked for usage, which the client did not ask for."""
-        route, settings = view.known.route, self._settings
+        request, route, settings = view.request, view.known.route, self._settings
         origin = run.request.origin or NO_ORIGIN
         headers: Headers = origin.headers
-        if self._is_foreign(view.request, route.upstream):
-            headers = [pair for pair in headers if pair[0].lower() not in PERSONAL]
-        body = await self._named(view)
+        if request.fallback_model and self._is_foreign(request, route.upstream):
+            headers = _without_credentials(headers)
+        body = view.body
+        if route.model != route.requested_model and not request.path_model:
+            body = await self._renamed(view)
         run.sending(route.upstream)
-        settings.check_stored(body, route.upstream, headers)
-        asking = self._asking_usage(view, body)
+        if settings.check_stored is not None:
+            settings.check_stored(body, route.upstream, headers)
+        asking = None
+        if request.api == "chat" and route.upstream in settings.usage_upstreams:
+            asking = self._asking_usage(request, body)
         if asking is not None:
-            # An event can only be taken out of what can be read.
-            headers = [pair for pair in headers if pair[0].lower() != "accept-encoding"]
-            headers.append(("Accept-Encoding", "identity"))
-            body = asking
-        added = settings.headers_of(route.requested_model)
+            body, headers = asking, _uncompressed(headers)
+        added = settings.headers_of(route.requested_model) if settings.headers_of is not None else NO_HEADERS
         run.reply = await self._upstream.send(route.upstream, "POST", origin.path_qs, headers, body, added)
         return asking is not None
 
-    def _asking_usage(self, view: View, body: bytes) -> bytes | None:
-        """*body* with usage asked for; None if it is not to be, or cannot be."""
-        if view.request.api != "chat" or view.known.route.upstream not in self._settings.usage_upstreams:
-            return None
-        return self._faults.attempt("answer", view.request.request_id, partial(ask, body), None)
+    def _asking_usage(self, request: Request, body: bytes) -> bytes | None:
+        """*body* with usage asked for; None if it does not stream or says itself what it wants."""
+        return self._faults.attempt("answer", request.request_id, partial(ask, body), None)
 
-    def _is_foreign(self, request: Request, upstream: str) -> bool:
-        """True if a fallback's *upstream* is not the one that the caller chose, and has a key for."""
-        return bool(request.fallback_model) and upstream != self._catalogue.resolve(request.asked_model).upstream
-
-    async def _named(self, view: View) -> bytes:
-        """The body to send: the view's, under the name that the upstream has for the model."""
-        route = view.known.route
-        if view.request.path_model or route.model == route.requested_model:
-            return view.body
+    async def _renamed(self, view: View) -> bytes:
+        """The body of *view* under the name that its upstream has for the model."""
         located = await self._measurer.located(replace(view.request, body=view.body))
-        return renamed(view.body, located, route.model)
+        return renamed(view.body, located, view.known.route.model)
+
+    def _is_foreign(self, fallback: Request, upstream: str) -> bool:
+        """True if a fallback's *upstream* is not the one that the caller chose, and has a key for."""
+        return upstream != self._catalogue.resolve(fallback.asked_model).upstream
 
     async def _overflow_in(self, reply: Reply, view: View, taken: list[bytes], *, is_believed: bool) -> Overflow | None:
         """The overflow that *reply* to *view* is; None if it is none, or one that cannot be true.
@@ -204,7 +194,7 @@ class UpstreamCalls:
         believed once *is_believed* again.
         """
         claim, judge = await self._claim_in(reply, taken)
-        if judge is None or not self._retries.may_retry(claim):
+        if claim is None or judge is None or not self._retries.may_retry(claim):
             return None
         if not is_believed:
             prior = await self._retries.prior(view)
@@ -223,6 +213,16 @@ class UpstreamCalls:
             opening = EarlyOverflowDetector(self._classifier, reply.headers)
             return await _watch(reply, taken, opening), opening.judged
         return None, None
+
+
+def _without_credentials(headers: Headers) -> Headers:
+    """*headers* without what says who the client is: for a server that it did not choose."""
+    return [pair for pair in headers if pair[0].lower() not in PERSONAL]
+
+
+def _uncompressed(headers: Headers) -> Headers:
+    """*headers* that ask for no content coding: an event can only be taken out of what can be read."""
+    return [*(pair for pair in headers if pair[0].lower() != "accept-encoding"), ("Accept-Encoding", "identity")]
 
 
 async def _watch(reply: Reply, taken: list[bytes], opening: EarlyOverflowDetector) -> Overflow | None:

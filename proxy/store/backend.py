@@ -1,4 +1,7 @@
-"""What the records need from a place to keep bytes: a few operations, each bounded, each failing in one way."""
+"""What the tables need of a place that stores bytes, and the errors of this room.
+
+No error reaches a request: ``Unavailable`` is handled by the tables, the others end the start.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from proxy.store.breaker import State
 
 
 class StoreError(Exception):
-    """Anything this room raises."""
+    """Base of all errors of this room."""
 
 
 class StoreMisconfigured(StoreError):
-    """The store's URL or key cannot be used as it stands; the text names the setting and never the secret."""
+    """The store's URL or key cannot be used; the text names the setting and never the secret."""
 
 
 class StoreUnsupported(StoreError):
-    """The server is too old; the text says which version it is and which is needed."""
+    """The server is too old; the text names its version and the one that is needed."""
 
 
 class EmbeddedUnavailable(StoreError):
@@ -25,7 +28,7 @@ class EmbeddedUnavailable(StoreError):
 
 
 class Unavailable(StoreError):
-    """One operation got no usable answer; ``kind`` is a short stable name to count it by."""
+    """One operation got no usable reply; ``kind`` is a short, fixed name to count it by."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -33,43 +36,49 @@ class Unavailable(StoreError):
 
 
 class Backend(Protocol):
-    """Keeps bytes under names. Every method raises ``Unavailable`` when it cannot say, within its deadline."""
+    """Stores bytes under keys: servers, or the memory of this process.
+
+    Every method raises ``Unavailable`` if there is no reply within its deadline.
+    """
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values under *keys*, all of one conversation, in order; ``None`` where there is none."""
+        """The values under *keys* (of one conversation), in order; None for each that is missing."""
 
     async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
-        """Keep *value* for *seconds* (``None``: for ever) unless *key* is taken: then what is there, else ``None``."""
+        """Store *value* for *seconds* (None: for ever) unless *key* exists.
+
+        Return the value that is there, or None if *value* was stored.
+        """
 
     async def refresh(self, key: str, seconds: float) -> None:
-        """Let *key* live *seconds* from now; nothing happens when it is gone."""
+        """Have *key* expire *seconds* from now; does nothing if it is missing."""
 
     async def remove(self, key: str) -> None:
-        """Forget *key*."""
+        """Delete *key*, of whatever type."""
 
     async def extend(self, key: str, value: bytes, seconds: float) -> bool:
-        """Let *key* live *seconds* from now if it holds *value*; whether it does."""
+        """Have *key* expire *seconds* from now if it holds *value*. Return False if it does not."""
 
     async def release(self, key: str, value: bytes) -> bool:
-        """Forget *key* if it holds *value*; whether it did."""
+        """Delete *key* if it holds *value*. Return False if it did not."""
 
     async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
-        """Keep *new* for *seconds* under *key* if it holds *old*; whether it did."""
+        """Store *new* for *seconds* under *key* if it holds *old*. Return False if it did not."""
 
     async def add(self, key: str, amount: int, seconds: float) -> None:
-        """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
+        """Add *amount* to the integer under *key*, which expires *seconds* from now."""
 
     async def note(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
-        """Set *field* of the table under *key*, which lives *seconds* from now at least.
+        """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest.
 
-        Of more than *most* fields the one whose name sorts first goes.
+        Of more than *most* fields the one whose name sorts first is removed.
         """
 
     async def table(self, key: str) -> Mapping[bytes, bytes]:
-        """All fields of the table under *key*; empty where there is none."""
+        """All fields of the hash under *key*; empty if there is none."""
 
     async def rank(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
-        """Set the score of *member* under *key*, which lives *seconds* from now, and keep the *most* highest."""
+        """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
 
     async def ranked(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores, the highest first."""
@@ -80,7 +89,7 @@ class Backend(Protocol):
 
     @property
     def refusal(self) -> str:
-        """The kind of refusal if a server answers but does not do what it is asked, else an empty string."""
+        """The kind of refusal if a server answers but refuses operations, else an empty string."""
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""

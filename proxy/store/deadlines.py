@@ -1,40 +1,53 @@
-"""How long each caller has waited for the store in vain: no request pays for every operation of a store that hangs."""
+"""How long the store may take: an operation, a request, a connection. No request pays for a store that hangs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-REQUEST = 0.150
+OPERATION: Final = 0.060
+"""Seconds that a caller waits for one operation, and at most as long again for its turn."""
+
+REQUEST: Final = 0.150
 """Seconds that a caller waits in vain at most, over all its operations."""
 
-FORGOTTEN = 1.0
-"""Seconds after which a caller is as patient again: a connection's task serves one request after the other."""
+FORGOTTEN: Final = 1.0
+"""Seconds after which a caller's waits are forgotten: a connection's task serves one request after the other."""
+
+CONNECT: Final = 2.0
+"""Seconds to connect to a server at start and in the background, where no request waits."""
+
+SOCKET: Final = 1.0
+"""Seconds after which the client's socket gives up: for operations whose caller has stopped waiting."""
 
 
 class WaitBudget:
-    """Counts by task; *clock* gives monotonic seconds."""
+    """What each caller, told apart by its task, may still wait; *clock* gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._vain: WeakKeyDictionary[asyncio.Task[Any], tuple[float, float]] = WeakKeyDictionary()
+        self._spent: WeakKeyDictionary[asyncio.Task[Any], tuple[float, float]] = WeakKeyDictionary()
+        """By task: since when (monotonic), and seconds waited in vain."""
 
     def left(self, most: float) -> float:
-        """Seconds the running task may wait for its next operation: *most*, or what is left to it."""
-        if not self._vain:
+        """Seconds that the running task may wait for its next operation: *most*, or what is left to it."""
+        if not self._spent:
             return most
-        return max(0.0, min(most, REQUEST - self._spent()[1]))
+        _, spent = self._of_this_task()
+        return max(0.0, min(most, REQUEST - spent))
 
-    def note(self, seconds: float) -> None:
-        """The running task waited so long and got nothing."""
+    def spend(self, seconds: float) -> None:
+        """Take *seconds* that the running task waited in vain off its budget."""
         task = asyncio.current_task()
         if task is not None:
-            since, spent = self._spent()
-            self._vain[task] = (since, spent + seconds)
+            since, spent = self._of_this_task()
+            self._spent[task] = (since, spent + seconds)
 
-    def _spent(self) -> tuple[float, float]:
+    def _of_this_task(self) -> tuple[float, float]:
         task, now = asyncio.current_task(), self._clock()
-        since, spent = self._vain.get(task, (now, 0.0)) if task is not None else (now, 0.0)
+        if task is None:
+            return now, 0.0
+        since, spent = self._spent.get(task, (now, 0.0))
         return (since, spent) if now - since < FORGOTTEN else (now, 0.0)

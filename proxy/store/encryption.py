@@ -1,7 +1,14 @@
-"""Sealed values: compressed, encrypted, and bound to their name and tenant, so that the wrong value is never an answer.
+"""Sealed values, and the keys that seal them.
+
+A value is compressed, encrypted, and bound to its name and tenant, so that no other value passes for it.
 
 Layout: version (1 byte: how it is compressed), key id (1 byte), nonce (12 bytes), AES-256-GCM ciphertext with its tag.
-Version, key id and the value's name are authenticated with it.
+Version, key id and the value's name are authenticated with it. Random nonces of 12 bytes are safe for 2**32 values of
+one key (https://csrc.nist.gov/pubs/sp/800/38/d/final); each tenant has a key of its own, derived by HKDF
+(https://www.rfc-editor.org/rfc/rfc5869).
+
+Values are sealed with keys derived from a master key. The names they are stored under come from another secret, which
+the store holds for each master key, sealed with it. So a new master key moves no value.
 """
 
 from __future__ import annotations
@@ -23,9 +30,12 @@ from proxy.store import key_names
 from proxy.store.backend import Backend, Unavailable
 
 MAX_PLAIN = 8 * 1024 * 1024
+"""Most bytes of a value before it is compressed."""
+
 DEFLATE, ZSTD = 1, 2
-"""Versions: records, which are small, and originals, which need not be."""
-_LEVEL = 3
+"""Versions: of records, which are small, and of originals, which may be large."""
+
+_ZSTD_LEVEL = 3
 _HEAD, _NONCE, _TAG = 2, 12, 16
 _TENANTS = 4096
 
@@ -37,10 +47,9 @@ KEY_FILE = "master.key"
 
 
 class Sealer:
-    """Derives each tenant's keys from *master* and seals values with them. Not thread-safe.
+    """Seals values with keys derived from *master*; opens those sealed with one of *others*, too. Not thread-safe.
 
-    What was sealed with one of *others* opens too. Names come from a secret of their own, *names*, so that they outlive
-    a master key; without one it is that of *master*.
+    *names* is the naming secret; without one it is derived from *master*.
     """
 
     def __init__(self, master: bytes, others: Sequence[bytes] = (), names: bytes | None = None) -> None:
@@ -50,28 +59,30 @@ class Sealer:
         self._prefix_keys: LRUCache[bytes, bytes] = LRUCache(_TENANTS)
 
     def prefix_key(self, tenant: bytes) -> bytes:
-        """The secret (32 bytes) that keys this tenant's chains."""
+        """The secret (32 bytes) that keys this tenant's prefix hashes."""
         key = self._prefix_keys.get(tenant)
         if key is None:
             key = self._prefix_keys[tenant] = derive(self.names, b"chain", tenant)
         return key
 
     def item_key(self) -> bytes:
-        """The secret (32 bytes) that tells what we gave clients to carry; no tenant's, since credentials change."""
+        """The secret (32 bytes) that proves which items in a request are ours; the same for every tenant, since
+        credentials change.
+        """
         return derive(self.names, b"item", b"")
 
     def seal(self, tenant: bytes, key_name: str, plain: bytes) -> bytes:
-        """The value to store under *key_name*, never the same twice. ``ValueError`` if over ``MAX_PLAIN``."""
+        """Seal *plain* to store it under *key_name*; never the same bytes twice. ``ValueError`` above ``MAX_PLAIN``."""
         if len(plain) > MAX_PLAIN:
             raise ValueError(f"a record of {len(plain)} bytes is over the limit of {MAX_PLAIN}")
         return self._own.seal(tenant, key_name, zlib.compress(plain, 6), DEFLATE)
 
     def seal_packed(self, tenant: bytes, key_name: str, packed: bytes) -> bytes:
-        """The value to store under *key_name* for what ``pack`` made, which may have been in another thread."""
+        """As ``seal``, for a value that ``pack`` compressed, maybe in another thread."""
         return self._own.seal(tenant, key_name, packed, ZSTD)
 
     def open(self, tenant: bytes, key_name: str, value: bytes) -> bytes | None:
-        """What was sealed for this tenant under this name; ``None`` for anything else whatsoever."""
+        """The value sealed for this tenant under this name. Return None for anything else."""
         if len(value) < _HEAD + _NONCE + _TAG or value[0] not in (DEFLATE, ZSTD):
             return None
         for ring in self._rings:
@@ -81,11 +92,11 @@ class Sealer:
         return None
 
     def is_former(self, value: bytes) -> bool:
-        """Whether *value*, which opened, was sealed with another key than the present one."""
+        """True if *value*, which opened, was sealed with another key than the present one."""
         return value[1:2] != self._own.key_id
 
     def is_foreign(self, value: bytes) -> bool:
-        """Whether *value* was sealed, by its own word, with a key that is none of ours."""
+        """True if *value* states a key id that is none of ours."""
         return value[:1] in (b"\1", b"\2") and all(value[1:2] != ring.key_id for ring in self._rings)
 
 
@@ -98,12 +109,12 @@ class _Ring:
         self._ciphers: LRUCache[bytes, AESGCM] = LRUCache(_TENANTS)
 
     def seal(self, tenant: bytes, key_name: str, packed: bytes, version: int) -> bytes:
-        """*packed*, sealed."""
+        """Encrypt *packed*."""
         head, nonce = bytes((version,)) + self.key_id, os.urandom(_NONCE)
         return head + nonce + self._cipher(tenant).encrypt(nonce, packed, head + key_name.encode())
 
     def open(self, tenant: bytes, key_name: str, value: bytes) -> bytes | None:
-        """What was sealed with this key; ``None`` where it was another key, name or tenant, or the value changed."""
+        """Decrypt *value*. Return None if key, name or tenant are others, or the value was tampered with."""
         head, nonce, sealed = value[:_HEAD], value[_HEAD : _HEAD + _NONCE], value[_HEAD + _NONCE :]
         if head[1:] != self.key_id:
             return None
@@ -120,19 +131,19 @@ class _Ring:
 
 
 def derive(secret: bytes, purpose: bytes, tenant: bytes) -> bytes:
-    """32 bytes for one *purpose* and one *tenant* (none: empty), of which nothing tells *secret*."""
+    """32 bytes for one *purpose* and one *tenant* (empty: all), from which *secret* cannot be found."""
     info = b"ullage1|" + purpose + b"|" + tenant
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
 
 
 def naming_secret(master: bytes) -> bytes:
-    """The secret (32 bytes) that names come from where *master* is the first key a store ever had."""
+    """The naming secret (32 bytes) if *master* is the first key that a store ever had."""
     return derive(master, b"names", b"")
 
 
 def pack(plain: bytes) -> bytes:
-    """*plain*, compressed for ``seal_packed``. Thread-safe."""
-    return ZstdCompressor(level=_LEVEL).compress(plain)
+    """Compress *plain* for ``seal_packed``. Thread-safe."""
+    return ZstdCompressor(level=_ZSTD_LEVEL).compress(plain)
 
 
 def _unpack_zstd(packed: bytes) -> bytes | None:
@@ -145,7 +156,7 @@ def _unpack_zstd(packed: bytes) -> bytes | None:
 
 
 def _unpack(packed: bytes) -> bytes | None:
-    # A writer who holds the key is still not trusted with our memory: what inflates beyond the limit is refused.
+    # A writer who holds the key is still not trusted with our memory: nothing is inflated beyond the limit.
     inflate = zlib.decompressobj()
     try:
         plain = inflate.decompress(packed, MAX_PLAIN + 1)
@@ -160,14 +171,14 @@ def new_master_key() -> bytes:
 
 
 def find_master_key(directory: Path) -> bytes | None:
-    """The key in *directory*, where one was ever created. Raises ``OSError``, ``ValueError``."""
+    """The key in *directory*. Return None if there is none. Raises ``OSError``, ``ValueError``."""
     return ensure_master_key(directory) if (directory / KEY_FILE).exists() else None
 
 
 def ensure_master_key(directory: Path) -> bytes:
-    """The key in *directory*, created there once, readable by its owner only. Raises ``OSError``, ``ValueError``.
+    """The key in *directory*, created if missing, readable by its owner only. Raises ``OSError``, ``ValueError``.
 
-    Processes that start together get the same key: it is written beside and linked into place, the first link wins.
+    Processes that start together get the same key: each writes a draft and links it into place; the first link wins.
     """
     path = directory / KEY_FILE
     if not path.exists():
@@ -190,32 +201,32 @@ def ensure_master_key(directory: Path) -> bytes:
 
 
 async def share_master_key(backend: Backend, ours: bytes) -> tuple[bytes, bool]:
-    """The key every replica of this store uses, and whether it had to be put there. Raises ``Unavailable``."""
-    (held,) = await backend.read([key_names.MASTER])
-    put = False
-    if held is None:
-        held = await backend.claim(key_names.MASTER, ours, None)
-        put = held is None
-    if held is not None and len(held) != KEY_SIZE:
+    """The key that every replica of this store uses, and True if it was missing. Raises ``Unavailable``."""
+    (shared,) = await backend.read([key_names.MASTER])
+    if shared is None:
+        shared = await backend.claim(key_names.MASTER, ours, None)
+        if shared is None:
+            return ours, True
+    if len(shared) != KEY_SIZE:
         raise Unavailable("master_key")
-    return held or ours, put
+    return shared, False
 
 
 async def share_naming_secret(backend: Backend, ring: Sequence[bytes]) -> bytes:
-    """The secret that names come from, of whoever has a master key of *ring*, the first of which seals from now on.
+    """The naming secret that every holder of a master key of *ring* uses. Raises ``Unavailable``.
 
-    The first of them that has one in the store tells; where none has, it is derived from the first key of all, and in
-    either case put there for that one. Raises ``Unavailable``.
+    The first key of *ring* that has one in the store decides; if none has, it is derived from the first key. Either way
+    it is stored for the first key, which seals from now on.
     """
-    places = [key_names.names(derive(key, b"fingerprint", b"")[:8]) for key in ring]
-    held = await backend.read(places)
-    found = [_opened(key, name, value) for key, name, value in zip(ring, places, held, strict=True)]
-    secret = next((each for each in found if each is not None), None) or naming_secret(ring[0])
-    if found[0] is None and held[0] is None:
-        first = await backend.claim(places[0], Sealer(ring[0]).seal(b"", places[0], secret), None)
-        secret = _opened(ring[0], places[0], first) or secret
-    return secret
+    names = [key_names.names(derive(key, b"fingerprint", b"")[:8]) for key in ring]
+    values = await backend.read(names)
+    opened = [_opened(key, name, value) for key, name, value in zip(ring, names, values, strict=True)]
+    secret = next((each for each in opened if each is not None), None) or naming_secret(ring[0])
+    if values[0] is not None:
+        return secret
+    theirs = await backend.claim(names[0], Sealer(ring[0]).seal(b"", names[0], secret), None)
+    return _opened(ring[0], names[0], theirs) or secret
 
 
 def _opened(key: bytes, name: str, value: bytes | None) -> bytes | None:
-    return None if value is None else Sealer(key).open(b"", name, value)
+    return Sealer(key).open(b"", name, value) if value is not None else None

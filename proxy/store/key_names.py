@@ -1,4 +1,7 @@
-"""What things are called in the store. One line per kind; everything of one conversation shares a hash slot."""
+"""The names of all keys in the store. All keys of one conversation share a hash slot.
+
+Replicas of different versions read the same keys: a name that is in use never changes.
+"""
 
 from __future__ import annotations
 
@@ -11,79 +14,80 @@ TRIAL = "ullage1:trial"
 
 
 def names(fingerprint: bytes) -> str:
-    """Where the secret that names come from is kept for those who have the master key with this *fingerprint*."""
+    """The naming secret, for holders of the master key with this *fingerprint*."""
     return f"ullage1:{{names}}:{_text(fingerprint)}"
 
 
-def event(root: bytes, route: str, chain: bytes) -> str:
-    """The name of the event record at *chain* of conversation *root* on *route* (``upstream,model``)."""
-    return _of_conversation(root, "e", sha256(route.encode()).digest()[:8], chain)
+def event(root_hash: bytes, route: str, prefix_hash: bytes) -> str:
+    """The compaction record at *prefix_hash* of a conversation on *route* (``upstream,model``)."""
+    return _of_conversation(root_hash, "e", sha256(route.encode()).digest()[:8], prefix_hash)
 
 
-def summary(root: bytes, policy: bytes, chain: bytes) -> str:
-    """The name of the summary of the items before *chain*, written by the text *policy*."""
-    return _of_conversation(root, "s", policy, chain)
+def summary(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
+    """The summary of the items before *prefix_hash*, written by the text *policy*."""
+    return _of_conversation(root_hash, "s", policy, prefix_hash)
 
 
-def lease(root: bytes, policy: bytes, chain: bytes) -> str:
-    """The name of the right to write a summary of what came after the event at *chain*."""
-    return _of_conversation(root, "k", policy, chain)
+def lease(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
+    """The lease to write a summary of what follows the compaction at *prefix_hash*."""
+    return _of_conversation(root_hash, "k", policy, prefix_hash)
 
 
-def refused(root: bytes, policy: bytes, chain: bytes) -> str:
-    """The name of the mark that no summary could be written of what came after the event at *chain*."""
-    return _of_conversation(root, "x", policy, chain)
+def refused(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
+    """The mark that a summary of what follows the compaction at *prefix_hash* failed."""
+    return _of_conversation(root_hash, "x", policy, prefix_hash)
 
 
-def mark(root: bytes) -> str:
-    """The name of the wish that conversation *root* is compacted at its next request."""
-    return _of_conversation(root, "m")
+def mark(root_hash: bytes) -> str:
+    """An operator's request to compact the conversation."""
+    return _of_conversation(root_hash, "m")
 
 
-def notes(root: bytes) -> str:
-    """The name of what is told of conversation *root*: a hash of notes."""
-    return _of_conversation(root, "n")
+def notes(root_hash: bytes) -> str:
+    """The notes on a conversation: a hash."""
+    return _of_conversation(root_hash, "n")
 
 
-def original(root: bytes, digest: bytes) -> str:
-    """The name of an archived original of conversation *root*; *digest* is keyed and of its content."""
-    return _of_conversation(root, "a", digest)
+def original(root_hash: bytes, digest: bytes) -> str:
+    """An archived original; *digest* is a keyed one of its content."""
+    return _of_conversation(root_hash, "a", digest)
 
 
 def known(name: bytes) -> str:
-    """The name of the roots that belong to one conversation; *name* is a keyed digest of what it is called."""
+    """The root hashes of one conversation; *name* is a keyed digest of its name."""
     return f"ullage1:{{{_text(name)}}}:c"
 
 
 def listed(tenant: bytes) -> str:
-    """The name of the list of a tenant's (a keyed digest) newest conversations."""
+    """The list of a tenant's newest conversations; *tenant* is a keyed digest."""
     return f"ullage1:{{{_text(tenant)}}}:l"
 
 
 def bucket(tenant: bytes, kind: str, slot: int) -> str:
-    """The name of a count of *tenant*'s (a keyed digest) tokens of one *kind* in the time *slot*."""
+    """The count of a tenant's tokens of one *kind* in the time *slot*; *tenant* is a keyed digest."""
     return f"ullage1:b:{{{_text(tenant)}}}:{kind}:{slot}"
 
 
 def pause(tenant: bytes) -> str:
-    """The name of the mark that nothing is asked on behalf of *tenant* (a keyed digest) for a while."""
+    """The mark that summaries pause for a tenant; *tenant* is a keyed digest."""
     return f"ullage1:b:{{{_text(tenant)}}}:pause"
 
 
 def lesson(name: bytes) -> str:
-    """The name of what was learned about a route for one tenant; *name* is a keyed digest of both."""
+    """What one tenant's requests taught about a route; *name* is a keyed digest of both."""
     return f"ullage1:f:{_text(name)}"
 
 
 def trial(key: str, operation: str) -> str:
-    """Return the name under which *operation* is tried on the server that has *key*: it is in the same hash slot."""
+    """The key on which *operation* is tried on the server that has *key*: it is in the same hash slot."""
     tagged = re.search(r"\{(.+?)\}", key)
     return f"ullage1:{{{tagged[1] if tagged else key}}}:t:{operation}"
 
 
-def _of_conversation(root: bytes, kind: str, *parts: bytes) -> str:
-    # The braces make the root the cluster's hash tag: one MGET may then name many places of a conversation.
-    return ":".join((f"ullage1:{{{_text(root)}}}:{kind}", *map(_text, parts)))
+def _of_conversation(root_hash: bytes, kind: str, *parts: bytes) -> str:
+    # In braces, the root hash is the cluster's hash tag, so that one MGET may read many keys of a conversation:
+    # https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags
+    return ":".join((f"ullage1:{{{_text(root_hash)}}}:{kind}", *map(_text, parts)))
 
 
 def _text(value: bytes) -> str:

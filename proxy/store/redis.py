@@ -1,14 +1,11 @@
-"""Speaks to Redis and Valkey servers: one deadline per operation, no retries, a bounded pool, a breaker per node.
-
-The client's own retries and generous timeouts stay off: a frozen server would hold a request for many seconds.
-"""
+"""The store on Redis and Valkey servers: one deadline per operation, no retries, a bounded pool, a breaker per node."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -22,32 +19,38 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
+from proxy.store import deadlines
 from proxy.store.backend import StoreMisconfigured, StoreUnsupported, Unavailable
 from proxy.store.breaker import Breaker, State
 from proxy.store.deadlines import WaitBudget
 from proxy.store.redis_errors import BREAKING, FAULTS, REFUSALS, Refusals, Refused, kind_of
+from proxy.tasks import Spawn
 
 T = TypeVar("T")
-Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
-OPERATION = 0.060  # seconds a caller waits for one operation, and at most as long again for its turn
-# At once, per process. More only adds connections to open in a burst: 200 writers of one moment take 36 ms with 64
-# and 26 ms with 32, because one event loop feeds them all.
-POOL = 32
-OLDEST = (7, 0)  # the first with SET … NX GET
-_BACKSTOP = 1.0  # socket timeouts: end what nobody waits for any more
-_INTRODUCTION = 2.0
-_FORCED: dict[str, Any] = {
-    "socket_timeout": _BACKSTOP,
-    "socket_connect_timeout": _BACKSTOP,
+POOL: Final = 32
+"""Operations at once, per process. More only adds connections to open in a burst: 200 writers of one moment take 36 ms
+with 64 and 26 ms with 32, because one event loop feeds them all.
+"""
+
+OLDEST: Final = (7, 0)
+"""The first version of Redis with NX and GET in one SET: https://redis.io/docs/latest/commands/set/"""
+
+_NODES: Final = 256
+"""Most nodes with a breaker."""
+
+_CONNECTION_OPTIONS: Final[dict[str, Any]] = {
+    "socket_timeout": deadlines.SOCKET,
+    "socket_connect_timeout": deadlines.SOCKET,
     "health_check_interval": 0,
     "decode_responses": False,
-    "protocol": 2,  # the newer one adds a handshake and pushes that nothing here uses
-    "driver_info": None,  # two more round trips on every new connection, to tell the server our name
+    "protocol": 2,  # RESP3 adds a handshake and push messages that nothing here uses
+    "driver_info": None,  # two more round trips on every new connection, to tell the server the client's name
 }
+"""What no URL may change: a frozen server would else hold requests for the client's own timeouts of seconds."""
 
-
-# Lua scripts, where reading and writing must be one step: a server runs nothing else meanwhile.
+# Lua scripts, for steps that read and write: a server runs nothing else meanwhile
+# (https://redis.io/topics/eval-intro).
 
 _EXTEND: Final = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
 """Renews a lease for its holder only."""
@@ -85,8 +88,8 @@ return redis.call('pexpire', KEYS[1], ARGV[4])
 """Scores a member; only the highest scores stay."""
 
 
-class Servers:
-    """The ``Backend`` behind a URL: one server, the master a Sentinel names, or a cluster.
+class RedisBackend:
+    """The ``Backend`` behind a URL: one server, the master that a Sentinel names, or a cluster.
 
     *spawn* starts a named background task; *clock* gives monotonic seconds, *dice* numbers in [0, 1).
     Raises ``StoreMisconfigured`` for a URL that cannot be used; does not connect.
@@ -108,18 +111,19 @@ class Servers:
         self._spawn = spawn
         self._clock = clock
         self._dice = dice
-        self._breakers: LRUCache[str, Breaker] = LRUCache(256)
+        self._breakers: LRUCache[str, Breaker] = LRUCache(_NODES)
         self.refusals = Refusals()
         self._slots = asyncio.Semaphore(POOL)
-        self._waits = WaitBudget(clock)
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._wait_budget = WaitBudget(clock)
+        self._running: set[asyncio.Task[Any]] = set()
 
     @property
     def breaker(self) -> State:
         """``open``, ``half-open`` or ``closed``: the worst over all nodes."""
         states = {breaker.state for breaker in self._breakers.values()}
-        worst: tuple[State, ...] = ("open", "half-open")
-        return next((state for state in worst if state in states), "closed")
+        if "open" in states:
+            return "open"
+        return "half-open" if "half-open" in states else "closed"
 
     @property
     def refusal(self) -> str:
@@ -127,137 +131,137 @@ class Servers:
         return self.refusals.kind
 
     async def introduce(self) -> None:
-        """Connect, unhurried, and check the server's version.
+        """Connect, with time to spare, and check the server's version.
 
-        Raises ``Unavailable`` when there is no answer, ``StoreUnsupported`` when the server is too old.
+        Raises ``Unavailable`` if there is no answer, ``StoreUnsupported`` if the server is too old.
         """
         try:
-            async with asyncio.timeout(_INTRODUCTION):
+            async with asyncio.timeout(deadlines.CONNECT):
                 await self._client.initialize()
-                info = await self._about()
+                info = await self._server_info()
         except errors.NoPermissionError:
-            return  # a server that forbids the question is taken at its word
+            return  # a server that does not allow INFO is trusted to be new enough
         except FAULTS as error:
             raise Unavailable(kind_of(error)) from error
-        said = str(info.get("redis_version", ""))
-        if said and _version(said) < OLDEST:
+        version = str(info.get("redis_version", ""))
+        if version and _version(version) < OLDEST:
             oldest = ".".join(map(str, OLDEST))
             raise StoreUnsupported(
-                f"The server behind store.url is version {said}; Redis {oldest} or newer, or any Valkey, is needed "
+                f"The server behind store.url is version {version}; Redis {oldest} or newer, or any Valkey, is needed "
                 "(older ones have no SET with NX and GET together)."
             )
 
     async def probe(self) -> None:
-        """Ask every node whose breaker is due for a probe, so that no request has to."""
+        """Probe every node whose breaker allows it, so that no request has to."""
         for node, breaker in list(self._breakers.items()):
             if breaker.state == "closed":
                 continue
-            if self._left(node):
+            if self._has_left(node):
                 del self._breakers[node]
             elif breaker.admit():
                 try:
-                    async with asyncio.timeout(OPERATION):
+                    async with asyncio.timeout(deadlines.OPERATION):
                         await _perform(breaker, partial(self._ping, node))
                 except TimeoutError:
-                    continue  # the breaker has been told
+                    continue  # ``_perform`` has counted it
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values under *keys* (one hash slot), in order."""
-        found = await self._ask("read", keys[0], lambda: self._client.mget(list(keys)))
-        if not isinstance(found, list) or len(found) != len(keys):
+        """The values under *keys* (of one hash slot), in order; None for each that is missing."""
+        values = await self._ask("read", keys[0], lambda: self._client.mget(list(keys)))
+        if not isinstance(values, list) or len(values) != len(keys):
             raise Unavailable("protocol")
-        return [_value(value) for value in found]
+        return [_value(value) for value in values]
 
     async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
-        """Keep *value* unless *key* is taken: then what is there, else ``None``."""
+        """Store *value* unless *key* exists. Return the value that is there, or None if *value* was stored."""
         lifetime = None if seconds is None else int(seconds * 1000)
-        held = await self._ask("claim", key, lambda: self._client.set(key, value, nx=True, get=True, px=lifetime))
-        return _value(held)
+        present = await self._ask("claim", key, lambda: self._client.set(key, value, nx=True, get=True, px=lifetime))
+        return _value(present)
 
     async def refresh(self, key: str, seconds: float) -> None:
-        """Let *key* live *seconds* from now."""
+        """Have *key* expire *seconds* from now."""
         await self._ask("refresh", key, lambda: self._client.pexpire(key, int(seconds * 1000)))
 
     async def remove(self, key: str) -> None:
-        """Forget *key*, whatever it holds."""
+        """Delete *key*, of whatever type."""
         await self._ask("remove", key, lambda: self._client.unlink(key))
 
     async def extend(self, key: str, value: bytes, seconds: float) -> bool:
-        """Let *key* live *seconds* from now if it holds *value*; whether it does."""
+        """Have *key* expire *seconds* from now if it holds *value*. Return False if it does not."""
         lifetime = str(int(seconds * 1000))
         return bool(await self._ask("extend", key, lambda: self._script(_EXTEND, key, value, lifetime)))
 
     async def release(self, key: str, value: bytes) -> bool:
-        """Forget *key* if it holds *value*; whether it did."""
+        """Delete *key* if it holds *value*. Return False if it did not."""
         return bool(await self._ask("release", key, lambda: self._script(_RELEASE, key, value)))
 
     async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
-        """Keep *new* for *seconds* under *key* if it holds *old*; whether it did."""
+        """Store *new* for *seconds* under *key* if it holds *old*. Return False if it did not."""
         lifetime = str(int(seconds * 1000))
         return bool(await self._ask("swap", key, lambda: self._script(_SWAP, key, old, new, lifetime)))
 
     async def add(self, key: str, amount: int, seconds: float) -> None:
-        """Add *amount* to the whole number under *key*, which lives *seconds* from now."""
+        """Add *amount* to the integer under *key*, which expires *seconds* from now."""
         lifetime = str(int(seconds * 1000))
         await self._ask("add", key, lambda: self._script(_ADD, key, str(amount), lifetime))
 
     async def note(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
-        """Set *field* of the table under *key*, which lives *seconds* from now at least."""
+        """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest."""
         lifetime = str(int(seconds * 1000))
         await self._ask("note", key, lambda: self._script(_NOTE, key, field, value, str(most), lifetime))
 
     async def table(self, key: str) -> Mapping[bytes, bytes]:
-        """All fields of the table under *key*; empty where there is none."""
-        found: object = await self._ask("table", key, lambda: cast("Awaitable[object]", self._client.hgetall(key)))
-        if not isinstance(found, dict):
+        """All fields of the hash under *key*; empty if there is none."""
+        fields: object = await self._ask("table", key, lambda: cast("Awaitable[object]", self._client.hgetall(key)))
+        if not isinstance(fields, dict):
             raise Unavailable("protocol")
-        return found
+        return fields
 
     async def rank(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
-        """Set the score of *member* under *key*, which lives *seconds* from now, and keep the *most* highest."""
+        """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
         lifetime = str(int(seconds * 1000))
         await self._ask("rank", key, lambda: self._script(_RANK, key, member, repr(score), str(most), lifetime))
 
     async def ranked(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores, the highest first."""
-        found: Any = await self._ask(
+        members: Any = await self._ask(
             "ranked", key, lambda: self._client.zrange(key, 0, most - 1, desc=True, withscores=True)
         )
-        if not isinstance(found, list):
+        if not isinstance(members, list):
             raise Unavailable("protocol")
-        return [(bytes(member), float(score)) for member, score in found]
+        return [(bytes(member), float(score)) for member, score in members]
 
     async def _script(self, script: str, key: str, *arguments: str | bytes) -> object:
-        found: object = await self._client.eval(script, 1, key, *arguments)
-        return found
+        result: object = await self._client.eval(script, 1, key, *arguments)
+        return result
 
     async def close(self) -> None:
-        """Let operations under way end, then close every connection."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=2 * OPERATION)
+        """Let running operations end, then close every connection."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=2 * deadlines.OPERATION)
         for client in (self._client, self._sentinel):
             if client is not None:
                 try:
-                    async with asyncio.timeout(_BACKSTOP):
+                    async with asyncio.timeout(deadlines.SOCKET):
                         await client.aclose()
                 except FAULTS:
-                    continue  # the server is gone; so are its connections
+                    continue  # the server is gone, and its connections with it
 
     async def _ask(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
-        began, left = self._clock(), self._waits.left(OPERATION)
+        began, left = self._clock(), self._wait_budget.left(deadlines.OPERATION)
         node = self._node_of(key)
         try:
             answer = await self._answer(self._breaker_of(node), call, left)
         except Unavailable as error:
-            self._waits.note(self._clock() - began)
+            self._wait_budget.spend(self._clock() - began)
             if error.kind in REFUSALS:
-                self.refusals.note(Refused(operation, node, key), error.kind)
+                self.refusals.add(Refused(operation, node, key), error.kind)
             raise
-        self.refusals.forget(Refused(operation, node, key))
+        self.refusals.remove(Refused(operation, node, key))
         return answer
 
     async def _answer(self, breaker: Breaker, call: Callable[[], Awaitable[T]], left: float) -> T:
-        """What *call* gives, if that is there within *left* seconds."""
+        """The reply to *call*, if it comes within *left* seconds. Raises ``Unavailable``."""
         try:
             async with asyncio.timeout(left):
                 await self._slots.acquire()
@@ -266,24 +270,23 @@ class Servers:
         if not breaker.admit():
             self._slots.release()
             raise Unavailable("open")
-        # A task of its own: a caller that is cancelled leaves it to read its reply, so no connection goes back to
-        # the pool with an answer meant for somebody else.
+        # A task of its own: if its caller is cancelled it still reads its reply, so no connection goes back to the
+        # pool with a reply that the next operation would take for its own.
         task = self._spawn(_perform(breaker, call), "store operation")
-        self._under_way.add(task)
+        self._running.add(task)
         task.add_done_callback(self._done)
         done, _ = await asyncio.wait({task}, timeout=left)
         if not done:
-            # A caller that has no time left leaves the operation the time it needs to show how the server is.
-            asyncio.get_running_loop().call_later(OPERATION - left, task.cancel)
+            # The operation keeps its full time, so that the breaker learns how the server is.
+            asyncio.get_running_loop().call_later(deadlines.OPERATION - left, task.cancel)
             raise Unavailable("slow")
-        result = task.result()
-        if isinstance(result, Unavailable):
-            raise result
-        reply: T = result
-        return reply
+        reply = task.result()
+        if isinstance(reply, Unavailable):
+            raise reply
+        return cast("T", reply)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.discard(task)
+        self._running.discard(task)
         self._slots.release()
 
     def _breaker_of(self, node: str) -> Breaker:
@@ -301,7 +304,7 @@ class Servers:
             return ""  # the slot map is not known yet
         return node.name if node is not None else ""
 
-    def _left(self, node: str) -> bool:
+    def _has_left(self, node: str) -> bool:
         return isinstance(self._client, RedisCluster) and self._client.get_node(node_name=node) is None
 
     async def _ping(self, node: str) -> object:
@@ -309,7 +312,7 @@ class Servers:
             return await self._client.ping(target_nodes=self._client.get_node(node_name=node))
         return await self._client.ping()
 
-    async def _about(self) -> dict[str, Any]:
+    async def _server_info(self) -> dict[str, Any]:
         if isinstance(self._client, RedisCluster):
             info = await self._client.info("server", target_nodes=self._client.get_default_node())
         else:
@@ -332,6 +335,7 @@ class Servers:
 
 
 async def _perform(breaker: Breaker, call: Callable[[], Awaitable[T]]) -> T | Unavailable:
+    """The reply to *call*, or why there is none; the breaker counts it."""
     try:
         reply = await call()
     except asyncio.CancelledError:
@@ -354,8 +358,8 @@ def _value(answer: object) -> bytes | None:
     raise Unavailable("protocol")
 
 
-def _version(said: str) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdigit() else 0 for part in said.split(".")[:2])
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdigit() else 0 for part in text.split(".")[:2])
 
 
 def _no_retry() -> Retry:
@@ -363,13 +367,12 @@ def _no_retry() -> Retry:
 
 
 def _options(url: str) -> dict[str, Any]:
-    # What this module decides comes last: a URL may not bring back a timeout of seconds.
-    return {**parse_url(url), "retry_on_timeout": False, "retry": _no_retry(), **_FORCED}
+    return {**parse_url(url), "retry_on_timeout": False, "retry": _no_retry(), **_CONNECTION_OPTIONS}
 
 
 def _single(url: str) -> Redis:
     pool = ConnectionPool(**{**_options(url), "max_connections": POOL})
-    # Opens nothing, but refuses options it does not know now and not at the first request.
+    # Opens nothing, but raises now instead of at the first request if an option is unknown.
     pool.connection_class(**pool.connection_kwargs)
     return Redis.from_pool(pool)
 
@@ -390,16 +393,16 @@ def _through_sentinel(scheme: str, rest: str) -> tuple[Sentinel, Redis]:
     service, _, database = path.strip("/").partition("/")
     if not service:
         raise ValueError("it names no Sentinel service: redis+sentinel://host:port,host:port/service")
-    asked = {name: values[0] for name, values in parse_qs(query).items()}
-    own = {name: asked.pop(f"sentinel_{name}") for name in ("username", "password") if f"sentinel_{name}" in asked}
-    if asked:
-        raise ValueError(f"it has options that are not known: {', '.join(sorted(asked))}")
+    given = {name: values[0] for name, values in parse_qs(query).items()}
+    login = {name: given.pop(f"sentinel_{name}") for name in ("username", "password") if f"sentinel_{name}" in given}
+    if given:
+        raise ValueError(f"it has options that are not known: {', '.join(sorted(given))}")
     options = _options(f"{scheme}://{credentials}localhost/{database}")
     encrypted = options.pop("connection_class", None) is SSLConnection
     options.pop("host")
     sentinel = Sentinel(  # type: ignore[no-untyped-call]  # the library left it unannotated
         [(host, port or 26379) for host, port in hosts],
-        sentinel_kwargs={**_FORCED, **own, "retry": _no_retry(), "ssl": encrypted},
+        sentinel_kwargs={**_CONNECTION_OPTIONS, **login, "retry": _no_retry(), "ssl": encrypted},
     )
     client = sentinel.master_for(unquote(service), ssl=encrypted, max_connections=POOL, **options)
     return sentinel, client
@@ -421,5 +424,5 @@ def _cluster(scheme: str, rest: str) -> RedisCluster:
 
 
 def _harmless(error: BaseException) -> str:
-    # The library's texts may quote a part of the URL; ours never do.
+    """The text of *error* if it is ours: the library's may quote a password from the URL."""
     return str(error) if isinstance(error, ValueError) and str(error).startswith("it") else "it is not a valid URL"

@@ -1,4 +1,8 @@
-"""What can go wrong with an operation of the store, by a name, and what of it says that the server cannot serve."""
+"""Names for what goes wrong on a server, and the operations that it refuses at present.
+
+A full server still reads, and a user may have one command and lack another. So a refused operation is tried again by
+itself, on a key of its own: only that proves that it works.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ from redis import exceptions as errors
 from proxy.store import key_names
 from proxy.store.backend import Backend, Unavailable
 
-# What the library stumbles over when a server does not speak the protocol.
-_NONSENSE = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, EOFError)
-# The first that matches names the failure.
-_KINDS: tuple[tuple[type[BaseException], str], ...] = (
+_PROTOCOL_ERRORS: Final = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, EOFError)
+"""What the library raises if a server does not speak the protocol."""
+
+_KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (errors.MaxConnectionsError, "pool"),
     (errors.OutOfMemoryError, "oom"),
     (errors.AuthenticationError, "auth"),
@@ -31,54 +35,60 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (errors.ConnectionError, "down"),
     (OSError, "down"),
     (errors.InvalidResponse, "protocol"),
-    *((cause, "protocol") for cause in _NONSENSE),
+    *((cause, "protocol") for cause in _PROTOCOL_ERRORS),
 )
-# Answers whose first word the library knows no class for.
-_WORDS = {"WRONGTYPE": "wrongtype", "MISCONF": "disk", "NOREPLICAS": "replicas"}
-REFUSALS = {
+"""The kind of each error; the first that matches names it."""
+
+_PREFIXES: Final = {"WRONGTYPE": "wrongtype", "MISCONF": "disk", "NOREPLICAS": "replicas"}
+"""Error prefixes for which the library has no class: https://redis.io/docs/latest/develop/reference/errors/"""
+
+REFUSALS: Final = {
     "oom": "give the server more memory, or set its maxmemory-policy to volatile-lru",
     "disk": "the server cannot write to its disk: make room there, or mend its directory",
     "readonly": "store.url leads to a read-only replica: name its master, or use redis+sentinel://",
     "permission": "grant the user of store.url the commands that docs/operations.md lists, on keys of ullage1:*",
     "replicas": "the server has fewer replicas than its min-replicas-to-write: bring them back, or lower that",
 }
-"""What a server says that answers but does not do what it is asked, and what its operator can do about each."""
+"""Refusals of a server that answers, with what its operator can do."""
 
-BREAKING = frozenset({"slow", "down", "auth", "loading", "cluster", "protocol"})
-"""What says that the server cannot serve. A full memory, a missing permission or a busy pool of ours do not."""
-FAULTS = (errors.RedisError, OSError, TimeoutError, *_NONSENSE)
+BREAKING: Final = frozenset({"slow", "down", "auth", "loading", "cluster", "protocol"})
+"""Kinds that open the breaker. A full memory, a missing permission or a busy pool of ours do not."""
+
+FAULTS: Final = (errors.RedisError, OSError, TimeoutError, *_PROTOCOL_ERRORS)
 """What an operation may raise."""
 
 
 def kind_of(error: BaseException) -> str:
-    """What *error* is called in metrics and in the log."""
-    if isinstance(error, errors.ResponseError) and (named := _WORDS.get(str(error).partition(" ")[0])):
-        return named
+    """The kind of *error*, for metrics and the log."""
+    if isinstance(error, errors.ResponseError):
+        prefix, _, _ = str(error).partition(" ")
+        if prefix in _PREFIXES:
+            return _PREFIXES[prefix]
     return next((kind for cause, kind in _KINDS if isinstance(error, cause)), "error")
 
 
-LIFETIME: Final = 60.0
-"""Seconds for which a key lives that a trial writes."""
+TRIAL_LIFETIME: Final = 60.0
+"""Seconds that a key lives which a trial writes."""
 
 _TRIALS: Final[Mapping[str, Callable[[Backend, str], Awaitable[object]]]] = {
     "read": lambda backend, key: backend.read([key]),
-    "claim": lambda backend, key: backend.claim(key, b"", LIFETIME),
-    "refresh": lambda backend, key: backend.refresh(key, LIFETIME),
+    "claim": lambda backend, key: backend.claim(key, b"", TRIAL_LIFETIME),
+    "refresh": lambda backend, key: backend.refresh(key, TRIAL_LIFETIME),
     "remove": lambda backend, key: backend.remove(key),
-    "extend": lambda backend, key: backend.extend(key, b"", LIFETIME),
+    "extend": lambda backend, key: backend.extend(key, b"", TRIAL_LIFETIME),
     "release": lambda backend, key: backend.release(key, b""),
-    "swap": lambda backend, key: backend.swap(key, b"", b"", LIFETIME),
-    "add": lambda backend, key: backend.add(key, 1, LIFETIME),
-    "note": lambda backend, key: backend.note(key, "trial", b"", 1, LIFETIME),
+    "swap": lambda backend, key: backend.swap(key, b"", b"", TRIAL_LIFETIME),
+    "add": lambda backend, key: backend.add(key, 1, TRIAL_LIFETIME),
+    "note": lambda backend, key: backend.note(key, "trial", b"", 1, TRIAL_LIFETIME),
     "table": lambda backend, key: backend.table(key),
-    "rank": lambda backend, key: backend.rank(key, b"trial", 0.0, 1, LIFETIME),
+    "rank": lambda backend, key: backend.rank(key, b"trial", 0.0, 1, TRIAL_LIFETIME),
     "ranked": lambda backend, key: backend.ranked(key, 1),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An *operation*, by its name in ``Backend``, that *node* refused for *key*; one of a kind for each node."""
+    """An *operation*, by its name in ``Backend``, that *node* refused for *key*; equal for all keys of a node."""
 
     operation: str
     node: str
@@ -86,40 +96,40 @@ class Refused:
 
 
 class Refusals:
-    """The operations that are refused now, each with the kind of its refusal."""
+    """The operations that are refused at present, each with its kind."""
 
     def __init__(self) -> None:
         self._kinds: dict[Refused, str] = {}
 
     @property
     def kind(self) -> str:
-        """The kind of the oldest refusal that stands; empty if there is none."""
+        """The kind of the oldest refusal; empty if there is none."""
         return next(iter(self._kinds.values()), "")
 
     def all(self) -> list[Refused]:
-        """Return everything that is refused now."""
+        """Every operation that is refused at present."""
         return list(self._kinds)
 
-    def note(self, refused: Refused, kind: str) -> None:
-        """Remember that *refused* was refused."""
+    def add(self, refused: Refused, kind: str) -> None:
+        """Add a refused operation."""
         self._kinds[refused] = kind
 
-    def forget(self, refused: Refused) -> None:
-        """Note that the operation works."""
+    def remove(self, refused: Refused) -> None:
+        """Remove an operation that works."""
         if self._kinds:
             self._kinds.pop(refused, None)
 
 
 async def try_again(backend: Backend, refusals: Refusals) -> None:
-    """Repeat everything that is refused, and forget what works."""
+    """Repeat every refused operation, and remove those that work."""
     for refused in refusals.all():
         try:
             await trial(backend, refused)
         except Unavailable as error:
             if error.kind in REFUSALS:
                 continue
-            return  # it does not answer at all now: the breaker deals with that
-        refusals.forget(refused)
+            return  # the server does not answer at all: the breaker's concern
+        refusals.remove(refused)
 
 
 async def try_writing(backend: Backend) -> None:
@@ -131,5 +141,5 @@ async def try_writing(backend: Backend) -> None:
 
 
 async def trial(backend: Backend, refused: Refused) -> None:
-    """Do what was refused on a key of its own in the same hash slot. Raises ``Unavailable``."""
+    """Repeat the refused operation on a key of its own in the same hash slot. Raises ``Unavailable``."""
     await _TRIALS[refused.operation](backend, key_names.trial(refused.key, refused.operation))

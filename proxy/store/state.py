@@ -1,4 +1,4 @@
-"""How the store is: as a value, as words for the start-up summary, and as JSON for the status page."""
+"""The state of the store: as a value, as a line at start, as JSON for the status page, and as warnings in the log."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ INSTEAD = ", in place of the configured store, which cannot be used"
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """The store as health, metrics and the dashboard show it. ``owner`` is ``None`` unless the store is embedded.
+    """The state of the store, for health, metrics and the status page.
 
-    ``refusal`` is the kind of refusal (see ``failures.REFUSALS``) if a server answers but does not do what it is asked.
-    ``instead`` is true for memory in place of the configured store. ``errors`` counts by kind; ``latency`` is the
-    mean of recent operations in seconds, ``seconds`` their sum so far.
+    ``owner``: this process runs the private server; None unless the store is embedded. ``refusal`` is a kind of
+    ``redis_errors.REFUSALS`` if a server answers but refuses operations, else empty. ``instead``: memory replaces the
+    configured store. ``errors`` counts by kind. ``latency`` is a running mean of operations, ``seconds`` their sum.
     """
 
     kind: str
@@ -44,17 +44,22 @@ class StoreState:
     latency: float
 
 
-def describe(state: StoreState, path: Path) -> str:
-    """Return the store in one line; *path* is the embedded one's directory."""
+def describe_store(state: StoreState, path: Path) -> str:
+    """The store in one line; *path* is the embedded one's directory."""
     where = {"embedded": str(path), "memory": "this process only"}.get(state.kind, state.url_redacted)
-    guest = "" if state.owner is not False else ", shared with the process that started it"
+    guest = ", shared with the process that started it" if state.owner is False else ""
     return f"{state.kind}  ({where}{guest}{_trouble(state)})"
 
 
-def status(state: StoreState) -> dict[str, object]:
-    """Return what the status page shows of the store."""
-    errors, refusal = dict(state.errors), state.refusal or None
-    return {"kind": state.kind, "up": state.up, "breaker": state.breaker, "refusal": refusal, "errors": errors}
+def store_status(state: StoreState) -> dict[str, object]:
+    """The store on the status page."""
+    return {
+        "kind": state.kind,
+        "up": state.up,
+        "breaker": state.breaker,
+        "refusal": state.refusal or None,
+        "errors": dict(state.errors),
+    }
 
 
 def _trouble(state: StoreState) -> str:
@@ -68,33 +73,33 @@ def _trouble(state: StoreState) -> str:
 
 
 class ThrottledWarnings:
-    """Counts errors by kind and passes on what is worth a line; never sees keys or values."""
+    """Counts errors by kind. Logs changes of state at once, repeated errors once a minute; gets no keys or values."""
 
     def __init__(self, warn: Warn, clock: Callable[[], float] = time.monotonic) -> None:
         self._warn = warn
         self._clock = clock
-        self._said: dict[str, float] = {}
-        self._standing: dict[str, object] = {"store": True}
+        self._logged_at: dict[str, float] = {}
+        self._states: dict[str, object] = {"store": True}
         self.counts: Counter[str] = Counter()
 
     def say(self, event: str, /, **facts: object) -> None:
-        """Pass *event* on, now."""
+        """Log *event* now."""
         self._warn(event, facts)
 
     def change(self, subject: str, state: object, event: str, /, **facts: object) -> None:
-        """Pass *event* on if *subject* was in another state before."""
-        if self._standing.get(subject) != state:
-            self._standing[subject] = state
+        """Log *event* if *subject* was in another state before."""
+        if self._states.get(subject) != state:
+            self._states[subject] = state
             self._warn(event, facts)
 
     def count(self, kind: str, event: str = "", **facts: object) -> None:
-        """Count one error of *kind*; pass *event* on unless it was within the last minute."""
+        """Count one error of *kind*; log *event* unless it was logged within the last minute."""
         self.counts[kind] += 1
         now = self._clock()
-        if event and now - self._said.get(event, -EVERY) >= EVERY:
-            self._said[event] = now
+        if event and now - self._logged_at.get(event, -EVERY) >= EVERY:
+            self._logged_at[event] = now
             self._warn(event, {"kind": kind, **facts})
 
     def snapshot(self) -> Mapping[str, int]:
-        """How many errors of each kind there were so far."""
+        """The number of errors of each kind so far."""
         return dict(self.counts)

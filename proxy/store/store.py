@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.backend import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable
 from proxy.store.conversation_table import ConversationTable
-from proxy.store.embedded import Embedded
+from proxy.store.embedded import EmbeddedServer
 from proxy.store.encryption import (
     Sealer,
     ensure_master_key,
@@ -21,14 +20,13 @@ from proxy.store.encryption import (
     share_master_key,
     share_naming_secret,
 )
-from proxy.store.memory import Memory
-from proxy.store.redis import Servers
+from proxy.store.memory import MemoryBackend
+from proxy.store.redis import RedisBackend
 from proxy.store.redis_errors import REFUSALS, try_again, try_writing
 from proxy.store.state import StoreState, ThrottledWarnings, Warn
 from proxy.store.summary_table import SummaryTable
 from proxy.store.tables import RecordTable, TableAccess
-
-Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+from proxy.tasks import Spawn
 
 SHORTEST_KEY = 16
 _LOOK, _REREAD = 1.0, 60.0
@@ -53,7 +51,7 @@ class Store:
         self._access = access
         self._warnings = warnings
         self._instead = instead
-        self._embedded: Embedded | None = None
+        self._embedded: EmbeddedServer | None = None
         self._monitoring: asyncio.Task[None] | None = None
 
     def state(self) -> StoreState:
@@ -76,7 +74,7 @@ class Store:
             latency=access.latency,
         )
 
-    def attach(self, monitoring: asyncio.Task[None], embedded: Embedded | None) -> None:
+    def attach(self, monitoring: asyncio.Task[None], embedded: EmbeddedServer | None) -> None:
         """Own the task that monitors the store, and the private server, until ``close``."""
         self._monitoring = monitoring
         self._embedded = embedded
@@ -99,7 +97,7 @@ class StoreMonitor:
     """
 
     def __init__(
-        self, servers: Servers, access: TableAccess, warnings: ThrottledWarnings, ring: Sequence[bytes]
+        self, servers: RedisBackend, access: TableAccess, warnings: ThrottledWarnings, ring: Sequence[bytes]
     ) -> None:
         self._servers = servers
         self._access = access
@@ -214,7 +212,7 @@ async def open_store(
     warnings = ThrottledWarnings(warn, clock)
     _refuse_short_keys(key, others)
     ring = tuple(dict.fromkeys((key, *others))) if key is not None else ()
-    embedded: Embedded | None = None
+    embedded: EmbeddedServer | None = None
     if url == "embedded":
         try:
             embedded, ring = await _start_embedded(directory, key, others, spawn, warn)
@@ -222,7 +220,7 @@ async def open_store(
             warnings.say("store.memory_instead", cause=str(error))
             url, instead = "memory", True
     if url == "memory":
-        access = TableAccess(Memory(), Sealer(key or new_master_key()), spawn=spawn, warnings=warnings)
+        access = TableAccess(MemoryBackend(), Sealer(key or new_master_key()), spawn=spawn, warnings=warnings)
         return Store("memory", url, access, warnings, instead=instead)
     return await _open_servers(url, embedded, ring, spawn, warnings)
 
@@ -238,12 +236,12 @@ def _refuse_short_keys(key: bytes | None, others: Sequence[bytes]) -> None:
 
 async def _start_embedded(
     directory: Path, key: bytes | None, others: Sequence[bytes], spawn: Spawn, warn: Warn
-) -> tuple[Embedded, tuple[bytes, ...]]:
+) -> tuple[EmbeddedServer, tuple[bytes, ...]]:
     """Start the private server; return it with the keys that open its values, the one that seals first.
 
     Without a *key* the one in *directory* seals; with one it still opens what it sealed before.
     """
-    embedded = await Embedded.start(directory, spawn, warn)
+    embedded = await EmbeddedServer.start(directory, spawn, warn)
     try:
         own = ensure_master_key(directory) if key is None else find_master_key(directory)
     except (OSError, ValueError):
@@ -254,13 +252,13 @@ async def _start_embedded(
 
 
 async def _open_servers(
-    url: str, embedded: Embedded | None, ring: Sequence[bytes], spawn: Spawn, warnings: ThrottledWarnings
+    url: str, embedded: EmbeddedServer | None, ring: Sequence[bytes], spawn: Spawn, warnings: ThrottledWarnings
 ) -> Store:
     kind = "embedded" if embedded is not None else url.partition("://")[0]
     async with AsyncExitStack() as opened:
         if embedded is not None:
             opened.push_async_callback(embedded.close)
-        servers = Servers(embedded.url if embedded is not None else url, spawn=spawn)
+        servers = RedisBackend(embedded.url if embedded is not None else url, spawn=spawn)
         opened.push_async_callback(servers.close)
         sealer = Sealer(ring[0], ring[1:]) if ring else Sealer(new_master_key())
         access = TableAccess(servers, sealer, spawn=spawn, warnings=warnings)

@@ -1,4 +1,4 @@
-"""Summaries: asking a model for one, background jobs, spending, single flight over replicas."""
+"""Summaries by a model: background jobs, calls, verification, spending limits."""
 
 from proxy.summaries.codec import NOTE_VERSION, SummaryNote, SummaryState
 from proxy.summaries.jobs import JobCaches, Jobs, OnNote, OnReport, ignore_note

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.decisions import (
     Forward,
+    KnownRoute,
     LookedUp,
     MeasuredRequest,
     NeedBlock,
@@ -47,11 +48,11 @@ def measured(
     **members: Any,
 ) -> MeasuredRequest:
     """*messages* as a measured request; *ratio*: provider tokens per token of our count."""
-    fitter = (desk or Replica()).fitter
+    measurer = (desk or Replica()).measurer
     request = Request("chat", chat_body(messages, **members), TENANT, "r")
     route = Route("stub", "house-model", window, None, "o200k_base", "configured")
-    located = fitter.locate(request)
-    return asyncio.run(fitter.measure(request, located, route, window, ratio, "configured", target))
+    known = KnownRoute(route, window, "configured", None, ratio)
+    return asyncio.run(measurer.count(request, measurer.locate(request), known, window, target))
 
 
 def looked_up(request: MeasuredRequest) -> LookedUp:
@@ -61,7 +62,7 @@ def looked_up(request: MeasuredRequest) -> LookedUp:
 
 def written(request: MeasuredRequest, need: NeedBlock, desk: Replica | None = None) -> Written:
     """The record that *need* asks for, written by the real engine over a store of its own."""
-    return asyncio.run((desk or Replica()).fitter.events.write(request, need))
+    return asyncio.run((desk or Replica()).compactions.write(request, need))
 
 
 LONG = agent_session(20, 500)
@@ -250,10 +251,10 @@ def test_a_newest_round_that_cannot_fit_is_refused_at_once() -> None:
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
     messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": calls}, *results]
     request, blocks = measured(messages), 0
-    events, progress = Replica(DictRecords()).measurer.events, looked_up(request)
+    compactions, progress = Replica(DictRecords()).compactions, looked_up(request)
     decision = decide(request, PLANNING, progress)
     while isinstance(decision, NeedBlock):
         blocks += 1
-        decision = decide(request, PLANNING, asyncio.run(events.write(request, decision)))
+        decision = decide(request, PLANNING, asyncio.run(compactions.write(request, decision)))
     assert isinstance(decision, Reject)
     assert blocks <= 1

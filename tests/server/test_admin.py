@@ -7,14 +7,9 @@ import json
 
 import pytest
 
-from proxy.core.errors import TooManyRequests
 from proxy.core.report import Report
-from proxy.features.history.notes import RequestNote, dump, name_of
 from proxy.server import Server, ServerConfig
-from proxy.server.access import client_tenant
-from proxy.server.admin import BODY, BURST, Pace
-from proxy.summaries.codec import NOTE_VERSION as VERSION
-from tests.support.server_fixture import HOSTS, RawMessage, RunningServer, running_server
+from tests.support.server_fixture import HOSTS, running_server
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -84,7 +79,6 @@ async def test_without_metrics_there_is_no_such_page():
             None,
             dict,
             at.models,
-            at.conversations,
         )
         at.port = await server.start("127.0.0.1", 0)
         try:
@@ -93,149 +87,3 @@ async def test_without_metrics_there_is_no_such_page():
         finally:
             await server.close()
         assert (at.stage.heard, reports) == ([], [])
-
-
-NAME, ROOT = "abcdefgh-_123456", b"r" * 16
-MINE = "Authorization: Bearer mine"
-TENANT = client_tenant({"authorization": "Bearer mine"})
-JSON = "Content-Type: application/json"
-WISH = json.dumps({"conversation": NAME}).encode()
-
-
-async def known(at: RunningServer) -> None:
-    """One conversation of one tenant."""
-    last = RequestNote(VERSION, 0, "up,m", "chat", 9, 8192, 7000, 900, 900, "verbatim", (), 0, b"", 0, 0)
-    at.register.save_conversation(TENANT, NAME, ROOT, 1.0, long_lived=False)
-    at.register.save_note(TENANT, ROOT, name_of(last), dump(last), long_lived=False)
-    await asyncio.sleep(0)
-    while not await at.conversations.show(TENANT, NAME):  # noqa: ASYNC110 - the register has no event
-        await asyncio.sleep(0)
-
-
-def status(got: RawMessage) -> int:
-    return int(got.line.split()[1])
-
-
-async def test_a_caller_is_told_of_its_own_conversations() -> None:
-    """Its list, and one by name, as JSON that nothing keeps; to a HEAD the head alone; never counted or relayed."""
-    async with running_server() as at:
-        await known(at)
-        got = await at.ask("GET", "/ullage/api/conversations?x=1", b"", MINE)
-        assert [each["conversation"] for each in json.loads(got.body)["conversations"]] == [NAME]
-        got = await at.ask("GET", f"/ullage/api/conversations/{NAME}", b"", MINE)
-        (thread,) = json.loads(got.body)["threads"]
-        assert (thread["last"][0]["items"], thread["folds"], thread["compaction_wished"]) == (9, [], False)
-        assert (got.all("content-type"), got.all("cache-control")) == (["application/json"], ["no-store"])
-        assert (at.stage.heard, at.reports) == ([], [])
-
-
-@pytest.mark.parametrize("name", [NAME[:-1] + "0", "short", "..%2fstatus", NAME + "/x", "a" * 5000])
-async def test_what_is_not_there_is_not_found(name: str) -> None:
-    """Another name, another tenant's and what cannot be a name are one and the same 404."""
-    async with running_server() as at:
-        await known(at)
-        bodies = set()
-        for path, headers in ((name, [MINE]), (NAME, ["Authorization: Bearer other"])):
-            got = await at.ask("GET", f"/ullage/api/conversations/{path}", b"", *headers)
-            assert status(got) == 404
-            bodies.add(got.body)
-        assert len(bodies) == 1
-
-
-async def test_a_wish_may_name_a_share() -> None:
-    """How far the conversation goes down is repeated in the answer."""
-    async with running_server() as at:
-        await known(at)
-        wish = json.dumps({"conversation": NAME, "share": 0.25}).encode()
-        got = await at.ask("POST", "/ullage/api/compact", wish, MINE, JSON)
-        assert status(got) == 202
-        assert "to 0.25 of its room" in json.loads(got.body)["message"]
-
-
-async def test_a_wish_is_accepted_for_a_known_conversation() -> None:
-    """202 says what will happen; a second wish changes nothing; of another tenant's conversation nothing is known."""
-    async with running_server() as at:
-        await known(at)
-        for _ in range(2):
-            got = await at.ask("POST", "/ullage/api/compact", WISH, MINE, JSON)
-            assert status(got) == 202
-            assert json.loads(got.body)["expires_in_seconds"] == 3600
-        got = await at.ask("GET", f"/ullage/api/conversations/{NAME}", b"", MINE)
-        assert json.loads(got.body)["threads"][0]["compaction_wished"]
-        assert status(await at.ask("POST", "/ullage/api/compact", WISH, "Authorization: Bearer other", JSON)) == 404
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body", "headers", "expected"),
-    [
-        ("POST", "/ullage/api/compact", WISH, [MINE], 400),
-        ("POST", "/ullage/api/compact", WISH, [MINE, "Content-Type: text/plain"], 400),
-        ("POST", "/ullage/api/compact", b"{}", [MINE, JSON], 400),
-        ("POST", "/ullage/api/compact", b"[", [MINE, JSON], 400),
-        ("POST", "/ullage/api/compact", b'{"conversation": 1}', [MINE, JSON], 400),
-        ("POST", "/ullage/api/compact", b'{"conversation": "x", "all": true}', [MINE, JSON], 400),
-        *(
-            ("POST", "/ullage/api/compact", b'{"conversation": "x", "share": %b}' % share, [MINE, JSON], 400)
-            for share in (b"0", b"1", b"-0.5", b'"0.2"', b"true")
-        ),
-        ("POST", "/ullage/api/compact", b'{"conversation": "' + b"x" * BODY + b'"}', [MINE, JSON], 413),
-        ("GET", "/ullage/api/compact", b"", [MINE], 404),
-        ("POST", "/ullage/api/compact/x", WISH, [MINE, JSON], 404),
-        ("GET", "/ullage/api/archive/" + "A" * 43, b"", [MINE], 404),
-        ("GET", "/ullage/api/archive/" + "A" * 43 + "?limit=0", b"", [MINE], 400),
-        ("GET", "/ullage/api/archive/x?offset=-1", b"", [MINE], 400),
-        ("GET", "/ullage/api/archive", b"", [MINE], 404),
-        ("POST", "/ullage/api/archive/" + "A" * 43, b"{}", [MINE, JSON], 404),
-        ("DELETE", f"/ullage/api/conversations/{NAME}", b"", [MINE], 404),
-        ("GET", "/ullage/api/conversations", b"", ["Host: another.example.com"], 403),
-        ("GET", "/ullage/api/conversations", b"", ["Host: localhost"], 200),
-        ("GET", "/ullage/api/conversations", b"", [MINE, "Origin: https://evil.example.com"], 403),
-        ("POST", "/ullage/api/compact", WISH, [MINE, JSON, "Sec-Fetch-Site: cross-site"], 403),
-    ],
-)
-async def test_what_is_no_such_question_is_refused(
-    method: str, path: str, body: bytes, headers: list[str], expected: int
-) -> None:
-    """Other methods, bodies, sites and callers are refused in words, and the connection's next request is answered."""
-    async with running_server() as at:
-        await known(at)
-        got = await at.ask(method, path, body, *headers)
-        assert status(got) == expected
-        assert expected == 200 or "message" in json.loads(got.body)["error"]
-        assert status(await at.ask("GET", "/health/live")) == 200
-
-
-async def test_who_asks_too_often_waits() -> None:
-    """Beyond the burst a caller is told when to come back; others are not held up by it."""
-    async with running_server() as at:
-        asked = (at.ask("GET", "/ullage/api/conversations", b"", MINE) for _ in range(int(BURST) + 70))
-        got = await asyncio.gather(*asked)
-        refused = [each for each in got if status(each) == 429]
-        assert refused
-        assert sum(status(each) == 200 for each in got) >= BURST
-        assert refused[0].all("retry-after") == ["1"]
-        assert status(await at.ask("GET", "/ullage/api/conversations", b"", "X-Api-Key: other")) == 200
-
-
-def test_the_pace_comes_back() -> None:
-    """After a while a caller may ask again, and never more at once than the burst."""
-    now = 0.0
-    pace = Pace(lambda: now)
-    for _ in range(int(BURST)):
-        pace.admit(b"a")
-    with pytest.raises(TooManyRequests):
-        pace.admit(b"a")
-    now = 1000.0
-    for _ in range(int(BURST)):
-        pace.admit(b"a")
-    with pytest.raises(TooManyRequests):
-        pace.admit(b"a")
-
-
-async def test_nothing_asked_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Keys and names are in no log line."""
-    async with running_server(ServerConfig("up", admin_key="boss-key")) as at:
-        await at.ask("GET", f"/ullage/api/conversations/{NAME}", b"", "Authorization: Bearer boss-key")
-        await at.ask("POST", "/ullage/api/compact", WISH, MINE, JSON)
-    assert "boss-key" not in caplog.text
-    assert NAME not in caplog.text

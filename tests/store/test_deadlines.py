@@ -15,14 +15,14 @@ async def test_a_caller_has_one_patience_for_all_its_operations() -> None:
     now = [50.0]
     waits = WaitBudget(lambda: now[0])
     assert waits.left(0.06) == 0.06
-    waits.note(0.06)
-    waits.note(0.06)
+    waits.spend(0.06)
+    waits.spend(0.06)
     assert waits.left(0.06) == pytest.approx(REQUEST - 0.12)
-    waits.note(0.03)
+    waits.spend(0.03)
     assert waits.left(0.06) == 0
     now[0] += FORGOTTEN
     assert waits.left(0.06) == 0.06
-    waits.note(0.01)
+    waits.spend(0.01)
     assert waits.left(REQUEST) == pytest.approx(REQUEST - 0.01)
 
 
@@ -31,11 +31,11 @@ async def test_others_are_as_patient_as_ever() -> None:
     waits = WaitBudget(lambda: 50.0)
 
     async def wait() -> float:
-        waits.note(REQUEST)
+        waits.spend(REQUEST)
         return waits.left(0.06)
 
     assert await asyncio.ensure_future(wait()) == 0
     assert waits.left(0.06) == 0.06
     await asyncio.sleep(0)  # until then the loop still knows the task
     gc.collect()
-    assert len(waits._vain) == 0
+    assert len(waits._spent) == 0

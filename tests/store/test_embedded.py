@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from proxy.store.backend import EmbeddedUnavailable
-from proxy.store.embedded import STOP, Embedded, FileLock, answers, say
+from proxy.store.embedded import STOP, EmbeddedServer, FileLock, is_answering, send_command
 from proxy.tasks import Tasks
 from tests.store.conftest import Opener, eventually
 
@@ -76,8 +76,8 @@ async def start(short_path: Path) -> AsyncIterator[Callable[..., object]]:
     tasks, failed = Tasks(lambda name, error: failed.append(error)), []
     async with AsyncExitStack() as stack:
 
-        async def started(directory: Path = short_path / "data") -> Embedded:
-            server = await Embedded.start(directory, tasks.spawn, silent)
+        async def started(directory: Path = short_path / "data") -> EmbeddedServer:
+            server = await EmbeddedServer.start(directory, tasks.spawn, silent)
             stack.push_async_callback(server.close)
             return server
 
@@ -86,7 +86,7 @@ async def start(short_path: Path) -> AsyncIterator[Callable[..., object]]:
     assert not failed
 
 
-def _socket(server: Embedded) -> Path:
+def _socket(server: EmbeddedServer) -> Path:
     return Path(server.url.removeprefix("unix://"))
 
 
@@ -103,7 +103,7 @@ def _alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-async def _ask(server: Embedded, line: bytes) -> bytes:
+async def _ask(server: EmbeddedServer, line: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(str(_socket(server)))
     writer.write(line + b"\r\n")
     answer = await reader.read(4096)
@@ -115,7 +115,7 @@ async def test_it_is_private(start: Callable[..., object], short_path: Path) -> 
     """The server listens on no port, in a directory and on a socket for its owner only, in its own session."""
     server = await start()
     assert server.owner
-    assert await answers(_socket(server))
+    assert await is_answering(_socket(server))
     assert stat.S_IMODE((short_path / "data").stat().st_mode) == 0o700
     assert stat.S_IMODE(_socket(server).stat().st_mode) == 0o700
     assert b"\r\n0\r\n" in await _ask(server, b"CONFIG GET port")
@@ -132,7 +132,7 @@ async def test_it_ends_with_its_owner(start: Callable[..., object], short_path: 
     pid = _pid(short_path / "data")
     await server.close()
     assert not _alive(pid)
-    assert not await answers(_socket(server))
+    assert not await is_answering(_socket(server))
     await server.close()
 
 
@@ -230,7 +230,7 @@ async def test_many_that_leave_together_leave_no_server(short_path: Path) -> Non
     tasks = Tasks(lambda name, error: None)
     directory = short_path / "data"
     for _ in range(5):
-        servers = [await Embedded.start(directory, tasks.spawn, silent) for _ in range(4)]
+        servers = [await EmbeddedServer.start(directory, tasks.spawn, silent) for _ in range(4)]
         assert [server.owner for server in servers] == [True, False, False, False]
         pid = _pid(directory)
         await asyncio.gather(*(server.close() for server in servers))
@@ -240,7 +240,7 @@ async def test_many_that_leave_together_leave_no_server(short_path: Path) -> Non
 async def test_many_that_come_together_share_one_server(short_path: Path) -> None:
     """Of several that start at once exactly one is the owner, and all reach the same server."""
     tasks = Tasks(lambda name, error: None)
-    servers = await asyncio.gather(*(Embedded.start(short_path / "data", tasks.spawn, silent) for _ in range(5)))
+    servers = await asyncio.gather(*(EmbeddedServer.start(short_path / "data", tasks.spawn, silent) for _ in range(5)))
     assert sum(server.owner for server in servers) == 1
     assert len({server.url for server in servers}) == 1
     for server in servers:
@@ -255,7 +255,7 @@ async def test_a_long_path_gets_a_socket_elsewhere(start: Callable[..., object],
     assert owner.url == guest.url
     assert len(os.fsencode(_socket(owner))) < 104
     assert stat.S_IMODE(_socket(owner).parent.stat().st_mode) == 0o700
-    assert await answers(_socket(guest))
+    assert await is_answering(_socket(guest))
     where = _socket(owner).parent
     await guest.close()
     await owner.close()
@@ -271,7 +271,7 @@ async def test_a_socket_that_was_cleaned_away_comes_back(start: Callable[..., ob
     _socket(server).unlink()
     await eventually(lambda: _socket(server).exists())
     deadline = time.monotonic() + 10
-    while not await answers(_socket(server)):
+    while not await is_answering(_socket(server)):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
 
@@ -290,7 +290,7 @@ async def test_a_path_that_cannot_be_used_is_memory_with_a_warning(opener: Opene
 async def test_a_directory_without_write_permission_is_refused(short_path: Path) -> None:
     """A directory that belongs to somebody else and may not be written is named in the error."""
     with pytest.raises(EmbeddedUnavailable, match="/proc"):
-        await Embedded.start(Path("/proc/1"), Tasks(lambda name, error: None).spawn, silent)
+        await EmbeddedServer.start(Path("/proc/1"), Tasks(lambda name, error: None).spawn, silent)
 
 
 async def test_a_platform_without_a_binary_is_memory_with_a_warning(
@@ -310,7 +310,7 @@ async def test_a_server_that_cannot_start_says_where_the_reason_is(short_path: P
     (data / "appendonlydir").mkdir()
     (data / "appendonlydir" / "kept").write_text("x")
     with pytest.raises(EmbeddedUnavailable, match=r"valkey\.log"):
-        await Embedded.start(data, Tasks(lambda name, error: None).spawn, silent)
+        await EmbeddedServer.start(data, Tasks(lambda name, error: None).spawn, silent)
     assert (data / "appendonlydir" / "kept").read_text() == "x"
     assert not (data / "appendonlydir.damaged").exists()
 
@@ -374,23 +374,23 @@ async def test_data_that_is_damaged_under_a_running_proxy_is_begun_anew(opener: 
 
 async def test_nobody_there_says_nothing(short_path: Path) -> None:
     """Asking a socket without a server is an empty answer, not an error."""
-    assert await say(short_path / "nobody", b"PING\r\n") == b""
+    assert await send_command(short_path / "nobody", b"PING\r\n") == b""
 
 
 def test_one_holder_at_a_time_and_many_that_share(tmp_path: Path) -> None:
     """An exclusive lock keeps everybody out; shared ones keep only the exclusive one out."""
     one, two, three = (FileLock(tmp_path / "lock") for _ in range(3))
-    assert one.take()
-    assert not two.take()
-    assert not two.take(shared=True)
+    assert one.acquire()
+    assert not two.acquire()
+    assert not two.acquire(shared=True)
     one.release()
-    assert two.take(shared=True)
-    assert three.take(shared=True)
-    assert not one.take()
-    assert (one.held, two.held, three.held) == (False, True, True)
+    assert two.acquire(shared=True)
+    assert three.acquire(shared=True)
+    assert not one.acquire()
+    assert (one.is_held, two.is_held, three.is_held) == (False, True, True)
     two.close()
     three.release()
-    assert one.take()
+    assert one.acquire()
     one.close()
     three.close()
 
@@ -398,13 +398,13 @@ def test_one_holder_at_a_time_and_many_that_share(tmp_path: Path) -> None:
 def test_a_lock_that_was_handed_to_a_child_lasts_as_long_as_the_child(tmp_path: Path) -> None:
     """Closing our handle leaves the lock with the child that inherited it, and only with that one."""
     lock, other = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
-    assert lock.take()
+    assert lock.acquire()
     wait = [sys.executable, "-c", "input()"]
     heir = subprocess.Popen(wait, stdin=subprocess.PIPE, pass_fds=(lock.handle,))
     stranger = subprocess.Popen(wait, stdin=subprocess.PIPE)
     lock.close()
-    assert not other.take()
+    assert not other.acquire()
     heir.communicate(b"\n")
-    assert other.take()
+    assert other.acquire()
     stranger.communicate(b"\n")
     other.close()

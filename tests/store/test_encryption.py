@@ -14,7 +14,7 @@ from zstandard import ZstdCompressor
 from proxy.store import encryption, key_names
 from proxy.store.backend import Unavailable
 from proxy.store.encryption import MAX_PLAIN, Sealer, derive, naming_secret, pack
-from proxy.store.memory import Memory
+from proxy.store.memory import MemoryBackend
 
 MASTER, TENANT, NAME = b"m" * 32, b"t" * 32, "ullage1:{r}:e:x:y"
 
@@ -162,14 +162,14 @@ def test_a_key_that_is_no_key_is_refused(tmp_path: Path) -> None:
 
 async def test_the_first_key_in_a_store_is_everybodys() -> None:
     """The first replica puts its key, the others adopt it."""
-    store = Memory()
+    store = MemoryBackend()
     assert await encryption.share_master_key(store, b"1" * 32) == (b"1" * 32, True)
     assert await encryption.share_master_key(store, b"2" * 32) == (b"1" * 32, False)
 
 
 async def test_what_cannot_be_a_key_is_not_agreed_on() -> None:
     """Another size under the key's name is an error."""
-    store = Memory()
+    store = MemoryBackend()
     await store.claim(key_names.MASTER, b"x", None)
     with pytest.raises(Unavailable, match="master_key"):
         await encryption.share_master_key(store, b"1" * 32)
@@ -177,7 +177,7 @@ async def test_what_cannot_be_a_key_is_not_agreed_on() -> None:
 
 async def test_names_outlive_a_master_key() -> None:
     """Whoever has the new key and the old one finds the old one's names; later the new one alone does."""
-    store = Memory()
+    store = MemoryBackend()
     first = await encryption.share_naming_secret(store, [b"1" * 32])
     assert first == naming_secret(b"1" * 32)
     assert await encryption.share_naming_secret(store, [b"1" * 32, b"2" * 32]) == first, (
@@ -191,7 +191,7 @@ async def test_names_outlive_a_master_key() -> None:
 
 async def test_a_key_that_replaces_a_lost_one_names_anew() -> None:
     """Without the old key its names cannot be found; everybody with the new one agrees on others all the same."""
-    store = Memory()
+    store = MemoryBackend()
     first = await encryption.share_naming_secret(store, [b"1" * 32])
     second = await encryption.share_naming_secret(store, [b"2" * 32])
     assert second == naming_secret(b"2" * 32) != first
@@ -200,7 +200,7 @@ async def test_a_key_that_replaces_a_lost_one_names_anew() -> None:
 
 async def test_names_that_somebody_wrote_are_not_believed() -> None:
     """What does not open with the key is passed over, and left where it is."""
-    store = Memory()
+    store = MemoryBackend()
     (place,) = [key_names.names(derive(b"1" * 32, b"fingerprint", b"")[:8])]
     await store.claim(place, b"forged", None)
     assert await encryption.share_naming_secret(store, [b"1" * 32]) == naming_secret(b"1" * 32)

@@ -3,13 +3,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store.memory import Memory
+from proxy.store.memory import MemoryBackend
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 900)), max_size=60))
 async def test_it_never_holds_more_than_its_limit(writes: list[tuple[str, int]]) -> None:
     """Whatever is written, the bytes held stay within the limit and are counted right."""
-    memory = Memory(max_bytes=3000)
+    memory = MemoryBackend(max_bytes=3000)
     for key, size in writes:
         await memory.claim(key, bytes(size), 60)
         held = [value for value in await memory.read("abcdefgh") if value is not None]
@@ -18,7 +18,7 @@ async def test_it_never_holds_more_than_its_limit(writes: list[tuple[str, int]])
 
 async def test_the_least_recently_used_goes_first() -> None:
     """Reading a value keeps it while others are pushed out."""
-    memory = Memory(max_bytes=1500)
+    memory = MemoryBackend(max_bytes=1500)
     for key in "abc":
         await memory.claim(key, bytes(200), 60)
     await memory.read("a")
@@ -30,7 +30,7 @@ async def test_the_least_recently_used_goes_first() -> None:
 async def test_values_end_with_their_time_unless_refreshed() -> None:
     """A value is gone when its time is over, counted from its last refresh."""
     now = 0.0
-    memory = Memory(clock=lambda: now)
+    memory = MemoryBackend(clock=lambda: now)
     await memory.claim("a", b"1", 10)
     await memory.claim("b", b"2", 10)
     await memory.claim("c", b"3", None)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, key_names
-from proxy.store.redis import OPERATION, POOL, Servers
+from proxy.store.deadlines import OPERATION
+from proxy.store.redis import POOL, RedisBackend
 from proxy.tasks import Tasks
 from tests.store.conftest import Opener, Valkey, eventually, free_port
 
@@ -133,7 +134,7 @@ async def test_a_caller_that_leaves_says_nothing_about_the_server(
 ) -> None:
     """However many callers leave midway, the breaker stays closed, and no connection and no turn is lost."""
     # A busy machine may be late for once: what is tried here are callers, not the server's pace.
-    for patience in ("proxy.store.redis.OPERATION", "proxy.store.deadlines.REQUEST"):
+    for patience in ("proxy.store.deadlines.OPERATION", "proxy.store.deadlines.REQUEST"):
         monkeypatch.setattr(patience, 10.0)
     store = await opener(valkey.url)
     await _storm(store, 0.003)
@@ -305,7 +306,7 @@ async def test_a_url_that_cannot_be_used_is_refused_without_its_secret(url: str,
 )
 async def test_a_url_cannot_bring_back_slow_defaults(url: str, opener: Opener) -> None:
     """Timeouts and retries are ours whatever the URL says: the connections really have them."""
-    servers = Servers(url, spawn=opener.tasks.spawn)
+    servers = RedisBackend(url, spawn=opener.tasks.spawn)
     connection = servers._client.connection_pool.make_connection()
     assert (connection.socket_timeout, connection.socket_connect_timeout) == (1.0, 1.0)
     assert connection.retry.get_retries() == 0
@@ -359,7 +360,7 @@ async def test_the_master_a_sentinel_names_is_used(short_path: Path, valkey_on_t
 async def test_a_table_loses_the_field_that_sorts_first_and_keeps_its_longest_life(valkey: Valkey) -> None:
     """Of more fields than it may have the first goes; a note of short life shortens no longer one."""
     tasks = Tasks(lambda name, error: None)
-    servers = Servers(valkey.url, spawn=tasks.spawn)
+    servers = RedisBackend(valkey.url, spawn=tasks.spawn)
     for number in (3, 1, 2):
         await servers.note("t", f"{number}", b"%d" % number, 3, 100)
     await servers.note("t", "4", b"4", 3, 10)
@@ -373,7 +374,7 @@ async def test_a_table_loses_the_field_that_sorts_first_and_keeps_its_longest_li
 async def test_a_list_keeps_the_newest(valkey: Valkey) -> None:
     """Of more members than it may have the lowest scores go; a member's score is its last one."""
     tasks = Tasks(lambda name, error: None)
-    servers = Servers(valkey.url, spawn=tasks.spawn)
+    servers = RedisBackend(valkey.url, spawn=tasks.spawn)
     for score, member in enumerate((b"a", b"b", b"c", b"a", b"d")):
         await servers.rank("l", member, float(score), 3, 100)
     assert await servers.ranked("l", 9) == [(b"d", 4.0), (b"a", 3.0), (b"c", 2.0)]
@@ -385,7 +386,7 @@ async def test_a_list_keeps_the_newest(valkey: Valkey) -> None:
 async def test_only_who_holds_a_value_gives_it_back(valkey: Valkey) -> None:
     """A value goes once, and whoever names another one is told so."""
     tasks = Tasks(lambda name, error: None)
-    servers = Servers(valkey.url, spawn=tasks.spawn)
+    servers = RedisBackend(valkey.url, spawn=tasks.spawn)
     await servers.claim("k", b"mine", 100)
     assert not await servers.release("k", b"yours")
     assert await servers.release("k", b"mine")

@@ -11,7 +11,7 @@ from redis import exceptions
 
 from proxy.store import key_names
 from proxy.store.backend import Unavailable
-from proxy.store.memory import Memory
+from proxy.store.memory import MemoryBackend
 from proxy.store.redis_errors import BREAKING, FAULTS, REFUSALS, Refusals, Refused, kind_of, trial, try_again
 from tests.store.conftest import Opener, Valkey, eventually, free_port
 
@@ -185,20 +185,20 @@ async def test_every_operation_has_a_trial_that_touches_no_record(
 async def test_only_what_works_is_forgotten() -> None:
     """A refusal stands until its own operation works, and a server that does not answer changes nothing."""
 
-    class Halting(Memory):
+    class Halting(MemoryBackend):
         kind = "oom"
 
         async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
             raise Unavailable(self.kind)
 
     refusals, backend = Refusals(), Halting()
-    refusals.note(Refused("claim", "", "k"), "oom")
-    refusals.note(Refused("read", "", "k"), "permission")
+    refusals.add(Refused("claim", "", "k"), "oom")
+    refusals.add(Refused("read", "", "k"), "permission")
     await try_again(backend, refusals)
     assert [refused.operation for refused in refusals.all()] == ["claim"]
     assert refusals.kind == "oom"
     backend.kind = "slow"
     await try_again(backend, refusals)
     assert refusals.kind == "oom"
-    refusals.forget(Refused("claim", "", "another key"))
+    refusals.remove(Refused("claim", "", "another key"))
     assert refusals.kind == ""

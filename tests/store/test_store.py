@@ -66,11 +66,11 @@ async def test_a_start_that_fails_leaves_no_server(opener: Opener, monkeypatch: 
     with pytest.raises(StoreUnsupported):
         await opener("embedded")
     monkeypatch.undo()
-    monkeypatch.setattr("proxy.store.redis._FORCED", {"no_such_option": 1})
+    monkeypatch.setattr("proxy.store.redis._CONNECTION_OPTIONS", {"no_such_option": 1})
     with pytest.raises(StoreMisconfigured):
         await opener("embedded")
     lock = FileLock(opener.directory / "server.lock")
-    assert lock.take(), "a server is still running"
+    assert lock.acquire(), "a server is still running"
     lock.close()
 
 

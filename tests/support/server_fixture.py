@@ -17,12 +17,13 @@ from proxy.engine.ports import Answer
 from proxy.engine.run import Run
 from proxy.engine.upstream_calls import CallSettings
 from proxy.features.history.history import History
+from proxy.features.history.routes import HistoryRoutes
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.server.access import Access
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable
 from proxy.store.encryption import Sealer
-from proxy.store.memory import Memory
+from proxy.store.memory import MemoryBackend
 from proxy.store.state import ThrottledWarnings
 from proxy.store.tables import TableAccess
 from proxy.tasks import Tasks
@@ -226,7 +227,7 @@ async def running_server(
             metrics=lambda: (b"ullage_up 1\n", "text/plain; version=0.0.4"),
             status=lambda: {"version": "test"},
             models=models,
-            conversations=conversations,
+            open_routes=lambda access, limits: HistoryRoutes(access, conversations, limits).by_name(),
         )
         at = await server.start(host, 0)
         try:
@@ -241,7 +242,7 @@ async def running_server(
 
 def a_register() -> ConversationTable:
     """A register over a store of this process."""
-    tasks, memory = Tasks(lambda name, error: None), Memory()
+    tasks, memory = Tasks(lambda name, error: None), MemoryBackend()
     warnings = ThrottledWarnings(lambda event, facts: None)
     return ConversationTable(TableAccess(memory, Sealer(b"m" * 32), spawn=tasks.spawn, warnings=warnings))
 

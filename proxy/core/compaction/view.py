@@ -1,4 +1,8 @@
-"""From an event to the view: write its texts once, then splice the same bytes on every later request."""
+"""From a compaction to the view: write its texts once, then splice the same bytes on every later request.
+
+``write_texts`` runs when a compaction is made; what it returns is stored in the compaction's record. ``assemble`` runs
+for every request that follows, and puts the stored texts and the client's own bytes together.
+"""
 
 from __future__ import annotations
 
@@ -22,50 +26,59 @@ from proxy.core.tool_table import ToolMap
 Count = Callable[[str], int]
 
 TARGET_LENGTH = 120
-"""Characters of a call's target in the line that stands for its result."""
+"""The most characters of a call's target, and of an error, in the line that stands for a result."""
 
-DIGESTED_LINES, HEADINGS = 2_000, 12
-"""Lines of an old result that are looked through for names, and tokens of the headings over them."""
+DIGESTED_LINES = 2_000
+"""Lines of an old result that are looked through for names."""
+
+HEADINGS = 12
+"""Tokens of the headings over the names of an old result."""
+
+CACHE_MARKS = 4
+"""Cache marks that a request may hold. Where the key occurs more often, it is not known which of them are marks.
+
+Four is the provider's limit: https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalItems:
-    """The items of one request: their bytes in *body*, their numbers, their structure, and the API's dialect."""
+    """The items of one request as the client sent them: their bytes in ``body``, their numbers, and their structure."""
 
     body: bytes
     spans: tuple[Span, ...]
     items: Sequence[Item]
     layout: Layout
-    dialect: ApiFormat
+    api: ApiFormat
 
     def item(self, index: int) -> bytes:
         """The client's own bytes of one item."""
         start, end = self.spans[index]
         return self.body[start:end]
 
-    def entry(self, index: int) -> ItemText:
-        """What one item says; a result that the client wrote as text is a result."""
-        found, written = self.dialect.read_entry(self.item(index)), self.written(index)
-        return found if written is None else as_result(self.item(index), found, written)
+    def text(self, index: int) -> ItemText:
+        """The words of one item. A tool result that the client wrote as plain text counts as a result."""
+        text, written = self.api.read_entry(self.item(index)), self.written_result(index)
+        return text if written is None else as_result(self.item(index), text, written)
 
-    def written(self, index: int) -> WrittenResult | None:
-        """How the client wrote the item as text, if it is a tool result that was asked for; else ``None``."""
+    def written_result(self, index: int) -> WrittenResult | None:
+        """How the client wrote a tool result as plain text; None if the item is no such result."""
         item = self.items[index]
         return item.facts.written_result if item.role == "tool" and item.facts is not None else None
 
-    def replaced(self, index: int, texts: Sequence[str], *, media: bool = False) -> bytes:
-        """One item with *texts* in place of what its tool results say; with *media*, their images stay."""
-        written = self.written(index)
+    def with_results(self, index: int, texts: Sequence[str], *, media: bool = False) -> bytes:
+        """One item with *texts* in place of its tool results; with *media*, their images stay."""
+        written = self.written_result(index)
         if written is None:
-            return self.dialect.replaced(self.item(index), texts, media=media)
+            return self.api.replaced(self.item(index), texts, media=media)
         return resaid(self.item(index), "\n".join(texts), written, is_media if media else None)
 
 
 @dataclass(frozen=True, slots=True)
 class AssembledItems:
-    """The items to send: the bytes between the list's brackets, and their weight in tokens (system items included).
+    """The items of a view: the bytes between the list's brackets, and their tokens, system items included.
 
-    ``roles`` are the client's own items among them, ``summary_tokens`` the tokens of what stands for the others.
+    ``roles`` are the tokens of the client's own items by role, ``summary_tokens`` those of what stands for the others.
     """
 
     content: bytes
@@ -76,164 +89,225 @@ class AssembledItems:
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """What texts are written with: the counter and the table of tools."""
+    """What texts are written with: the counter of tokens and the table of tools."""
 
     count: Count
     tools: ToolMap
 
 
+# Writing the texts of a compaction.
+
+
 def write_texts(
-    raw: OriginalItems, event: Compaction, pen: RenderOptions, before: CompactionRecord | None = None, summary: str = ""
+    original: OriginalItems,
+    compaction: Compaction,
+    options: RenderOptions,
+    last: CompactionRecord | None = None,
+    summary: str = "",
 ) -> tuple[str, dict[int, bytes]]:
-    """The block's text and the edited items of *event*: written once, then a matter of record.
+    """The block's text and the edited items of *compaction*, by index.
 
-    What stands as it did after *before*, the event before this one, keeps that record's bytes. *summary* is what a
-    model wrote of the folded items, verified.
+    What stands as it did after *last*, the record before this one, keeps that record's bytes. *summary* is what a model
+    wrote of the folded items, verified.
     """
-    count = pen.count
-    shorten: Callable[[str, int], str] = lambda text, tokens: clip(text, tokens, count)  # noqa: E731
-    edits = {i: raw.dialect.clipped(raw.item(i), shorten, count, tokens) for i, tokens in event.clips}
-    edits |= _results(raw, event, pen, before)
-    if event.cut == 0 or not event.block_tokens:
+    edits = _clipped_items(original, compaction, options.count)
+    edits |= _placeholder_items(original, compaction, options, last)
+    edits |= _truncated_items(original, compaction, options.count, last)
+    if compaction.cut == 0 or not compaction.block_tokens:
         return "", edits
-    if before is not None and same_block(event, before.compaction):
-        return before.block, edits
-    folded = [i for i in range(event.cut) if raw.items[i].role != "system"]
-    entries = _entries(raw, folded)  # what a clip took out is digested too
-    shown = {i: raw.dialect.read_entry(edits[i]) for i in event.anchors if i in edits}
-    anchors = [i for i in event.anchors if i != _carrier(raw, event)]
-    task = next(((shown.get(i) or entries[i]).text for i in anchors if i == raw.layout.task), "")
-    newest = next(((shown.get(i) or entries[i]).text for i in anchors if i != raw.layout.task), "")
-    carrier = _carrier(raw, event)
-    carried = shown.get(carrier) or entries.get(carrier)
-    users = [i for i in folded if i not in event.anchors and (raw.items[i].role == "user" or entries[i].user_text)]
-    pins = tuple(entries[i].user_text or entries[i].text for i in users)
-    said = FoldedItems(tuple(entries.values()), pins, task, newest, carried.text if carried else "")
-    return _encodable(render_block(said, event.block_tokens, event.text_tokens, count, summary)), edits
+    if last is not None and same_block(compaction, last.compaction):
+        return last.block, edits
+    folded = _folded_items(original, compaction, edits)
+    block = render_block(folded, compaction.block_tokens, compaction.text_tokens, options.count, summary)
+    return _encodable(block), edits
 
 
-def _entries(raw: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemText]:
-    """What the items say, by index. Equal ones are read once."""
-    known: dict[tuple[bytes, WrittenResult | None], ItemText] = {}
-    found: dict[int, ItemText] = {}
-    for index in indexes:
-        name = raw.item(index), raw.written(index)
-        entry = known.get(name)
-        if entry is None:
-            entry = known[name] = raw.entry(index)
-        found[index] = entry
-    return found
+def same_block(compaction: Compaction, last: Compaction) -> bool:
+    """True if the block of *compaction* says the same as that of *last*."""
+    return _block_source(compaction) == _block_source(last)
 
 
-def same_block(event: Compaction, before: Compaction) -> bool:
-    """Whether the block of *event* says what that of *before* does."""
-    clips = [tuple(clip for clip in e.clips if clip[0] in e.anchors or clip[0] < e.cut) for e in (event, before)]
-    shape = [(e.cut, e.block_tokens, e.text_tokens, e.anchors) for e in (event, before)]
-    return shape[0] == shape[1] and clips[0] == clips[1]
+def _block_source(compaction: Compaction) -> tuple[object, ...]:
+    """All of *compaction* that its block depends on."""
+    cut, anchors = compaction.cut, compaction.anchors
+    clips = tuple(each for each in compaction.clips if each[0] in anchors or each[0] < cut)
+    return cut, compaction.block_tokens, compaction.text_tokens, anchors, clips
 
 
-def _results(
-    raw: OriginalItems, event: Compaction, pen: RenderOptions, before: CompactionRecord | None
+def _clipped_items(original: OriginalItems, compaction: Compaction, count: Count) -> dict[int, bytes]:
+    """The clipped items, by index."""
+
+    def shorten(text: str, tokens: int) -> str:
+        return clip(text, tokens, count)
+
+    return {
+        index: original.api.clipped(original.item(index), shorten, count, tokens) for index, tokens in compaction.clips
+    }
+
+
+def _placeholder_items(
+    original: OriginalItems, compaction: Compaction, options: RenderOptions, last: CompactionRecord | None
 ) -> dict[int, bytes]:
-    """The items whose results gave way to a line or were truncated."""
-    lines, trims = {swap.index: swap for swap in event.placeholders}, dict(event.truncations)
-    if not lines and not trims:
+    """The items whose results gave way to a line each, by index."""
+    placeholders = {each.index: each for each in compaction.placeholders}
+    if not placeholders:
         return {}
-    cut_short = {*trims, *(index for index, _ in event.clips)}
-    held = frozenset(before.compaction.placeholders) if before else frozenset()
-    found: dict[int, bytes] = {}
-    texts: dict[int, list[str]] = {}
-    for pair in pairs_of(raw.items, event.cut, event.boundary):
-        swap = lines.get(pair.index)
-        if (
-            swap is not None
-            and swap in held
-            and swap.same_as not in cut_short
-            and before
-            and pair.index in before.edits
-        ):
-            found[pair.index] = before.edits[pair.index]
-        elif swap is not None:
-            # What was cut short itself no longer says all that this result said.
-            said = Placeholder(swap.index, "old") if swap.same_as in cut_short else swap
-            texts.setdefault(pair.index, []).append(_line(raw, pair, said, pen))
-    made = {i: raw.replaced(i, said) for i, said in texts.items()}
-    cut = dict(before.compaction.truncations) if before else {}
-    for index, tokens in trims.items():
-        if before and cut.get(index) == tokens and index in before.edits:
-            found[index] = before.edits[index]
+    shortened = {index for index, _ in (*compaction.truncations, *compaction.clips)}
+    unchanged = frozenset(last.compaction.placeholders) if last else frozenset()
+    edits: dict[int, bytes] = {}
+    lines: dict[int, list[str]] = {}
+    for pair in pairs_of(original.items, compaction.cut, compaction.boundary):
+        placeholder = placeholders.get(pair.index)
+        if placeholder is None:
+            continue
+        if placeholder.same_as in shortened:
+            # The later result was cut short, so it no longer says all that this one said.
+            placeholder = Placeholder(pair.index, "old")
+        elif last is not None and placeholder in unchanged and pair.index in last.edits:
+            edits[pair.index] = last.edits[pair.index]
+            continue
+        lines.setdefault(pair.index, []).append(_placeholder_line(original, pair, placeholder, options))
+    return {index: original.with_results(index, texts) for index, texts in lines.items()} | edits
+
+
+def _truncated_items(
+    original: OriginalItems, compaction: Compaction, count: Count, last: CompactionRecord | None
+) -> dict[int, bytes]:
+    """The items whose results are truncated, by index."""
+    unchanged = frozenset(last.compaction.truncations) if last else frozenset()
+    edits: dict[int, bytes] = {}
+    for index, tokens in compaction.truncations:
+        if last is not None and (index, tokens) in unchanged and index in last.edits:
+            edits[index] = last.edits[index]
         else:
-            made[index] = raw.replaced(index, _truncated(raw, index, tokens, pen), media=True)
-    return {**made, **found}
+            edits[index] = original.with_results(index, _truncated(original, index, tokens, count), media=True)
+    return edits
 
 
-def _truncated(raw: OriginalItems, index: int, tokens: int, pen: RenderOptions) -> list[str]:
+def _truncated(original: OriginalItems, index: int, tokens: int, count: Count) -> list[str]:
     """The results of one item, truncated so that it takes at most *tokens*."""
-    said = [text for text, _ in raw.entry(index).results]
-    sizes = [pen.count(text) for text in said]
-    room = tokens - (raw.items[index].tokens - sum(sizes))
-    cap = level(sizes, max(len(said), room))
+    texts = [text for text, _ in original.text(index).results]
+    sizes = [count(text) for text in texts]
+    room = tokens - (original.items[index].tokens - sum(sizes))
+    cap = level(sizes, max(len(texts), room))
     return [
-        truncate_to(text, _limits(text, size, cap), cap, pen.count, tail=True)
-        for text, size in zip(said, sizes, strict=True)
+        truncate_to(text, _limits(text, size, cap), cap, count, tail=True)
+        for text, size in zip(texts, sizes, strict=True)
     ]
 
 
 def _limits(text: str, size: int, cap: int) -> TruncateLimits:
-    """Limits that leave of *text*, which takes *size* tokens, somewhat more than *cap*: then tokens alone decide."""
-    length = len(text.encode("utf-8", "surrogatepass"))
+    """Limits that leave somewhat more than *cap* tokens of *text*, which takes *size*: then tokens alone decide."""
+    most = len(text.encode("utf-8", "surrogatepass"))
+    if size > cap:
+        most = most * cap * 17 // (size * 16)
     lines = line_count(text) + 2  # the marker takes one, and a text of one line is cut inside it
-    return TruncateLimits(lines, length if size <= cap else length * cap * 17 // (size * 16))
+    return TruncateLimits(lines, most)
 
 
-def _line(raw: OriginalItems, pair: Pair, swap: Placeholder, pen: RenderOptions) -> str:
-    """The line that stands for one result."""
-    name, arguments = _called(raw, pair, pen.tools)
-    targets = pen.tools.targets(name, arguments)
-    target = targets[0] if targets else command_of(arguments) or pen.tools.about(arguments)
-    why = (
-        "again"
-        if swap.reason == "included" and not _includes(raw, swap.same_as, _result_text(raw, pair))
-        else swap.reason
-    )
-    target = target if len(target) <= TARGET_LENGTH else ""
-    line = "" if pair.result.ok else _brief(failure_line(_result_text(raw, pair)))
-    for about, cause in ((target, line), (target, ""), ("", "")):
-        text = placeholder_text(why, name, about, ok=pair.result.ok, line=cause)
-        if pen.count(text) <= LINE:
+def _folded_items(original: OriginalItems, compaction: Compaction, edits: Mapping[int, bytes]) -> FoldedItems:
+    """What the block of *compaction* is made of. Items that a clip cut short are digested as they were."""
+    folded = [index for index in range(compaction.cut) if original.items[index].role != "system"]
+    texts = _texts(original, folded)
+    anchors = {index: texts[index] for index in compaction.anchors}
+    for index in edits.keys() & anchors.keys():
+        anchors[index] = original.api.read_entry(edits[index])
+    carrier = _carrier(original, compaction)
+    carried = anchors.get(carrier) or texts.get(carrier)
+    task, newest = _repeated_texts(original, anchors, carrier)
+    user_texts: list[str] = []
+    for index, text in texts.items():
+        if index not in anchors and (text.user_text or original.items[index].role == "user"):
+            user_texts.append(text.user_text or text.text)
+    return FoldedItems(tuple(texts.values()), tuple(user_texts), task, newest, carried.text if carried else "")
+
+
+def _repeated_texts(original: OriginalItems, anchors: Mapping[int, ItemText], carrier: int) -> tuple[str, str]:
+    """What the block repeats of the *anchors*: the task and the newest user text, "" for one that is the carrier."""
+    task = newest = ""
+    for index, text in anchors.items():
+        if index == carrier:
+            continue
+        if index == original.layout.task:
+            task = text.text
+        else:
+            newest = text.text
+    return task, newest
+
+
+def _texts(original: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemText]:
+    """The words of the items at *indexes*, by index. Equal items are read once."""
+    known: dict[tuple[bytes, WrittenResult | None], ItemText] = {}
+    texts: dict[int, ItemText] = {}
+    for index in indexes:
+        key = original.item(index), original.written_result(index)
+        text = known.get(key)
+        if text is None:
+            text = known[key] = original.text(index)
+        texts[index] = text
+    return texts
+
+
+# The line that stands for a result.
+
+
+def _placeholder_line(original: OriginalItems, pair: Pair, placeholder: Placeholder, options: RenderOptions) -> str:
+    """The line that stands for one result; under an old one the names that it mentioned."""
+    name, arguments = _call_of(original, pair, options.tools)
+    target = _up_to_target_length(_target(name, arguments, options.tools))
+    error = ""
+    if not pair.result.ok:
+        error = _up_to_target_length(failure_line(_result_text(original, pair)))
+    reason = placeholder.reason
+    if reason == "included" and not _includes(original, placeholder.same_as, _result_text(original, pair)):
+        reason = "again"
+    line = ""
+    for about, cause in ((target, error), (target, ""), ("", "")):
+        line = placeholder_text(reason, name, about, ok=pair.result.ok, line=cause)
+        if options.count(line) <= LINE:
             break
-    names = _names(raw, pair, pen.count) if swap.reason == "old" else []
-    return _encodable("\n".join([text, *names]))
+    names = _names(original, pair, options.count) if reason == "old" else []
+    return _encodable("\n".join([line, *names]))
 
 
-def _called(raw: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, str]:
+def _call_of(original: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, str]:
     """The name and the arguments of a result's call."""
-    entry = raw.dialect.read_entry(raw.item(pair.call_index))
+    text = original.api.read_entry(original.item(pair.call_index))
     if pair.call_at != WRITTEN:
-        return entry.calls[pair.call_at]
-    calls = tools.forms.called(entry.text)
-    return calls[0] if len(calls) == 1 and calls[0][0] else ("tool", "{}")
+        return text.calls[pair.call_at]
+    calls = tools.forms.called(text.text)
+    if len(calls) == 1 and calls[0][0]:
+        return calls[0]
+    return "tool", "{}"
 
 
-def _names(raw: OriginalItems, pair: Pair, count: Count) -> list[str]:
+def _target(name: str, arguments: str, tools: ToolMap) -> str:
+    """What a call was about: a path or the like, else its command, else what the table of tools makes of it."""
+    targets = tools.targets(name, arguments)
+    return targets[0] if targets else command_of(arguments) or tools.about(arguments)
+
+
+def _names(original: OriginalItems, pair: Pair, count: Count) -> list[str]:
     """What an old result mentioned, in a tenth of its size."""
-    item = raw.items[pair.index]
-    lines = _result_text(raw, pair).splitlines()[:DIGESTED_LINES]
+    item = original.items[pair.index]
     room = item.tokens // NAMES // len(item.answers) - HEADINGS
-    return digest_of([ItemText("tool", line) for line in lines], room, count).lines() if room > 0 else []
+    if room <= 0:
+        return []
+    lines = _result_text(original, pair).splitlines()[:DIGESTED_LINES]
+    return digest_of([ItemText("tool", line) for line in lines], room, count).lines()
 
 
-def _brief(line: str) -> str:
-    return line if len(line) <= TARGET_LENGTH else ""
+def _up_to_target_length(text: str) -> str:
+    return text if len(text) <= TARGET_LENGTH else ""
 
 
-def _result_text(raw: OriginalItems, pair: Pair) -> str:
-    return raw.entry(pair.index).results[pair.at][0]
+def _result_text(original: OriginalItems, pair: Pair) -> str:
+    return original.text(pair.index).results[pair.at][0]
 
 
-def _includes(raw: OriginalItems, index: int, text: str) -> bool:
-    """Whether a result of item *index* holds *text*: equal line numbers do not say that the lines are the same."""
-    return any(text.strip() in later for later, _ in raw.entry(index).results)
+def _includes(original: OriginalItems, index: int, text: str) -> bool:
+    """True if a result of item *index* holds *text*: equal line numbers do not prove that the lines are the same."""
+    return any(text.strip() in later for later, _ in original.text(index).results)
 
 
 def _encodable(text: str) -> str:
@@ -241,70 +315,88 @@ def _encodable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+# Assembling the view.
+
+
 def assemble(
-    raw: OriginalItems, event: Compaction, block: str, edits: Mapping[int, bytes], count: Count
+    original: OriginalItems, compaction: Compaction, block: str, edits: Mapping[int, bytes], count: Count
 ) -> AssembledItems:
-    """The view after *event*: system items, the carrier with the block, then the client's own bytes from the cut on."""
-    systems = [index for index in raw.layout.systems if index < event.cut]
-    pieces = [raw.item(index) for index in systems]
-    kept = [raw.items[index] for index in systems]
-    summary, start = 0, event.cut
+    """The items of the view: system items, the carrier with the block, then the client's own bytes from the cut on."""
+    systems = [index for index in original.layout.systems if index < compaction.cut]
+    pieces = [original.item(index) for index in systems]
+    own = [original.items[index] for index in systems]
+    summary_tokens, start = 0, compaction.cut
     if block:
-        carrier = _carrier(raw, event)
-        before = carrier == event.cut
-        own = edits.get(carrier) or raw.item(carrier) if carrier >= 0 else b""
-        media = [part for i in event.anchors if i != carrier for part in raw.dialect.media_parts(raw.item(i))]
-        marker = _moved_marker(raw, event, carrier)
-        message = (
-            raw.dialect.with_text(own, block, before=before, media=media, marker=marker)
-            if own
-            else raw.dialect.user_message(block)
-        )
+        carrier = _carrier(original, compaction)
+        message = _carrier_message(original, compaction, carrier, block, edits)
         pieces.append(message)
-        summary = raw.dialect.read_item(message, count).tokens
-        if own:
-            kept.append(raw.dialect.read_item(own, count) if carrier in edits else raw.items[carrier])
-            summary -= kept[-1].tokens
-        start += before
-    tail = [i for i in edits if i >= start]
-    pieces += _slices(raw, start, sorted(tail), edits)
-    kept += [raw.items[i] for i in range(start, len(raw.items)) if i not in edits]
-    kept += [raw.dialect.read_item(edits[i], count) for i in tail]
-    totals = add_up(kept)
-    return AssembledItems(b",".join(pieces), totals.system + totals.history + summary, totals, summary)
+        summary_tokens = original.api.read_item(message, count).tokens
+        if carrier >= 0:
+            own.append(_carrier_item(original, carrier, edits, count))
+            summary_tokens -= own[-1].tokens
+        start += carrier == compaction.cut
+    tail = sorted(index for index in edits if index >= start)
+    pieces += _slices(original, start, tail, edits)
+    own += [original.items[index] for index in range(start, len(original.items)) if index not in edits]
+    own += [original.api.read_item(edits[index], count) for index in tail]
+    roles = add_up(own)
+    return AssembledItems(b",".join(pieces), roles.system + roles.history + summary_tokens, roles, summary_tokens)
 
 
-MARKERS = 4
-"""Cache marks a request may hold; where the key occurs more often, nothing tells which of them are marks."""
+def _carrier(original: OriginalItems, compaction: Compaction) -> int:
+    """The user item that carries the block: the tail's first item, else the task; -1 if there is neither."""
+    if compaction.cut < len(original.items) and original.items[compaction.cut].role == "user":
+        return compaction.cut
+    task = original.layout.task
+    return task if task is not None and task < compaction.cut else -1
 
 
-def _moved_marker(raw: OriginalItems, event: Compaction, carrier: int) -> bytes:
-    """The last cache mark among the items that go, for the block that stands for them: else their prefix is lost."""
-    key, marker = raw.dialect.MARKER, b""
-    at, end = raw.spans[0][0], raw.spans[event.cut - 1][1]
-    while key and (at := raw.body.find(key, at, end)) >= 0:
-        index = bisect_right(raw.spans, at, key=lambda span: span[0]) - 1
-        if index != carrier and raw.items[index].role != "system" and index not in event.anchors:
-            marker = raw.dialect.marker(raw.item(index)) or marker
-        at = raw.spans[index][1]
-    return marker if marker and raw.body.count(key) <= MARKERS else b""
+def _carrier_item(original: OriginalItems, carrier: int, edits: Mapping[int, bytes], count: Count) -> Item:
+    """The numbers of the client's own item in the carrier, without the block."""
+    return original.api.read_item(edits[carrier], count) if carrier in edits else original.items[carrier]
 
 
-def _slices(raw: OriginalItems, start: int, edited: Sequence[int], edits: Mapping[int, bytes]) -> list[bytes]:
+def _carrier_message(
+    original: OriginalItems, compaction: Compaction, carrier: int, block: str, edits: Mapping[int, bytes]
+) -> bytes:
+    """The user item that holds the block, with the media of the other anchors; a new one if there is no *carrier*."""
+    if carrier < 0:
+        return original.api.user_message(block)
+    media: list[bytes] = []
+    for index in compaction.anchors:
+        if index != carrier:
+            media += original.api.media_parts(original.item(index))
+    return original.api.with_text(
+        edits.get(carrier) or original.item(carrier),
+        block,
+        before=carrier == compaction.cut,
+        media=media,
+        marker=_moved_marker(original, compaction, carrier),
+    )
+
+
+def _moved_marker(original: OriginalItems, compaction: Compaction, carrier: int) -> bytes:
+    """The last cache mark among the folded items, for the block that stands for them: else their prefix is lost."""
+    key, marker = original.api.MARKER, b""
+    if not key or original.body.count(key) > CACHE_MARKS:
+        return b""
+    at, end = original.spans[0][0], original.spans[compaction.cut - 1][1]
+    while (at := original.body.find(key, at, end)) >= 0:
+        index = bisect_right(original.spans, at, key=lambda span: span[0]) - 1
+        stays = index == carrier or index in compaction.anchors or original.items[index].role == "system"
+        if not stays:
+            marker = original.api.marker(original.item(index)) or marker
+        at = original.spans[index][1]
+    return marker
+
+
+def _slices(original: OriginalItems, start: int, edited: Sequence[int], edits: Mapping[int, bytes]) -> list[bytes]:
     """The items from *start* on: runs of untouched ones as one slice of the body, edited ones on their own."""
-    found: list[bytes] = []
-    for index in (*edited, len(raw.spans)):
+    slices: list[bytes] = []
+    for index in (*edited, len(original.spans)):
         if start < index:
-            found.append(raw.body[raw.spans[start][0] : raw.spans[index - 1][1]])
-        if index < len(raw.spans):
-            found.append(edits[index])
+            slices.append(original.body[original.spans[start][0] : original.spans[index - 1][1]])
+        if index < len(original.spans):
+            slices.append(edits[index])
         start = index + 1
-    return found
-
-
-def _carrier(raw: OriginalItems, event: Compaction) -> int:
-    """The user item that carries the block: the tail's first item, else the task; -1 where there is neither."""
-    if event.cut < len(raw.items) and raw.items[event.cut].role == "user":
-        return event.cut
-    task = raw.layout.task
-    return task if task is not None and task < event.cut else -1
+    return slices

@@ -110,12 +110,12 @@ def _entries(original: OriginalItems) -> dict[int, ItemText]:
     """Return what the items say, by index, without system messages and without the client's prompt for a summary."""
     items = original.items
     indexes = [i for i in range(len(items)) if items[i].role != "system"]
-    entries = {i: original.entry(i) for i in indexes[:-1]}
+    entries = {i: original.text(i) for i in indexes[:-1]}
     if indexes:
         newest = indexes[-1]
         rest = without_prompt(original.item(newest))
         if rest:
-            entries[newest] = original.dialect.read_entry(rest)
+            entries[newest] = original.api.read_entry(rest)
     return entries
 
 

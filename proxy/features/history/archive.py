@@ -55,7 +55,7 @@ class Archive:
         terms: ArchiveLimits,
         known: MutableMapping[tuple[bytes, bytes], bool],
         spawn: Spawn,
-        observe: Callable[[Outcome, int], None],
+        observe: Callable[[str, int], None],
         clock: Clock,
     ) -> None:
         self._originals = originals

@@ -60,7 +60,7 @@ class HistoryRecorder(Feature):
             event = _event(report, view, view.layout, record, int(now), archive)
             self._register.save_note(request.tenant, root, name_of(event), dump(event), long_lived=True)
 
-    def job(self, tenant: bytes, root: bytes, note: SummaryNote) -> None:
+    def note_summary(self, tenant: bytes, root: bytes, note: SummaryNote) -> None:
         """Note what has become of a summary; that it was passed over again, only now and then."""
         key = (note.reason, root + note.last_compaction)
         if note.state == "skipped":

@@ -132,6 +132,11 @@ def test_pace_is_no_length(words: str) -> None:
     assert (found.kind, found.too_long, found.window) == ("rate_limit", False, None)
 
 
+def test_an_option_of_the_server_is_no_conversation() -> None:
+    """A window that the server was asked to set up, and cannot, says nothing of the request's length."""
+    assert said("invalid option: num_ctx 262144 exceeds the maximum context length of 131072") is None
+
+
 def test_an_unlikely_claim_needs_a_code() -> None:
     """A claim about a request that we count far below the stated limit is not believed without a decisive code."""
     limit = 10_000

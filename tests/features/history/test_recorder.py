@@ -93,10 +93,10 @@ async def test_summaries_are_noted_and_passed_over_ones_once() -> None:
         return SummaryNote(VERSION, 1, "a,b", b"p" * 8, b"s" * 16, b"c" * 16, cut, state, "m", "up", reason)
 
     for state in ("pending", "ready"):
-        book.chronicle.job(TENANT, b"r" * 16, note(state))
+        book.chronicle.note_summary(TENANT, b"r" * 16, note(state))
         await asyncio.sleep(0.01)
     for cut in (20, 21):
-        book.chronicle.job(TENANT, b"r" * 16, note("skipped", cut, "budget"))
+        book.chronicle.note_summary(TENANT, b"r" * 16, note("skipped", cut, "budget"))
         await asyncio.sleep(0.01)
     found = load(await book.register.notes(TENANT, b"r" * 16), SummaryNote, "j")
     assert [(each.length, each.state) for each in found] == [(8, "ready"), (20, "skipped")]

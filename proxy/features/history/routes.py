@@ -1,0 +1,154 @@
+"""Answers what callers ask about their own conversations: routes below ``/ullage/api/`` with their own credential."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
+from typing import Annotated, Final
+from urllib.parse import parse_qs
+
+import msgspec
+from aiohttp import web
+from cachetools import LRUCache
+
+from proxy.core.errors import InvalidRequest, NotFound, TooManyRequests
+from proxy.features.history.history import History
+from proxy.features.history.pages import read_page
+from proxy.server.access import Access
+from proxy.server.admin import Route
+from proxy.server.config import Limits
+from proxy.server.request import BodyBytes, BodyReader, RequestHeaders, check_declared, read_headers
+
+BODY: Final = 16 * 2**10
+"""Bytes of a request's body at most."""
+
+RATE: Final = 5.0
+BURST: Final = 30.0
+"""Requests that one caller may make: a second in the long run, and at once."""
+
+CALLERS: Final = 10_000
+"""Callers that are remembered."""
+
+_NAME: Final = re.compile(r"[\w-]{16}", re.ASCII)
+
+_NO_CONVERSATION: Final = (
+    "There is no such conversation of yours. One is known from its first request above half of the low mark on."
+)
+_NOT_ARCHIVED: Final = "Nothing of yours is archived under this reference, or not any more."
+_NO_REQUEST: Final = (
+    'Send {"conversation": ID}, with the ID that answers carry in x-ullage-conversation, and if you like a "share" '
+    "between 0 and 1."
+)
+
+
+class _CompactRequest(msgspec.Struct, forbid_unknown_fields=True):
+    conversation: str
+    share: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+
+
+_COMPACT_REQUEST: Final = msgspec.json.Decoder(_CompactRequest)
+
+
+class Pace:
+    """Bounds how often each caller asks: a bucket of ``BURST`` requests that fills again at ``RATE`` a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: MutableMapping[bytes, tuple[float, float]] = LRUCache(CALLERS)
+
+    def admit(self, caller: bytes) -> None:
+        """Count one request of *caller*. Raises ``TooManyRequests``."""
+        now = self._clock()
+        left, counted_at = self._buckets.get(caller, (BURST, now))
+        left = min(BURST, left + (now - counted_at) * RATE)
+        if left < 1.0:
+            raise TooManyRequests(f"At most {RATE:.0f} requests a second about conversations, please.")
+        self._buckets[caller] = (left - 1.0, now)
+
+
+class HistoryRoutes:
+    """Answers requests about the caller's own conversations.
+
+    Every route takes the request and what follows its name in the path, and returns the status and the body, to be
+    written as JSON. All raise ``UllageError``.
+    """
+
+    def __init__(self, access: Access, history: History, limits: Limits) -> None:
+        self._access = access
+        self._history = history
+        self._limits = replace(limits, body=BODY)
+        self._body_bytes = BodyBytes(BODY * 64)
+        self._pace = Pace()
+
+    def by_name(self) -> Mapping[str, Route]:
+        """The routes by the name that follows ``/ullage/api/`` in the path."""
+        return {"conversations": self.conversations, "compact": self.compact, "archive": self.archive}
+
+    async def conversations(self, request: web.BaseRequest, name: str) -> tuple[int, Mapping[str, object]]:
+        """The conversation called *name*, or a list of all if that is empty."""
+        tenant, _ = self._caller(request)
+        _check_reads(request)
+        if not name:
+            return 200, await self._history.list(tenant)
+        return 200, _existing(await self._history.show(tenant, _checked_name(name)))
+
+    async def archive(self, request: web.BaseRequest, reference: str) -> tuple[int, Mapping[str, object]]:
+        """One page of what was archived under *reference*."""
+        tenant, _ = self._caller(request)
+        _check_reads(request)
+        parameters = query(request.raw_path)
+        page = read_page(parameters.get("offset"), parameters.get("limit"))
+        return 200, _existing(await self._history.original(tenant, reference, page), _NOT_ARCHIVED)
+
+    async def compact(self, request: web.BaseRequest, name: str) -> tuple[int, Mapping[str, object]]:
+        """Have the next request of a conversation compact it."""
+        tenant, headers = self._caller(request)
+        if request.method != "POST" or name:
+            raise NotFound("Wishes are sent with POST to /ullage/api/compact.")
+        # A page of another site can send no JSON without being asked first.
+        if not headers.seen.get("content-type", "").lower().startswith("application/json"):
+            raise InvalidRequest("Send the body as application/json.")
+        reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
+        try:
+            check_declared(request.content_length, self._limits)
+            body = await reader.whole()
+        finally:
+            reader.release()
+        try:
+            wanted = _COMPACT_REQUEST.decode(body)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise InvalidRequest(_NO_REQUEST) from None
+        name = _checked_name(wanted.conversation)
+        return 202, _existing(await self._history.compact(tenant, name, wanted.share))
+
+    def _caller(self, request: web.BaseRequest) -> tuple[bytes, RequestHeaders]:
+        """The tenant that sent *request*, and its headers."""
+        headers = read_headers(request.raw_headers)
+        self._access.check_origin(headers)
+        tenant = self._access.owner(headers, request.headers.keys())
+        self._pace.admit(tenant)
+        return tenant, headers
+
+
+def query(path_qs: str) -> dict[str, str]:
+    """Return the parameters of a request's target, each one's last value."""
+    return {name: values[-1] for name, values in parse_qs(path_qs.partition("?")[2]).items()}
+
+
+def _check_reads(request: web.BaseRequest) -> None:
+    if request.method not in ("GET", "HEAD"):
+        raise NotFound("Conversations are read with GET.")
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise NotFound(_NO_CONVERSATION)
+    return name
+
+
+def _existing(value: Mapping[str, object] | None, message: str = _NO_CONVERSATION) -> Mapping[str, object]:
+    if value is None:
+        raise NotFound(message)
+    return value

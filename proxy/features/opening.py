@@ -1,0 +1,92 @@
+"""Opens the features whose folders are there. A folder can be deleted, and nothing else has to change.
+
+A folder has a module ``opening`` with a function ``open_features``, which takes ``FeatureParts``. That of ``history``
+has ``open_history`` instead: summaries and the server use it, too. The folders are looked up by name when the process
+starts, and imported by nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from proxy.core.models import Route
+from proxy.core.tokens.budget import Shares
+from proxy.engine.features import Feature
+from proxy.engine.reading import Reader
+from proxy.engine.records import CompactionRecords
+from proxy.server.admin import OpenRoutes, no_routes
+from proxy.settings import Settings
+from proxy.store import Store
+from proxy.summaries import OnNote, ignore_note
+from proxy.tasks import Faults, Tasks
+
+FOLDERS: Final = ("client_compaction", "context_management", "cap_results", "recall")
+"""The folders in the order in which their features prepare a request.
+
+Items of ours are opened before anything is read of a conversation, and a result is capped after it may have been
+cleared. ``history`` comes after them: it only notes what was answered.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureParts:
+    """What features are made of. ``resolve`` gives the route of a model."""
+
+    settings: Settings
+    store: Store
+    reader: Reader
+    records: CompactionRecords
+    resolve: Callable[[str], Route]
+    shares: Shares
+    faults: Faults
+
+
+async def _finish_nothing(seconds: float) -> None:
+    del seconds
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHistory:
+    """The history of conversations as the rest of the process uses it. As it is made by default there is none.
+
+    ``note_summary`` takes what became of a summary. ``open_routes`` opens the routes by which callers read it.
+    ``finish`` waits for so many seconds until everything is written.
+    """
+
+    features: tuple[Feature, ...] = ()
+    note_summary: OnNote = ignore_note
+    open_routes: OpenRoutes = no_routes
+    finish: Callable[[float], Awaitable[None]] = _finish_nothing
+
+
+def open_features(parts: FeatureParts) -> list[Feature]:
+    """Return the features that the settings switch on, in the order in which they prepare a request."""
+    features: list[Feature] = []
+    for name in FOLDERS:
+        folder = _opening(name)
+        if folder is not None:
+            features += folder.open_features(parts)
+    return features
+
+
+def open_history(settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None]) -> OpenHistory:
+    """Return the history of conversations. *observe* counts what became of how many archived items."""
+    folder = _opening("history")
+    if folder is None:
+        return OpenHistory()
+    history: OpenHistory = folder.open_history(settings, store, tasks, observe)
+    return history
+
+
+def _opening(name: str) -> Any:
+    """Return the module that opens the features of one folder; None if the folder was deleted."""
+    folder = f"proxy.features.{name}"
+    try:
+        return import_module(f"{folder}.opening")
+    except ModuleNotFoundError as error:
+        if error.name in (folder, f"{folder}.opening"):
+            return None
+        raise

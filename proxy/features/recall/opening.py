@@ -1,0 +1,16 @@
+"""Opens the feature that offers the recall tool."""
+
+from __future__ import annotations
+
+from proxy.engine.features import Feature
+from proxy.features.opening import FeatureParts
+from proxy.features.recall.answer import Recall
+from proxy.features.recall.session import Limits
+
+
+def open_features(parts: FeatureParts) -> list[Feature]:
+    """Return it if it is switched on."""
+    recall = parts.settings.compression.recall
+    if not recall.enabled:
+        return []
+    return [Recall(parts.reader, Limits(recall.results, recall.max_tokens), parts.faults)]
