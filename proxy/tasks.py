@@ -10,6 +10,9 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 T = TypeVar("T")
 OnFailure = Callable[[str, BaseException], None]
 
+Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+"""Starts a background task under a name: ``Tasks.spawn``."""
+
 
 class Tasks:
     """Starts background tasks by name, reports their failures, and ends them together.

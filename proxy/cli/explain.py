@@ -26,7 +26,7 @@ from proxy.core.models import Catalogue, Route
 from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.core.tokens.budget import Marks
-from proxy.core.tokens.counting import REGIONS, regions, scaled_up
+from proxy.core.tokens.counting import REGIONS, regions, to_provider_tokens
 from proxy.engine.reading import CountedBody, Reader
 from proxy.settings import Settings
 from proxy.store import open_store
@@ -200,12 +200,12 @@ def _speaks_blocks(value: Mapping[str, Any]) -> bool:
 def breakdown(found: Fitted) -> Breakdown:
     """Where the tokens of a fitted request are, before and after, and what each stage did."""
     raw, view, factor = found.sent, found.fits, found.measured.token_ratio
-    sent = scaled_up(_regions(raw, found.measured.budget.reserve), factor)
+    sent = to_provider_tokens(_regions(raw, found.measured.budget.reserve), factor)
     return Breakdown(
         tuple(_facts(found)),
         _pairs(REGIONS, sent, found.report.regions),
-        _pairs(ROLES, scaled_up(_roles(raw), factor), scaled_up(_roles(view), factor)),
-        _pairs(KINDS, scaled_up(_kinds(found, raw), factor), scaled_up(_kinds(found, view), factor)),
+        _pairs(ROLES, to_provider_tokens(_roles(raw), factor), to_provider_tokens(_roles(view), factor)),
+        _pairs(KINDS, to_provider_tokens(_kinds(found, raw), factor), to_provider_tokens(_kinds(found, view), factor)),
         tuple(_steps(found)),
     )
 

@@ -12,7 +12,7 @@ from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
 from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
 from proxy.core.conversation import EMPTY_LAYOUT, Item, Layout, lay_out, prefix_hashes
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import NOTHING, Members, RoleTotals, add_up, memories
+from proxy.core.tokens.counting import NOTHING, Members, RoleTotals, add_up, injected_memories
 from proxy.core.tokens.media import Meter, prices
 from proxy.core.tokens.tools import reads_declarations, tools_tokens
 from proxy.core.tool_calls import facts_of, read_calls, read_result, settled
@@ -311,7 +311,7 @@ class Reader:
         name = _key(scope, f"memory\0{text}".encode())
         size = self._sizes.get(name)
         if size is None:
-            found = memories(text)
+            found = injected_memories(text)
             size = self._sizes[name] = count(found) if found else 0
         return size
 

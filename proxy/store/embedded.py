@@ -17,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -25,8 +24,7 @@ from urllib.parse import quote
 from proxy.store.backend import EmbeddedUnavailable
 from proxy.store.embedded_paths import binary, known_socket, private_directory, socket_path
 from proxy.store.state import Warn
-
-Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+from proxy.tasks import Spawn
 
 START: Final = 20.0
 """Seconds to start a server: reading back a full append-only file takes a few."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -24,9 +24,9 @@ from proxy.store.backend import StoreMisconfigured, StoreUnsupported, Unavailabl
 from proxy.store.breaker import Breaker, State
 from proxy.store.deadlines import WaitBudget
 from proxy.store.redis_errors import BREAKING, FAULTS, REFUSALS, Refusals, Refused, kind_of
+from proxy.tasks import Spawn
 
 T = TypeVar("T")
-Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
 POOL: Final = 32
 """Operations at once, per process. More only adds connections to open in a burst: 200 writers of one moment take 36 ms

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.backend import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable
@@ -27,8 +26,7 @@ from proxy.store.redis_errors import REFUSALS, try_again, try_writing
 from proxy.store.state import StoreState, ThrottledWarnings, Warn
 from proxy.store.summary_table import SummaryTable
 from proxy.store.tables import RecordTable, TableAccess
-
-Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+from proxy.tasks import Spawn
 
 SHORTEST_KEY = 16
 _LOOK, _REREAD = 1.0, 60.0

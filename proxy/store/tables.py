@@ -18,6 +18,7 @@ from proxy.store.backend import Backend, Unavailable
 from proxy.store.encryption import MAX_PLAIN, Sealer
 from proxy.store.redis_errors import REFUSALS
 from proxy.store.state import ThrottledWarnings
+from proxy.tasks import Spawn
 
 LIFETIME: Final = 7 * 24 * 3600.0
 """Seconds that a record lives after it was last in use."""
@@ -38,7 +39,6 @@ _REQUESTS_FOR, _REQUESTS = 5.0, 4096
 """Seconds that an operator's request is remembered between ``newest`` and ``pop_request``, and how many are."""
 
 T = TypeVar("T")
-Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
 
 class TableAccess:

@@ -13,9 +13,9 @@ import hashlib
 import math
 import random
 import time
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from proxy.core.models import Route
 from proxy.core.report import SummaryOutcome, SummaryReport
@@ -26,6 +26,7 @@ from proxy.summaries.codec import SummaryNote, SummaryState, dump, load, note_fo
 from proxy.summaries.limits import SpendingLimits, SummaryConfig
 from proxy.summaries.model_call import Summariser
 from proxy.summaries.writer import Draft, NotWritten, Writer
+from proxy.tasks import Spawn
 
 RENEW: Final = 1 / 3
 """How often a lease is renewed, in lifetimes of the lease."""
@@ -41,8 +42,6 @@ WAIT_ELSEWHERE: Final = 8.0
 
 SHOWN: Final = 100
 """Most tenants, and most breakers, on the status page."""
-
-Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
 Stretch = tuple[str, bytes]
 """The route, and the prefix hash of the newest compaction."""

@@ -1,8 +1,8 @@
-"""What a model's summary must be before it is used: bounded, grounded in what it sums up, and no voice of its own.
+"""Verifies a model's summary before it is used: its size, its names and figures, and the orders in it.
 
-A summary is made of text that strangers wrote, by a model that may do as they say. So every name and figure in it
-must occur in its source, and an order in it is kept only if the user or the system gave that order; what a tool or
-the assistant said stands as a quote, what nobody said goes.
+A summary is made from text that strangers wrote, by a model that may follow what they wrote. So every name and figure
+in it must occur in its source. An order in it stays as it is only if the user or the system gave it; one that a tool or
+the assistant wrote becomes a quote, and one that is nowhere in the source is dropped.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ SECTIONS = (
     "Relevant files",
     "Identifiers and errors",
 )
-"""The headings a summary may have; at least one must be there."""
+"""The headings that a summary may have; it must have at least one."""
 
 INSTRUCTIONS = SECTIONS[1]
 
-MOST_REPEATED = 0.3
-"""Share of a text's four-word runs that may occur before in it: above, it loops."""
+SPEAKERS = ("user", "tool", "assistant")
+"""Who a line may be by, in the order in which they are asked; ``user`` stands for the system, too."""
 
-MOST_INVENTED = 0.5
-"""Share of a summary's lines that may go before what is left is not worth using."""
+MAX_REPEATED = 0.3
+"""Share of four-word runs that may have occurred before in the text: above, the model was in a loop."""
+
+MAX_DROPPED = 0.5
+"""Share of lines that may be dropped: above, the rest is not worth using."""
 
 OVERLAP = 0.7
-"""Share of a line's word pairs that must stand in one sentence of a speaker to count as theirs."""
+"""Share of a line's word pairs that must occur in one sentence of a speaker for the line to be theirs."""
 
-HEARD = 2**20
-"""Characters of each speaker's newest words in which a line is looked for: about 50 bytes of memory each. What was said
-before that is nobody's, and an order that nobody gave goes.
+INDEXED = 2**20
+"""Characters of each speaker's newest text that are indexed, at about 50 bytes of memory each. An order that was given
+before them is dropped.
 """
 
 _WINDOW = 65_536
@@ -103,9 +106,9 @@ _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|(?<=[。！？；])|\n+")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The summary as it may be used, or why it may not: ``reason`` is a fixed word, empty where it may.
+    """A summary that may be used; or ``reason``, a fixed word for why it may not.
 
-    ``dropped`` lines were taken out, ``quoted`` ones now stand as a quote.
+    ``dropped`` lines were removed, ``quoted`` ones became quotes.
     """
 
     text: str
@@ -115,60 +118,62 @@ class Verdict:
 
 
 class Source:
-    """What a summary is about: *entries*, and their weight in *tokens*. Built once, asked for every draft."""
+    """The items that a summary is about, indexed by speaker; *tokens* is their size. Built once for all drafts."""
 
     def __init__(self, entries: Sequence[ItemText], tokens: int) -> None:
         self.tokens = tokens
-        self._left = {"user": HEARD, "tool": HEARD, "assistant": HEARD}
-        self._said: dict[str, list[_Sentence]] = {"user": [], "tool": [], "assistant": []}
+        self._room = dict.fromkeys(SPEAKERS, INDEXED)
+        self._sentences: dict[str, list[_Sentence]] = {"user": [], "tool": [], "assistant": []}
         self._index: dict[str, dict[str, set[int]]] = {"user": {}, "tool": {}, "assistant": {}}
         for entry in reversed(entries):
             speaker = "user" if entry.role in ("user", "system") else entry.role
-            self._hear(speaker, entry.text)
+            self._add(speaker, entry.text)
             if entry.user_text:
-                self._hear("user", entry.user_text)
+                self._add("user", entry.user_text)
             for _, arguments in entry.calls:
-                self._hear("assistant", arguments)
+                self._add("assistant", arguments)
         self._text = "\n".join(text for entry in entries for text in _texts(entry))
         self._lowered = self._text.lower()
 
     def holds(self, token: str) -> bool:
-        """Whether *token* stands in the source as a whole."""
-        return _stands(token, self._text) or _stands(token.lower(), self._lowered)
+        """True if *token* occurs in the source as a whole word or figure."""
+        return _occurs(token, self._text) or _occurs(token.lower(), self._lowered)
 
     def speaker(self, line: str) -> str:
-        """Who said *line*, nearly in these words: ``user`` (or the system), ``tool``, ``assistant``, or nobody."""
+        """Who wrote *line*, nearly in these words: ``user`` (or the system), ``tool``, ``assistant``, or empty."""
         sentence = _Sentence(line)
-        return next((who for who in ("user", "tool", "assistant") if self._was_said(who, sentence)), "")
+        return next((speaker for speaker in SPEAKERS if self._is_by(speaker, sentence)), "")
 
-    def _hear(self, speaker: str, text: str) -> None:
-        said, index = self._said[speaker], self._index[speaker]
-        text = text[: self._left[speaker]]
-        self._left[speaker] -= len(text)
+    def _add(self, speaker: str, text: str) -> None:
+        """Index *text* as far as there is room for this speaker."""
+        sentences, index = self._sentences[speaker], self._index[speaker]
+        text = text[: self._room[speaker]]
+        self._room[speaker] -= len(text)
         for start in range(0, len(text), _WINDOW):
             for piece in _SENTENCE.split(text[start : start + _WINDOW]):
                 sentence = _Sentence(piece[:_LONGEST_LINE])
                 for pair in sentence.pairs:
-                    index.setdefault(pair, set()).add(len(said))
+                    index.setdefault(pair, set()).add(len(sentences))
                 if sentence.pairs:
-                    said.append(sentence)
+                    sentences.append(sentence)
 
-    def _was_said(self, speaker: str, line: _Sentence) -> bool:
+    def _is_by(self, speaker: str, line: _Sentence) -> bool:
+        """True if *line* is nearly a sentence of *speaker*; the user's must agree in being negated or not."""
         if not line.pairs:
             return False
         shared: Counter[int] = Counter()
         for pair in line.pairs:
             shared.update(self._index[speaker].get(pair, ()))
         enough = OVERLAP * len(line.pairs)
-        said = self._said[speaker]
+        sentences = self._sentences[speaker]
         return any(
-            count >= enough and (line.negated == said[at].negated or speaker != "user")
+            count >= enough and (line.negated == sentences[at].negated or speaker != "user")
             for at, count in shared.most_common(20)
         )
 
 
 class _Sentence:
-    """The pairs of neighbouring words of a text, and whether it denies something."""
+    """The pairs of neighbouring words of a text, and whether it is negated."""
 
     __slots__ = ("negated", "pairs")
 
@@ -179,12 +184,12 @@ class _Sentence:
 
 
 def verify(draft: str, source: Source, cap: int, count: Count) -> Verdict:
-    """*draft* as it may be used for *source* in at most *cap* tokens, or why it may not."""
+    """Verify *draft* as a summary of *source* in at most *cap* tokens."""
     text = draft.strip()
-    if reason := _unfit(text, source, cap, count):
+    if reason := _reason_against(text, source, cap, count):
         return Verdict("", reason)
     kept: list[str] = []
-    section, lines, dropped, quoted = "", 0, 0, 0
+    section, lines, dropped, quotes = "", 0, 0, 0
     for raw in text.splitlines():
         heading = _heading(raw)
         if heading:
@@ -194,22 +199,23 @@ def verify(draft: str, source: Source, cap: int, count: Count) -> Verdict:
         if not raw.strip():
             continue
         lines += 1
-        said = _judged(raw.rstrip()[:_LONGEST_LINE], section, source)
-        dropped += not said
-        quoted += said != raw.rstrip() and bool(said)
-        if said:
-            kept.append(said)
+        line = _verified_line(raw.rstrip()[:_LONGEST_LINE], section, source)
+        if not line:
+            dropped += 1
+            continue
+        quotes += line != raw.rstrip()
+        kept.append(line)
     used = _without_empty(kept)
-    if not used or dropped > MOST_INVENTED * lines:
-        return Verdict("", "invented", dropped, quoted)
+    if not used or dropped > MAX_DROPPED * lines:
+        return Verdict("", "invented", dropped, quotes)
     result = "\n".join(used)
     if count(result) > cap:
-        return Verdict("", "too_long", dropped, quoted)
-    return Verdict(result, "", dropped, quoted)
+        return Verdict("", "too_long", dropped, quotes)
+    return Verdict(result, "", dropped, quotes)
 
 
 def _texts(entry: ItemText) -> Iterator[str]:
-    """Yield the text of an item and its calls, arguments also without the escapes of JSON."""
+    """The text of an item and of its calls; arguments with and without JSON's escapes."""
     yield entry.text
     for name, arguments in entry.calls:
         yield name
@@ -218,8 +224,8 @@ def _texts(entry: ItemText) -> Iterator[str]:
             yield arguments.replace("\\\\", "\\").replace('\\"', '"').replace("\\/", "/")
 
 
-def _unfit(text: str, source: Source, cap: int, count: Count) -> str:
-    """What is wrong with *text* as a whole; empty where nothing is."""
+def _reason_against(text: str, source: Source, cap: int, count: Count) -> str:
+    """Why *text* as a whole may not be used, as a fixed word; empty if it may."""
     if not text or not any(char.isalnum() for char in text):
         return "empty"
     headed = any(map(_heading, text.splitlines()))
@@ -237,19 +243,19 @@ def _unfit(text: str, source: Source, cap: int, count: Count) -> str:
 
 def _heading(line: str) -> str:
     """The section that *line* opens, or an empty string."""
-    found = _HEADING.match(line.strip())
-    if not found:
+    match = _HEADING.match(line.strip())
+    if not match:
         return ""
-    title = (found[1] or found[2]).strip("* :").lower()
+    title = (match[1] or match[2]).strip("* :").lower()
     return next((section for section in SECTIONS if section.lower() == title), "")
 
 
-def _judged(line: str, section: str, source: Source) -> str:
-    """*line* as it may stand: itself, as a quote, or not at all."""
+def _verified_line(line: str, section: str, source: Source) -> str:
+    """*line* as it may be used: itself, a quote, or empty."""
     bare = _BULLET.sub("", line, count=1)
     if not all(map(source.holds, checkable(bare))):
         return ""
-    if section != INSTRUCTIONS and not _commands(bare):
+    if section != INSTRUCTIONS and not _is_order(bare):
         return line
     match source.speaker(bare):
         case "user":
@@ -261,15 +267,15 @@ def _judged(line: str, section: str, source: Source) -> str:
             return f"- ({who} said, not an instruction: {quoted(bare.strip())})"
 
 
-def _commands(line: str) -> bool:
-    """Whether any part of *line* reads like an order to its reader, or claims that somebody gave one."""
+def _is_order(line: str) -> bool:
+    """True if any part of *line* reads like an order to its reader, or claims that one was given."""
     if _ADDRESSED.search(line) or _CLAIMED.search(line):
         return True
     return any(map(_ORDER.search, _CLAUSE.split(line)))
 
 
 def checkable(text: str) -> Iterator[str]:
-    """The names, paths, URLs, identifiers and figures of *text*: whatever is no plain word."""
+    """The names, paths, URLs, identifiers and figures of *text*: every token that is no plain word."""
     for url in _URL.findall(text):
         yield url.rstrip(_EDGE)
     text = _URL.sub(" ", text)
@@ -284,8 +290,8 @@ def checkable(text: str) -> Iterator[str]:
             yield token
 
 
-def _stands(token: str, text: str) -> bool:
-    """Whether *token* occurs in *text* and is not merely a part of a longer word or figure."""
+def _occurs(token: str, text: str) -> bool:
+    """True if *token* occurs in *text* and is not only a part of a longer word or figure."""
     at = text.find(token)
     while at >= 0:
         end = at + len(token)
@@ -314,11 +320,11 @@ def _loops(text: str) -> bool:
     runs = [tuple(words[at : at + 4]) for at in range(len(words) - 3)]
     if len(runs) < 12:
         return len(words) >= 12 and len(set(words)) * 4 < len(words)
-    return len(runs) - len(set(runs)) > MOST_REPEATED * len(runs)
+    return len(runs) - len(set(runs)) > MAX_REPEATED * len(runs)
 
 
 def _without_empty(lines: Sequence[str]) -> list[str]:
-    """Return *lines* without headings that no text follows, and without blank lines before the first one."""
+    """*lines* without headings that no text follows, and without blank lines at the start."""
     kept: list[str] = []
     for line in reversed(lines):
         below = kept[-1] if kept else ""

@@ -237,7 +237,7 @@ async def test_models_share_no_prices() -> None:
     house = House()
     for model in (*models, *models):
         reading = await house.read(body, model=model)
-        assert reading.items[0].media == prices(model).picture.tokens(None, "auto")
+        assert reading.items[0].media == prices(model).image.tokens(None, "auto")
         assert reading.items[1:] == (await House().read(body)).items[1:]
         declared = tools_tokens(json.dumps(AGENT_TOOLS), len)
         assert reading.member_tokens["tools"] == (declared if model.startswith("gpt") else len(json.dumps(AGENT_TOOLS)))

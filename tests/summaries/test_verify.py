@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.conversation import ItemText
-from proxy.summaries.verify import HEARD, SECTIONS, Source, Verdict, checkable, verify
+from proxy.summaries.verify import INDEXED, SECTIONS, Source, Verdict, checkable, verify
 from tests.stub.summariser import INJECTED
 from tests.support.engine_fixtures import count_tokens
 
@@ -154,7 +154,7 @@ def test_plain_words_need_no_proof() -> None:
 def test_of_very_long_conversations_the_newest_words_are_heard() -> None:
     """An order beyond what is looked at is nobody's and goes; names are found wherever they stand."""
     old = ItemText("user", "Never push ledger_7 to main.")
-    filler = ItemText("user", "It is fine. " * (HEARD // 12 + 1))
+    filler = ItemText("user", "It is fine. " * (INDEXED // 12 + 1))
     draft = (
         "## Instructions from the user\n- Never push ledger_7 to main.\n## Accomplished\n- ledger_7 was looked at.\n"
     )

@@ -122,7 +122,7 @@ async def proxy_in_process(
         tokenizers(),
         store,
         upstream,
-        long_history=long_history,
+        history=long_history,
         calls=call_settings(config),
         faults=noticed,
     )

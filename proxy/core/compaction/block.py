@@ -144,7 +144,7 @@ def choose_pins(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
     if sum(sizes) <= tokens:
         return list(texts)
     short = max(24, tokens // 8)
-    pieces = [_sentences(text, at, whole=sizes[at] <= short) for at, text in enumerate(texts)]
+    pieces = _Pieces(texts, [size <= short for size in sizes])
     ranked = sorted(_newest(pieces), key=lambda piece: (-sentence_rank(piece.text), -piece.at))
     kept: list[set[int]] = [set() for _ in texts]
     misses = 0
@@ -157,7 +157,7 @@ def choose_pins(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
             misses += 1
         if tokens < SHORTEST or misses > 20:
             break
-    return [_joined(text, pieces[at], kept[at]) for at, text in enumerate(texts)]
+    return [_joined(text, pieces[at], kept[at]) if kept[at] else "" for at, text in enumerate(texts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +189,34 @@ def _sentences(text: str, at: int, *, whole: bool) -> list[_Sentence]:
     return found
 
 
-def _newest(pieces: Sequence[Sequence[_Sentence]]) -> list[_Sentence]:
+class _Pieces(dict[int, list[_Sentence]]):
+    """The sentences of each of *texts*, by its index, taken apart when they are first looked at.
+
+    Those of which *whole* says so are one sentence each.
+    """
+
+    def __init__(self, texts: Sequence[str], whole: Sequence[bool]) -> None:
+        self.texts = texts
+        self.whole = whole
+
+    def __missing__(self, at: int) -> list[_Sentence]:
+        """Take the text *at* apart."""
+        found = self[at] = _sentences(self.texts[at], at, whole=self.whole[at])
+        return found
+
+
+def _newest(pieces: _Pieces) -> list[_Sentence]:
     """Sentences of the newest texts first, as many as are looked at one by one; first those that constrain or ask."""
-    newest = [piece for of in reversed(pieces) for piece in of if len(piece.text) <= READ]
     telling: list[_Sentence] = []
     others: list[_Sentence] = []
-    for piece in newest:
-        (telling if sentence_rank(piece.text) else others).append(piece)
-        if len(telling) == SENTENCES:
-            break
+    for at in range(len(pieces.texts) - 1, -1, -1):
+        if len(others) >= SENTENCES and pieces.whole[at] and not sentence_rank(pieces.texts[at]):
+            continue  # thousands of short texts: only one that asks for something can still be chosen
+        for piece in pieces[at]:
+            if len(piece.text) <= READ:
+                (telling if sentence_rank(piece.text) else others).append(piece)
+            if len(telling) == SENTENCES:
+                return telling
     return [*telling, *others][:SENTENCES]
 
 
