@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from hashlib import sha256
 
 MASTER = "ullage1:master"
@@ -21,6 +22,15 @@ def names(fingerprint: bytes) -> str:
 def event(root_hash: bytes, route: str, prefix_hash: bytes) -> str:
     """The compaction record at *prefix_hash* of a conversation on *route* (``upstream,model``)."""
     return _of_conversation(root_hash, "e", sha256(route.encode()).digest()[:8], prefix_hash)
+
+
+def events(root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]) -> list[str]:
+    """The compaction records at *prefix_hashes* of a conversation on *route*."""
+    if not prefix_hashes:
+        return []
+    first = event(root_hash, route, prefix_hashes[0])
+    begin = first[: first.rindex(":") + 1]
+    return [first, *(begin + _text(prefix_hash) for prefix_hash in prefix_hashes[1:])]
 
 
 def summary(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:

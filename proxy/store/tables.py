@@ -247,7 +247,7 @@ class RecordTable:
         self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]
     ) -> tuple[int, bytes] | None:
         """The record under the first of *prefix_hashes* (512 are read) that has one, as ``(index, record)``."""
-        names = [key_names.event(root_hash, route, each) for each in prefix_hashes[:MAX_HASHES]]
+        names = key_names.events(root_hash, route, prefix_hashes[:MAX_HASHES])
         if not names:
             return None
         # An operator's request is read along: that costs no operation of its own.
@@ -270,6 +270,8 @@ class RecordTable:
 
         Return an empty string if nobody asked. Only one caller gets the request.
         """
+        if not self._requests:
+            return ""
         name = key_names.mark(root_hash)
         value = self._requests.pop(name, None)
         extent = self._access.sealer.open(tenant, name, value) if value is not None else None

@@ -51,8 +51,15 @@ class EarlyOverflowDetector:
         self.overflow: Overflow | None = None
         self._classifier = classifier
         self._prior = prior
-        self._events = _header(headers, "content-type").startswith("text/event-stream")
-        self._plain = ContentDecoder(_header(headers, "content-encoding"), 2 * LONGEST)
+        content_type, encoding = "", ""
+        for name, value in headers:
+            lower = name.lower()
+            if lower == "content-type":
+                content_type = content_type or value
+            elif lower == "content-encoding":
+                encoding = encoding or value
+        self._events = content_type.startswith("text/event-stream")
+        self._plain = ContentDecoder(encoding, 2 * LONGEST) if encoding else None
         self._buffer = bytearray()
         self._streamed: bool | None = None
         self._cutter = EventCutter()
@@ -63,7 +70,7 @@ class EarlyOverflowDetector:
         """What is known after *chunk*."""
         if self.verdict != "undecided":
             return self.verdict
-        data = self._plain.feed(chunk)
+        data = chunk if self._plain is None else self._plain.feed(chunk)
         if self._streamed is None:
             self._buffer += data
             self._streamed = self._recognised()
