@@ -157,36 +157,38 @@ class Reader:
         self._sizes = sizes
         self._prefixes = prefixes
 
-    async def located(self, dialect: ApiFormat, tenant: bytes, body: bytes) -> Located:
+    async def located(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> Located:
         """As ``locate``, of a large body on a thread."""
-        return await offload(len(body), self.locate, dialect, tenant, body)
+        return await offload(len(body), self.locate, api_format, tenant, body)
 
-    def locate(self, dialect: ApiFormat, tenant: bytes, body: bytes) -> Located:
+    def locate(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> Located:
         """Where things stand in *body*.
 
-        Raises ``InvalidRequest`` if it is no valid body of *dialect*, ``TooManyItems`` if it has too many.
+        Raises ``InvalidRequest`` if it is no valid body of *api_format*, ``TooManyItems`` if it has too many.
         """
-        scope = hashlib.sha256(tenant + dialect.API.encode())
+        scope = hashlib.sha256(tenant + api_format.API.encode())
         memo = PrefixHasher(scope.copy(), body) if len(body) >= PREFIX_FROM else None
         known = memo.find(self._prefixes) if memo else None
         try:
-            longer = extend(body, dialect.LIST, known.scan, self.most) if known else None
-            where = longer or scan(body, dialect.LIST, self.most)
+            longer = extend(body, api_format.LIST, known.scan, self.most) if known else None
+            where = longer or scan(body, api_format.LIST, self.most)
         except InvalidRequest:
-            listed = dialect.listed(body)
+            listed = api_format.listed(body)
             if listed is None:
                 raise
-            return self.locate(dialect, tenant, listed)
+            return self.locate(api_format, tenant, listed)
         if len(where.spans) > MANY and where.end - where.start < LEAST_ITEM * len(where.spans):
             raise InvalidRequest(f"{len(where.spans)} messages or items that hold hardly anything are no conversation.")
         raw = where.outline(body)
         name = _key(scope, raw)
         outline = self._outlines.get(name)
         if outline is None:
-            outline = self._outlines[name] = read_envelope(_text(raw), dialect.OUTPUT_FIGURES)
+            outline = self._outlines[name] = read_envelope(_text(raw), api_format.OUTPUT_FIGURES)
         return Located(body, where, outline, known, memo)
 
-    async def read(self, dialect: ApiFormat, encoding: str, tenant: bytes, found: Located, model: str = "") -> Reading:
+    async def read(
+        self, api_format: ApiFormat, encoding: str, tenant: bytes, found: Located, model: str = ""
+    ) -> Reading:
         """The reading of a located body, counted in *encoding* and priced as *model* prices media and tools.
 
         Raises ``InvalidRequest`` where an item is none.
@@ -194,16 +196,16 @@ class Reader:
         known = found.known if found.known and found.known.measure == _measure(encoding, model) else None
         border, seen = (known.border, len(known.items)) if known else (0, 0)
         unseen = load_of(len(found.body) - border, len(found.scan.spans) - seen)
-        return await offload(unseen, self._read, dialect, encoding, tenant, found, model)
+        return await offload(unseen, self._read, api_format, encoding, tenant, found, model)
 
-    def _read(self, dialect: ApiFormat, encoding: str, tenant: bytes, found: Located, model: str) -> Reading:
+    def _read(self, api_format: ApiFormat, encoding: str, tenant: bytes, found: Located, model: str) -> Reading:
         known, spans, measure = found.known, found.scan.spans, _measure(encoding, model)
         seen = (
             known.items if known and known.measure == measure and spans[: len(known.items)] == known.scan.spans else ()
         )
         count = self.count(encoding, model)
-        scope = _scope(dialect, measure, tenant)
-        items = seen + self._read_items(dialect, count, scope, found.body, spans[len(seen) :])
+        scope = _scope(api_format, measure, tenant)
+        items = seen + self._read_items(api_format, count, scope, found.body, spans[len(seen) :])
         items = seen + settled(items, len(seen))
         kept = found.memo.keep(self._prefixes, found.scan, measure, items) if found.memo and spans else None
         if kept and known:
@@ -213,8 +215,8 @@ class Reader:
         totals = add_up(items, known.totals if known and seen else NOTHING)
         if kept:
             kept.totals = totals
-        tools = dialect.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
-        fixed = dialect.PER_REPLY + tools + totals.system + sum(sizes.values())
+        tools = api_format.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
+        fixed = api_format.PER_REPLY + tools + totals.system + sum(sizes.values())
         remembered = sum(self._remembered(scope, text, count) for text in found.outline.texts.values())
         return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept, remembered)
 
@@ -263,7 +265,7 @@ class Reader:
         return size
 
     def _read_items(
-        self, dialect: ApiFormat, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
+        self, api_format: ApiFormat, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
         found: list[Item] = []
         repeated: dict[bytes, Item] = {}
@@ -275,7 +277,7 @@ class Reader:
                 key = _key(scope, raw)
                 item = self._items.get(key)
                 if item is None:
-                    item = self._items[key] = read_one(dialect, raw, count, self.tools)
+                    item = self._items[key] = read_one(api_format, raw, count, self.tools)
                 if short:
                     repeated[raw] = item
             found.append(item)
@@ -345,14 +347,14 @@ class PrefixHasher:
         return digest
 
 
-def read_one(dialect: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
-    item = dialect.read_item(raw, count)
+    item = api_format.read_item(raw, count)
     if item.role == "system" or (item.role == "tool" and not item.answers):
         return item
     if item.role == "user":
-        return read_result(item, raw, dialect.read_entry, tools.forms, tools.call, count)
-    entry = dialect.read_entry(raw)
+        return read_result(item, raw, api_format.read_entry, tools.forms, tools.call, count)
+    entry = api_format.read_entry(raw)
     return read_calls(replace(item, facts=facts_of(entry, tools.call)), entry, tools.forms, tools.call)
 
 
@@ -361,9 +363,9 @@ def _measure(encoding: str, model: str) -> str:
     return f"{encoding},{prices(model).name},{'declared' if reads_declarations(model) else 'json'}"
 
 
-def _scope(dialect: ApiFormat, measure: str, tenant: bytes) -> Any:
+def _scope(api_format: ApiFormat, measure: str, tenant: bytes) -> Any:
     """What the names of this tenant's counted texts begin with."""
-    return hashlib.sha256(tenant + f"{dialect.API}\0{measure}\0".encode())
+    return hashlib.sha256(tenant + f"{api_format.API}\0{measure}\0".encode())
 
 
 def _text(raw: bytes) -> str:
