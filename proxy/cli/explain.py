@@ -27,7 +27,7 @@ from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.core.tokens.budget import Marks
 from proxy.core.tokens.counting import REGIONS, regions, to_provider_tokens
-from proxy.engine.reading import Reader, Reading
+from proxy.engine.reading import CountedBody, Reader
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
@@ -73,8 +73,8 @@ class Fitted:
     report: Report
     error: UllageError | None
     measured: MeasuredRequest
-    sent: Reading
-    fits: Reading
+    sent: CountedBody
+    fits: CountedBody
     marks: Marks
     tokenizers: Tokenizers
 
@@ -164,7 +164,7 @@ async def _read_back(
     api_format, route = measured.api_format, measured.route
     reader = Reader(tokenizers, {}, {}, {}, {})
 
-    async def read(body: bytes) -> Reading:
+    async def read(body: bytes) -> CountedBody:
         located = await reader.located(api_format, TENANT, body)
         return await reader.read(api_format, route.encoding, TENANT, located, route.model)
 
@@ -217,16 +217,16 @@ def _pairs(names: Iterable[str], was: Mapping[str, int], now: Mapping[str, int])
     return {name: pair for name, pair in found.items() if any(pair)}
 
 
-def _regions(reading: Reading, reserve: int) -> dict[str, int]:
-    return regions(reading.totals, reading.members, fixed=reading.fixed, summary=0, reserve=reserve)
+def _regions(reading: CountedBody, reserve: int) -> dict[str, int]:
+    return regions(reading.roles, reading.members, fixed=reading.fixed, summary=0, reserve=reserve)
 
 
-def _roles(reading: Reading) -> dict[str, int]:
-    totals = reading.totals
+def _roles(reading: CountedBody) -> dict[str, int]:
+    totals = reading.roles
     return {"system": reading.system, "user": totals.user, "assistant": totals.assistant, "tool": totals.tool}
 
 
-def _kinds(found: Fitted, reading: Reading) -> dict[str, int]:
+def _kinds(found: Fitted, reading: CountedBody) -> dict[str, int]:
     """Tokens of *reading* by kind, in our own count."""
     api_format, encoding = found.measured.api_format, found.measured.route.encoding
     sums: Counter[str] = Counter()
@@ -236,8 +236,8 @@ def _kinds(found: Fitted, reading: Reading) -> dict[str, int]:
     members = reading.members
     sums["tool definition"] = members.tools
     sums["text"] += members.system
-    sums["format"] = sum(reading.sizes.values()) - members.tools - members.system
-    sums["frame"] += reading.fixed - reading.totals.system - sum(reading.sizes.values())
+    sums["format"] = sum(reading.member_tokens.values()) - members.tools - members.system
+    sums["frame"] += reading.fixed - reading.roles.system - sum(reading.member_tokens.values())
     return dict(sums)
 
 
@@ -326,9 +326,9 @@ def _stages_of(record: CompactionRecord) -> dict[int, str]:
     return {**found, **{index: "truncate" for index, _ in record.compaction.truncations}}
 
 
-def _tools_in(reading: Reading) -> int:
-    name = next((key for key in TOOLS if key in reading.sizes), None)
-    return len(json.loads(reading.outline.value(name))) if name else 0
+def _tools_in(reading: CountedBody) -> int:
+    name = next((key for key in TOOLS if key in reading.member_tokens), None)
+    return len(json.loads(reading.envelope.value(name))) if name else 0
 
 
 def render(shown: Breakdown, console: Console) -> None:
