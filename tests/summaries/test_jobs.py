@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.engine.ports import SummaryRequest
+from proxy.store.memory import MemoryBackend
 from tests.conftest import StartStub
 from tests.store.conftest import Opener, Valkey
 from tests.stub.summariser import Behaviour
@@ -16,10 +17,10 @@ from tests.support.summary_fixtures import (
     ROUTE,
     SINCE,
     TENANT,
-    DictSummaryTable,
     SummaryReplica,
     entries_of,
     summary_request_of,
+    summary_table,
 )
 
 
@@ -28,20 +29,20 @@ async def settled(*benches: SummaryReplica) -> None:
 
 
 async def test_a_summary_is_ready_when_it_is_needed(stub: StartStub) -> None:
-    """A prepared passage is found afterwards, on another replica too, and of a longer one as its newest prefix."""
-    server, shelf = await stub(), DictSummaryTable()
-    first, second = SummaryReplica(server, shelf), SummaryReplica(server, shelf)
+    """A prepared wanted is found afterwards, on another replica too, and of a longer one as its newest prefix."""
+    server, table = await stub(), summary_table(MemoryBackend())
+    first, second = SummaryReplica(server, table), SummaryReplica(server, table)
     entries = entries_of(12)
-    passage = summary_request_of(entries).up_to(16)
-    assert await first.jobs.ready(passage) is None
-    first.jobs.prepare(passage)
+    wanted = summary_request_of(entries).up_to(16)
+    assert await first.jobs.ready(wanted) is None
+    first.jobs.prepare(wanted)
     await settled(first)
     for bench in (first, second):
         found = await bench.jobs.ready(summary_request_of(entries))
         assert found is not None
         assert found.length == 16
         assert found.tokens_spent > 0
-    assert not first.jobs.is_due(passage.request, ROUTE, SINCE)
+    assert not first.jobs.is_due(wanted.request, ROUTE, SINCE)
     second.jobs.prepare(summary_request_of(entries))
     await settled(second)
     assert [report.outcome for report in first.reports + second.reports] == ["written", "adopted"]
@@ -52,9 +53,9 @@ async def test_a_summary_is_ready_when_it_is_needed(stub: StartStub) -> None:
 
 async def test_eight_replicas_ask_once(stub: StartStub) -> None:
     """However many replicas and requests ask at the same moment, one call goes out."""
-    server, shelf = await stub(), DictSummaryTable()
+    server, table = await stub(), summary_table(MemoryBackend())
     server.summariser = "slow"
-    benches = [SummaryReplica(server, shelf) for _ in range(8)]
+    benches = [SummaryReplica(server, table) for _ in range(8)]
     for _ in range(25):
         for bench in benches:
             bench.jobs.prepare(summary_request_of(entries_of(8)))
@@ -67,19 +68,19 @@ async def test_eight_replicas_ask_once(stub: StartStub) -> None:
 
 async def test_an_event_that_waits_gets_what_another_replica_writes(stub: StartStub) -> None:
     """Inline, the second replica adopts the first one's text; a shorter one does when there is none in time."""
-    server, shelf = await stub(), DictSummaryTable()
+    server, table = await stub(), summary_table(MemoryBackend())
     server.summariser = "slow"
-    benches = [SummaryReplica(server, shelf, mode="inline") for _ in range(2)]
+    benches = [SummaryReplica(server, table, mode="inline") for _ in range(2)]
     for bench in benches:
         task = bench.tasks.spawn(_advance(bench), "clock")
         del task
-    passage = summary_request_of(entries_of(8))
-    found = await asyncio.gather(*(bench.jobs.write(passage) for bench in benches))
+    wanted = summary_request_of(entries_of(8))
+    found = await asyncio.gather(*(bench.jobs.write(wanted) for bench in benches))
     assert found[0] is not None
     assert found[1] is not None
     assert found[0].text == found[1].text
     assert len(server.summaries) == 1
-    assert not benches[0].jobs.is_due(passage.request, ROUTE, SINCE), "inline nothing is prepared"
+    assert not benches[0].jobs.is_due(wanted.request, ROUTE, SINCE), "inline nothing is prepared"
     for bench in benches:
         await bench.close()
 
@@ -87,7 +88,7 @@ async def test_an_event_that_waits_gets_what_another_replica_writes(stub: StartS
 async def test_one_request_waits_once(stub: StartStub) -> None:
     """A request that comes back for a summary of a longer prefix has no more time than the first time left it."""
     server = await stub()
-    bench = SummaryReplica(server, DictSummaryTable(), mode="inline", timeout=0.3, seconds=30.0)
+    bench = SummaryReplica(server, summary_table(MemoryBackend()), mode="inline", timeout=0.3, seconds=30.0)
     server.gate.clear()
     entries = entries_of(12)
     first, longer = summary_request_of(entries).up_to(16), summary_request_of(entries)
@@ -119,7 +120,7 @@ async def test_three_failures_open_the_breaker(stub: StartStub, behaviour: Behav
     """A failed stretch is left alone for a minute; after three failures nobody of this tenant is asked, then one is."""
     server = await stub()
     server.summariser = behaviour
-    bench = SummaryReplica(server, DictSummaryTable(), timeout=1.0)
+    bench = SummaryReplica(server, summary_table(MemoryBackend()), timeout=1.0)
     for at in range(4):
         bench.jobs.prepare(_elsewhere(at))
         await settled(bench)
@@ -143,17 +144,17 @@ async def test_three_failures_open_the_breaker(stub: StartStub, behaviour: Behav
 
 
 def _elsewhere(at: int) -> SummaryRequest:
-    """The passage of another conversation."""
-    passage, name = summary_request_of(entries_of(8)), bytes([at]) * 8
-    cuts = tuple(replace(cut, prefix_hash=name + cut.prefix_hash[8:]) for cut in passage.prefixes)
-    return replace(passage, last_compaction=name * 2, root_hash=name * 2, prefixes=cuts)
+    """The wanted of another conversation."""
+    wanted, name = summary_request_of(entries_of(8)), bytes([at]) * 8
+    cuts = tuple(replace(cut, prefix_hash=name + cut.prefix_hash[8:]) for cut in wanted.prefixes)
+    return replace(wanted, last_compaction=name * 2, root_hash=name * 2, prefixes=cuts)
 
 
 async def test_a_limit_pauses_all_summaries_of_a_tenant(stub: StartStub) -> None:
     """After a 429 nothing is asked on this tenant's behalf, on no replica."""
-    server, shelf = await stub(), DictSummaryTable()
+    server, table = await stub(), summary_table(MemoryBackend())
     server.summariser = "limited"
-    bench, other = SummaryReplica(server, shelf), SummaryReplica(server, shelf)
+    bench, other = SummaryReplica(server, table), SummaryReplica(server, table)
     bench.jobs.prepare(_elsewhere(1))
     await settled(bench)
     for each in (bench, other):
@@ -170,17 +171,17 @@ async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valk
     server = await stub()
     store = await opener(valkey.url)
     bench = SummaryReplica(server, store.summaries, lease_seconds=0.5)
-    passage = summary_request_of(entries_of(8))
-    policy = bench.jobs._job(passage, waits=False).policy
-    assert await store.summaries.lease(passage.root_hash, policy, passage.last_compaction, 0.5) is not None
-    bench.jobs.prepare(passage)
+    wanted = summary_request_of(entries_of(8))
+    policy = bench.jobs._job(wanted, waits=False).policy
+    assert await store.summaries.lease(wanted.root_hash, policy, wanted.last_compaction, 0.5) is not None
+    bench.jobs.prepare(wanted)
     await settled(bench)
     assert [report.reason for report in bench.reports] == ["elsewhere"]
 
     async def again() -> None:
         while bench.reports[-1].outcome != "written":
             bench.now += 1.0
-            bench.jobs.prepare(passage)
+            bench.jobs.prepare(wanted)
             await settled(bench)
 
     await asyncio.wait_for(again(), 20)
@@ -190,14 +191,16 @@ async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valk
 
 async def test_a_job_that_is_cancelled_gives_its_lease_back(stub: StartStub) -> None:
     """When the time to finish is over, a running job ends and its lease is free."""
-    server, shelf = await stub(), DictSummaryTable()
+    server, table = await stub(), summary_table(MemoryBackend())
     server.summariser = "hanging"
-    bench = SummaryReplica(server, shelf, timeout=60.0)
-    bench.jobs.prepare(summary_request_of(entries_of(8)))
+    bench = SummaryReplica(server, table, timeout=60.0)
+    wanted = summary_request_of(entries_of(8))
+    lease = (wanted.root_hash, bench.jobs._job(wanted, waits=False).policy, wanted.last_compaction, 1.0)
+    bench.jobs.prepare(wanted)
     await until(lambda: bool(server.summaries))
-    assert shelf.leases
+    assert await table.lease(*lease) is None
     await bench.jobs.finish(0.05)
-    assert shelf.leases == {}
+    assert await table.lease(*lease) is not None
     assert not bench.jobs.is_due(summary_request_of(entries_of(8)).request, ROUTE, SINCE)
     await bench.close()
 
@@ -207,7 +210,10 @@ async def test_subscription_tokens_of_an_upstream_are_respected(stub: StartStub)
     server = await stub()
     for allowed in (False, True):
         bench = SummaryReplica(
-            server, DictSummaryTable(), subscription_upstreams=frozenset({"stub"}), allow_subscriptions=allowed
+            server,
+            summary_table(MemoryBackend()),
+            subscription_upstreams=frozenset({"stub"}),
+            allow_subscriptions=allowed,
         )
         bench.jobs.prepare(summary_request_of(entries_of(8)))
         await settled(bench)
@@ -219,7 +225,7 @@ async def test_a_fault_of_ours_is_reported_and_not_paid_for_again(
     stub: StartStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error nobody foresaw ends the job, reaches whoever keeps tasks, and starts no second job for that stretch."""
-    bench = SummaryReplica(await stub(), DictSummaryTable())
+    bench = SummaryReplica(await stub(), summary_table(MemoryBackend()))
 
     async def broken(*_: object) -> None:
         raise ZeroDivisionError

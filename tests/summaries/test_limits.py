@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,8 +10,10 @@ import pytest
 from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Origin
 from proxy.engine.ports import SummaryRequest
+from proxy.store import SummaryTable
+from proxy.store.memory import MemoryBackend
 from proxy.summaries.limits import FLUSH_TOKENS, FRESH, PAUSE, UNKNOWN_WINDOW, SpendingLimits, SummaryConfig
-from tests.support.summary_fixtures import ROUTE, TENANT, DictSummaryTable, entries_of, summary_request_of
+from tests.support.summary_fixtures import ROUTE, TENANT, entries_of, summary_request_of, summary_table, written
 
 A, B = b"a" * 32, b"b" * 32
 
@@ -27,67 +28,71 @@ class Now:
         return self.seconds
 
 
-def ledger(shelf: DictSummaryTable, now: Now) -> SpendingLimits:
-    return SpendingLimits(shelf, 0.1, {}, now, now)
+def limits_of(table: SummaryTable, now: Now) -> SpendingLimits:
+    return SpendingLimits(table, 0.1, {}, now, now)
 
 
 async def test_a_tenth_of_what_was_sent_may_be_spent() -> None:
     """Spending is allowed up to the share of one's own tokens, and no further."""
     now = Now()
-    book = ledger(DictSummaryTable(), now)
-    assert await book.refusal_reason(A, 1) == "budget"
-    book.add_sent(A, 10_000)
-    assert await book.refusal_reason(A, 1000) == ""
-    assert await book.refusal_reason(A, 1001) == "budget"
-    book.add_spent(A, 600)
-    assert await book.refusal_reason(A, 400) == ""
-    assert await book.refusal_reason(A, 401) == "budget"
-    book.add_spent(A, -100)
-    assert book.can_afford(A, 500)
-    assert await book.refusal_reason(B, 1) == "budget"
+    limits = limits_of(summary_table(MemoryBackend()), now)
+    assert await limits.refusal_reason(A, 1) == "budget"
+    limits.add_sent(A, 10_000)
+    assert await limits.refusal_reason(A, 1000) == ""
+    assert await limits.refusal_reason(A, 1001) == "budget"
+    limits.add_spent(A, 600)
+    assert await limits.refusal_reason(A, 400) == ""
+    assert await limits.refusal_reason(A, 401) == "budget"
+    limits.add_spent(A, -100)
+    assert limits.can_afford(A, 500)
+    assert await limits.refusal_reason(B, 1) == "budget"
 
 
 async def test_replicas_share_their_figures() -> None:
     """What one replica sent and spent counts on the other, a few seconds later at most."""
-    now, shelf = Now(), DictSummaryTable()
-    first, second = ledger(shelf, now), ledger(shelf, now)
+    now, table = Now(), summary_table(MemoryBackend())
+    first, second = limits_of(table, now), limits_of(table, now)
     first.add_sent(A, 10_000)
     assert await first.refusal_reason(A, 900) == ""
     first.add_spent(A, 900)
+    await written()
     assert await second.refusal_reason(A, 100) == ""
     assert await second.refusal_reason(A, 101) == "budget"
     first.add_sent(A, FLUSH_TOKENS)
+    await written()
     now.seconds += FRESH
     assert await second.refusal_reason(A, 5000) == ""
-    assert shelf.counts == Counter({(A, "in"): 10_000 + FLUSH_TOKENS, (A, "out"): 900})
+    assert await table.spending(A, now.seconds) == (10_000 + FLUSH_TOKENS, 900, False)
 
 
 async def test_a_lost_store_does_not_forget_what_was_spent() -> None:
     """When the store's figures are gone, what this process saw holds."""
-    now, shelf = Now(), DictSummaryTable()
-    book = ledger(shelf, now)
-    book.add_sent(A, 10_000)
-    assert await book.refusal_reason(A, 900) == ""
-    book.add_spent(A, 900)
-    shelf.counts.clear()
+    now, memory = Now(), MemoryBackend()
+    limits = limits_of(summary_table(memory), now)
+    limits.add_sent(A, 10_000)
+    assert await limits.refusal_reason(A, 900) == ""
+    limits.add_spent(A, 900)
+    await written()
+    await memory.close()
     now.seconds += FRESH
-    assert await book.refusal_reason(A, 101) == "budget"
-    assert await book.refusal_reason(A, 100) == ""
+    assert await limits.refusal_reason(A, 101) == "budget"
+    assert await limits.refusal_reason(A, 100) == ""
 
 
 async def test_who_is_to_slow_down_is_left_alone_everywhere() -> None:
     """After a pause was called nothing may be spent for a minute, on other replicas too, by that tenant alone."""
-    now, shelf = Now(), DictSummaryTable()
-    first, second = ledger(shelf, now), ledger(shelf, now)
-    for book in (first, second):
-        book.add_sent(A, 10_000)
-        book.add_sent(B, 10_000)
+    now = Now()
+    table = summary_table(MemoryBackend(clock=now))
+    first, second = limits_of(table, now), limits_of(table, now)
+    for limits in (first, second):
+        limits.add_sent(A, 10_000)
+        limits.add_sent(B, 10_000)
     first.pause(A)
+    await written()
     assert first.is_paused(A)
     assert await first.refusal_reason(A, 1) == "paused"
     assert await second.refusal_reason(A, 1) == "paused"
     assert await second.refusal_reason(B, 1) == ""
-    shelf.paused.clear()
     now.seconds += PAUSE
     assert await first.refusal_reason(A, 1) == ""
     assert await second.refusal_reason(A, 1) == ""
@@ -96,19 +101,20 @@ async def test_who_is_to_slow_down_is_left_alone_everywhere() -> None:
 async def test_figures_are_told_by_tenant() -> None:
     """Those who sent most come first, with what they may spend and how long they still pause."""
     now = Now()
-    book = ledger(DictSummaryTable(), now)
-    book.add_sent(A, 1000)
-    book.add_sent(B, 5000)
-    book.add_spent(B, 70)
-    book.pause(A)
+    limits = limits_of(summary_table(MemoryBackend()), now)
+    limits.add_sent(A, 1000)
+    limits.add_sent(B, 5000)
+    limits.add_spent(B, 70)
+    limits.pause(A)
+    await written()
     now.seconds += 10.5
-    assert book.status(5) == [
+    assert limits.status(5) == [
         (B, {"sent_tokens": 5000, "spent_tokens": 70, "allowed_tokens": 500, "paused_seconds": 0}),
         (A, {"sent_tokens": 1000, "spent_tokens": 0, "allowed_tokens": 100, "paused_seconds": 50}),
     ]
-    assert [tenant for tenant, _ in book.status(1)] == [B]
+    assert [tenant for tenant, _ in limits.status(1)] == [B]
     now.seconds += PAUSE
-    assert book.status(5)[1][1]["paused_seconds"] == 0
+    assert limits.status(5)[1][1]["paused_seconds"] == 0
 
 
 OAUTH = "sk-ant-oat01-abc"
@@ -128,7 +134,7 @@ def headers_of(model: str) -> Mapping[str, str]:
     return {"x-for": model}
 
 
-def passage(*headers: tuple[str, str]) -> SummaryRequest:
+def wanted(*headers: tuple[str, str]) -> SummaryRequest:
     made = summary_request_of(entries_of(2))
     return replace(made, request=replace(made.request, origin=Origin("/v1/chat/completions", headers)))
 
@@ -139,14 +145,14 @@ def test_the_requests_own_model_writes_by_default() -> None:
         SummaryConfig(headers_of=headers_of),
         SummaryConfig(model="far", allowed_tenants=frozenset({b"x"}), headers_of=headers_of),
     ):
-        chosen = terms.choose_summariser(passage(), CATALOGUE.resolve)
+        chosen = terms.choose_summariser(wanted(), CATALOGUE.resolve)
         assert (chosen.upstream, chosen.model, chosen.is_request_model, chosen.uses_client_headers) == (
             "stub",
             "gpt-4o-mini",
             True,
             True,
         )
-        assert chosen.window == passage().window
+        assert chosen.window == wanted().window
         assert chosen.configured_headers == {"x-for": ROUTE.model}
 
 
@@ -154,7 +160,7 @@ def test_an_alias_is_the_model_it_stands_for() -> None:
     """An alias is asked by its model's name, in its model's window, with its own headers; an alias of the request's
     model is the request's model.
     """
-    chosen = SummaryConfig(model="writer", headers_of=headers_of).choose_summariser(passage(), CATALOGUE.resolve)
+    chosen = SummaryConfig(model="writer", headers_of=headers_of).choose_summariser(wanted(), CATALOGUE.resolve)
     assert (chosen.model, chosen.window, chosen.is_request_model, chosen.uses_client_headers) == (
         "gpt-4o",
         20_000,
@@ -162,13 +168,13 @@ def test_an_alias_is_the_model_it_stands_for() -> None:
         True,
     )
     assert chosen.configured_headers == {"x-for": "writer"}
-    assert SummaryConfig(model="mini").choose_summariser(passage(), CATALOGUE.resolve).is_request_model
+    assert SummaryConfig(model="mini").choose_summariser(wanted(), CATALOGUE.resolve).is_request_model
 
 
 def test_another_upstream_is_asked_over_chat_in_a_window_that_is_safe() -> None:
     """Where the request did not go, nothing is lent, the API is chat, and an unknown window is taken to be small."""
     terms = SummaryConfig(model="far", allowed_tenants=frozenset({TENANT}))
-    made = passage()
+    made = wanted()
     chosen = terms.choose_summariser(replace(made, request=replace(made.request, api="messages")), CATALOGUE.resolve)
     assert (chosen.upstream, chosen.api, chosen.uses_client_headers) == ("other", "chat", False)
     assert chosen.window < UNKNOWN_WINDOW
@@ -193,5 +199,5 @@ def test_a_subscription_is_its_owners(
     """A subscription's token is not used for a summary, wherever it comes from; one that would not be sent matters
     not.
     """
-    made = passage(*headers)
+    made = wanted(*headers)
     assert terms.forbids(made, terms.choose_summariser(made, CATALOGUE.resolve)) is forbidden

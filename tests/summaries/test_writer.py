@@ -1,4 +1,4 @@
-"""From a passage to a verified text."""
+"""From a wanted to a verified text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from proxy.engine.ports import Summary
+from proxy.store.memory import MemoryBackend
 from proxy.summaries import writer
 from proxy.summaries.model_call import Summariser
 from proxy.summaries.writer import NotWritten
 from tests.conftest import StartStub
 from tests.stub.summariser import Behaviour
-from tests.support.summary_fixtures import DictSummaryTable, SummaryReplica, entries_of, summary_request_of
+from tests.support.summary_fixtures import SummaryReplica, entries_of, summary_request_of, summary_table
 
 
 async def allow(tokens: int) -> str:
@@ -28,7 +29,7 @@ def own(window: int) -> Summariser:
 async def test_a_history_far_larger_than_the_window_is_folded_in_chunks(stub: StartStub) -> None:
     """However long the history, no call overflows the summariser's window, and each builds on the one before."""
     server = await stub(window=4096)
-    bench = SummaryReplica(server, DictSummaryTable())
+    bench = SummaryReplica(server, summary_table(MemoryBackend()))
     draft = await bench.writer.write(summary_request_of(entries_of(120), window=4096, cap=256), own(4096), None, allow)
     assert draft.calls == len(server.summaries) > 5
     assert {seen.verdict for seen in server.summaries} == {"ok"}
@@ -42,10 +43,10 @@ async def test_one_and_a_half_million_tokens_are_folded_through_a_hundred_thousa
 ) -> None:
     """A history of 1.5M tokens goes through a window of 100K: no call is too big, none is wasted, the end is there."""
     server = await stub(window=100_000)
-    bench = SummaryReplica(server, DictSummaryTable(), seconds=60.0)
-    passage = summary_request_of(entries_of(1370, 1090), window=100_000, cap=4096)
-    assert passage.prefix.tokens > 1_500_000
-    draft = await bench.writer.write(passage, own(100_000), None, allow)
+    bench = SummaryReplica(server, summary_table(MemoryBackend()), seconds=60.0)
+    wanted = summary_request_of(entries_of(1370, 1090), window=100_000, cap=4096)
+    assert wanted.prefix.tokens > 1_500_000
+    draft = await bench.writer.write(wanted, own(100_000), None, allow)
     assert {seen.verdict for seen in server.summaries} == {"ok"}
     sizes = [seen.tokens for seen in server.summaries]
     record_property("calls", f"{draft.calls} of {max(sizes)} tokens at most")
@@ -57,7 +58,7 @@ async def test_one_and_a_half_million_tokens_are_folded_through_a_hundred_thousa
 
 async def test_a_budget_is_asked_before_work_is_done(stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
     """What may not be paid for costs no reading of what a summary would be held against."""
-    bench = SummaryReplica(await stub(), DictSummaryTable())
+    bench = SummaryReplica(await stub(), summary_table(MemoryBackend()))
 
     async def never(tokens: int) -> str:
         return "budget"
@@ -71,7 +72,7 @@ async def test_a_budget_is_asked_before_work_is_done(stub: StartStub, monkeypatc
 async def test_a_previous_summary_is_built_upon(stub: StartStub) -> None:
     """With a summary of a prefix only the rest of the conversation is sent, and names of the prefix stay known."""
     server = await stub()
-    bench = SummaryReplica(server, DictSummaryTable())
+    bench = SummaryReplica(server, summary_table(MemoryBackend()))
     base = Summary("## Identifiers and errors\n- Note 2: the shard of ledger_2 is 9402.", 12, 100)
     draft = await bench.writer.write(summary_request_of(entries_of(10)), own(8192), base, allow)
     (seen,) = server.summaries
@@ -84,11 +85,11 @@ async def test_a_previous_summary_is_built_upon(stub: StartStub) -> None:
 async def test_the_requests_own_prompt_ends_with_the_instruction(stub: StartStub) -> None:
     """In the aligned mode the warm prompt goes out again with one message more, where it fits."""
     server = await stub()
-    bench = SummaryReplica(server, DictSummaryTable(), aligned=True)
+    bench = SummaryReplica(server, summary_table(MemoryBackend()), aligned=True)
     await bench.writer.write(summary_request_of(entries_of(10)), own(8192), None, allow)
     (seen,) = server.summaries
     assert [message["content"][:6] for message in seen.messages] == ["Note 1", "Stop h"]
-    plain = SummaryReplica(server, DictSummaryTable())
+    plain = SummaryReplica(server, summary_table(MemoryBackend()))
     assert bench.writer.version != plain.writer.version
     await bench.close()
     await plain.close()
@@ -108,7 +109,7 @@ async def test_what_is_not_usable_is_a_failure(stub: StartStub, behaviour: Behav
     """A rejected text is as good as none, and what it took is told."""
     server = await stub()
     server.summariser = behaviour
-    bench = SummaryReplica(server, DictSummaryTable())
+    bench = SummaryReplica(server, summary_table(MemoryBackend()))
     with pytest.raises(NotWritten) as failed:
         await bench.writer.write(summary_request_of(entries_of(10, 60), cap=96), own(8192), None, allow)
     assert failed.value.model_asked
@@ -120,7 +121,7 @@ async def test_what_is_not_usable_is_a_failure(stub: StartStub, behaviour: Behav
 async def test_what_is_too_dear_is_told_in_less_detail(stub: StartStub) -> None:
     """When the whole transcript may not be paid for, a leaner one goes out; when that may not be either, none."""
     server = await stub()
-    bench = SummaryReplica(server, DictSummaryTable())
+    bench = SummaryReplica(server, summary_table(MemoryBackend()))
     asked: list[int] = []
 
     async def first_is_dear(tokens: int) -> str:

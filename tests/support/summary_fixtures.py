@@ -1,9 +1,9 @@
-"""Summary jobs of real parts over a strict upstream, and the smallest table of summaries that replicas can share."""
+"""Summary jobs of real parts over a strict upstream and a store in memory that replicas can share."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,11 @@ from proxy.core.models import Route
 from proxy.core.report import SummaryReport
 from proxy.core.request import Origin, Request
 from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
-from proxy.store import Breaker, Patience
+from proxy.store import Breaker, Patience, SummaryTable
+from proxy.store.encryption import Sealer
+from proxy.store.memory import MemoryBackend
+from proxy.store.state import ThrottledWarnings
+from proxy.store.tables import TableAccess
 from proxy.summaries import JobCaches, Jobs, SpendingLimits, SummaryConfig, Writer, load_prompts
 from proxy.tasks import Tasks
 from proxy.upstream import Target, Upstreams
@@ -40,7 +44,7 @@ def entries_of(rounds: int, size: int = 200) -> list[ItemText]:
 def summary_request_of(
     entries: Sequence[ItemText], *, window: int = 8192, cap: int = 384, tenant: bytes = TENANT
 ) -> SummaryRequest:
-    """All of *entries* as a passage whose cuts are after every second item."""
+    """A summary of all *entries*, with a prefix after every second one."""
     sums = [0]
     for entry in entries:
         sums.append(
@@ -59,7 +63,9 @@ def summary_request_of(
 class SummaryReplica:
     """One replica. Of *terms*, ``seconds`` is how long a call may take, else as long as a request waits."""
 
-    def __init__(self, stub: Stub, shelf: Any, *, aligned: bool = False, sent: int = 10**7, **terms: Any) -> None:
+    def __init__(
+        self, stub: Stub, table: SummaryTable, *, aligned: bool = False, sent: int = 10**7, **terms: Any
+    ) -> None:
         self.reports: list[SummaryReport] = []
         self.failed: list[tuple[str, BaseException]] = []
         self.tasks = Tasks(lambda name, error: self.failed.append((name, error)))
@@ -69,10 +75,10 @@ class SummaryReplica:
             self.upstream, tokenizers(), load_prompts(), "ullage/1 (summary)", seconds, aligned=aligned
         )
         self.now = 1000.0
-        ledger = SpendingLimits(shelf, 0.1, {}, lambda: self.now, time.time)
-        ledger.add_sent(TENANT, sent)
+        limits = SpendingLimits(table, 0.1, {}, lambda: self.now, time.time)
+        limits.add_sent(TENANT, sent)
         self.jobs = Jobs(
-            shelf, self.writer, ledger, SummaryConfig(**{"timeout": 5.0, **terms}), JobCaches({}, {}, {}, {}, {}, {}),
+            table, self.writer, limits, SummaryConfig(**{"timeout": 5.0, **terms}), JobCaches({}, {}, {}, {}, {}, {}),
             resolve=lambda model: replace(ROUTE, model=model),
             breaker=lambda: Breaker(lambda: self.now, lambda: 0.5, Patience(3, None, 60.0, 600.0, 300.0)),
             label=lambda tenant: tenant[:2].hex(),
@@ -88,61 +94,12 @@ class SummaryReplica:
         assert self.failed == []
 
 
-Name = tuple[bytes, bytes, bytes]
+def summary_table(backend: MemoryBackend) -> SummaryTable:
+    """The summaries in *backend*, which several replicas may share."""
+    tasks, warnings = Tasks(lambda name, error: None), ThrottledWarnings(lambda event, facts: None)
+    return SummaryTable(TableAccess(backend, Sealer(b"m" * 32), spawn=tasks.spawn, warnings=warnings))
 
 
-class DictLease:
-    """A lease on a dictionary."""
-
-    def __init__(self, leases: dict[Name, DictLease], name: Name) -> None:
-        self._leases = leases
-        self._name = name
-
-    async def renew(self, seconds: float) -> bool:
-        return self._leases.get(self._name) is self
-
-    async def release(self) -> None:
-        if self._leases.get(self._name) is self:
-            del self._leases[self._name]
-
-
-class DictSummaryTable:
-    """A ``SummaryTable`` over dictionaries; nothing runs out by itself."""
-
-    def __init__(self) -> None:
-        self.texts: dict[tuple[bytes, Name], bytes] = {}
-        self.leases: dict[Name, DictLease] = {}
-        self.refusals: set[Name] = set()
-        self.counts: Counter[tuple[bytes, str]] = Counter()
-        self.paused: set[bytes] = set()
-
-    async def newest(
-        self, tenant: bytes, root: bytes, policy: bytes, chains: Sequence[bytes]
-    ) -> tuple[int, bytes] | None:
-        names = [(tenant, (root, policy, chain)) for chain in chains]
-        return next(((i, self.texts[name]) for i, name in enumerate(names) if name in self.texts), None)
-
-    async def save(self, tenant: bytes, root: bytes, policy: bytes, chain: bytes, value: bytes) -> bytes:
-        return self.texts.setdefault((tenant, (root, policy, chain)), value)
-
-    async def lease(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> DictLease | None:
-        name = (root, policy, chain)
-        if name in self.leases:
-            return None
-        right = self.leases[name] = DictLease(self.leases, name)
-        return right
-
-    async def is_refused(self, root: bytes, policy: bytes, chain: bytes) -> bool:
-        return (root, policy, chain) in self.refusals
-
-    def refuse(self, root: bytes, policy: bytes, chain: bytes, seconds: float) -> None:
-        self.refusals.add((root, policy, chain))
-
-    async def spending(self, tenant: bytes, now: float) -> tuple[int, int, bool]:
-        return self.counts[tenant, "in"], self.counts[tenant, "out"], tenant in self.paused
-
-    def count(self, tenant: bytes, kind: str, tokens: int, now: float) -> None:
-        self.counts[tenant, kind] += tokens
-
-    def pause(self, tenant: bytes, seconds: float) -> None:
-        self.paused.add(tenant)
+async def written() -> None:
+    """Return once what was to be written in the background is in the store."""
+    await asyncio.sleep(0)
