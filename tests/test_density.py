@@ -30,9 +30,6 @@ COMPLEX = {
     "proxy/core/apis/json_steps.py::_write": HOT,
     "proxy/core/apis/json_steps.py::_large": HOT,
     "proxy/core/planner.py::choose_compaction": ENGINE,
-    "proxy/engine/reading.py::Reader::_read": ENGINE,
-    "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
-    "proxy/server/handler.py::Handler::_relay": ENGINE,
 }
 
 # Lines that still hold a nested ternary, one over several lines or a dense comprehension: how many, and why.

@@ -12,8 +12,7 @@ from aiohttp import web
 from proxy.core.errors import NotFound, Overloaded, TooManyRequests, UllageError, error_body
 from proxy.server.access import Access
 from proxy.server.admission import Drain
-from proxy.server.config import Limits
-from proxy.server.contracts import Metrics, Status
+from proxy.server.config import Limits, Metrics, Status
 from proxy.server.request import LIVE, READY, read_headers
 from proxy.server.response import ResponseWriter
 
@@ -34,20 +33,20 @@ def no_routes(access: Access, limits: Limits) -> Mapping[str, Route]:
 
 
 class OwnRoutes:
-    """Answers what ``routes.is_local`` names."""
+    """Answers what ``request.is_local`` names; *added* are the routes that features add, by name."""
 
     def __init__(
         self,
         version: str,
         access: Access,
-        gate: Drain,
+        drain: Drain,
         metrics: Metrics | None,
         status: Status,
         added: Mapping[str, Route],
     ) -> None:
         self._version = version
         self._access = access
-        self._gate = gate
+        self._drain = drain
         self._metrics = metrics
         self._status = status
         self._added = added
@@ -93,9 +92,9 @@ class OwnRoutes:
         raise NotFound("There is no such page here: base URLs of the API end in /v1.")
 
     def _ready(self) -> tuple[int, bytes, str]:
-        if self._gate.draining:
+        if self._drain.draining:
             return _json(503, {"status": "draining"})
-        return _json(200, {"status": "ready"}) if self._gate.ready else _json(503, {"status": "starting"})
+        return _json(200, {"status": "ready"}) if self._drain.ready else _json(503, {"status": "starting"})
 
 
 def _json(status: int, value: dict[str, object]) -> tuple[int, bytes, str]:

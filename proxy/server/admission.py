@@ -1,4 +1,4 @@
-"""Who comes in while the proxy is full: a refusal that costs next to nothing, so that there is time for the rest."""
+"""How many requests are under way, whether new ones are welcome, and refusals that cost next to nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 
@@ -14,77 +14,20 @@ from proxy.core.errors import Overloaded
 from proxy.core.report import Report
 from proxy.server import response
 from proxy.server.access import Access
-from proxy.server.body import BodyBytes
-from proxy.server.config import Limits
-from proxy.server.connection import Handler
-from proxy.server.contracts import Observe
-from proxy.server.request import is_local, managed, request_target, wire
+from proxy.server.config import Limits, Observe
+from proxy.server.request import BodyBytes, RequestPath, is_local
 from proxy.server.response import ResponseWriter
 from proxy.tasks import Faults
 
-
-class Admission:
-    """Stands before *handler*, which answers what is let in.
-
-    At three times the capacity there are two refusals for each answer, and what they cost is missing there: some 60 µs
-    each here, twice that in the handler. The handler refuses what is no program's plain POST: a browser's request,
-    another method, and everything during the shut-down.
-    """
-
-    def __init__(
-        self, handler: Handler, gate: Drain, access: Access, limits: Limits, observe: Observe, faults: Faults
-    ) -> None:
-        self._handler = handler
-        self._gate = gate
-        self._access = access
-        self._limits = limits
-        self._observe = observe
-        self._faults = faults
-        self._prefix = os.urandom(6).hex()
-        self._count = itertools.count(1)
-
-    async def __call__(self, request: web.BaseRequest) -> ResponseWriter:
-        """The answer, written."""
-        if self._gate.full and self._is_plain(request):
-            return self._refuse(request)
-        return await self._handler(request)
-
-    def _is_plain(self, request: web.BaseRequest) -> bool:
-        headers, transport = request.headers, request.transport
-        return (
-            request.method == "POST"
-            and "origin" not in headers
-            and transport is not None
-            and not transport.is_closing()
-            and not is_local(_path(request))
-            and self._access.knows_host(headers.get("host", ""))
-        )
-
-    def _refuse(self, request: web.BaseRequest) -> ResponseWriter:
-        began, path = time.perf_counter(), _path(request)
-        out = ResponseWriter(request, self._limits.write)
-        out.keep_alive = out.keep_alive and request.content.is_eof()
-        found, error = managed(path), Overloaded(self._gate.FULL)
-        identity = f"{self._prefix}-{next(self._count):x}"
-        report = Report(
-            identity, found[0] if found else "relay", outcome="refused", reason=error.code, status=error.status
-        )
-        response.refuse(out, error, wire(path), report, ())
-        seconds = time.perf_counter() - began
-        self._faults.attempt("after", identity, lambda: self._observe(report, seconds), None)
-        return out
-
-
-def _path(request: web.BaseRequest) -> str:
-    return request_target(request.raw_path).partition("?")[0]
-
-
-# How long a cut request may take to say goodbye.
 _GOODBYE: Final = 2.0
+"""Seconds that a cut request may take to end its answer."""
 
 
 class Drain:
-    """Requests of one process: counted on the way in, waited for and then cut when it drains."""
+    """Requests of one process: counted on the way in, waited for and then cut when it drains.
+
+    ``is_full``: one more request would be too many.
+    """
 
     FULL: Final = "The proxy handles as many requests as it may (server.limits.in_flight). Try again soon."
 
@@ -92,6 +35,7 @@ class Drain:
         self._limit = limits.in_flight
         self._running: set[asyncio.Task[Any]] = set()
         self.body_bytes = BodyBytes(limits.in_flight_bytes)
+        self.is_full = self._limit == 0
         self.ready = False
         self.draining = False
         self.cutting = False
@@ -100,29 +44,21 @@ class Drain:
         """How many requests are under way."""
         return len(self._running)
 
-    @property
-    def full(self) -> bool:
-        """Whether one more request would be too many."""
-        return len(self._running) >= self._limit and not self.draining
-
-    def enter(self) -> asyncio.Task[Any]:
-        """The running request's task, to be handed to ``leave``. Count it first, then ask ``check``."""
+    def enter(self) -> Overloaded | None:
+        """Count the request of the running task, until ``leave``. Return the reason to refuse it, if there is one."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("requests are handled inside tasks")
         self._running.add(task)
-        return task
-
-    def leave(self, task: asyncio.Task[Any]) -> None:
-        """The request of *task* is over."""
-        self._running.discard(task)
-
-    def check(self) -> None:
-        """Raises ``Overloaded`` when there are too many requests or the process is going away."""
+        self.is_full = len(self._running) >= self._limit
         if self.draining:
-            raise Overloaded("The proxy is shutting down. Try again: another one will answer.")
-        if len(self._running) > self._limit:
-            raise Overloaded(self.FULL)
+            return Overloaded("The proxy is shutting down. Try again: another one will answer.")
+        return Overloaded(self.FULL) if len(self._running) > self._limit else None
+
+    def leave(self) -> None:
+        """The request of the running task is over."""
+        self._running.discard(cast("asyncio.Task[Any]", asyncio.current_task()))
+        self.is_full = len(self._running) >= self._limit
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, give running ones *seconds*, then end them."""
@@ -137,3 +73,47 @@ class Drain:
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=_GOODBYE)
+
+
+class QuickRefusal:
+    """Refuses requests while the proxy is full, at little cost.
+
+    At three times the capacity there are two refusals for each answer, and what they cost is missing there: some 60 µs
+    each here, twice that in the handler. It answers a program's plain POST only: not a browser's request, no other
+    method, and nothing during the shut-down.
+    """
+
+    def __init__(self, drain: Drain, access: Access, limits: Limits, observe: Observe, faults: Faults) -> None:
+        self._drain = drain
+        self._access = access
+        self._limits = limits
+        self._observe = observe
+        self._faults = faults
+        self._prefix = os.urandom(6).hex()
+        self._count = itertools.count(1)
+
+    def concerns(self, request: web.BaseRequest, path: RequestPath) -> bool:
+        """True if this request, which came while the proxy was full, is to be refused here."""
+        headers, transport = request.headers, request.transport
+        return (
+            request.method == "POST"
+            and not self._drain.draining
+            and "origin" not in headers
+            and transport is not None
+            and not transport.is_closing()
+            and not is_local(path.path)
+            and self._access.knows_host(headers.get("host", ""))
+        )
+
+    def refuse(self, request: web.BaseRequest, path: RequestPath) -> ResponseWriter:
+        """Write the refusal."""
+        began = time.perf_counter()
+        out = ResponseWriter(request, self._limits.write)
+        out.keep_alive = out.keep_alive and request.content.is_eof()
+        error = Overloaded(Drain.FULL)
+        identity = f"{self._prefix}-{next(self._count):x}"
+        report = Report(identity, path.api, outcome="refused", reason=error.code, status=error.status)
+        response.refuse(out, error, path.error_api, report, ())
+        seconds = time.perf_counter() - began
+        self._faults.attempt("after", identity, lambda: self._observe(report, seconds), None)
+        return out

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Final
 
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from proxy.core.errors import BodyTooLarge, InflatesTooFar, InvalidRequest, Overloaded, RequestTimeout, UllageError
+from proxy.core.errors import BodyTooLarge, InflatesTooFar, InvalidRequest, RequestTimeout, UllageError
 from proxy.offload import offload
 from proxy.server.config import Limits
 
@@ -27,42 +26,6 @@ class UnsupportedEncoding(UllageError):
     status = 415
     code = "unsupported_content_encoding"
     kind = "invalid_request_error"
-
-
-class BodyBytes:
-    """Bytes of request bodies in memory, of all requests together, under one limit of which everybody has a share.
-
-    A caller may have as much as is free beside it, so that others always find some room: one alone half of all, two a
-    third each. A caller's only body may take what is left: the largest body that is allowed must pass.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._by_tenant: Counter[bytes] = Counter()
-        self.bytes = 0
-
-    def add(self, tenant: bytes, size: int, *, body: int) -> None:
-        """Count *size* more bytes of a body of *tenant* that has *body* already. Raises ``Overloaded``."""
-        if self.bytes + size > self._limit:
-            raise Overloaded(
-                "The proxy has as many request bytes in memory as it may (server.limits.in_flight_bytes). "
-                "Try again soon."
-            )
-        own = self._by_tenant[tenant]
-        if own > body and own + size > self._limit - self.bytes:
-            raise Overloaded(
-                "The requests of this caller have their share of the request bytes that the proxy has in memory "
-                "(server.limits.in_flight_bytes). Try again soon."
-            )
-        self._by_tenant[tenant] += size
-        self.bytes += size
-
-    def remove(self, tenant: bytes, size: int) -> None:
-        """Count *size* bytes of *tenant* that are gone."""
-        self.bytes -= size
-        self._by_tenant[tenant] -= size
-        if not self._by_tenant[tenant]:
-            del self._by_tenant[tenant]
 
 
 class Progress:
@@ -87,69 +50,6 @@ class Progress:
             raise RequestTimeout("The request body stopped coming, or came too slowly.") from error
         self._left = min(self._pause, self._left - (clock() - began) + len(chunk) / self._rate)
         return chunk
-
-
-class BodyReader:
-    """Reads one request's body. What has arrived is counted as *tenant*'s until ``release``."""
-
-    __slots__ = ("_account", "_content", "_declared", "_limits", "_tenant", "taken")
-
-    def __init__(
-        self, content: StreamReader, declared: int | None, limits: Limits, account: BodyBytes, tenant: bytes
-    ) -> None:
-        self._content = content
-        self._declared = declared
-        self._limits = limits
-        self._account = account
-        self._tenant = tenant
-        self.taken = 0
-
-    def release(self) -> None:
-        """Give the account back what this body took; harmless when called again."""
-        self._account.remove(self._tenant, self.taken)
-        self.taken = 0
-
-    def check_declared(self) -> None:
-        """Raise ``BodyTooLarge`` before a byte is read if the declared length is above the limit."""
-        if self._declared is not None and self._declared > self._limits.body:
-            raise BodyTooLarge(self._limits.body)
-
-    def count(self, size: int) -> None:
-        """Count the body as *size* bytes, if that is more than before. Raises ``Overloaded``."""
-        if size > self.taken:
-            self._account.add(self._tenant, size - self.taken, body=self.taken)
-            self.taken = size
-
-    async def whole(self) -> bytes:
-        """The body as sent. Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` or ``InvalidRequest``."""
-        body, complete = await self._upto(self._limits.body)
-        if not complete:
-            raise BodyTooLarge(self._limits.body)
-        return body
-
-    async def peek(self) -> tuple[bytes, bool]:
-        """The body's first ``peek`` bytes or a little more, and whether that is all of it."""
-        first, complete = await self._upto(self._limits.peek)
-        self.count(len(first))
-        return first, complete
-
-    async def _upto(self, limit: int) -> tuple[bytes, bool]:
-        if self._content.is_eof() and self._content.exception() is None:
-            body = self._content.read_nowait()
-            if len(body) > limit:
-                return body, False
-            self.count(len(body))
-            return body, True
-        progress = Progress(self._limits.body_pause, self._limits.body_rate)
-        parts: list[bytes] = []
-        size = 0
-        while chunk := await progress.next(self._content):
-            parts.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                return b"".join(parts), False
-            self.count(size)
-        return b"".join(parts), True
 
 
 class Upload:

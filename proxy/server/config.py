@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from proxy.core.report import Report
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -37,6 +39,18 @@ class Limits:
     write: float = 60.0
     idle: float = 300.0
 
+
+Route = Callable[[str], str]
+"""The upstream of a model."""
+
+Observe = Callable[[Report, float], None]
+"""Is given each request's report and its seconds, once."""
+
+Metrics = Callable[[], tuple[bytes, str]]
+"""The metrics as text, and its content type; called in a thread."""
+
+Status = Callable[[], Mapping[str, object]]
+"""What the admin API shows."""
 
 HeadersOf = Callable[[str], Mapping[str, str]]
 """The headers that are added to requests for a model."""

@@ -7,66 +7,67 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import parse_qs
 
 from aiohttp import web
 
-from proxy.core.errors import InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import LateOverflowDetector
-from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, response_headers
-from proxy.core.request import Origin, Request
+from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, Usage, response_headers
 from proxy.engine.engine import Engine
 from proxy.engine.include_usage import UsageHider
-from proxy.engine.ports import Answer, Outcome, Refusal, Reply, Upstream
+from proxy.engine.ports import Answer, Refusal, Reply, Upstream
 from proxy.server import response, websocket
-from proxy.server.access import Access
+from proxy.server.access import FOREIGN_HOST, Access
 from proxy.server.admin import OwnRoutes
-from proxy.server.admission import Drain
-from proxy.server.asking import named_model, read_request
-from proxy.server.body import BodyReader, Progress, Upload
-from proxy.server.config import ServerConfig
-from proxy.server.contracts import Observe, Route
+from proxy.server.admission import Drain, QuickRefusal
+from proxy.server.body import Progress, Upload
+from proxy.server.config import Observe, Route, ServerConfig
 from proxy.server.models import Models
-from proxy.server.naming import renamed
-from proxy.server.observer import ReplyObserver
 from proxy.server.request import (
+    BodyReader,
     RequestHeaders,
+    RequestPath,
     api_path,
+    check_declared,
+    decoded,
     is_local,
     listed_model,
-    managed,
-    purpose_of,
+    named_model,
     read_headers,
-    request_target,
+    read_path,
+    read_request,
+    renamed,
     send_continue,
-    wire,
+    unread_request,
 )
-from proxy.server.response import BodyRelay, ClientLeft, ResponseWriter
-from proxy.tasks import Faults, Where
+from proxy.server.response import ClientLeft, ReplyObserver, ResponseWriter, relay_body, without
+from proxy.tasks import Faults
 
 _LOG: Final = logging.getLogger(__name__)
-# What a client that did not wait is logged as, after a web server's custom.
+
 _LEFT: Final = 499
-# Reasons that say how a request was sent, and less than what became of it.
+"""What a client that did not wait is logged as: nginx's status (https://nginx.org/en/docs/dev/development_guide.html)."""
+
 _OUTDONE: Final = ("unknown-window", "fallback")
-
-
-T = TypeVar("T")
+"""Reasons that say how a request was sent, and less than what became of it."""
 
 
 class Call:
-    """One request while it is under way."""
+    """One request while it is under way. ``path`` says where it goes, ``refusal`` why there is no room for it."""
 
-    __slots__ = ("at_end", "cors", "observer", "out", "report", "wire")
+    __slots__ = ("at_end", "cors", "headers", "observer", "out", "path", "refusal", "report", "usage")
 
-    def __init__(self, out: ResponseWriter, report: Report, api: str) -> None:
+    def __init__(self, out: ResponseWriter, report: Report, path: RequestPath) -> None:
         self.out = out
         self.report = report
-        self.wire = api
+        self.path = path
+        self.refusal: UllageError | None = None
         self.observer: ReplyObserver | None = None
+        self.usage: Usage | None = None
         self.at_end: Callable[[Report], Report] | None = None
         self.cors: list[tuple[str, str]] = []
 
@@ -76,8 +77,10 @@ class Call:
         self.report = report.but(reason=report.reason or reason, status=self.out.status or status)
 
     def final(self) -> Report:
-        """The report with the status and usage that were seen."""
-        usage = self.observer.usage if self.observer is not None else NO_USAGE
+        """Return the report with the status and usage that were seen."""
+        usage = self.usage
+        if usage is None:
+            usage = NO_USAGE if self.observer is None else self.observer.usage
         report = self.report if self.at_end is None else self.at_end(self.report)
         return report.but(status=self.out.status or report.status, usage=usage)
 
@@ -93,7 +96,7 @@ class Handler:
         route: Route,
         observe: Observe,
         access: Access,
-        gate: Drain,
+        drain: Drain,
         local: OwnRoutes,
         models: Models,
         faults: Faults,
@@ -106,109 +109,118 @@ class Handler:
         self._route = route
         self._observe = observe
         self._access = access
-        self._gate = gate
+        self._drain = drain
+        self._quick_refusal = QuickRefusal(drain, access, config.limits, observe, faults)
         self._local = local
         self._models = models
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
 
     async def __call__(self, request: web.BaseRequest) -> ResponseWriter:
-        """The answer, written."""
+        """Answer *request*; what is returned is written already."""
+        path = read_path(request.method, request.raw_path)
+        if self._drain.is_full and self._quick_refusal.concerns(request, path):
+            return self._quick_refusal.refuse(request, path)
         out = ResponseWriter(request, self._limits.write)
-        out.keep_alive = out.keep_alive and not self._gate.draining
-        path_qs = request_target(request.raw_path)
-        path = path_qs.partition("?")[0]
-        if is_local(path) and self._access.knows_host(request.headers.get("host", "")):
-            await self._local.answer(request, path, out)
+        if self._drain.draining:
+            out.keep_alive = False
+        if path.api == "relay" and is_local(path.path) and self._access.knows_host(request.headers.get("host", "")):
+            await self._local.answer(request, path.path, out)
             return out
         began = time.perf_counter()
-        found = managed(path) if request.method == "POST" else None
-        api = found[0] if found else "relay"
-        call = Call(out, Report(f"{self._prefix}-{next(self._count):x}", api), wire(path))
-        task = self._gate.enter()
+        call = Call(out, Report(f"{self._prefix}-{next(self._count):x}", path.api), path)
+        call.refusal = self._drain.enter()
         try:
-            await self._guarded(request, path_qs, call)
+            await self._serve(request, call)
+        except BaseException as error:
+            if not self._is_settled(request, call, error):
+                raise
         finally:
-            self._gate.leave(task)
-            if self._gate.draining:
+            self._drain.leave()
+            if self._drain.draining:
                 out.keep_alive = False
-            seconds = time.perf_counter() - began
-            self._attempt("after", call, lambda: self._observe(call.final(), seconds), None)
+            try:
+                self._observe(call.final(), time.perf_counter() - began)
+            except Exception as fault:  # noqa: BLE001 - what is noted of an answer must not cost it
+                self._faults.report("after", call.report.request_id, fault)
         return out
 
-    def _attempt(self, where: Where, call: Call, work: Callable[[], T], instead: T) -> T:
-        return self._faults.attempt(where, call.report.request_id, work, instead)
-
-    async def _guarded(self, request: web.BaseRequest, path_qs: str, call: Call) -> None:
-        try:
-            await self._serve(request, path_qs, call)
-        except asyncio.CancelledError:
-            if not self._gate.cutting or request.transport is None:
+    def _is_settled(self, request: web.BaseRequest, call: Call, error: BaseException) -> bool:
+        """Answer with *error*, or note that the client left. Return False if *error* is to be raised again."""
+        match error:
+            case asyncio.CancelledError():
+                if not self._drain.cutting or request.transport is None:
+                    call.note("client_left", _LEFT)
+                    return False
+                self._fail(request, call, response.ShuttingDown())
+            case ClientLeft():
                 call.note("client_left", _LEFT)
-                raise
-            self._fail(request, call, response.ShuttingDown())
-        except ClientLeft:
-            call.note("client_left", _LEFT)
-            call.out.abort()
-        except UllageError as error:
-            self._fail(request, call, error)
-        except Exception as error:  # noqa: BLE001 - the server's edge: a bug costs one request, never the process
-            # The log keeps type and frames of an exception and drops its text, which may quote the request.
-            _LOG.error("request failed", exc_info=error)
-            self._fail(request, call, UllageError())
+                call.out.abort()
+            case UllageError():
+                self._fail(request, call, error)
+            case Exception():
+                # The server's edge: a bug costs one request, never the process. The log keeps type and frames of an
+                # exception and drops its text, which may quote the request.
+                _LOG.error("request failed", exc_info=error)
+                self._fail(request, call, UllageError())
+            case _:
+                return False
+        return True
 
-    async def _serve(self, request: web.BaseRequest, path_qs: str, call: Call) -> None:
-        self._access.check_host(request.headers.get("host", ""))
-        intake = read_headers(request.raw_headers)
-        origin = self._access.check_origin(intake)
+    async def _serve(self, request: web.BaseRequest, call: Call) -> None:
+        if not self._access.knows_host(request.headers.get("host", "")):
+            raise Forbidden(FOREIGN_HOST)
+        headers = read_headers(request.raw_headers)
+        origin = self._access.check_origin(headers)
         if origin:
             call.cors = response.answer_headers(origin)
             if response.is_preflight(request):
                 response.empty(call.out, 204, [*call.cors, *response.preflight_headers(request)])
                 return
-        self._gate.check()
-        tenant = self._access.admit(intake)
-        path = path_qs.partition("?")[0]
+        if call.refusal is not None:
+            raise call.refusal
+        tenant = self._access.admit(headers)
+        path = call.path.path
         if request.method == "CONNECT" or not path.startswith("/"):
             raise InvalidRequest("This is a reverse proxy: send the path of an API route.")
-        if intake.seen.get("upgrade", "").lower() == "websocket":
-            await self._tunnel(request, path_qs, call, intake)
+        if "upgrade" in headers.seen and headers.seen["upgrade"].lower() == "websocket":
+            await self._tunnel(request, call, headers)
             return
-        if request.method == "GET" and (listed := listed_model(path)) is not None:
-            await self._list(path_qs, listed, call, intake)
-            return
-        reader = BodyReader(request.content, request.content_length, self._limits, self._gate.body_bytes, tenant)
+        reader = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
         try:
-            if call.report.api == "relay":
-                await self._relay(request, path_qs, call, intake, reader)
+            if call.path.api == "relay":
+                await self._relay(request, call, headers, reader)
             else:
-                await self._managed(request, path_qs, call, intake, reader, tenant)
+                await self._managed(request, call, headers, reader, tenant)
         finally:
-            reader.release()
+            if reader.taken:
+                reader.release()
 
     async def _managed(
-        self,
-        request: web.BaseRequest,
-        path_qs: str,
-        call: Call,
-        intake: RequestHeaders,
-        reader: BodyReader,
-        tenant: bytes,
+        self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader, tenant: bytes
     ) -> None:
-        reader.check_declared()
-        send_continue(request, intake)
-        body = await reader.whole()
-        received = Request(
-            call.report.api,
-            body,
-            tenant,
-            call.report.request_id,
-            purpose=purpose_of(path_qs.partition("?")[0]),
-            origin=Origin(path_qs, tuple(intake.forward)),
-        )
-        outcome = await self._exchanged(received, path_qs, call, intake, reader)
+        check_declared(request.content_length, self._limits)
+        if "expect" in headers.seen:
+            send_continue(request, headers)
+        body = plain = await reader.whole()
+        answer, request_id = self._engine.exchange, call.report.request_id
+        try:
+            if "content-encoding" in headers.seen:
+                plain = await decoded(body, headers, reader, self._limits)
+            asked = read_request(plain, call.path, headers, tenant, request_id)
+        except UllageError:
+            raise
+        except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request
+            self._faults.report("request", request_id, fault)
+            answer, asked = self._engine.untouched, unread_request(body, call.path, headers, tenant, request_id)
+        try:
+            outcome = await answer(asked)
+        except (UpstreamUnreachable, UpstreamTimeout) as error:
+            model = asked.path_model or named_model(asked.body, complete=True)
+            call.report = call.report.but(model=model, upstream=error.upstream)
+            raise
         # A stream may last for minutes and needs nothing of its request any more.
-        del body, received
+        del body, plain, asked
         call.report = outcome.report
         if isinstance(outcome, Refusal):
             raise outcome.error
@@ -218,60 +230,34 @@ class Handler:
         await self._pass(call, outcome.reply, outcome.head, outcome.ending, hides_usage=outcome.hides_usage)
         self._complete(call, outcome)
 
-    async def _exchanged(
-        self, received: Request, path_qs: str, call: Call, intake: RequestHeaders, reader: BodyReader
-    ) -> Outcome:
-        """What the engine makes of a request; *received* has its body as it came, and nothing read of its headers."""
-        request = received
-        try:
-            request = await read_request(received, path_qs, intake, reader, self._limits)
-        except UllageError:
-            raise
-        except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request
-            self._faults.report("request", received.request_id, fault)
-            return await self._engine.untouched(received)
-        try:
-            return await self._engine.exchange(request)
-        except (UpstreamUnreachable, UpstreamTimeout) as error:
-            model = request.path_model or named_model(request.body, complete=True)
-            call.report = call.report.but(model=model, upstream=error.upstream)
-            raise
-
     def _complete(self, call: Call, answer: Answer) -> None:
         """Learn from the usage of an answer that came to its end."""
-        if answer.report.reason == SERVED:
-            call.observer = None  # no provider told what this cost
-        if call.observer is None:
+        if answer.report.reason == SERVED or call.observer is None:
+            call.usage = NO_USAGE  # no provider reported what this cost
             return
-        usage = call.observer.usage
-        was_cut = self._attempt("after", call, lambda: answer.learn(usage), instead=False)
+        call.usage = call.observer.usage
+        try:
+            was_cut = answer.learn(call.usage)
+        except Exception as fault:  # noqa: BLE001 - what is learned from an answer must not cost it
+            self._faults.report("after", call.report.request_id, fault)
+            return
         if was_cut and call.report.reason in ("", *_OUTDONE):
             call.report = call.report.but(reason="silently_truncated")
 
-    async def _relay(
-        self, request: web.BaseRequest, path_qs: str, call: Call, intake: RequestHeaders, reader: BodyReader
-    ) -> None:
-        send_continue(request, intake)
-        headers = intake.forward
-        body: bytes | AsyncIterator[bytes] | None = None
-        model, first, complete = "", b"", False
-        if request.can_read_body:
-            if intake.seen.get("content-type", "").lower().startswith("application/json"):
-                first, complete = await reader.peek()
-                model = "" if "content-encoding" in intake.seen else named_model(first, complete=complete)
-                if complete and model and (name := self._config.name_of(model)) != model:
-                    first = renamed(first, name)
-            body = first
-            if not complete:
-                progress = Progress(self._limits.body_pause, self._limits.upload_rate)
-                body = Upload(first, request.content, self._limits.idle, progress)
-                if request.content_length is not None:
-                    headers.append(("Content-Length", str(request.content_length)))
-        upstream = self._route(model) if model else self._config.default_upstream
-        call.report = call.report.but(model=model, upstream=upstream)
-        self._access.check_stateless(request.method, path_qs.partition("?")[0], upstream)
+    async def _relay(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
+        if request.method == "GET" and (listed := listed_model(call.path.path)) is not None:
+            await self._list(listed, call, headers)
+            return
+        if "expect" in headers.seen:
+            send_continue(request, headers)
+        body, model = await self._relayed_body(request, headers, reader)
+        if isinstance(body, Upload) and request.content_length is not None:
+            headers.forward.append(("Content-Length", str(request.content_length)))
+        upstream = self._upstream_of(call, model)
+        method, path = request.method, call.path
+        self._access.check_stateless(method, path.path, upstream)
         added = self._config.headers_of(model)
-        sending = self._upstream.send(upstream, request.method, path_qs, headers, body, added)
+        sending = self._upstream.send(upstream, method, path.path_qs, headers.forward, body, added)
         if isinstance(body, Upload):
             try:
                 async with body.moving():
@@ -280,35 +266,57 @@ class Handler:
                 raise UpstreamTimeout(upstream, self._limits.idle) from error
         else:
             reply = await sending
-            del first
             reader.release()
         del body, sending
-        response.check_known(path_qs.partition("?")[0], reply)
+        response.check_known(path.path, reply)
         await self._pass(call, reply, b"")
 
-    async def _list(self, path_qs: str, model: str, call: Call, intake: RequestHeaders) -> None:
-        """Answer for one model, or for all where *model* is empty."""
+    async def _relayed_body(
+        self, request: web.BaseRequest, headers: RequestHeaders, reader: BodyReader
+    ) -> tuple[bytes | Upload | None, str]:
+        """Return the body to relay, as a stream if it is long or may be, and the model that it names."""
+        if not request.can_read_body:
+            return None, ""
+        progress = Progress(self._limits.body_pause, self._limits.upload_rate)
+        if not headers.seen.get("content-type", "").lower().startswith("application/json"):
+            return Upload(b"", request.content, self._limits.idle, progress), ""
+        first, is_complete = await reader.peek()
+        model = ""
+        if "content-encoding" not in headers.seen:
+            model = named_model(first, complete=is_complete)
+        if not is_complete:
+            return Upload(first, request.content, self._limits.idle, progress), model
+        if model and self._config.name_of(model) != model:
+            first = renamed(first, self._config.name_of(model))
+        return first, model
+
+    def _upstream_of(self, call: Call, model: str) -> str:
+        """Return the upstream of *model*, the default one if that is empty, and report both."""
         upstream = self._route(model) if model else self._config.default_upstream
         call.report = call.report.but(model=model, upstream=upstream)
+        return upstream
+
+    async def _list(self, model: str, call: Call, headers: RequestHeaders) -> None:
+        """Answer for one model, or for all if *model* is empty."""
+        self._upstream_of(call, model)
         if model:
-            heard = await self._models.one(path_qs, model, intake.forward, self._route)
+            answer = await self._models.one(call.path.path_qs, model, headers.forward, self._route)
         else:
-            heard = await self._models.list(path_qs, intake.forward, self._route)
-        headers = [*heard.headers, *response_headers(call.report), *call.cors]
-        call.out.start(heard.status, headers, sized=any(name.lower() == "content-length" for name, _ in heard.headers))
-        call.out.write(heard.body)
+            answer = await self._models.list(call.path.path_qs, headers.forward, self._route)
+        is_sized = any(name.lower() == "content-length" for name, _ in answer.headers)
+        call.out.start(answer.status, [*answer.headers, *response_headers(call.report), *call.cors], sized=is_sized)
+        call.out.write(answer.body)
         call.out.finish()
 
-    async def _tunnel(self, request: web.BaseRequest, path_qs: str, call: Call, intake: RequestHeaders) -> None:
-        path, _, query = path_qs.partition("?")
+    async def _tunnel(self, request: web.BaseRequest, call: Call, headers: RequestHeaders) -> None:
+        path, _, query = call.path.path_qs.partition("?")
         refusal = response.UpgradeRefused() if api_path(path) == "responses" else None
         if refusal and not self._config.websockets:
             raise refusal
-        model = parse_qs(query).get("model", [""])[0]
-        upstream = self._route(model) if model else self._config.default_upstream
-        call.report = call.report.but(model=model, upstream=upstream, stream=True)
+        upstream = self._upstream_of(call, parse_qs(query).get("model", [""])[0])
+        call.report = call.report.but(stream=True)
         self._access.check_stateless("GET", path, upstream)
-        reply = await self._upstream.upgrade(upstream, path_qs, intake.forward)
+        reply = await self._upstream.upgrade(upstream, call.path.path_qs, headers.forward)
         if reply.status == websocket.SWITCHING:
             call.report = call.report.but(status=reply.status)
             await websocket.relay(request, call.out, reply)
@@ -328,44 +336,55 @@ class Handler:
         *,
         hides_usage: bool = False,
     ) -> None:
-        out = call.out
-        streamed = reply.header("content-type").startswith("text/event-stream")
-        if streamed and not call.report.stream:
-            call.report = self._attempt("answer", call, lambda: call.report.but(stream=True), call.report)
+        """Pass *first* and the rest of *reply* on to the client, watched by an observer."""
+        is_stream = reply.header("content-type").startswith("text/event-stream")
+        if is_stream and not call.report.stream:
+            report = call.report
+            changed = partial(report.but, stream=True)
+            call.report = self._faults.attempt("answer", report.request_id, changed, report)
         encoding = reply.header("content-encoding")
-        hider = UsageHider() if hides_usage and streamed and not encoding else None
-        noticed = partial(self._faults.report, "answer", call.report.request_id)
-        observer = call.observer = ReplyObserver(encoding, hider, ending, noticed)
-        body = BodyRelay(out, reply, observer)
+        is_readable = is_stream and not encoding
+        hider = UsageHider() if hides_usage and is_readable else None
+        report_fault = partial(self._faults.report, "answer", call.report.request_id)
+        # A client sees that a stream lacks its end only if the stream is chunked. Other bodies end as they came.
+        needs_end = reply.close_delimited and is_readable
+        observer = call.observer = ReplyObserver(encoding, hider, ending, report_fault, watches_end=needs_end)
         try:
-            framing = {"sized": hider is None, "close_delimited": body.close_delimited}
-            response.start(out, reply, self._headers(call), call.cors, **framing)
-            if not await body.run(first):
+            own = response_headers(call.report)
+        except Exception as fault:  # noqa: BLE001 - as much of our own headers as a fault leaves
+            self._faults.report("answer", call.report.request_id, fault)
+            own = [("x-ullage-outcome", f"degraded;{INTERNAL_ERROR}")]
+        headers = [*reply.headers, *own]
+        if call.cors:
+            headers = [*without(headers, "access-control-"), *call.cors]
+        if hider is not None:
+            headers = without(headers, "content-length")
+        is_sized = hider is None and bool(reply.header("content-length"))
+        out = call.out
+        try:
+            out.start(reply.status, headers, sized=is_sized, close_delimited=reply.close_delimited and not needs_end)
+            if not await relay_body(reply, out, observer, first):
                 call.note("upstream_truncated")
         except (UpstreamUnreachable, UpstreamTimeout):
             call.note("upstream_stream_error")
-            body.break_off(call.wire)
+            response.break_off(out, observer, call.path.error_api, is_stream=is_readable)
         finally:
             reply.close()
 
-    def _headers(self, call: Call) -> list[tuple[str, str]]:
-        """The headers of our own, or as much of them as a fault leaves."""
-        least = [("x-ullage-outcome", f"degraded;{INTERNAL_ERROR}")]
-        return self._attempt("answer", call, lambda: response_headers(call.report), least)
-
     def _fail(self, request: web.BaseRequest, call: Call, error: UllageError) -> None:
+        """Answer with *error*, or end an answer that has begun with it."""
         out = call.out
         if out.ended:
             return
         try:
             if out.status:
                 call.note(error.code)
-                streamed = call.report.stream
-                out.break_off(response.last_event(error, call.wire) if streamed else b"")
+                is_stream = call.report.stream
+                out.break_off(response.last_event(error, call.path.error_api) if is_stream else b"")
                 return
             if not request.content.is_eof():
                 out.keep_alive = False
             call.report = call.report.but(outcome="refused", reason=call.report.reason or error.code)
-            response.refuse(out, error, call.wire, call.report, call.cors)
+            response.refuse(out, error, call.path.error_api, call.report, call.cors)
         except ClientLeft:
             call.note("client_left", _LEFT)

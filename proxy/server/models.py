@@ -15,7 +15,7 @@ from proxy.core.errors import NotFound, UllageError, UpstreamTimeout
 from proxy.core.http_headers import CREDENTIALS
 from proxy.engine import ports
 from proxy.engine.ports import Upstream
-from proxy.server.contracts import Route
+from proxy.server.config import Route
 
 PATIENCE: Final = 5.0
 """Seconds an upstream has to list its models; one that takes longer is left out of this answer."""

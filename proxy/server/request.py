@@ -1,21 +1,170 @@
-"""One pass over a request's headers: what goes on, what is meant for the proxy, who is asking."""
+"""A request as it came: its path, its headers, its body; and what the engine is asked by them."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
-from proxy.core.client_compaction import METADATA_HEADER
-from proxy.core.errors import InvalidRequest, UllageError
+from proxy.core.apis.json_scan import members
+from proxy.core.client_compaction import METADATA_HEADER, announced
+from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
-from proxy.core.request import Mode, Options, Purpose
-from proxy.core.session_names import EPOCH_HEADER, SESSION_HEADERS
+from proxy.core.request import Mode, Options, Origin, Purpose, Request
+from proxy.core.session_names import EPOCH_HEADER, SESSION_HEADERS, epoch_of, session_of
+from proxy.engine.quick_check import model_of
+from proxy.server.body import Progress, inflated
+from proxy.server.config import Limits
+
+ROOTS: Final = ("/openai/v1/", "/anthropic/v1/", "/v1/", "/")
+"""Where an API's routes begin, the longest first: clients take a base URL with or without its version."""
+
+_MANAGED: Final[Mapping[str, tuple[str, Purpose]]] = {
+    "chat/completions": ("chat", "answer"),
+    "messages": ("messages", "answer"),
+    "messages/count_tokens": ("messages", "count"),
+    "responses": ("responses", "answer"),
+    "responses/compact": ("responses", "compact"),
+}
+"""Managed routes below an API's root: their API, and what a request is for."""
+
+# Plain names only: what an upstream could decode into another path is none.
+_DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)
+
+# What RFC 3986 (section 3.3) lets stand in a segment, but for escapes and the semicolon that begins parameters.
+_ORDINARY: Final = re.compile(r"(?:/[\w.~!$&'()*+,=:@-]+)+/?", re.ASCII)
+_DECODINGS: Final = 3
+
+LIVE: Final = frozenset({"/health/live", "/healthz", "/health/liveliness"})
+READY: Final = frozenset({"/health/ready", "/readyz", "/health/readiness"})
+
+# First parts of the paths of OpenAI's and Anthropic's APIs, which clients also send without a version before them.
+_RESOURCES: Final = frozenset(
+    {"assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals"}
+    | {"files", "fine_tuning", "images", "messages", "models", "moderations", "organization", "organizations"}
+    | {"projects", "realtime", "rerank", "responses", "skills", "threads", "uploads", "vector_stores", "videos"}
+)
+
+
+def is_local(path: str) -> bool:
+    """Whether *path* is answered here and never relayed."""
+    return path in ("/", "/metrics") or path in LIVE or path in READY or path.startswith(("/ullage/", "/health/"))
+
+
+def api_path(path: str) -> str:
+    """*path* below its API root: ``/openai/v1/models`` and ``/models`` are both ``models``."""
+    for root in ROOTS[:-1]:
+        if path.startswith(root):
+            return path[len(root) :]
+    deployed = _DEPLOYMENT.fullmatch(path)
+    return deployed[2] if deployed else path.lstrip("/")
+
+
+def is_stranger(path: str) -> bool:
+    """Return True if *path* is below none of the APIs' roots and is no API's path without its root either."""
+    rooted = path.startswith(ROOTS[:-1]) or _DEPLOYMENT.fullmatch(path) is not None
+    return not rooted and path.lstrip("/").partition("/")[0] not in _RESOURCES
+
+
+def misses_root(path: str) -> bool:
+    """Return True if *path* ends as an API's route does: its client was given a base URL with another path."""
+    return path.endswith(tuple(f"/{name}" for name in (*_MANAGED, "completions", "embeddings", "models")))
+
+
+class RequestPath(NamedTuple):
+    """Where a request goes: ``path_qs`` byte for byte, ``path`` without its query.
+
+    ``api`` is ``relay`` if the request is not managed, and ``error_api`` the API whose error shape its caller
+    understands. ``model`` is the one that the path of an Azure deployment names.
+    """
+
+    path_qs: str
+    path: str
+    api: str
+    error_api: str
+    purpose: Purpose = "answer"
+    model: str = ""
+
+
+MANAGED: Final = {
+    root + name: RequestPath(root + name, root + name, api, api, purpose)
+    for root in ROOTS
+    for name, (api, purpose) in _MANAGED.items()
+}
+
+
+def read_path(method: str, target: str) -> RequestPath:
+    """Return where a request with this *method* and *target* (of its request line) goes."""
+    if method == "POST" and target in MANAGED:
+        return MANAGED[target]
+    path_qs = request_target(target)
+    path = path_qs.partition("?")[0]
+    if method == "POST" and path in MANAGED:
+        return MANAGED[path]._replace(path_qs=path_qs)
+    deployed = _DEPLOYMENT.fullmatch(path)
+    if method == "POST" and deployed is not None and deployed[2] in _MANAGED:
+        api, _ = _MANAGED[deployed[2]]
+        return RequestPath(path_qs, path, api, api, model=deployed[1])
+    return RequestPath(path_qs, path, "relay", _error_api(path))
+
+
+def listed_model(path: str) -> str | None:
+    """The model that a ``GET`` of *path* asks about, empty for all of them; ``None`` where it asks something else."""
+    name = api_path(path)
+    if plain_path(path) is None:
+        return None
+    if name == "models":
+        return ""
+    model = name.removeprefix("models/")
+    return model if model != name and model else None
+
+
+def _error_api(path: str) -> str:
+    """Return the API whose error shape callers of *path* understand."""
+    name = api_path(path).partition("/")[0]
+    return name if name in ("messages", "responses") else "chat"
+
+
+def plain_path(path: str) -> str | None:
+    """*path* without escapes; None if some server might take it for another path.
+
+    Servers and what stands before them decode once or twice, resolve ``..``, cut off ``;parameters``, merge slashes and
+    take a backslash for one, in any order. A path of ordinary characters in which nothing of that is left to do is the
+    same path to all of them.
+    """
+    for _ in range(_DECODINGS):
+        path = unquote(path)
+    segments = path.split("/")
+    if not _ORDINARY.fullmatch(path) or "." in segments or ".." in segments:
+        return None
+    return path
+
+
+def request_target(raw: str) -> str:
+    """Path and query of a request line's target, byte for byte; of an absolute URL the part after the authority."""
+    if raw.startswith("/") or "://" not in raw:
+        return raw
+    slash = raw.find("/", raw.index("://") + 3)
+    return raw[slash:] if slash >= 0 else "/"
+
+
+def send_continue(request: web.BaseRequest, intake: RequestHeaders) -> None:
+    """Tell a client that waits for permission to send its body."""
+    expect = intake.seen.get("expect")
+    if expect is None:
+        return
+    if expect.lower() != "100-continue":
+        raise ExpectationFailed("Only 'Expect: 100-continue' is understood.")
+    if not request.content.is_eof() and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
 
 # "expect" is answered here; "http2-settings" belongs to an upgrade (https://www.rfc-editor.org/rfc/rfc7540#section-3.2.1).
 _STAYS: Final = HOP_BY_HOP | WRITTEN_ANEW | {"expect", "http2-settings"}
@@ -39,6 +188,8 @@ _PLAIN: Final = frozenset({"", "keep-alive", "close"})
 _LABEL: Final = 256
 _CACHED: Final = 64
 _FORWARD, _SEEN, _OWN = 1, 2, 4
+_CLIENT_NAMES: Final = frozenset({*SESSION_HEADERS, EPOCH_HEADER, METADATA_HEADER})
+"""Headers in which clients name their session, or say that they compact it."""
 
 
 class ExpectationFailed(UllageError):
@@ -51,7 +202,11 @@ class ExpectationFailed(UllageError):
 
 @dataclass(slots=True)
 class RequestHeaders:
-    """A request's headers, sorted: ``own`` holds ``x-ullage-*`` by the rest of the name, ``seen`` the singles."""
+    """A request's headers, sorted.
+
+    ``forward`` are those that go on, in order and spelling. ``seen`` holds those that are read here, ``own`` those that
+    are for Ullage, ``x-ullage-*`` by the rest of the name.
+    """
 
     forward: list[tuple[str, str]] = field(default_factory=list)
     seen: dict[str, str] = field(default_factory=dict)
@@ -91,16 +246,16 @@ def _repeated(name: str, first: str, second: str) -> str:
     return f"{first}, {second}"
 
 
-def window_variant(intake: RequestHeaders) -> str:
-    """What the request's headers ask for that changes a model's window; empty mostly."""
-    asked = intake.seen.get("anthropic-beta", "")
+def window_variant(asked: str) -> str:
+    """Return the beta flags of an ``anthropic-beta`` header that change a model's window; empty mostly.
+
+    Such as ``context-1m-2025-08-07``: https://docs.anthropic.com/en/docs/build-with-claude/context-windows.
+    """
     return ",".join(sorted({flag for each in asked.split(",") if (flag := each.strip()[:64]).startswith("context-")}))
 
 
 def options(own: Mapping[str, str]) -> Options:
-    """The caller's wishes. Raises ``InvalidRequest`` naming the header and what it may hold."""
-    if not own:
-        return _DEFAULT
+    """Return what the caller asks of Ullage. Raises ``InvalidRequest`` naming the header and what it may hold."""
     return Options(
         mode=cast("Mode", _one_of(own, "mode", ("on", "observe", "off"), "on")),
         conversation=_label(own, "conversation"),
@@ -124,7 +279,7 @@ def _sort(raw: bytes) -> tuple[str, str, int]:
 
 # Clients send the same dozen names all day; long ones are not worth the memory.
 _known: Final = lru_cache(maxsize=1024)(_sort)
-_DEFAULT: Final = Options()
+NO_OPTIONS: Final = Options()
 _SHARE: Final = re.compile(r"0?\.\d{1,4}", re.ASCII)
 
 
@@ -163,148 +318,168 @@ def _window(own: Mapping[str, str]) -> int | None:
     return int(value)
 
 
-ROOTS: Final = ("/openai/v1/", "/anthropic/v1/", "/v1/", "/")
-"""Where an API's routes begin, the longest first: clients take a base URL with or without its version."""
+class BodyBytes:
+    """Bytes of request bodies in memory, of all requests together, under one limit of which everybody has a share.
 
-_APIS: Final = {
-    "chat/completions": "chat",
-    "messages": "messages",
-    "messages/count_tokens": "messages",
-    "responses": "responses",
-    "responses/compact": "responses",
-}
-
-MANAGED: Final = {root + name: api for root in ROOTS for name, api in _APIS.items()}
-
-COUNTING: Final = frozenset(path for path in MANAGED if path.endswith("/count_tokens"))
-"""Managed routes that ask what a conversation weighs instead of going on with it."""
-
-COMPACTING: Final = frozenset(path for path in MANAGED if path.endswith("/compact"))
-"""Managed routes that ask for a smaller conversation instead of going on with it."""
-
-# Plain names only: what an upstream could decode into another path is none.
-_DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)
-
-# What RFC 3986 (section 3.3) lets stand in a segment, but for escapes and the semicolon that begins parameters.
-_ORDINARY: Final = re.compile(r"(?:/[\w.~!$&'()*+,=:@-]+)+/?", re.ASCII)
-_DECODINGS: Final = 3
-
-LIVE: Final = frozenset({"/health/live", "/healthz", "/health/liveliness"})
-READY: Final = frozenset({"/health/ready", "/readyz", "/health/readiness"})
-
-_STATELESS_POST: Final = frozenset(
-    {"chat/completions", "completions", "embeddings", "messages", "messages/count_tokens", "responses", "moderations"}
-    | {"rerank", "responses/compact", "responses/input_tokens"}
-)
-# First parts of the paths of OpenAI's and Anthropic's APIs, which clients also send without a version before them.
-_RESOURCES: Final = frozenset(
-    {"assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals"}
-    | {"files", "fine_tuning", "images", "messages", "models", "moderations", "organization", "organizations"}
-    | {"projects", "realtime", "rerank", "responses", "skills", "threads", "uploads", "vector_stores", "videos"}
-)
-_STATELESS_TREES: Final = ("audio/", "images/")
-
-
-def is_local(path: str) -> bool:
-    """Whether *path* is answered here and never relayed."""
-    return path in ("/", "/metrics") or path in LIVE or path in READY or path.startswith(("/ullage/", "/health/"))
-
-
-def api_path(path: str) -> str:
-    """*path* below its API root: ``/openai/v1/models`` and ``/models`` are both ``models``."""
-    for root in ROOTS[:-1]:
-        if path.startswith(root):
-            return path[len(root) :]
-    deployed = _DEPLOYMENT.fullmatch(path)
-    return deployed[2] if deployed else path.lstrip("/")
-
-
-def is_stranger(path: str) -> bool:
-    """Return True if *path* is below none of the APIs' roots and is no API's path without its root either."""
-    rooted = path.startswith(ROOTS[:-1]) or _DEPLOYMENT.fullmatch(path) is not None
-    return not rooted and path.lstrip("/").partition("/")[0] not in _RESOURCES
-
-
-def misses_root(path: str) -> bool:
-    """Return True if *path* ends as an API's route does: its client was given a base URL with another path."""
-    return path.endswith(tuple(f"/{name}" for name in (*_APIS, "completions", "embeddings", "models")))
-
-
-def managed(path: str) -> tuple[str, str] | None:
-    """The API of a managed *path* and the model it names, if it does; ``None`` for every other path."""
-    if path in MANAGED:
-        return MANAGED[path], ""
-    deployed = _DEPLOYMENT.fullmatch(path)
-    if deployed is None or deployed[2] not in _APIS:
-        return None
-    return _APIS[deployed[2]], deployed[1]
-
-
-def purpose_of(path: str) -> Purpose:
-    """What a request on a managed *path* is for."""
-    if path in COUNTING:
-        return "count"
-    return "compact" if path in COMPACTING else "answer"
-
-
-def listed_model(path: str) -> str | None:
-    """The model that a ``GET`` of *path* asks about, empty for all of them; ``None`` where it asks something else."""
-    name = api_path(path)
-    if _plain(path) is None:
-        return None
-    if name == "models":
-        return ""
-    model = name.removeprefix("models/")
-    return model if model != name and model else None
-
-
-def wire(path: str) -> str:
-    """The API whose error shape callers of *path* understand."""
-    name = api_path(path).partition("/")[0]
-    return name if name in ("messages", "responses") else "chat"
-
-
-def is_stateless(method: str, path: str) -> bool:
-    """Whether a call of *path* can neither read nor leave anything that another caller of the same key could meet."""
-    plain = _plain(path)
-    if plain is None:
-        return False
-    if method == "POST":
-        # By the name as it stands: managed routes are recognised by it, and an escaped one would slip past them.
-        return api_path(path) in _STATELESS_POST or api_path(plain).startswith(_STATELESS_TREES)
-    name = api_path(plain)
-    return method in ("GET", "HEAD") and (name in ("models", "realtime") or name.startswith("models/"))
-
-
-def _plain(path: str) -> str | None:
-    """*path* without escapes; None if some server might take it for another path.
-
-    Servers and what stands before them decode once or twice, resolve ``..``, cut off ``;parameters``, merge slashes and
-    take a backslash for one, in any order. A path of ordinary characters in which nothing of that is left to do is the
-    same path to all of them.
+    A caller may have as much as is free beside it, so that others always find some room: one alone half of all, two a
+    third each. A caller's only body may take what is left: the largest body that is allowed must pass.
     """
-    for _ in range(_DECODINGS):
-        path = unquote(path)
-    segments = path.split("/")
-    if not _ORDINARY.fullmatch(path) or "." in segments or ".." in segments:
-        return None
-    return path
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._by_tenant: Counter[bytes] = Counter()
+        self.bytes = 0
+
+    def add(self, tenant: bytes, size: int, *, body: int) -> None:
+        """Count *size* more bytes of a body of *tenant* that has *body* already. Raises ``Overloaded``."""
+        if self.bytes + size > self._limit:
+            raise Overloaded(
+                "The proxy has as many request bytes in memory as it may (server.limits.in_flight_bytes). "
+                "Try again soon."
+            )
+        own = self._by_tenant[tenant]
+        if own > body and own + size > self._limit - self.bytes:
+            raise Overloaded(
+                "The requests of this caller have their share of the request bytes that the proxy has in memory "
+                "(server.limits.in_flight_bytes). Try again soon."
+            )
+        self._by_tenant[tenant] += size
+        self.bytes += size
+
+    def remove(self, tenant: bytes, size: int) -> None:
+        """Count *size* bytes of *tenant* that are gone."""
+        self.bytes -= size
+        self._by_tenant[tenant] -= size
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
 
 
-def request_target(raw: str) -> str:
-    """Path and query of a request line's target, byte for byte; of an absolute URL the part after the authority."""
-    if raw.startswith("/") or "://" not in raw:
-        return raw
-    slash = raw.find("/", raw.index("://") + 3)
-    return raw[slash:] if slash >= 0 else "/"
+def check_declared(declared: int | None, limits: Limits) -> None:
+    """Raise ``BodyTooLarge`` before a byte is read if the *declared* length of a body is above the limit."""
+    if declared is not None and declared > limits.body:
+        raise BodyTooLarge(limits.body)
 
 
-def send_continue(request: web.BaseRequest, intake: RequestHeaders) -> None:
-    """Tell a client that waits for permission to send its body."""
-    expect = intake.seen.get("expect")
-    if expect is None:
-        return
-    if expect.lower() != "100-continue":
-        raise ExpectationFailed("Only 'Expect: 100-continue' is understood.")
-    if not request.content.is_eof() and request.transport is not None:
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+class BodyReader:
+    """Reads one request's body. What has arrived is counted as *tenant*'s until ``release``."""
+
+    __slots__ = ("_account", "_content", "_limits", "_tenant", "taken")
+
+    def __init__(self, content: StreamReader, limits: Limits, account: BodyBytes, tenant: bytes) -> None:
+        self._content = content
+        self._limits = limits
+        self._account = account
+        self._tenant = tenant
+        self.taken = 0
+
+    def release(self) -> None:
+        """Give the account back what this body took; harmless when called again."""
+        self._account.remove(self._tenant, self.taken)
+        self.taken = 0
+
+    def count(self, size: int) -> None:
+        """Count the body as *size* bytes, if that is more than before. Raises ``Overloaded``."""
+        if size > self.taken:
+            self._account.add(self._tenant, size - self.taken, body=self.taken)
+            self.taken = size
+
+    async def whole(self) -> bytes:
+        """The body as sent. Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` or ``InvalidRequest``."""
+        limit = self._limits.body
+        if not self._content.is_eof() or self._content.exception() is not None:
+            body, complete = await self._slowly(limit)
+            if not complete:
+                raise BodyTooLarge(limit)
+            return body
+        body = self._content.read_nowait()
+        if len(body) > limit:
+            raise BodyTooLarge(limit)
+        if body:
+            self._account.add(self._tenant, len(body), body=0)
+            self.taken = len(body)
+        return body
+
+    async def peek(self) -> tuple[bytes, bool]:
+        """The body's first ``peek`` bytes or a little more, and whether that is all of it."""
+        if self._content.is_eof() and self._content.exception() is None:
+            first = self._content.read_nowait()
+            complete = len(first) <= self._limits.peek
+        else:
+            first, complete = await self._slowly(self._limits.peek)
+        self.count(len(first))
+        return first, complete
+
+    async def _slowly(self, limit: int) -> tuple[bytes, bool]:
+        """Read until the body's end, or until more than *limit* bytes have come; say whether it ended."""
+        progress = Progress(self._limits.body_pause, self._limits.body_rate)
+        parts: list[bytes] = []
+        size = 0
+        while chunk := await progress.next(self._content):
+            parts.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                return b"".join(parts), False
+            self.count(size)
+        return b"".join(parts), True
+
+
+_MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
+
+
+def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
+    """Return what the engine is asked, by *body*, path and headers. Raises ``InvalidRequest``."""
+    seen = headers.seen
+    session, epoch, client_compaction = "", 0, ""
+    if not _CLIENT_NAMES.isdisjoint(seen):
+        session, epoch, client_compaction = session_of(seen), epoch_of(seen), announced(seen)
+    return Request(
+        path.api,
+        body,
+        tenant,
+        request_id,
+        options=options(headers.own) if headers.own else NO_OPTIONS,
+        path_model=path.model,
+        session=session,
+        epoch=epoch,
+        window_variant=window_variant(seen["anthropic-beta"]) if "anthropic-beta" in seen else "",
+        client_compaction=client_compaction,
+        origin=Origin(path.path_qs, tuple(headers.forward)),
+        purpose=path.purpose,
+    )
+
+
+def unread_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
+    """Return what the engine is asked if the headers could not be read: the client's own bytes and where they go."""
+    origin = Origin(path.path_qs, tuple(headers.forward))
+    return Request(path.api, body, tenant, request_id, origin=origin, purpose=path.purpose)
+
+
+async def decoded(body: bytes, headers: RequestHeaders, reader: BodyReader, limits: Limits) -> bytes:
+    """Take the content-encoding off *body*, within *limits*, and its header with it. Raises ``InvalidRequest``."""
+    plain = await inflated(body, headers.seen.get("content-encoding", ""), limits)
+    reader.count(len(plain))
+    headers.drop(("content-encoding",))
+    return plain
+
+
+def named_model(body: bytes, *, complete: bool) -> str:
+    """The model a JSON body names, or an empty string; of a part of a body only a leading ``model`` is seen."""
+    if complete:
+        return model_of(body)
+    found = _MODEL_FIRST.match(body)
+    return found[1].decode("utf-8", "replace") if found else ""
+
+
+def renamed(body: bytes, name: str) -> bytes:
+    """The JSON object *body* with *name* for its model, every other byte as it is; *body* where there is none.
+
+    Of a member that occurs twice the last one counts, as parsers have it.
+    """
+    try:
+        text = body.decode()
+        field = next((each for each in reversed(members(text)) if each.key == "model"), None)
+    except (ValueError, RecursionError):
+        return body
+    if field is None:
+        return body
+    return b"".join([text[: field.start].encode(), json.dumps(name).encode(), text[field.end :].encode()])

@@ -7,16 +7,19 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
 
+from proxy.core.apis.sse import StreamEnd
+from proxy.core.apis.usage import UsageTap
 from proxy.core.errors import NotFound, Overloaded, UllageError, error_body
-from proxy.core.report import Report, response_headers
+from proxy.core.overflow.stream import LateOverflowDetector
+from proxy.core.report import NO_USAGE, Report, Usage, response_headers
 from proxy.engine import ports
-from proxy.server.observer import ReplyObserver
+from proxy.engine.include_usage import UsageHider
 from proxy.server.request import is_stranger, misses_root
 
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
@@ -268,24 +271,9 @@ def check_known(path: str, reply: ports.Reply) -> None:
     raise NotFound("Neither this proxy nor the upstream knows this path: base URLs end in /v1.")
 
 
-def start(
-    out: ResponseWriter,
-    reply: ports.Reply,
-    own: Sequence[tuple[str, str]],
-    cors: Sequence[tuple[str, str]],
-    *,
-    sized: bool = True,
-    close_delimited: bool = False,
-) -> None:
-    """Write the head of a relayed answer: the upstream's headers, then our *own*; its length only if *sized*."""
-    headers = [*reply.headers, *own]
-    if not sized:
-        headers = [pair for pair in headers if pair[0].lower() != "content-length"]
-    if cors:
-        headers = [pair for pair in headers if not pair[0].lower().startswith("access-control-")]
-        headers += cors
-    length = sized and bool(reply.header("content-length"))
-    out.start(reply.status, headers, sized=length, close_delimited=close_delimited)
+def without(headers: Sequence[tuple[str, str]], prefix: str) -> list[tuple[str, str]]:
+    """Return *headers* without those whose name (in lower case) begins with *prefix*."""
+    return [pair for pair in headers if not pair[0].lower().startswith(prefix)]
 
 
 def refuse(out: ResponseWriter, error: UllageError, api: str, report: Report, cors: Sequence[tuple[str, str]]) -> None:
@@ -320,39 +308,109 @@ def last_event(error: UllageError, api: str) -> bytes:
     return b"\n\n" + name + b"data: " + body + b"\n\n"
 
 
-class BodyRelay:
-    """Passes the body of *reply* on to *out*, as *observer* has it.
+class ReplyObserver:
+    """Notes the usage and late overflows of one answer, and keeps from it the usage that its client did not ask for.
 
-    ``close_delimited``: the body ends with its connection, and the client's does likewise.
+    A fault in it is *reported* once and turns it off; the bytes go on.
     """
 
-    def __init__(self, out: ResponseWriter, reply: ports.Reply, observer: ReplyObserver) -> None:
-        self._out = out
-        self._reply = reply
-        self._observer = observer
-        streamed = reply.header("content-type").startswith("text/event-stream")
-        self._readable = streamed and not reply.header("content-encoding")
-        # A client sees that a stream lacks its end only if the stream is chunked. Other bodies end as they came.
-        self.close_delimited = reply.close_delimited and not self._readable
-        if reply.close_delimited and self._readable:
-            observer.watch_end()
+    __slots__ = ("_end", "_ending", "_hider", "_report", "_tap", "watches")
 
-    async def run(self, first: bytes) -> bool:
-        """Pass on *first* and all that follows. Return False if a stream ended that never said that it was done."""
-        out, observer = self._out, self._observer
-        chunk = first or await self._reply.next_chunk()
-        while chunk:
-            if out.write(observer.feed(chunk)):
-                await out.drain()
-            chunk = await self._reply.next_chunk()
-        out.write(observer.rest())
-        if observer.saw_end:
-            out.finish()
-            return True
+    def __init__(
+        self,
+        encoding: str,
+        hider: UsageHider | None,
+        ending: LateOverflowDetector | None,
+        report: Callable[[Exception], None],
+        *,
+        watches_end: bool = False,
+    ) -> None:
+        """*encoding* is the answer's content-encoding; *watches_end*: look for what says that the stream is done."""
+        self._hider = hider
+        self._ending = ending
+        self._report = report
+        self._tap: UsageTap | None = None
+        self._end = StreamEnd() if watches_end else None
+        self.watches = True
+        try:
+            self._tap = UsageTap(encoding)
+        except Exception as fault:  # noqa: BLE001 - whatever watches an answer must not cost it
+            self._turn_off(fault)
+
+    @property
+    def usage(self) -> Usage:
+        """The newest figures of each kind; none after a fault."""
+        if not self.watches or self._tap is None:
+            return NO_USAGE
+        try:
+            return self._tap.usage
+        except Exception as fault:  # noqa: BLE001 - whatever watches an answer must not cost it
+            self._turn_off(fault)
+            return NO_USAGE
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What goes to the client for *chunk*: *chunk* itself, or what is left of it without the usage."""
+        if not self.watches or self._tap is None:
+            return chunk
+        pending: bytes | None = None
+        try:
+            if self._hider is not None:
+                pending = self._hider.pending  # what a fault in the middle of its work must not lose
+            self._tap.feed(chunk)
+            if self._ending is not None:
+                self._ending.feed(chunk)
+            if self._end is not None:
+                self._end.feed(chunk)
+            return self._hider.feed(chunk) if self._hider is not None else chunk
+        except Exception as fault:  # noqa: BLE001 - whatever watches an answer must not cost it
+            self._turn_off(fault)
+            return (self._withheld() if pending is None else pending) + chunk
+
+    def finish(self) -> tuple[bytes, bool]:
+        """Return what is left when the answer ends.
+
+        The second value is False if the end of a stream was watched for and did not come.
+        """
+        rest = self._withheld() if self._hider is not None and self.watches else b""
+        return rest, self._end is None or self._end.done or not self.watches
+
+    def _withheld(self) -> bytes:
+        if self._hider is None:
+            return b""
+        try:
+            return self._hider.rest()
+        except Exception as fault:  # noqa: BLE001 - whatever watches an answer must not cost it
+            self._turn_off(fault)
+            return b""
+
+    def _turn_off(self, fault: Exception) -> None:
+        if self.watches:
+            self._report(fault)
+        self.watches = False
+
+
+async def relay_body(reply: ports.Reply, out: ResponseWriter, observer: ReplyObserver, first: bytes) -> bool:
+    """Pass on *first* and the rest of *reply*, as *observer* has it.
+
+    Return False if a stream ended that never said that it was done.
+    """
+    chunk = first or await reply.next_chunk()
+    while chunk:
+        if out.write(observer.feed(chunk)):
+            await out.drain()
+        chunk = await reply.next_chunk()
+    rest, is_complete = observer.finish()
+    if rest:
+        out.write(rest)
+    if is_complete:
+        out.finish()
+    else:
         out.break_off()
-        return False
+    return is_complete
 
-    def break_off(self, api: str) -> None:
-        """End a body that broke so that the client sees it: a stream with an event in the words of *api*."""
-        self._out.write(self._observer.rest())
-        self._out.break_off(last_event(StreamBroken(), api) if self._readable else b"")
+
+def break_off(out: ResponseWriter, observer: ReplyObserver, api: str, *, is_stream: bool) -> None:
+    """End a body that broke so that the client sees it: a stream with an event in the words of *api*."""
+    rest, _ = observer.finish()
+    out.write(rest)
+    out.break_off(last_event(StreamBroken(), api) if is_stream else b"")

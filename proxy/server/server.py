@@ -10,10 +10,9 @@ from proxy.engine.engine import Engine
 from proxy.engine.ports import Upstream
 from proxy.server.access import Access
 from proxy.server.admin import OpenRoutes, OwnRoutes, no_routes
-from proxy.server.admission import Admission, Drain
-from proxy.server.config import ServerConfig
+from proxy.server.admission import Drain
+from proxy.server.config import Metrics, Observe, Route, ServerConfig, Status
 from proxy.server.connection import Listener
-from proxy.server.contracts import Metrics, Observe, Route, Status
 from proxy.server.handler import Handler
 from proxy.server.models import Models
 from proxy.tasks import Faults
@@ -41,20 +40,19 @@ class Server:
         faults: Faults | None = None,
     ) -> None:
         self._access = access = Access(config)
-        self._gate = Drain(config.limits)
+        self._drain = Drain(config.limits)
         added = open_routes(access, config.limits)
-        self._local = OwnRoutes(config.version, access, self._gate, metrics, status, added)
+        local = OwnRoutes(config.version, access, self._drain, metrics, status, added)
         self._limits = config.limits
         faults = faults or Faults()
-        handler = Handler(config, engine, upstream, route, observe, access, self._gate, self._local, models, faults)
-        self._admission = Admission(handler, self._gate, access, config.limits, observe, faults)
+        self._handler = Handler(config, engine, upstream, route, observe, access, self._drain, local, models, faults)
         self._listener: Listener | None = None
         self._sockets: asyncio.Server | None = None
 
     @property
     def in_flight(self) -> int:
         """How many requests are under way."""
-        return len(self._gate)
+        return len(self._drain)
 
     @property
     def without_descriptor(self) -> int:
@@ -68,18 +66,18 @@ class Server:
 
     def set_ready(self, ready: bool) -> None:
         """Say on ``/health/ready`` whether requests are welcome; ``start`` sets it."""
-        self._gate.ready = ready
+        self._drain.ready = ready
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """The port that is listened on; *port* 0 takes a free one. Raises ``OSError`` when it is taken."""
-        self._listener = Listener(self._admission, self._limits)
+        self._listener = Listener(self._handler, self._limits)
         self._sockets = await asyncio.get_running_loop().create_server(
             self._listener, host, port, reuse_port=reuse_port, backlog=1024, start_serving=False
         )
         addresses = [socket.getsockname() for socket in self._sockets.sockets]
         self._access.loopback = all(_is_loopback(address[0]) for address in addresses)
         await self._sockets.start_serving()
-        self._gate.ready = True
+        self._drain.ready = True
         actual: int = addresses[0][1]
         return actual
 
@@ -88,10 +86,10 @@ class Server:
 
         The port stays open meanwhile, so that health checks get an answer and callers a readable 503.
         """
-        self._gate.draining = True
+        self._drain.draining = True
         if self._listener is not None:
             self._listener.close_idle()
-        await self._gate.drain(seconds)
+        await self._drain.drain(seconds)
 
     async def close(self) -> None:
         """Stop listening and drop what is left, at once."""

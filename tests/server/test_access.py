@@ -4,7 +4,7 @@ import pytest
 
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.server import ServerConfig
-from proxy.server.access import Access, tenants_of
+from proxy.server.access import FOREIGN_HOST, Access, tenants_of
 from proxy.server.request import read_headers
 from tests.support.server_fixture import raw_answer, running_server
 
@@ -214,7 +214,8 @@ def owner(config, *headers, loopback=True, host="127.0.0.1:8484"):
     raw = [tuple(part.encode() for part in header.split(": ", 1)) for header in (*headers, f"Host: {host}")]
     access = Access(config)
     access.loopback = loopback
-    access.check_host(host)
+    if not access.knows_host(host):
+        raise Forbidden(FOREIGN_HOST)
     return access.owner(read_headers(raw), [name.decode() for name, _ in raw])
 
 
@@ -337,7 +338,7 @@ async def test_a_body_that_a_fault_left_compressed_goes_on_from_nothing_shared(m
     async def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("proxy.server.asking.inflated", broken)
+    monkeypatch.setattr("proxy.server.request.inflated", broken)
     body = gzip.compress(STORED_BODIES[0])
     async with running_server(config, api_key="uk") as at:
         got = await at.ask("POST", "/v1/responses", body, "X-Api-Key: pk-1", "Content-Encoding: gzip")

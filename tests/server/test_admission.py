@@ -215,15 +215,16 @@ async def test_a_drain_waits_and_then_cuts():
     cut = asyncio.Event()
 
     async def request(seconds):
-        task = gate.enter()
+        refusal = gate.enter()
         try:
-            gate.check()
+            if refusal is not None:
+                raise refusal
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
             cut.set()
             raise
         finally:
-            gate.leave(task)
+            gate.leave()
 
     async with asyncio.TaskGroup() as group:
         short = group.create_task(request(0.05))
@@ -235,4 +236,4 @@ async def test_a_drain_waits_and_then_cuts():
         await gate.drain(0.3)
     assert (short.cancelled(), long.cancelled(), cut.is_set(), len(gate)) == (False, True, True, 0)
     with pytest.raises(Overloaded, match="shutting down"):
-        gate.check()
+        await request(0)

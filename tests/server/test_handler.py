@@ -4,7 +4,7 @@ import os
 import pytest
 
 from proxy.core.report import Usage
-from proxy.server.asking import named_model
+from proxy.server.request import named_model
 from proxy.telemetry.logs import Logs
 from tests.support.server_fixture import eventually, raw_answer, running_server
 

@@ -1,22 +1,30 @@
 """Request headers: which go on, which are wishes, which are refused."""
 
+import asyncio
+import gzip
+
 import pytest
 
 from proxy.core.errors import InvalidRequest
+from proxy.core.request import Request
 from proxy.server import ServerConfig
+from proxy.server.access import is_stateless
+from proxy.server.config import Limits
 from proxy.server.request import (
-    COMPACTING,
-    COUNTING,
     MANAGED,
+    BodyBytes,
+    BodyReader,
     RequestHeaders,
     api_path,
+    decoded,
     is_local,
-    is_stateless,
-    managed,
     options,
+    read_headers,
+    read_path,
+    read_request,
+    renamed,
     request_target,
     window_variant,
-    wire,
 )
 from tests.support.server_fixture import running_server
 
@@ -110,11 +118,10 @@ async def test_good_options_reach_the_engine():
 def test_flags_that_change_a_window_are_told_apart():
     """Of the beta flags those of the context count, in any order and however often they are sent."""
     told = {
-        value: window_variant(RequestHeaders(seen={"anthropic-beta": value}))
+        value: window_variant(value)
         for value in ("", "tools-2024", "context-1m-2025, tools-2024", "x,context-b ,context-a,context-b")
     }
     assert list(told.values()) == ["", "", "context-1m-2025", "context-a,context-b"]
-    assert window_variant(RequestHeaders()) == ""
 
 
 async def test_the_variant_reaches_the_engine():
@@ -239,7 +246,7 @@ async def test_every_route_is_relayed_on_request_or_without_a_shared_key():
 )
 def test_a_path_below_its_root_and_its_error_shape(path, name, api):
     """The API's root is taken off where it stands, and the rest says in which shape errors are worded."""
-    assert (api_path(path), wire(path)) == (name, api)
+    assert (api_path(path), read_path("GET", path).error_api) == (name, api)
 
 
 def test_only_our_own_paths_are_local():
@@ -280,9 +287,12 @@ def test_a_path_that_climbs_is_not_stateless(path):
 )
 def test_what_is_managed(path, found):
     """A path is managed for an API, and may name the model; a deployment is a plain name."""
-    assert managed(path) == found
-    assert (path in COUNTING) == path.endswith("/count_tokens")
-    assert (path in COMPACTING) == path.endswith("/compact")
+    read = read_path("POST", f"{path}?a=b")
+    assert (read.path_qs, read.path) == (f"{path}?a=b", path)
+    assert (read.api, read.model) == (found or ("relay", ""))
+    assert (read.purpose == "count") == path.endswith("/count_tokens")
+    assert (read.purpose == "compact") == path.endswith("/compact")
+    assert read_path("GET", path).api == "relay"
 
 
 @pytest.mark.parametrize(
@@ -299,3 +309,76 @@ def test_what_is_managed(path, found):
 def test_a_request_lines_target_is_its_path(raw, path):
     """Path and query stay byte for byte; of an absolute URL only scheme and host are taken off."""
     assert request_target(raw) == path
+
+
+BODY = b'{"model": "m", "messages": []}'
+
+
+def intake(*fields: tuple[str, str]) -> RequestHeaders:
+    """Headers as they come in."""
+    return read_headers([(name.encode(), value.encode()) for name, value in fields])
+
+
+def reader_of(body: bytes) -> BodyReader:
+    return BodyReader(asyncio.StreamReader(), Limits(), BodyBytes(10**6), b"t")  # type: ignore[arg-type]
+
+
+def request_of(headers: RequestHeaders, path: str = "/v1/chat/completions") -> Request:
+    """The request that is read."""
+    return read_request(BODY, read_path("POST", path), headers, b"t" * 32, "r1")
+
+
+def test_headers_and_path_say_how_it_is_meant() -> None:
+    """Wishes, the session and the model of the path are read; what goes on is kept as the origin."""
+    headers = intake(("x-ullage-mode", "observe"), ("user-agent", "x"), ("content-type", "application/json"))
+    request = request_of(headers, "/openai/deployments/gpt-5/chat/completions?api-version=1")
+    assert (request.body, request.options.mode, request.path_model) == (BODY, "observe", "gpt-5")
+    assert request.origin is not None
+    assert request.origin.path_qs.endswith("api-version=1")
+    assert ("user-agent", "x") in request.origin.headers
+
+
+def test_headers_name_the_session_and_the_beta_of_a_larger_window() -> None:
+    """What clients send to name their conversation is read, and the flags that change a window."""
+    headers = intake(("thread-id", "t-1"), ("x-codex-window-id", "t-1:3"), ("anthropic-beta", "context-1m, other"))
+    request = request_of(headers)
+    assert (request.session, request.epoch, request.window_variant) == ("t-1", 3, "context-1m")
+    assert (request_of(intake()).session, request_of(intake()).window_variant) == ("", "")
+
+
+async def test_a_content_encoding_is_taken_off_with_its_header() -> None:
+    """The engine gets plain JSON; a body that is not what its header says is refused, and its header stays."""
+    headers = intake(("content-encoding", "gzip"))
+    packed = gzip.compress(BODY)
+    assert await decoded(packed, headers, reader_of(packed), Limits()) == BODY
+    assert headers.forward == []
+    broken = intake(("content-encoding", "gzip"))
+    with pytest.raises(InvalidRequest):
+        await decoded(BODY, broken, reader_of(BODY), Limits())
+    assert [name for name, _ in broken.forward] == ["content-encoding"]
+
+
+def test_a_wish_that_cannot_be_is_refused() -> None:
+    """What is wrong in a header of ours is said, not passed over."""
+    with pytest.raises(InvalidRequest):
+        request_of(intake(("x-ullage-mode", "sometimes")))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"model":"fast","input":"fast"}', b'{"model":"own","input":"fast"}'),
+        (b' {"input" : {"model":"fast"} , "model" : "fast" }\n', b' {"input" : {"model":"fast"} , "model" : "own" }\n'),
+        ('{"input":"é","m\\u006fdel":"fast","ü":1.10}'.encode(), '{"input":"é","m\\u006fdel":"own","ü":1.10}'.encode()),
+        (b'{"model":"a","model":"fast"}', b'{"model":"a","model":"own"}'),
+    ],
+)
+def test_only_the_name_changes(body: bytes, found: bytes) -> None:
+    """The top-level member is exchanged, wherever it stands and however it is spelled."""
+    assert renamed(body, "own") == found
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"input":1}', b"\xff", b"[" * 100_000])
+def test_what_has_no_name_stays(body: bytes) -> None:
+    """A body that is no object, or names no model, is passed as it is."""
+    assert renamed(body, "own") is body

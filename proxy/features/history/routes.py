@@ -18,9 +18,8 @@ from proxy.features.history.history import History
 from proxy.features.history.pages import read_page
 from proxy.server.access import Access
 from proxy.server.admin import Route
-from proxy.server.body import BodyBytes, BodyReader
 from proxy.server.config import Limits
-from proxy.server.request import RequestHeaders, read_headers
+from proxy.server.request import BodyBytes, BodyReader, RequestHeaders, check_declared, read_headers
 
 BODY: Final = 16 * 2**10
 """Bytes of a request's body at most."""
@@ -111,9 +110,9 @@ class HistoryRoutes:
         # A page of another site can send no JSON without being asked first.
         if not headers.seen.get("content-type", "").lower().startswith("application/json"):
             raise InvalidRequest("Send the body as application/json.")
-        reader = BodyReader(request.content, request.content_length, self._limits, self._body_bytes, tenant)
+        reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
         try:
-            reader.check_declared()
+            check_declared(request.content_length, self._limits)
             body = await reader.whole()
         finally:
             reader.release()
