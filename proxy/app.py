@@ -250,7 +250,7 @@ class Process:
             self._store_errors += new_errors
             self.telemetry.in_flight(self.server.in_flight)
             self.telemetry.refused_connections(self.server.refusals)
-            self.telemetry.learned_windows(len(self._engine.learned.learned()))
+            self.telemetry.learned_windows(len(self._engine.learned.shown_windows()))
             self.telemetry.lines_dropped(self._logs.writer.dropped)
             self._report_descriptors()
             self._logs.tell_refusals()

@@ -132,7 +132,7 @@ def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> 
         }
         for route in routes
     ]
-    return {"models": models, "learned": learned.learned()[:MAX_SHOWN]}
+    return {"models": models, "learned": learned.shown_windows()[:MAX_SHOWN]}
 
 
 def call_settings(config: ServerConfig) -> CallSettings:

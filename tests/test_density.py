@@ -18,11 +18,9 @@ MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proxy").rglob(
 
 ENGINE = "rewritten with the engine"
 HOT = "runs for every item of a request: one more function is one more call of each"
-COMPACTION = "to be unfolded once the way of a compacted request is shorter"
 
 # Functions above the limit, and why. It only shrinks: an entry that is no longer needed fails the test.
 COMPLEX = {
-    "proxy/core/compaction/block.py::choose_pins": COMPACTION,
     "proxy/core/apis/item_digest.py::_canonical": HOT,
     "proxy/core/tool_calls.py::_pairs": HOT,
     "proxy/core/conversation.py::lay_out": HOT,
@@ -30,8 +28,6 @@ COMPLEX = {
     "proxy/core/apis/json_steps.py::_write": HOT,
     "proxy/core/apis/json_steps.py::_large": HOT,
     "proxy/core/planner.py::choose_compaction": ENGINE,
-    "proxy/engine/reading.py::Reader::_read": ENGINE,
-    "proxy/engine/records.py::CompactionRecords::newest": ENGINE,
 }
 
 # Lines that still hold a nested ternary, one over several lines or a dense comprehension: how many, and why.

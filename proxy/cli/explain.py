@@ -20,14 +20,14 @@ from proxy.core.apis.envelope import TOOLS
 from proxy.core.apis.json_steps import whole
 from proxy.core.compaction.record import CompactionRecord
 from proxy.core.conversation import Item, ItemText
-from proxy.core.decisions import DIALECTS, CountedView, MeasuredRequest, Reject, UncountedView
+from proxy.core.decisions import API_FORMATS, CountedView, MeasuredRequest, Reject, UncountedView
 from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.models import Catalogue, Route
 from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.core.tokens.budget import Marks
-from proxy.core.tokens.counting import REGIONS, regions, scaled_up
-from proxy.engine.reading import Reader, Reading
+from proxy.core.tokens.counting import REGIONS, regions, to_provider_tokens
+from proxy.engine.reading import CountedBody, Reader
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
@@ -73,8 +73,8 @@ class Fitted:
     report: Report
     error: UllageError | None
     measured: MeasuredRequest
-    sent: Reading
-    fits: Reading
+    sent: CountedBody
+    fits: CountedBody
     marks: Marks
     tokenizers: Tokenizers
 
@@ -126,8 +126,10 @@ async def fit_request(
     ``CannotFit`` if it cannot be fitted as it was given.
     """
     api = api_of(body)
-    if api not in DIALECTS:
-        raise CannotFit(f"is a request of the {api} API, which is not managed yet: give one of {', '.join(DIALECTS)}.")
+    if api not in API_FORMATS:
+        raise CannotFit(
+            f"is a request of the {api} API, which is not managed yet: give one of {', '.join(API_FORMATS)}."
+        )
     failed: list[str] = []
     tasks = Tasks(lambda name, error: failed.append(f"{name}: {error}"))
     tokenizers = Tokenizers()
@@ -159,12 +161,12 @@ async def _read_back(
     view: CountedView, report: Report, settings: Settings, tokenizers: Tokenizers, error: UllageError | None
 ) -> Fitted:
     measured = view.measured
-    dialect, route = measured.dialect, measured.route
+    api_format, route = measured.api_format, measured.route
     reader = Reader(tokenizers, {}, {}, {}, {})
 
-    async def read(body: bytes) -> Reading:
-        located = await reader.located(dialect, TENANT, body)
-        return await reader.read(dialect, route.encoding, TENANT, located, route.model)
+    async def read(body: bytes) -> CountedBody:
+        located = await reader.located(api_format, TENANT, body)
+        return await reader.read(api_format, route.encoding, TENANT, located, route.model)
 
     wanted = settings.compression
     sent, fits = await read(measured.parsed.body), await read(view.body)
@@ -200,12 +202,12 @@ def _speaks_blocks(value: Mapping[str, Any]) -> bool:
 def breakdown(found: Fitted) -> Breakdown:
     """Where the tokens of a fitted request are, before and after, and what each stage did."""
     raw, view, factor = found.sent, found.fits, found.measured.token_ratio
-    sent = scaled_up(_regions(raw, found.measured.budget.reserve), factor)
+    sent = to_provider_tokens(_regions(raw, found.measured.budget.reserve), factor)
     return Breakdown(
         tuple(_facts(found)),
         _pairs(REGIONS, sent, found.report.regions),
-        _pairs(ROLES, scaled_up(_roles(raw), factor), scaled_up(_roles(view), factor)),
-        _pairs(KINDS, scaled_up(_kinds(found, raw), factor), scaled_up(_kinds(found, view), factor)),
+        _pairs(ROLES, to_provider_tokens(_roles(raw), factor), to_provider_tokens(_roles(view), factor)),
+        _pairs(KINDS, to_provider_tokens(_kinds(found, raw), factor), to_provider_tokens(_kinds(found, view), factor)),
         tuple(_steps(found)),
     )
 
@@ -215,27 +217,27 @@ def _pairs(names: Iterable[str], was: Mapping[str, int], now: Mapping[str, int])
     return {name: pair for name, pair in found.items() if any(pair)}
 
 
-def _regions(reading: Reading, reserve: int) -> dict[str, int]:
-    return regions(reading.totals, reading.members, fixed=reading.fixed, summary=0, reserve=reserve)
+def _regions(reading: CountedBody, reserve: int) -> dict[str, int]:
+    return regions(reading.roles, reading.members, fixed=reading.fixed, summary=0, reserve=reserve)
 
 
-def _roles(reading: Reading) -> dict[str, int]:
-    totals = reading.totals
+def _roles(reading: CountedBody) -> dict[str, int]:
+    totals = reading.roles
     return {"system": reading.system, "user": totals.user, "assistant": totals.assistant, "tool": totals.tool}
 
 
-def _kinds(found: Fitted, reading: Reading) -> dict[str, int]:
+def _kinds(found: Fitted, reading: CountedBody) -> dict[str, int]:
     """Tokens of *reading* by kind, in our own count."""
-    dialect, encoding = found.measured.dialect, found.measured.route.encoding
+    api_format, encoding = found.measured.api_format, found.measured.route.encoding
     sums: Counter[str] = Counter()
     for (start, end), item in zip(reading.scan.spans, reading.items, strict=True):
-        entry = dialect.read_entry(reading.body[start:end])
+        entry = api_format.read_entry(reading.body[start:end])
         sums.update(_kinds_of(entry, item, lambda text: found.tokenizers.count(encoding, text)))
     members = reading.members
     sums["tool definition"] = members.tools
     sums["text"] += members.system
-    sums["format"] = sum(reading.sizes.values()) - members.tools - members.system
-    sums["frame"] += reading.fixed - reading.totals.system - sum(reading.sizes.values())
+    sums["format"] = sum(reading.member_tokens.values()) - members.tools - members.system
+    sums["frame"] += reading.fixed - reading.roles.system - sum(reading.member_tokens.values())
     return dict(sums)
 
 
@@ -315,7 +317,7 @@ def _edited(found: Fitted, record: CompactionRecord | None) -> Iterator[tuple[st
         stage = stages.get(index, "clip")
         if stage not in found.report.stages:
             continue  # an earlier compaction's: its items are as this one found them
-        yield stage, found.sent.items[index].tokens - found.measured.dialect.read_item(edit, count).tokens
+        yield stage, found.sent.items[index].tokens - found.measured.api_format.read_item(edit, count).tokens
 
 
 def _stages_of(record: CompactionRecord) -> dict[int, str]:
@@ -324,9 +326,9 @@ def _stages_of(record: CompactionRecord) -> dict[int, str]:
     return {**found, **{index: "truncate" for index, _ in record.compaction.truncations}}
 
 
-def _tools_in(reading: Reading) -> int:
-    name = next((key for key in TOOLS if key in reading.sizes), None)
-    return len(json.loads(reading.outline.value(name))) if name else 0
+def _tools_in(reading: CountedBody) -> int:
+    name = next((key for key in TOOLS if key in reading.member_tokens), None)
+    return len(json.loads(reading.envelope.value(name))) if name else 0
 
 
 def render(shown: Breakdown, console: Console) -> None:

@@ -274,12 +274,12 @@ async def _smallest_learned(store: Store, route: Route, callers: Iterable[bytes]
 
 
 def _learned_facts(route: Route, learned_route: LearnedRoute, now: float) -> LearnedFacts:
-    window = believed(route, learned_route.belief, now)
+    window = believed(route, learned_route.learned_window, now)
     factor = learned_route.calibration.factor
     if window is None or window == route.window:
         return LearnedFacts(None, "", factor)
-    stated = window == learned_route.belief.stated
-    at = learned_route.belief.stated_at if stated else learned_route.belief.inferred_at
+    stated = window == learned_route.learned_window.stated
+    at = learned_route.learned_window.stated_at if stated else learned_route.learned_window.inferred_at
     return LearnedFacts(window, "stated by an error" if stated else "worked out", factor, round(max(0.0, now - at), 1))
 
 

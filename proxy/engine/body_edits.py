@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from proxy.core.apis.envelope import Envelope, splice
 from proxy.core.apis.portable import MARKS, PORTABLE, WITHOUT
-from proxy.core.decisions import DIALECTS, CountedView, UncountedView, View
+from proxy.core.decisions import API_FORMATS, CountedView, UncountedView, View
 from proxy.core.request import Request
 from proxy.core.tokens.budget import input_limit, to_our_tokens
-from proxy.engine.reading import Located
+from proxy.engine.reading import LocatedBody
 
 
-def rerouted(request: Request, located: Located, model: str) -> bytes:
+def rerouted(request: Request, located: LocatedBody, model: str) -> bytes:
     """The body of *request* for another *model*: its name, and no reasoning that only its author can read."""
-    body, envelope, where = located.body, located.outline, located.scan
+    body, envelope, where = located.body, located.envelope, located.scan
     edits = {"model": json.dumps(model)}
     items = _portable_items(request.api, located)
     if items != body[where.start : where.end]:
@@ -27,7 +27,7 @@ def rerouted(request: Request, located: Located, model: str) -> bytes:
     return edited.replace(b"{", b'{"model":' + edits["model"].encode() + b",", 1)
 
 
-def _portable_items(api: str, located: Located) -> bytes:
+def _portable_items(api: str, located: LocatedBody) -> bytes:
     """The items without what only the model that wrote it can read; the client's own bytes if there is nothing such."""
     body, where = located.body, located.scan
     items = body[where.start : where.end]
@@ -39,10 +39,10 @@ def _portable_items(api: str, located: Located) -> bytes:
     return items if left == originals else b",".join(filter(None, left))
 
 
-def renamed(body: bytes, located: Located, model: str) -> bytes:
+def renamed(body: bytes, located: LocatedBody, model: str) -> bytes:
     """*body* with another name of its model, and every other byte as it is."""
     name = json.dumps(model).encode()
-    text, where = located.outline.text, located.outline.fields.get("model")
+    text, where = located.envelope.text, located.envelope.fields.get("model")
     if where is None:
         return body
     # The items stand either behind the name or before it; from the other end the outline is the body.
@@ -55,9 +55,9 @@ def renamed(body: bytes, located: Located, model: str) -> bytes:
     return body[:start] + name + body[end:]
 
 
-def with_lower_output(located: Located, view: View, most: int) -> View | None:
+def with_lower_output(located: LocatedBody, view: View, most: int) -> View | None:
     """*view*, whose body is *located*, with output figures above *most* provider tokens lowered to it; else None."""
-    envelope, (start, end) = located.outline, (located.scan.start, located.scan.end)
+    envelope, (start, end) = located.envelope, (located.scan.start, located.scan.end)
     figures = _figures_above(envelope, view.request.api, most)
     if not figures:
         return None
@@ -77,14 +77,14 @@ def with_lower_output(located: Located, view: View, most: int) -> View | None:
 
 def _figures_above(envelope: Envelope, api: str, most: int) -> dict[str, str]:
     """The members that state an output figure above *most*, lowered to it."""
-    given = {key: envelope.value(key) for key in DIALECTS[api].OUTPUT_FIGURES if key in envelope.fields}
+    given = {key: envelope.value(key) for key in API_FORMATS[api].OUTPUT_FIGURES if key in envelope.fields}
     return {key: str(most) for key, value in given.items() if value.isdecimal() and int(value) > most}
 
 
-def with_truncation(located: Located, view: View) -> View | None:
+def with_truncation(located: LocatedBody, view: View) -> View | None:
     """*view* with leave for the provider to cut the history that only it has; None if it has that already."""
     before = view.stages if isinstance(view, UncountedView) else view.edits.stages
-    if "truncation" in located.outline.fields or "truncation" in before:
+    if "truncation" in located.envelope.fields or "truncation" in before:
         return None
     at = view.body.index(b"{") + 1
     body = view.body[:at] + b'"truncation":"auto",' + view.body[at:]

@@ -257,12 +257,12 @@ class Engine:
 
     async def _may_leave(self, request: Request) -> bool:
         """True if another model can answer: the path does not name this one, nor has its server the history."""
-        return not request.path_model and not (await self.measurer.located(request)).outline.stored
+        return not request.path_model and not (await self.measurer.located(request)).envelope.stored
 
     async def _for_fallback(self, request: Request, model: str) -> Request:
         """*request* as the fallback called *model* can read it."""
         located = await self.measurer.located(request)
-        asked = located.outline.model
+        asked = located.envelope.model
         # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
         same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(asked).upstream
         body = await offload(len(request.body), rerouted, request, located, model)
@@ -397,17 +397,17 @@ class Engine:
     def _learner(self, view: View, ending: LateOverflowDetector | None) -> Callable[[Usage], bool]:
         """What takes the usage of the answer to *view*; it holds neither the view nor the body."""
         learned, retries, sent = self.learned, self._retries, sent_prompt(view)
-        late = sent or SentPrompt(view.known.route, view.request.tenant, 0, b"", -1, counted=False)
+        late = sent or SentPrompt(view.known.route, view.request.tenant, 0, b"", -1, is_counted=False)
 
         def learn(usage: Usage) -> bool:
             if ending is not None and ending.overflow is not None:
                 found = retries.after_content(late, ending.overflow, usage)
                 if found is not None:
-                    learned.ended(late, found, usage)
+                    learned.learn_late_overflow(late, found, usage)
                 return False
             if sent is None or usage.input_tokens is None:
                 return False
-            return learned.answered(sent, usage.input_tokens)
+            return learned.learn_usage(sent, usage.input_tokens)
 
         return learn
 
@@ -458,7 +458,7 @@ class Engine:
         asked = replace(view.request, body=view.body)
         route = view.known.route
         counted = await self.measurer.tokens_of(asked, await self.measurer.located(asked), route)
-        return int(counted * self.learned.known(route, asked.tenant).lesson.calibration.factor)
+        return int(counted * self.learned.get_cached(route, asked.tenant).learned.calibration.factor)
 
     # After a fault of ours.
 

@@ -13,7 +13,7 @@ from proxy.core.client_compaction import client_of
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.compaction.truncate import shrink_tools
 from proxy.core.decisions import (
-    DIALECTS,
+    API_FORMATS,
     NO_ADDITION,
     Addition,
     KnownRoute,
@@ -30,7 +30,7 @@ from proxy.engine.features import Features
 from proxy.engine.learned_routes import LearnedRoutes
 from proxy.engine.ports import Records
 from proxy.engine.quick_check import Head, bound, read_head
-from proxy.engine.reading import Located, Reader, Reading
+from proxy.engine.reading import CountedBody, LocatedBody, Reader
 from proxy.engine.reports import OBSERVED
 from proxy.offload import offload
 
@@ -82,12 +82,12 @@ class Measurer:
         """
         options, mode = request.options, self.mode_of(request)
         head = read_head(request.api, request.body)
-        named = head if head is not None else (await self.located(request)).outline
+        named = head if head is not None else (await self.located(request)).envelope
         route = self._catalogue.resolve(request.path_model or named.model, len(request.body))
         if request.window_variant:
             route = replace(route, variant=request.window_variant)
         # So that a process which has just started knows what other replicas learned before it answers by bytes alone.
-        learned = self._learned.cached(route, request.tenant) or await self._learned.get(route, request.tenant)
+        learned = self._learned.get_fresh(route, request.tenant) or await self._learned.get(route, request.tenant)
         known = self._learned.known_route(route, request.tenant, learned, options.window)
         if mode == "off" or known.window is None:
             return _uncounted(request, known, named, is_off=mode == "off")
@@ -109,45 +109,50 @@ class Measurer:
         Raises ``InvalidRequest`` and ``NotFound``.
         """
         located = await self.located(request)
-        route = self._catalogue.resolve(request.path_model or located.outline.model, len(request.body))
+        route = self._catalogue.resolve(request.path_model or located.envelope.model, len(request.body))
         learned = await self._learned.get(route, request.tenant)
         known = self._learned.known_route(route, request.tenant, learned, request.options.window)
         return await self.count(request, located, known, known.window or assumed_window)
 
-    async def located(self, request: Request) -> Located:
+    async def located(self, request: Request) -> LocatedBody:
         """Where things stand in the body, found on a thread if it is large. Raises ``InvalidRequest``."""
-        return await self._reader.located(DIALECTS[request.api], request.tenant, request.body)
+        return await self._reader.located(API_FORMATS[request.api], request.tenant, request.body)
 
-    def locate(self, request: Request) -> Located:
+    def locate(self, request: Request) -> LocatedBody:
         """As ``located``, at once."""
-        return self._reader.locate(DIALECTS[request.api], request.tenant, request.body)
+        return self._reader.locate(API_FORMATS[request.api], request.tenant, request.body)
 
-    async def tokens_of(self, request: Request, located: Located, route: Route) -> int:
+    async def tokens_of(self, request: Request, located: LocatedBody, route: Route) -> int:
         """Tokens of the request as the client sent it, by our own count."""
         reading = await self._read(request, located, route)
         return reading.fixed + reading.history
 
     async def count(
-        self, request: Request, located: Located, known: KnownRoute, window: int, target: CompactionTarget | None = None
+        self,
+        request: Request,
+        located: LocatedBody,
+        known: KnownRoute,
+        window: int,
+        target: CompactionTarget | None = None,
     ) -> MeasuredRequest:
         """Count *request* against *window* (in the provider's tokens): that of *known*, or an assumed one."""
         reading = await self._read(request, located, known.route)
-        return await offload(reading.load, self._measured, request, reading, known, window, target)
+        return await offload(reading.work_size, self._measured, request, reading, known, window, target)
 
-    async def _read(self, request: Request, located: Located, route: Route) -> Reading:
-        return await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located, route.model)
+    async def _read(self, request: Request, located: LocatedBody, route: Route) -> CountedBody:
+        return await self._reader.read(API_FORMATS[request.api], route.encoding, request.tenant, located, route.model)
 
     def _measured(
-        self, request: Request, reading: Reading, known: KnownRoute, window: int, target: CompactionTarget | None
+        self, request: Request, reading: CountedBody, known: KnownRoute, window: int, target: CompactionTarget | None
     ) -> MeasuredRequest:
         policy, route, token_ratio = self.policy, known.route, known.token_ratio
-        envelope, requested = reading.outline, reading.outline.requested_output
-        counts = TokenCounts(reading.fixed, reading.history, reading.sizes, reading.totals, reading.members)
+        envelope, requested = reading.envelope, reading.envelope.requested_output
+        counts = TokenCounts(reading.fixed, reading.history, reading.member_tokens, reading.roles, reading.members)
         client_compaction = request.client_compaction or _client_compaction(reading)
         addition = self._addition(request, envelope, route, window) if not client_compaction else NO_ADDITION
         budget = policy.budget(route, window, requested, counts.fixed + addition.tokens, token_ratio)
         tools_json, budget = self._with_smaller_tools(request.tenant, route, envelope, counts, budget)
-        hashes = reading.links(self._records.prefix_key(request.tenant), request.options.conversation)
+        hashes = reading.prefix_hashes(self._records.prefix_key(request.tenant), request.options.conversation)
         stated = known.stated_window
         if known.window_source != "learned":
             stated = int(budget.window * max(1.0, token_ratio))
@@ -162,7 +167,7 @@ class Measurer:
             client_compaction=client_compaction,
             tools_json=tools_json,
             addition=addition,
-            anchor=self._learned.anchor(route, hashes),
+            anchor=self._learned.find_anchor(route, hashes),
             target=target or CompactionTarget(lower_output=policy.lower_output),
             count=self._reader.recount(route.encoding, request.tenant, route.model),
             lay_out=reading.layout,
@@ -269,10 +274,10 @@ def _uncounted(
     )
 
 
-def _client_compaction(reading: Reading) -> str:
+def _client_compaction(reading: CountedBody) -> str:
     """The client whose own compaction of its conversation a request is, by its words; empty if it is none."""
     spans, body = reading.scan.spans, reading.body
     if not spans:
         return ""
-    history = reading.totals.assistant > 0
-    return client_of(reading.outline, body[slice(*spans[0])], body[slice(*spans[-1])], history)
+    history = reading.roles.assistant > 0
+    return client_of(reading.envelope, body[slice(*spans[0])], body[slice(*spans[-1])], history)

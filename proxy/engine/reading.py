@@ -12,7 +12,7 @@ from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
 from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
 from proxy.core.conversation import EMPTY_LAYOUT, Item, Layout, lay_out, prefix_hashes
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import NOTHING, Members, RoleTotals, add_up, memories
+from proxy.core.tokens.counting import NOTHING, Members, RoleTotals, add_up, injected_memories
 from proxy.core.tokens.media import Meter, prices
 from proxy.core.tokens.tools import reads_declarations, tools_tokens
 from proxy.core.tool_calls import facts_of, read_calls, read_result, settled
@@ -40,110 +40,110 @@ PREFIX_FROM = 8_192
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """One request, read: where its items are, what they weigh, and what stands around them.
+class CountedBody:
+    """A body whose items were counted.
 
-    ``body`` is the client's, or the same with its items as a list. ``sizes`` are the tokens of each counted member of
-    the outline, ``fixed`` those of everything but the history; ``totals`` are those of the items by role,
-    ``remembered`` those of memories in the members that hold system text.
+    ``body`` is the client's, or the same with its items as a list. ``member_tokens`` are the tokens of each counted
+    member of the envelope, ``fixed`` those of everything but the history, ``roles`` those of the items by role, and
+    ``memory_tokens`` those of memories in the members that hold system text.
     """
 
     body: bytes
     scan: Scan
     items: tuple[Item, ...]
-    outline: Envelope
-    sizes: dict[str, int]
+    envelope: Envelope
+    member_tokens: dict[str, int]
     fixed: int
-    totals: RoleTotals
-    known: CachedPrefix | None
-    remembered: int = 0
+    roles: RoleTotals
+    cached_prefix: CachedPrefix | None
+    memory_tokens: int = 0
 
     @property
     def members(self) -> Members:
-        """The weight of the members beside the items, by what they hold."""
-        tools, system = (sum(self.sizes.get(key, 0) for key in keys) for keys in (TOOLS, SYSTEM))
-        return Members(tools, system, self.remembered)
+        """Tokens of the members beside the items, by what they hold."""
+        tools, system = (sum(self.member_tokens.get(key, 0) for key in keys) for keys in (TOOLS, SYSTEM))
+        return Members(tools, system, self.memory_tokens)
 
     @property
     def system(self) -> int:
-        """The weight of all system text: the system items, and the members that hold such text."""
-        return self.totals.system + self.members.system
+        """Tokens of all system text: the system items, and the members that hold such text."""
+        return self.roles.system + self.members.system
 
     @property
-    def load(self) -> int:
-        """What work on all of it is about, in bytes as ``offload`` weighs them."""
+    def work_size(self) -> int:
+        """The size of work on all of it, in bytes as ``offload`` weighs them."""
         return load_of(len(self.body), len(self.items))
 
     @property
     def history(self) -> int:
-        """The weight of all items that are not system items."""
-        return self.totals.history
+        """Tokens of all items that are not system items."""
+        return self.roles.history
 
     @property
     def media(self) -> int:
-        """What images and the like are in all."""
-        return self.totals.media
+        """Tokens of images and other media."""
+        return self.roles.media
 
     def layout(self) -> Layout:
         """The structure of the items, continued from that of a prefix of this body."""
-        layout = lay_out(self.items, self.known.layout if self.known else EMPTY_LAYOUT)
-        if self.known is not None:
-            self.known.layout = layout
+        layout = lay_out(self.items, self.cached_prefix.layout if self.cached_prefix else EMPTY_LAYOUT)
+        if self.cached_prefix is not None:
+            self.cached_prefix.layout = layout
         return layout
 
-    def links(self, key: bytes, label: str) -> tuple[bytes, ...]:
-        """The chain's links after each item, continued from those computed for a prefix of this body."""
-        name = (key, label)
-        named, before = self.known.links if self.known else (name, ())
-        links = prefix_hashes(key, label, self.items, before if named == name else ())
-        if self.known is not None:
-            self.known.links = name, links
-        return links
+    def prefix_hashes(self, key: bytes, label: str) -> tuple[bytes, ...]:
+        """The keyed hash after each item, continued from those computed for a prefix of this body."""
+        scope = (key, label)
+        cached_scope, before = self.cached_prefix.prefix_hashes if self.cached_prefix else (scope, ())
+        hashes = prefix_hashes(key, label, self.items, before if cached_scope == scope else ())
+        if self.cached_prefix is not None:
+            self.cached_prefix.prefix_hashes = scope, hashes
+        return hashes
 
 
 @dataclass(slots=True)
 class CachedPrefix:
-    """A body seen before up to ``border``: equal bytes up to there (``digest``) mean an equal scan and equal items.
+    """A body seen before, up to byte ``border``; equal bytes so far (``digest``) mean an equal scan and equal items.
 
-    ``layout`` and ``links`` (behind the chain key and label they are for) are filled in when they are first needed;
-    they may be those of a shorter prefix. ``measure`` says what the items were counted by. Threads share it, so each
-    member is replaced as a whole.
+    ``layout`` and ``prefix_hashes`` (behind the key and label that they are for) are filled in when they are first
+    needed; they may be those of a shorter prefix. ``counted_by`` names the way in which the items were counted. Threads
+    share it, so each member is replaced as a whole.
     """
 
     border: int
     digest: bytes
     scan: Scan
-    measure: str = ""
+    counted_by: str = ""
     items: tuple[Item, ...] = ()
-    links: tuple[tuple[bytes, str], tuple[bytes, ...]] = ((b"", ""), ())
+    prefix_hashes: tuple[tuple[bytes, str], tuple[bytes, ...]] = ((b"", ""), ())
     layout: Layout = EMPTY_LAYOUT
-    totals: RoleTotals = NOTHING
+    roles: RoleTotals = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class LocatedBody:
     """A body whose items were found but not yet counted."""
 
     body: bytes
     scan: Scan
-    outline: Envelope
-    known: CachedPrefix | None
-    memo: PrefixHasher | None
+    envelope: Envelope
+    cached_prefix: CachedPrefix | None
+    hasher: PrefixHasher | None
 
 
 class Reader:
-    """Reads bodies with four memories handed in (bounded mappings): items, outlines, their sizes, whole prefixes.
+    """Reads bodies with four bounded caches: of items, envelopes, tokens of their members, and whole prefixes.
 
-    Every key is a digest over tenant and content, so nothing of one tenant can be timed by another, and no memory
-    keeps a body alive. Large bodies are read on threads, so the memories have to be safe to share. A body of more than
-    *most* items is refused.
+    Every key is a digest over tenant and content, so nothing of one tenant can be timed by another, and no cache holds
+    a body. Large bodies are read on threads, so the caches have to be safe to share. A body of more than *most* items
+    is refused.
     """
 
     def __init__(
         self,
         counter: Counter,
         items: MutableMapping[bytes, Item],
-        outlines: MutableMapping[bytes, Envelope],
+        envelopes: MutableMapping[bytes, Envelope],
         sizes: MutableMapping[bytes, int],
         prefixes: MutableMapping[bytes, CachedPrefix],
         tools: ToolMap = NO_TOOLS,
@@ -153,70 +153,83 @@ class Reader:
         self.most = most
         self._counter = counter
         self._items = items
-        self._outlines = outlines
+        self._envelopes = envelopes
         self._sizes = sizes
         self._prefixes = prefixes
 
-    async def located(self, dialect: ApiFormat, tenant: bytes, body: bytes) -> Located:
+    async def located(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
         """As ``locate``, of a large body on a thread."""
-        return await offload(len(body), self.locate, dialect, tenant, body)
+        return await offload(len(body), self.locate, api_format, tenant, body)
 
-    def locate(self, dialect: ApiFormat, tenant: bytes, body: bytes) -> Located:
+    def locate(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
         """Where things stand in *body*.
 
-        Raises ``InvalidRequest`` if it is no valid body of *dialect*, ``TooManyItems`` if it has too many.
+        Raises ``InvalidRequest`` if it is no valid body of *api_format*, ``TooManyItems`` if it has too many.
         """
-        scope = hashlib.sha256(tenant + dialect.API.encode())
-        memo = PrefixHasher(scope.copy(), body) if len(body) >= PREFIX_FROM else None
-        known = memo.find(self._prefixes) if memo else None
+        scope = hashlib.sha256(tenant + api_format.API.encode())
+        hasher = PrefixHasher(scope.copy(), body) if len(body) >= PREFIX_FROM else None
+        prefix = hasher.find(self._prefixes) if hasher else None
         try:
-            longer = extend(body, dialect.LIST, known.scan, self.most) if known else None
-            where = longer or scan(body, dialect.LIST, self.most)
+            longer = extend(body, api_format.LIST, prefix.scan, self.most) if prefix else None
+            where = longer or scan(body, api_format.LIST, self.most)
         except InvalidRequest:
-            listed = dialect.listed(body)
+            listed = api_format.listed(body)
             if listed is None:
                 raise
-            return self.locate(dialect, tenant, listed)
+            return self.locate(api_format, tenant, listed)
         if len(where.spans) > MANY and where.end - where.start < LEAST_ITEM * len(where.spans):
             raise InvalidRequest(f"{len(where.spans)} messages or items that hold hardly anything are no conversation.")
         raw = where.outline(body)
         name = _key(scope, raw)
-        outline = self._outlines.get(name)
-        if outline is None:
-            outline = self._outlines[name] = read_envelope(_text(raw), dialect.OUTPUT_FIGURES)
-        return Located(body, where, outline, known, memo)
+        envelope = self._envelopes.get(name)
+        if envelope is None:
+            envelope = self._envelopes[name] = read_envelope(_text(raw), api_format.OUTPUT_FIGURES)
+        return LocatedBody(body, where, envelope, prefix, hasher)
 
-    async def read(self, dialect: ApiFormat, encoding: str, tenant: bytes, found: Located, model: str = "") -> Reading:
-        """The reading of a located body, counted in *encoding* and priced as *model* prices media and tools.
+    async def read(
+        self, api_format: ApiFormat, encoding: str, tenant: bytes, located: LocatedBody, model: str = ""
+    ) -> CountedBody:
+        """Count a located body in *encoding*, with media and tools priced as *model* prices them.
 
-        Raises ``InvalidRequest`` where an item is none.
+        Raises ``InvalidRequest`` if an item is not valid.
         """
-        known = found.known if found.known and found.known.measure == _measure(encoding, model) else None
-        border, seen = (known.border, len(known.items)) if known else (0, 0)
-        unseen = load_of(len(found.body) - border, len(found.scan.spans) - seen)
-        return await offload(unseen, self._read, dialect, encoding, tenant, found, model)
+        prefix = located.cached_prefix
+        is_usable = prefix is not None and prefix.counted_by == _measure(encoding, model)
+        border, seen = (prefix.border, len(prefix.items)) if prefix is not None and is_usable else (0, 0)
+        unseen = load_of(len(located.body) - border, len(located.scan.spans) - seen)
+        return await offload(unseen, self._read, api_format, encoding, tenant, located, model)
 
-    def _read(self, dialect: ApiFormat, encoding: str, tenant: bytes, found: Located, model: str) -> Reading:
-        known, spans, measure = found.known, found.scan.spans, _measure(encoding, model)
-        seen = (
-            known.items if known and known.measure == measure and spans[: len(known.items)] == known.scan.spans else ()
-        )
+    def _read(
+        self, api_format: ApiFormat, encoding: str, tenant: bytes, located: LocatedBody, model: str
+    ) -> CountedBody:
+        prefix, spans, measure = located.cached_prefix, located.scan.spans, _measure(encoding, model)
+        seen = _items_seen(prefix, located.scan, measure)
         count = self.count(encoding, model)
-        scope = _scope(dialect, measure, tenant)
-        items = seen + self._read_items(dialect, count, scope, found.body, spans[len(seen) :])
+        scope = _scope(api_format, measure, tenant)
+        items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
         items = seen + settled(items, len(seen))
-        kept = found.memo.keep(self._prefixes, found.scan, measure, items) if found.memo and spans else None
-        if kept and known:
-            kept.links = known.links
-            kept.layout = known.layout if known.measure == measure else EMPTY_LAYOUT
-        sizes = self._sizes_of(scope, found.outline.counted(), encoding, model)
-        totals = add_up(items, known.totals if known and seen else NOTHING)
-        if kept:
-            kept.totals = totals
-        tools = dialect.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
-        fixed = dialect.PER_REPLY + tools + totals.system + sum(sizes.values())
-        remembered = sum(self._remembered(scope, text, count) for text in found.outline.texts.values())
-        return Reading(found.body, found.scan, items, found.outline, sizes, fixed, totals, kept, remembered)
+        roles = add_up(items, prefix.roles if prefix is not None and seen else NOTHING)
+        cached = self._cache_prefix(located, measure, items, roles)
+        sizes = self._sizes_of(scope, located.envelope.counted(), encoding, model)
+        tools = api_format.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
+        fixed = api_format.PER_REPLY + tools + roles.system + sum(sizes.values())
+        memory_tokens = sum(self._remembered(scope, text, count) for text in located.envelope.texts.values())
+        return CountedBody(
+            located.body, located.scan, items, located.envelope, sizes, fixed, roles, cached, memory_tokens
+        )
+
+    def _cache_prefix(
+        self, located: LocatedBody, measure: str, items: tuple[Item, ...], roles: RoleTotals
+    ) -> CachedPrefix | None:
+        """Cache the body up to its last item, with what its own prefix already knew; None for a small body."""
+        if located.hasher is None or not located.scan.spans:
+            return None
+        cached, prefix = located.hasher.keep(self._prefixes, located.scan, measure, items), located.cached_prefix
+        cached.roles = roles
+        if prefix is not None:
+            cached.prefix_hashes = prefix.prefix_hashes
+            cached.layout = prefix.layout if prefix.counted_by == measure else EMPTY_LAYOUT
+        return cached
 
     def count(self, encoding: str, model: str = "") -> Meter:
         """Counts text in *encoding*, and knows what media cost with *model*."""
@@ -263,7 +276,7 @@ class Reader:
         return size
 
     def _read_items(
-        self, dialect: ApiFormat, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
+        self, api_format: ApiFormat, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
         found: list[Item] = []
         repeated: dict[bytes, Item] = {}
@@ -275,7 +288,7 @@ class Reader:
                 key = _key(scope, raw)
                 item = self._items.get(key)
                 if item is None:
-                    item = self._items[key] = read_one(dialect, raw, count, self.tools)
+                    item = self._items[key] = read_one(api_format, raw, count, self.tools)
                 if short:
                     repeated[raw] = item
             found.append(item)
@@ -298,7 +311,7 @@ class Reader:
         name = _key(scope, f"memory\0{text}".encode())
         size = self._sizes.get(name)
         if size is None:
-            found = memories(text)
+            found = injected_memories(text)
             size = self._sizes[name] = count(found) if found else 0
         return size
 
@@ -345,15 +358,22 @@ class PrefixHasher:
         return digest
 
 
-def read_one(dialect: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
-    item = dialect.read_item(raw, count)
+    item = api_format.read_item(raw, count)
     if item.role == "system" or (item.role == "tool" and not item.answers):
         return item
     if item.role == "user":
-        return read_result(item, raw, dialect.read_entry, tools.forms, tools.call, count)
-    entry = dialect.read_entry(raw)
+        return read_result(item, raw, api_format.read_entry, tools.forms, tools.call, count)
+    entry = api_format.read_entry(raw)
     return read_calls(replace(item, facts=facts_of(entry, tools.call)), entry, tools.forms, tools.call)
+
+
+def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple[Item, ...]:
+    """The items of *prefix* if they were counted alike and stand where they stood."""
+    if prefix is None or prefix.counted_by != measure or where.spans[: len(prefix.items)] != prefix.scan.spans:
+        return ()
+    return prefix.items
 
 
 def _measure(encoding: str, model: str) -> str:
@@ -361,9 +381,9 @@ def _measure(encoding: str, model: str) -> str:
     return f"{encoding},{prices(model).name},{'declared' if reads_declarations(model) else 'json'}"
 
 
-def _scope(dialect: ApiFormat, measure: str, tenant: bytes) -> Any:
+def _scope(api_format: ApiFormat, measure: str, tenant: bytes) -> Any:
     """What the names of this tenant's counted texts begin with."""
-    return hashlib.sha256(tenant + f"{dialect.API}\0{measure}\0".encode())
+    return hashlib.sha256(tenant + f"{api_format.API}\0{measure}\0".encode())
 
 
 def _text(raw: bytes) -> str:

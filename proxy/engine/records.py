@@ -1,8 +1,8 @@
-"""The events of conversations: the newest one looked up, a new one written and fixed, its summary begun ahead."""
+"""Compaction records of conversations: the newest one is looked up, a new one written, its summary begun ahead."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
 
 from cachetools import LRUCache
@@ -19,54 +19,57 @@ from proxy.engine.reading import Reader
 from proxy.engine.summary_requests import summary_request_of
 from proxy.offload import load_of, offload
 
-MAX_PLACES = 512
-"""Places asked of the store at once; an event is never further back than the room between the marks."""
+MOST_BOUNDARIES = 512
+"""Boundaries asked of the store at once; a record is never further back than the room between the marks."""
 
-ASKED_AGAIN = 64
-"""Of the room a conversation has, the part it grows by before it is asked anew whether it needs a summary."""
+NEXT_LOOK_SHARE = 64
+"""A conversation that needs no summary yet is looked at again once it grew by one part in so many of its baseline."""
 
-SPARED = 4_096
-"""Conversations of which it is remembered that they need none yet."""
-
+NEED_NO_SUMMARY = 4_096
+"""Conversations that are cached as needing no summary yet."""
 
 BYTES_BOUND_SHARE = 4
 """A bound by bytes is about so many times the tokens it bounds."""
 
+RecordKey = tuple[str, bytes]
+"""A route's name and the prefix hash at a record's boundary."""
+
 
 class CompactionRecords:
-    """Looks events up and makes them facts.
+    """Looks compaction records up and writes them.
 
-    ``records`` is the in-process front of the store, ``asked`` the places it was last asked for: bounded mappings.
+    *cached* is in front of the store; *looked_up* are the keys up to which the store was asked before. Both are bounded
+    mappings. *summaries* is None if no model writes any.
     """
 
     def __init__(
         self,
         reader: Reader,
-        recorder: Records,
+        records: Records,
         policy: Policy,
-        records: MutableMapping[tuple[str, bytes], CompactionRecord],
-        asked: MutableMapping[tuple[str, bytes], bool],
+        cached: MutableMapping[RecordKey, CompactionRecord],
+        looked_up: MutableMapping[RecordKey, bool],
         summaries: Summaries | None,
     ) -> None:
         self._reader = reader
-        self._recorder = recorder
-        self._policy = policy
         self._records = records
-        self._asked = asked
+        self._policy = policy
+        self._cached = cached
+        self._looked_up = looked_up
         self._summaries = summaries
-        self._spared: LRUCache[tuple[str, bytes], int] = LRUCache(SPARED)
+        self._need_no_summary: LRUCache[RecordKey, int] = LRUCache(NEED_NO_SUMMARY)
 
     async def look_up(self, measured: MeasuredRequest) -> LookedUp:
         """The layout, the newest record of the conversation, and whether an operator asked for a compaction.
 
-        That is told once, so it is not asked for a dry run, nor if the provider is to compact.
+        A request of an operator's is handed out once, so it is left for a dry run, and if the provider is to compact.
         """
         layout = await offload(_load(measured), measured.lay_out)
         record = await self.newest(measured, layout)
         first = record.compaction if record else None
         if measured.target.dry_run or (record is None and self._is_left_to_provider(measured)):
             return LookedUp(layout, record, first=first)
-        requested = await self._recorder.pop_request(measured.request.tenant, measured.root_hash(layout))
+        requested = await self._records.pop_request(measured.request.tenant, measured.root_hash(layout))
         share = float(requested) if requested[:1].isdigit() else None
         return LookedUp(layout, record, bool(requested), first, share=share)
 
@@ -75,40 +78,48 @@ class CompactionRecords:
         return measured.target.is_plain and not measured.tools_json and provider_compacts(measured)
 
     async def newest(self, measured: MeasuredRequest, layout: Layout) -> CompactionRecord | None:
-        """The newest event record on this chain: from memory, unless the store has a newer one.
+        """The newest record on the conversation's prefix hashes: the cached one, unless the store has a newer one.
 
-        The store is asked for the places since the newest one it was asked for before, that one included: what other
-        replicas did since then, they did there.
+        The store is asked for the boundaries since the newest one it was asked for before, that one included: whatever
+        other replicas wrote since then, they wrote there.
         """
-        links = measured.prefix_hashes
-        route, count = measured.route.name, len(links)
-        places = [place for place in layout.boundaries[-MAX_PLACES:] if 0 < place < count]
-        newer: list[tuple[str, bytes]] = []
-        known: CompactionRecord | None = None
-        asked = False
-        at = [*places, count][::-1] if count else []
-        for place in at:
-            name = (route, links[place - 1])
-            # Taken out at once: the memory is bounded, and may lose it while the store is asked.
-            known = self._records.get(name)
-            if known is not None:
-                break
-            if not asked:
-                newer.append(name)
-                asked = name in self._asked
-        if newer:
-            root = measured.root_hash(layout)
-            found = await self._recorder.newest(measured.request.tenant, root, route, [link for _, link in newer])
-            record = load(found[1], count) if found else None
-            if found and record and record.compaction.boundary == at[found[0]]:
-                self._records[newer[found[0]]] = record
+        boundaries = _newest_first(layout, len(measured.prefix_hashes))
+        unasked, cached = self._cached_until_asked(measured, boundaries)
+        if not unasked:
+            return cached
+        hashes, tenant = measured.prefix_hashes, measured.request.tenant
+        wanted = [prefix_hash for _, prefix_hash in unasked]
+        stored = await self._records.newest(tenant, measured.root_hash(layout), measured.route.name, wanted)
+        if stored is not None:
+            index, value = stored
+            record = load(value, len(hashes))
+            if record is not None and record.compaction.boundary == boundaries[index]:
+                self._cached[unasked[index]] = record
                 return record
-            if self._recorder.reachable():
-                self._asked[newer[0]] = True
-        return known
+        if self._records.reachable():
+            self._looked_up[unasked[0]] = True
+        return cached
+
+    def _cached_until_asked(
+        self, measured: MeasuredRequest, boundaries: Sequence[int]
+    ) -> tuple[list[RecordKey], CompactionRecord | None]:
+        """The keys of *boundaries* that the store was not asked for, and the newest cached record, if there is one."""
+        route, hashes = measured.route.name, measured.prefix_hashes
+        unasked: list[RecordKey] = []
+        was_asked = False
+        for boundary in boundaries:
+            key = (route, hashes[boundary - 1])
+            # Read once: the cache is bounded, and may lose it while the store is asked.
+            cached = self._cached.get(key)
+            if cached is not None:
+                return unasked, cached
+            if not was_asked:
+                unasked.append(key)
+                was_asked = key in self._looked_up
+        return unasked, None
 
     async def write(self, measured: MeasuredRequest, need: NeedBlock) -> Written:
-        """The record that *need* asks for: written here, unless another replica was first; then theirs, if it fits too.
+        """The record of the compaction in *need*: written here, or another replica's if that was first and fits too.
 
         A dry run stores nothing.
         """
@@ -121,8 +132,8 @@ class CompactionRecords:
         else:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
         count = self._reader.count(measured.route.encoding, measured.route.model)
-        pen = RenderOptions(count, self._policy.tools)
-        block, edits = await offload(_load(measured), write_texts, original, compaction, pen, before, summary.text)
+        options = RenderOptions(count, self._policy.tools)
+        block, edits = await offload(_load(measured), write_texts, original, compaction, options, before, summary.text)
         record = CompactionRecord(
             VERSION,
             compaction,
@@ -145,42 +156,45 @@ class CompactionRecords:
         layout, target, boundary = need.found.layout, need.target, record.compaction.boundary
         hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.route.name
         name, root = hashes[boundary - 1], measured.root_hash(layout)
-        stored = await self._recorder.save(tenant, root, route, name, dump(record), replace=target.replaces)
+        stored = await self._records.save(tenant, root, route, name, dump(record), replace=target.replaces)
         theirs = load(stored, len(hashes))
         if theirs is not None and theirs.compaction.boundary == boundary:
             budget = measured.budget_for(target)
-            if measured.schedule(self._policy, layout, budget).fits(
-                theirs.compaction, budget.input_budget(theirs.lowered_output or budget.reserve)
-            ):
+            room = budget.input_budget(theirs.lowered_output or budget.reserve)
+            if measured.schedule(self._policy, layout, budget).fits(theirs.compaction, room):
                 record = theirs
-        self._records[route, name] = record
+        self._cached[route, name] = record
         return record
 
     async def _summary(self, measured: MeasuredRequest, need: NeedBlock) -> Summary | None:
-        """What a model wrote of what is folded, or of a part of it, if that is there and has its room in the block.
+        """A model's summary of what is folded, or of a part of it; None if there is none, or none fits the block.
 
-        Without the store replicas know different summaries, and none is used: their views must be equal.
+        Without the store replicas have different summaries, and none is used: their views must be equal.
         """
         compaction, target, before = need.compaction, need.target, need.found.record
-        if self._summaries is None or not compaction.text_tokens or not self._recorder.reachable():
+        if self._summaries is None or not compaction.text_tokens or not self._records.reachable():
             return None
         passage = self._passage(measured, need.found.layout, compaction.cut, before.compaction if before else None)
         if passage is None:
             return None
-        waits = (
-            not target.dry_run
-            and (target.wait_for_summary or self._summaries.inline)
-            and not measured.client_compaction
-            and measured.request.options.mode == "on"
-        )
-        asked = replace(passage, requested=target.wait_for_summary)
-        found = await (self._summaries.write(asked) if waits else self._summaries.ready(passage))
+        if self._waits_for_summary(measured, target):
+            summary = await self._summaries.write(replace(passage, requested=target.wait_for_summary))
+        else:
+            summary = await self._summaries.ready(passage)
         most = min(compaction.text_tokens // 2, passage.cap + passage.cap // 4)
-        return found if found is not None and measured.count(found.text) <= most else None
+        if summary is None or measured.count(summary.text) > most:
+            return None
+        return summary
+
+    def _waits_for_summary(self, measured: MeasuredRequest, target: CompactionTarget) -> bool:
+        """True if the compaction waits for its summary instead of using what is ready."""
+        if target.dry_run or measured.client_compaction or measured.request.options.mode != "on":
+            return False
+        return target.wait_for_summary or (self._summaries is not None and self._summaries.inline)
 
     async def summed_up(self, measured: MeasuredRequest) -> tuple[Summary, OriginalItems] | None:
-        """What a model wrote of the longest prefix of a measured conversation, if it is there, and its items."""
-        if self._summaries is None or not self._recorder.reachable():
+        """The ready summary of the longest prefix of a conversation, and its original items; None if there is none."""
+        if self._summaries is None or not self._records.reachable():
             return None
         layout = await offload(_load(measured), measured.lay_out)
         passage = self._passage(measured, layout, layout.count, None)
@@ -201,7 +215,7 @@ class CompactionRecords:
             return
         measured = view.measured
         if measured.client_compaction:
-            return  # from the answer to a client's own compaction another conversation goes on
+            return  # the client goes on from its answer with another conversation
         if not view.layout.count or not measured.prefix_hashes or measured.parsed.envelope.has_unseen_input:
             return
         if not provider_compacts(measured):
@@ -219,12 +233,12 @@ class CompactionRecords:
             return
         since = hashes[last.boundary - 1] if last else measured.root_hash(layout)
         name = measured.route.name, since
-        if weight < self._spared.get(name, 0) or not summaries.is_due(request, measured.route, since):
+        if weight < self._need_no_summary.get(name, 0) or not summaries.is_due(request, measured.route, since):
             return
         wanted = schedule.newest_compaction(last, CompactionTarget(force=True))
         if wanted is None or not wanted.text_tokens or wanted.cut <= (last.cut if last else 0):
-            # What does without a fold needs no summary; nor will it with the next few messages.
-            self._spared[name] = weight + budget.baseline // ASKED_AGAIN
+            # A compaction without a fold needs no summary, nor will one a few messages later.
+            self._need_no_summary[name] = weight + budget.baseline // NEXT_LOOK_SHARE
             return
         passage = self._passage(measured, layout, wanted.cut, last)
         if passage is not None:
@@ -234,8 +248,16 @@ class CompactionRecords:
         self, measured: MeasuredRequest, layout: Layout, cut: int, last: Compaction | None
     ) -> SummaryRequest | None:
         name = (measured.route.name, measured.prefix_hashes[last.boundary - 1]) if last else None
-        record = self._records.get(name) if name else None
+        record = self._cached.get(name) if name else None
         return summary_request_of(measured, layout, cut, record, self._policy.rules.shares.summary)
+
+
+def _newest_first(layout: Layout, count: int) -> list[int]:
+    """The boundaries at which a record may stand, the end of *count* items first."""
+    if not count:
+        return []
+    before = [boundary for boundary in layout.boundaries[-MOST_BOUNDARIES:] if 0 < boundary < count]
+    return [count, *reversed(before)]
 
 
 def _likely_tokens(view: View) -> int:

@@ -11,7 +11,7 @@ from proxy.core.report import SERVED, Outcome, Report
 from proxy.core.request import Request
 from proxy.core.session_names import name_of
 from proxy.core.tokens.budget import borrowed
-from proxy.core.tokens.counting import regions, scaled_up
+from proxy.core.tokens.counting import regions, to_provider_tokens
 
 OBSERVED = "\0observed"
 """Added to a conversation's label if it is only observed; no header can carry it."""
@@ -143,8 +143,8 @@ def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report
         tokens_before=int(counts.total * ratio) if edits.record else view.expected_tokens,
         tokens_after=view.expected_tokens,
         stages=_all_stages(request, edits.stages) if request.prepared else edits.stages,
-        regions=scaled_up(by_region, ratio),
-        borrowed=scaled_up(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
+        regions=to_provider_tokens(by_region, ratio),
+        borrowed=to_provider_tokens(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
         event=edits.compacted_now,
         observed=bool(view.observation),
         large_result=_large_result(view),

@@ -24,7 +24,7 @@ from proxy.engine.body_edits import with_lower_output, with_truncation
 from proxy.engine.learned_routes import LearnedRoutes, SentPrompt
 from proxy.engine.measuring import Measurer
 from proxy.engine.quick_check import MEDIA
-from proxy.engine.reading import Located
+from proxy.engine.reading import LocatedBody
 
 STATED = frozenset({"configured", "server", "request"})
 """Sources of a window that a person or the server stated: a table may be wrong about this server."""
@@ -53,25 +53,25 @@ class Retries:
         """What is known of *view* before a refusal of it is believed."""
         try:
             located = self._measurer.locate(view.request)
-            counted = None if located.outline.has_unseen_input else await self._tokens_of(view, located)
+            counted = None if located.envelope.has_unseen_input else await self._tokens_of(view, located)
         except InvalidRequest:
             return Prior(body=view.body)  # what cannot be read may still be relayed, and refused for its length
         known = self._known_route(view)
         tokens = None if counted is None else int(counted * known.token_ratio)
-        output = located.outline.requested_output if view.lowered_output is None else view.lowered_output
+        output = located.envelope.requested_output if view.lowered_output is None else view.lowered_output
         is_text = not MEDIA.search(view.body)
         return Prior(tokens, output, known.window, known.window_source in STATED, is_text, view.body)
 
     def after_content(self, sent: SentPrompt, overflow: Overflow, usage: Usage) -> Overflow | None:
         """Return *overflow*, which came behind content, if it can be true of what was *sent* and may teach."""
-        learned = self._learned.known(sent.route, sent.tenant).lesson
+        learned = self._learned.get_cached(sent.route, sent.tenant).learned
         counted = usage.input_tokens
-        if counted is None and sent.counted:
+        if counted is None and sent.is_counted:
             counted = int(sent.tokens * learned.calibration.factor)
         window = self._learned.window(sent.route, learned)
         if counted is None and window is not None and not overflow.decisive:
             return None  # it was not even counted, so small was it beside the window
-        prior = Prior(counted, sent.output, window, sent.route.source in STATED, sent.plain)
+        prior = Prior(counted, sent.output_tokens, window, sent.route.source in STATED, sent.is_text)
         found = check_claim(overflow, prior)
         return found if found is not None and found.sure else None
 
@@ -81,12 +81,12 @@ class Retries:
             return
         route, request = view.known.route, view.request
         located = await self._measurer.located(request)
-        if located.outline.stored:
+        if located.envelope.stored:
             return
-        counted = None if located.outline.has_unseen_input else await self._tokens_of(view, located)
+        counted = None if located.envelope.has_unseen_input else await self._tokens_of(view, located)
         sent = sent_prompt(view)
-        output = sent.output if sent else answer_reserve(located.outline.requested_output, route.max_output, 0)
-        self._learned.overflowed(route, request.tenant, overflow, counted, output)
+        output = sent.output_tokens if sent else answer_reserve(located.envelope.requested_output, route.max_output, 0)
+        self._learned.learn_refusal(route, request.tenant, overflow, counted, output)
 
     async def smaller(self, view: View, overflow: Overflow, decide: Decide) -> View | None:
         """Something strictly smaller than *view* by what *overflow* states, each target as *decide* has it; else None.
@@ -97,7 +97,7 @@ class Retries:
             return await self._with_less_output(view, overflow)
         request = view.request
         located = await self._measurer.located(request)
-        if located.outline.stored:
+        if located.envelope.stored:
             return with_truncation(located, view) if self._measurer.policy.stored == "truncate" else None
         sent = await self._tokens_of(view, located)
         known, window = self._known_after(view, overflow, sent)
@@ -114,7 +114,7 @@ class Retries:
         stated = overflow.window
         # A figure too odd to be kept is still what this request was measured by.
         if stated is not None and (known.window is None or stated <= known.window):
-            learned_stated = self._learned.stated(known.route, view.request.tenant)
+            learned_stated = self._learned.stated_window(known.route, view.request.tenant)
             known = replace(known, window=stated, window_source="learned", stated_window=learned_stated)
         ratio = max(known.token_ratio, (overflow.prompt or 0) / max(1, sent))
         window = known.window or UNKNOWN_WINDOW_SHARE * len(view.request.body)
@@ -123,10 +123,10 @@ class Retries:
     def _known_route(self, view: View) -> KnownRoute:
         """What is known by now of the route of *view*."""
         request, route = view.request, view.known.route
-        cached = self._learned.known(route, request.tenant)
+        cached = self._learned.get_cached(route, request.tenant)
         return self._learned.known_route(route, request.tenant, cached, request.options.window)
 
-    async def _tokens_of(self, view: View, located: Located) -> int:
+    async def _tokens_of(self, view: View, located: LocatedBody) -> int:
         """Tokens of *view* by our own count, counted now if it was not counted before it was sent."""
         if view.tokens is not None:
             return view.tokens
@@ -156,8 +156,8 @@ def sent_prompt(view: View) -> SentPrompt | None:
         view.counted,
         measured.prefix_hashes[-1] if measured.prefix_hashes else b"",
         record.compaction.boundary if record else -1,
-        plain=not measured.counts.roles.media,
-        output=output,
+        is_text=not measured.counts.roles.media,
+        output_tokens=output,
     )
 
 
@@ -165,7 +165,7 @@ def _uncounted_prompt(view: UncountedView) -> SentPrompt:
     """Usage feedback for a request sent without a token count (context window unknown)."""
     body, tenant = view.request.body, view.request.tenant
     is_text = not MEDIA.search(body)
-    return SentPrompt(view.known.route, tenant, len(body) // BYTES_PER_TOKEN, b"", -1, is_text, counted=False)
+    return SentPrompt(view.known.route, tenant, len(body) // BYTES_PER_TOKEN, b"", -1, is_text, is_counted=False)
 
 
 def _after(refused: View, view: View) -> View:

@@ -425,4 +425,5 @@ def _cluster(scheme: str, rest: str) -> RedisCluster:
 
 def _harmless(error: BaseException) -> str:
     """The text of *error* if it is ours: the library's may quote a password from the URL."""
-    return str(error) if isinstance(error, ValueError) and str(error).startswith("it") else "it is not a valid URL"
+    is_ours = isinstance(error, ValueError) and str(error).startswith("it")
+    return str(error) if is_ours else "it is not a valid URL"

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy.core.apis import chat
-from proxy.engine.reading import Reader, Reading
+from proxy.engine.reading import CountedBody, Reader
 from proxy.tokenizers import VOCABULARIES, Tokenizers
 from tests.bench.counting_messages import cjk, code, messages, noise, reference
 from tests.e2e.test_counting import WINDOW, drive
@@ -71,7 +71,7 @@ def body(told: list[dict[str, Any]]) -> bytes:
     return json.dumps({"model": MODEL, "messages": told, "tools": AGENT_TOOLS}, ensure_ascii=False).encode()
 
 
-async def read(own: Reader, data: bytes) -> Reading:
+async def read(own: Reader, data: bytes) -> CountedBody:
     """One reading."""
     return await own.read(chat, ENCODING, TENANT, own.locate(chat, TENANT, data), MODEL)
 

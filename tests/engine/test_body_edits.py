@@ -13,14 +13,14 @@ from proxy.core.decisions import KnownRoute, UncountedView
 from proxy.core.models import Route
 from proxy.core.request import Request
 from proxy.engine.body_edits import renamed, rerouted, with_lower_output, with_truncation
-from proxy.engine.reading import Located
+from proxy.engine.reading import LocatedBody
 from proxy.engine.reports import report_of
 from tests.support.engine_fixtures import POLICY, TENANT, DictRecords, Replica
 
 LISTS = {"chat": "messages", "messages": "messages", "responses": "input"}
 
 
-def located(body: bytes, api: str = "chat") -> tuple[Request, Located]:
+def located(body: bytes, api: str = "chat") -> tuple[Request, LocatedBody]:
     request = Request(api, body, TENANT, "r")
     return request, Replica(DictRecords()).measurer.locate(request)
 

@@ -41,40 +41,40 @@ async def test_an_overflow_teaches_every_replica() -> None:
     """A stated limit and prompt are known to the replica that saw them, and to others once they ask."""
     book, clock = DictRecords(), Hands()
     here, there = lessons(book, clock), lessons(book, clock)
-    assert (await there.get(ROUTE, ONE)).lesson.window is None
-    here.overflowed(ROUTE, ONE, Overflow("input", 8192, 15_000), 10_000)
-    assert here.known(ROUTE, ONE).lesson.window == 8192
-    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.5
-    assert (await there.get(ROUTE, ONE)).lesson.window is None
+    assert (await there.get(ROUTE, ONE)).learned.stated_window is None
+    here.learn_refusal(ROUTE, ONE, Overflow("input", 8192, 15_000), 10_000)
+    assert here.get_cached(ROUTE, ONE).learned.stated_window == 8192
+    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.5
+    assert (await there.get(ROUTE, ONE)).learned.stated_window is None
     clock.time += FRESH_SECONDS + 1
-    assert (await there.get(ROUTE, ONE)).lesson == here.known(ROUTE, ONE).lesson
+    assert (await there.get(ROUTE, ONE)).learned == here.get_cached(ROUTE, ONE).learned
 
 
 async def test_lessons_stay_with_their_tenant() -> None:
     """What one caller's traffic taught is not used for another's."""
     book, clock = DictRecords(), Hands()
     here = lessons(book, clock)
-    here.overflowed(ROUTE, ONE, Overflow("input", 8192), 10_000)
-    assert (await here.get(ROUTE, TWO)).lesson.window is None
+    here.learn_refusal(ROUTE, ONE, Overflow("input", 8192), 10_000)
+    assert (await here.get(ROUTE, TWO)).learned.stated_window is None
 
 
 async def test_a_payload_limit_is_no_window() -> None:
     """Bytes that were too many say nothing about tokens."""
     here = lessons(DictRecords(), Hands())
-    here.overflowed(ROUTE, ONE, Overflow("payload", 32_000_000), 10_000)
-    assert here.known(ROUTE, ONE).lesson.window is None
+    here.learn_refusal(ROUTE, ONE, Overflow("payload", 32_000_000), 10_000)
+    assert here.get_cached(ROUTE, ONE).learned.stated_window is None
 
 
 async def test_nonsense_in_the_store_is_a_miss() -> None:
     """A value that is no lesson leaves what this process knows."""
     book = DictRecords()
     book.save_route(ONE, ROUTE.name, b"\xff not a lesson")
-    assert (await lessons(book, Hands()).get(ROUTE, ONE)).lesson.calibration.factor == 1.0
+    assert (await lessons(book, Hands()).get(ROUTE, ONE)).learned.calibration.factor == 1.0
 
 
 def expected(here: LearnedRoutes, links: list[bytes], boundary: int, tokens: int, ratio: float) -> int:
     """What the provider is expected to count for a view of *tokens* at the end of *links*."""
-    anchor = here.anchor(ROUTE, links)
+    anchor = here.find_anchor(ROUTE, links)
     known = anchor.expect(boundary, tokens, ratio) if anchor else None
     return int(tokens * ratio) if known is None else known
 
@@ -82,7 +82,7 @@ def expected(here: LearnedRoutes, links: list[bytes], boundary: int, tokens: int
 async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
     """The next request's weight is what was reported, plus an estimate of what is new; another event has no anchor."""
     here = lessons(DictRecords(), Hands())
-    assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"a", -1), 1_337)
+    assert not here.learn_usage(SentPrompt(ROUTE, ONE, 1_000, b"a", -1), 1_337)
     assert expected(here, [b"x", b"a", b"b", b"c"], -1, 1_100, 1.5) == 1_337 + 150
     assert expected(here, [b"x", b"y"], -1, 1_100, 1.5) == 1_650
     assert expected(here, [b"x", b"a", b"b"], 2, 1_100, 1.5) == 1_650
@@ -94,17 +94,17 @@ async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
 async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
     """A figure that no prompt of that size can have says nothing of the conversation, nor of the provider's count."""
     here = lessons(DictRecords(), Hands())
-    assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
+    assert not here.learn_usage(SentPrompt(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
     assert expected(here, [b"a"], -1, 1_000, 1.0) == 1_000
-    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.0
+    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
 
 
 async def test_a_silent_cut_is_told() -> None:
     """A report far below the count is flagged, and neither anchors nor calibrates."""
     here = lessons(DictRecords(), Hands())
-    assert here.answered(SentPrompt(ROUTE, ONE, 10_000, b"a", -1), 4_096)
+    assert here.learn_usage(SentPrompt(ROUTE, ONE, 10_000, b"a", -1), 4_096)
     assert expected(here, [b"a"], -1, 10_000, 1.0) == 10_000
-    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.0
+    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
 
 
 async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
@@ -112,51 +112,51 @@ async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
     here = lessons(DictRecords(), Hands())
     before = Route("up", "m", 32_768, None, "o200k_base", "server")
     after = Route("up", "m", 65_536, None, "o200k_base", "server")
-    here.overflowed(before, ONE, Overflow("input", 16_384), 20_000)
-    lesson = here.known(before, ONE).lesson
-    assert before.window_after(lesson.window, lesson.beside) == 16_384
-    assert after.window_after(lesson.window, lesson.beside) == 65_536
-    here.overflowed(after, ONE, Overflow("input", 50_000), 60_000)
-    lesson = here.known(after, ONE).lesson
-    assert after.window_after(lesson.window, lesson.beside) == 50_000
-    assert here.answered(SentPrompt(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False
-    assert here.known(after, ONE).lesson.beside == 65_536
+    here.learn_refusal(before, ONE, Overflow("input", 16_384), 20_000)
+    lesson = here.get_cached(before, ONE).learned
+    assert before.window_after(lesson.stated_window, lesson.reported_window) == 16_384
+    assert after.window_after(lesson.stated_window, lesson.reported_window) == 65_536
+    here.learn_refusal(after, ONE, Overflow("input", 50_000), 60_000)
+    lesson = here.get_cached(after, ONE).learned
+    assert after.window_after(lesson.stated_window, lesson.reported_window) == 50_000
+    assert here.learn_usage(SentPrompt(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False
+    assert here.get_cached(after, ONE).learned.reported_window == 65_536
 
 
 async def test_pictures_teach_nothing_about_words() -> None:
     """How a provider prices media says nothing of its vocabulary; the conversation is anchored all the same."""
     here = lessons(DictRecords(), Hands())
-    assert not here.answered(SentPrompt(ROUTE, ONE, 3_000, b"a", -1, plain=False), 900)
-    assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"b", -1, plain=False), 3_000)
-    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.0
+    assert not here.learn_usage(SentPrompt(ROUTE, ONE, 3_000, b"a", -1, is_text=False), 900)
+    assert not here.learn_usage(SentPrompt(ROUTE, ONE, 1_000, b"b", -1, is_text=False), 3_000)
+    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
     assert expected(here, [b"a"], -1, 3_000, 1.0) == 900
 
 
 def window(here: LearnedRoutes, route: Route, tenant: bytes = ONE) -> int | None:
-    return here.window(route, here.known(route, tenant).lesson)
+    return here.window(route, here.get_cached(route, tenant).learned)
 
 
 async def test_a_lesson_ends() -> None:
     """A stated limit holds for an hour, however often the count is corrected meanwhile."""
     clock = Hands()
     here = lessons(DictRecords(), clock)
-    here.overflowed(ROUTE, ONE, Overflow("input", 8_192), 10_000)
+    here.learn_refusal(ROUTE, ONE, Overflow("input", 8_192), 10_000)
     clock.time = STATED_SECONDS / 2
-    assert not here.answered(SentPrompt(ROUTE, ONE, 1_000, b"a", -1), 1_400)
+    assert not here.learn_usage(SentPrompt(ROUTE, ONE, 1_000, b"a", -1), 1_400)
     clock.time = STATED_SECONDS - 1
     assert window(here, ROUTE) == 8_192
     clock.time = STATED_SECONDS
     assert window(here, ROUTE) is None
-    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.4
+    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.4
 
 
 async def test_a_flag_that_changes_the_window_has_lessons_of_its_own() -> None:
     """What a request without the flag taught says nothing about one with it."""
     here = lessons(DictRecords(), Hands())
-    here.overflowed(ROUTE, ONE, Overflow("input", 8_192), 10_000)
+    here.learn_refusal(ROUTE, ONE, Overflow("input", 8_192), 10_000)
     wide = replace(ROUTE, variant="context-1m")
-    assert (await here.get(wide, ONE)).lesson.window is None
-    here.overflowed(wide, ONE, Overflow("input", 16_384), 20_000)
+    assert (await here.get(wide, ONE)).learned.stated_window is None
+    here.learn_refusal(wide, ONE, Overflow("input", 16_384), 20_000)
     assert (window(here, ROUTE), window(here, wide)) == (8_192, 16_384)
 
 
@@ -164,9 +164,9 @@ async def test_nothing_learned_exceeds_what_was_configured() -> None:
     """A configured window is only ever lowered, by whatever teaches."""
     route = replace(ROUTE, window=10_000, source="configured")
     here = lessons(DictRecords(), Hands())
-    here.overflowed(route, ONE, Overflow("input", 30_000), 31_000)
+    here.learn_refusal(route, ONE, Overflow("input", 30_000), 31_000)
     assert window(here, route) == 10_000
-    here.overflowed(route, ONE, Overflow("input", 8_000), 9_000)
+    here.learn_refusal(route, ONE, Overflow("input", 8_000), 9_000)
     assert window(here, route) == 8_000
 
 
@@ -174,9 +174,9 @@ async def test_nothing_learned_exceeds_what_was_configured() -> None:
 async def test_an_odd_limit_is_not_kept(limit: int) -> None:
     """A limit outside of what can be is treated as if nothing had been stated."""
     here = lessons(DictRecords(), Hands())
-    here.overflowed(ROUTE, ONE, Overflow("input", limit), 10_000)
+    here.learn_refusal(ROUTE, ONE, Overflow("input", limit), 10_000)
     assert window(here, ROUTE) is None
-    here.overflowed(ROUTE, ONE, Overflow("input", limit), 9_000, 1_000)
+    here.learn_refusal(ROUTE, ONE, Overflow("input", limit), 9_000, 1_000)
     assert window(here, ROUTE) == 9_000
 
 
@@ -190,7 +190,7 @@ async def test_an_answer_that_ran_into_the_window_teaches_it() -> None:
         (Overflow("rate_limit", 6_000), Usage(), None),
     ):
         here = lessons(DictRecords(), Hands())
-        here.ended(sent, overflow, usage)
+        here.learn_late_overflow(sent, overflow, usage)
         assert window(here, ROUTE) == holds
 
 
@@ -199,13 +199,13 @@ async def test_what_is_learned_is_told_once() -> None:
     said: list[tuple[str, dict[str, object]]] = []
     here = lessons(DictRecords(), Hands(), said)
     for tokens in (10_000, 11_000):
-        here.overflowed(ROUTE, ONE, Overflow("input", 8_192), tokens)
+        here.learn_refusal(ROUTE, ONE, Overflow("input", 8_192), tokens)
     assert [(event, facts["observed_window"]) for event, facts in said] == [("upstream.window_learned", 8_192)]
     shown = {"route": "up,m", "context_window": 8_192, "how": "stated", "age_seconds": 0.0}
-    assert here.learned() == [shown]
+    assert here.shown_windows() == [shown]
     said.clear()
     for tenant in (ONE, TWO, TWO):
-        assert here.answered(SentPrompt(ROUTE, tenant, 9_000, b"a", -1), 4_096)
+        assert here.learn_usage(SentPrompt(ROUTE, tenant, 9_000, b"a", -1), 4_096)
     events = [event for event, _ in said]
     assert events.count("upstream.silently_truncates") == 1
     assert window(here, ROUTE, TWO) == 4_096
@@ -232,14 +232,14 @@ def test_the_remedy_fits_the_server(how: str, word: str) -> None:
 async def test_what_was_never_counted_teaches_too() -> None:
     """Of a view that was bounded from below a cut shows all the same; it corrects no count and anchors nothing."""
     here = lessons(DictRecords(), Hands())
-    sent = SentPrompt(ROUTE, ONE, 30_000, b"", -1, counted=False)
-    assert not here.answered(sent, 90_000)
-    assert here.known(ROUTE, ONE).lesson.calibration.factor == 1.0
+    sent = SentPrompt(ROUTE, ONE, 30_000, b"", -1, is_counted=False)
+    assert not here.learn_usage(sent, 90_000)
+    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
     assert expected(here, [b""], -1, 100, 1.0) == 100
-    assert here.answered(sent, 8_192)
+    assert here.learn_usage(sent, 8_192)
     assert window(here, ROUTE) == 8_192
     here = lessons(DictRecords(), Hands())
-    here.ended(sent, Overflow("input"), Usage())
+    here.learn_late_overflow(sent, Overflow("input"), Usage())
     assert window(here, ROUTE) is None
-    here.ended(sent, Overflow("input", 16_384), Usage())
+    here.learn_late_overflow(sent, Overflow("input", 16_384), Usage())
     assert window(here, ROUTE) == 16_384

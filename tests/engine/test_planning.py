@@ -227,7 +227,7 @@ async def test_a_window_that_was_worked_out_refuses_nothing(stated: int | None, 
     room, upstream = EngineFixture(window=None), upstream_replying(ScriptedReply(200, [b'{"ok":true}']))
     route = (await room.plan(Request("chat", agent_body(100), TENANT, "r0"))).view.known.route
     for _ in range(2):
-        room.replica.learned.overflowed(route, TENANT, Overflow("input", limit=stated), 4400)
+        room.replica.learned.learn_refusal(route, TENANT, Overflow("input", limit=stated), 4400)
     body = chat_body([{"role": "system", "content": prose(1, 6000)}, {"role": "user", "content": "Hello"}])
     answer = await room.ask(body, upstream)
     assert (answer.error is not None, len(upstream.bodies)) == (refused, 0 if refused else 1)

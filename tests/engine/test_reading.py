@@ -20,7 +20,7 @@ from proxy.core.conversation import lay_out, prefix_hashes
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.media import prices
 from proxy.core.tokens.tools import tools_tokens
-from proxy.engine.reading import PREFIX_FROM, Reader, Reading
+from proxy.engine.reading import PREFIX_FROM, CountedBody, Reader
 from proxy.offload import LARGE
 from tests.support import conversation_strategies
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
@@ -51,21 +51,21 @@ class House:
         self.memories: list[MutableMapping[Any, Any]] = [LRUCache(size) for _ in range(4)]
         self.reader = Reader(self.counter, *self.memories)
 
-    async def read(self, body: bytes, tenant: bytes = ANN, encoding: str = "narrow", model: str = "") -> Reading:
+    async def read(self, body: bytes, tenant: bytes = ANN, encoding: str = "narrow", model: str = "") -> CountedBody:
         """The reading of *body*, its structure and links computed as the engine does."""
         reading = await self.reader.read(chat, encoding, tenant, self.reader.locate(chat, tenant, body), model)
         reading.layout()
-        reading.links(KEY + tenant, "")
+        reading.prefix_hashes(KEY + tenant, "")
         return reading
 
 
-def facts(reading: Reading, tenant: bytes = ANN) -> tuple[object, ...]:
+def facts(reading: CountedBody, tenant: bytes = ANN) -> tuple[object, ...]:
     """Everything that is known of a body, without what only serves the next reading."""
-    outline = reading.outline
+    outline = reading.envelope
     around = (outline.text, outline.model, outline.stream, outline.requested_output, dict(outline.fields))
     spans = (reading.scan.start, reading.scan.end, reading.scan.spans)
-    read = (reading.items, reading.sizes, reading.fixed, reading.history)
-    return spans, around, read, reading.layout(), reading.links(KEY + tenant, "")
+    read = (reading.items, reading.member_tokens, reading.fixed, reading.history)
+    return spans, around, read, reading.layout(), reading.prefix_hashes(KEY + tenant, "")
 
 
 def whole(messages: list[dict[str, Any]], **around: Any) -> bytes:
@@ -78,17 +78,17 @@ def cold(body: bytes, tenant: bytes = ANN, encoding: str = "narrow") -> tuple[ob
 
 
 async def test_what_a_reading_says() -> None:
-    """Weights are those of the dialect, the fixed part is everything but the history."""
+    """Weights are those of the api_format, the fixed part is everything but the history."""
     messages = [{"role": "system", "content": "abc"}, {"role": "user", "content": "hello"}]
     house = House()
     reading = await house.read(whole(messages, tools=[{"a": 1}], max_tokens=7, response_format=None))
     assert [item.tokens for item in reading.items] == [chat.PER_MESSAGE + 3, chat.PER_MESSAGE + 5]
-    assert reading.sizes == {"tools": len('[{"a": 1}]')}
+    assert reading.member_tokens == {"tools": len('[{"a": 1}]')}
     assert reading.fixed == chat.PER_REPLY + chat.PER_MESSAGE + 3 + 10
     assert reading.history == chat.PER_MESSAGE + 5
-    assert reading.outline.requested_output == 7
+    assert reading.envelope.requested_output == 7
     assert reading.layout() == lay_out(reading.items)
-    assert reading.links(KEY, "") == prefix_hashes(KEY, "", reading.items)
+    assert reading.prefix_hashes(KEY, "") == prefix_hashes(KEY, "", reading.items)
 
 
 fillers = st.sampled_from(["x" * (PREFIX_FROM - 200), "x" * PREFIX_FROM, "é" * 6_000, "x" * 40_000, ""])
@@ -157,7 +157,7 @@ def test_what_was_read_before_changes_nothing(sent: list[Body], size: int) -> No
 def test_readings_may_overlap(sent: list[Body]) -> None:
     """Bodies read at the same time do not disturb each other."""
 
-    async def run() -> list[Reading]:
+    async def run() -> list[CountedBody]:
         house = House()
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(house.read(*body)) for body in sent]
@@ -215,7 +215,7 @@ async def test_tenants_share_nothing(rounds: int) -> None:
     theirs = await house.read(body, BOB)
     assert house.counter.asked == Tally({text: 2 * times for text, times in asked.items()})
     assert mine.items == theirs.items
-    assert mine.links(KEY + ANN, "") != theirs.links(KEY + BOB, "")
+    assert mine.prefix_hashes(KEY + ANN, "") != theirs.prefix_hashes(KEY + BOB, "")
 
 
 async def test_encodings_share_no_counts() -> None:
@@ -237,10 +237,10 @@ async def test_models_share_no_prices() -> None:
     house = House()
     for model in (*models, *models):
         reading = await house.read(body, model=model)
-        assert reading.items[0].media == prices(model).picture.tokens(None, "auto")
+        assert reading.items[0].media == prices(model).image.tokens(None, "auto")
         assert reading.items[1:] == (await House().read(body)).items[1:]
         declared = tools_tokens(json.dumps(AGENT_TOOLS), len)
-        assert reading.sizes["tools"] == (declared if model.startswith("gpt") else len(json.dumps(AGENT_TOOLS)))
+        assert reading.member_tokens["tools"] == (declared if model.startswith("gpt") else len(json.dumps(AGENT_TOOLS)))
 
 
 async def test_labels_and_keys_share_no_links() -> None:
@@ -249,9 +249,9 @@ async def test_labels_and_keys_share_no_links() -> None:
     body = whole(agent_session(60, 100))
     reading = await house.read(body)
     for key, label in ((KEY, ""), (KEY, "x"), (ANN, "x"), (KEY, "")):
-        assert reading.links(key, label) == prefix_hashes(key, label, reading.items)
+        assert reading.prefix_hashes(key, label) == prefix_hashes(key, label, reading.items)
         again = await house.read(body)
-        assert again.links(key, label) == prefix_hashes(key, label, reading.items)
+        assert again.prefix_hashes(key, label) == prefix_hashes(key, label, reading.items)
 
 
 async def test_much_new_text_is_counted_off_the_loop() -> None:
@@ -270,7 +270,7 @@ async def test_large_tools_are_counted_off_the_loop() -> None:
     first = await house.read(body)
     assert threading.get_ident() not in house.counter.threads
     asked = house.counter.asked.total()
-    assert (await house.read(body)).sizes == first.sizes
+    assert (await house.read(body)).member_tokens == first.member_tokens
     assert house.counter.asked.total() == asked
 
 

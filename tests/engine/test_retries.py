@@ -369,7 +369,7 @@ async def test_repeated_refusals_without_a_figure_teach() -> None:
             session=chat_body(agent_session(18 + number, 300)),
             bare=bare,
         )
-    assert [row["how"] for row in two.engine.replica.learned.learned()] in ([], ["worked out"])
+    assert [row["how"] for row in two.engine.replica.learned.shown_windows()] in ([], ["worked out"])
 
 
 async def test_smaller_is_less_and_never_the_same() -> None:

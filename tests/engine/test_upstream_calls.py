@@ -55,7 +55,7 @@ async def test_what_a_claim_behind_content_teaches(error: bytes, taught: bool) -
         assert answer.answer.ending is not None
         answer.answer.ending.feed(chunk)
     answer.learn(Usage(None, None, None))
-    assert bool(room.replica.learned.learned()) is taught
+    assert bool(room.replica.learned.shown_windows()) is taught
 
 
 @pytest.mark.parametrize("cuts", [1, 7, 40, 10_000])

@@ -368,8 +368,8 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
     assert plan.report.outcome == "verbatim"
     sent = sent_prompt(plan.view)
     assert sent is not None
-    assert not sent.plain, "the factor learns nothing from pictures, so only the conversation's own count tells"
-    desk.learned.answered(sent, plan.tokens + 1500)
+    assert not sent.is_text, "the factor learns nothing from pictures, so only the conversation's own count tells"
+    desk.learned.learn_usage(sent, plan.tokens + 1500)
     grown = [*messages, *agent_round(50, 20)]
     after = await desk.plan(chat_body(grown), WINDOW)
     assert after.report.event

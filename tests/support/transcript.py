@@ -320,7 +320,7 @@ class Player:
         elif row.who == "records":
             assert len(self.engine.book.records()) == int(row.items[0]), row.line
         else:
-            windows = [str(fact["context_window"]) for fact in self.engine.replica.learned.learned()]
+            windows = [str(fact["context_window"]) for fact in self.engine.replica.learned.shown_windows()]
             assert windows == ([] if row.items == ("nothing",) else list(row.items)), row.line
 
 

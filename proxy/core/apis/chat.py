@@ -12,7 +12,7 @@ from proxy.core.apis.json_scan import Field, elements, members
 from proxy.core.apis.json_steps import ONE_CALL, decode
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import memories
+from proxy.core.tokens.counting import injected_memories
 from proxy.core.tokens.media import is_guess, is_media, part_tokens, prices_of
 
 Count = Callable[[str], int]
@@ -94,7 +94,7 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     answered = _answered(message)
     overhead = PER_MESSAGE + PER_CALL * len(called) + PER_NAME * bool(message.get("name"))
     answers = (answered,) if answered else ()
-    remembered = memories(_content_text(message)) if role in ("system", "user") else ""
+    remembered = injected_memories(_content_text(message)) if role in ("system", "user") else ""
     memory = count(remembered) if remembered else 0
     return Item(role, overhead + media + text, media, digest(message, large=large), calls, answers, guess, memory)
 

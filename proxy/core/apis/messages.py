@@ -17,7 +17,7 @@ from proxy.core.apis.json_scan import Field, elements, members
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import memories
+from proxy.core.tokens.counting import injected_memories
 from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens, prices_of
 
 Count = Callable[[str], int]
@@ -97,7 +97,7 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     answers = tuple(str(block["tool_use_id"]) for block in _results(blocks))
     role = _role(message, blocks)
     said = sum(count(text) for text in _said(blocks)) if role == "tool" else 0
-    remembered = memories("\n".join(_said(blocks))) if role in ("system", "user") else ""
+    remembered = injected_memories("\n".join(_said(blocks))) if role in ("system", "user") else ""
     memory = count(remembered) if remembered else 0
     name, text, media = digest(message, large=large), weight.total, weight.media
     return Item(

@@ -17,7 +17,7 @@ from proxy.core.apis.json_scan import Field, elements, members
 from proxy.core.apis.json_steps import ONE_CALL, decode
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import memories
+from proxy.core.tokens.counting import injected_memories
 from proxy.core.tokens.media import Prices, is_guess, is_media, opaque_tokens, part_tokens, prices_of
 
 Count = Callable[[str], int]
@@ -104,7 +104,7 @@ def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     calls = _call_ids(value) if role == "assistant" else ()
     answers = _answered(value) if role == "tool" else ()
     tokens = text + media + opaque
-    remembered = memories("\n".join(_words(value))) if role in ("system", "user") else ""
+    remembered = injected_memories("\n".join(_words(value))) if role in ("system", "user") else ""
     memory = count(remembered) if remembered else 0
     return Item(
         role, tokens, media, digest(value, large=large), calls, answers, guess + opaque, memory=memory, sealed=sealed
@@ -118,7 +118,7 @@ def _media_tokens(value: dict[str, Any], prices: Prices) -> tuple[int, int]:
         return REFERENCE, REFERENCE
     sizes = [(part, part_tokens(part, prices) or 0) for part in _parts(value) if is_media(part)]
     if kind == _PICTURE:
-        sizes.append((value, prices.picture.tokens(None, "high")))
+        sizes.append((value, prices.image.tokens(None, "high")))
     return sum(tokens for _, tokens in sizes), sum(tokens for part, tokens in sizes if is_guess(part))
 
 

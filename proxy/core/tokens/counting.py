@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from proxy.core.conversation import Item, Role
 
 REGIONS = ("system", "tools", "format", "memory", "summary", "user", "assistant", "tool", "reserve")
-"""Every region: no two of them overlap. ``system`` are system items and the members ``system`` and ``instructions``,
-``memory`` what an agent injected into those or into a user item, ``format`` the response format and the frame of the
-answer, ``summary`` what stands for folded rounds."""
+"""Every region; no two of them overlap. ``system`` are system items and the members ``system`` and ``instructions``,
+``memory`` is what an agent injected into those or into a user item, ``format`` the response format and the frame of the
+answer, ``summary`` the block that stands for folded rounds."""
 
 HISTORY: tuple[Role, ...] = ("user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
 class RoleTotals:
-    """Tokens of the first ``count`` items by role; ``memories`` are those of injected memories, ``media`` of images.
+    """Tokens of the first ``count`` items by role; ``media`` are those of images, sound and files.
 
-    ``memories`` are part of a role's tokens, the first of them of system items, the second of users'.
+    ``memories`` are the tokens of injected memories in system items and in user items; they are part of the role's.
     """
 
     count: int = 0
@@ -33,7 +33,7 @@ class RoleTotals:
 
     @property
     def history(self) -> int:
-        """Tokens of all items that are no system items."""
+        """Tokens of all items but system ones."""
         return self.user + self.assistant + self.tool
 
 
@@ -41,53 +41,57 @@ NOTHING = RoleTotals()
 
 
 def add_up(items: Sequence[Item], known: RoleTotals = NOTHING) -> RoleTotals:
-    """The totals of *items*, continued from those of a prefix of them; costs O(new)."""
+    """Return the totals of *items*, continued from those of a prefix of them; costs O(new)."""
     roles: dict[Role, int] = {"system": known.system, "user": known.user, "assistant": known.assistant}
     roles["tool"], media = known.tool, known.media
-    system, user = known.memories
+    system_memories, user_memories = known.memories
     for item in items[known.count :]:
         roles[item.role] += item.tokens
         media += item.media
-        if item.memory:
-            system, user = (system + item.memory, user) if item.role == "system" else (system, user + item.memory)
-    return RoleTotals(
-        len(items), roles["system"], roles["user"], roles["assistant"], roles["tool"], media, (system, user)
-    )
+        if item.role == "system":
+            system_memories += item.memory
+        else:
+            user_memories += item.memory
+    memories = (system_memories, user_memories)
+    return RoleTotals(len(items), roles["system"], roles["user"], roles["assistant"], roles["tool"], media, memories)
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Tokens of the members beside the items: ``system`` those of system text, of which ``memories`` are memories."""
+    """Tokens of the members beside the items; ``memories`` are the part of ``system`` that an agent injected."""
 
     tools: int = 0
     system: int = 0
     memories: int = 0
 
 
-def regions(kept: RoleTotals, members: Members, *, fixed: int, summary: int, reserve: int) -> dict[str, int]:
-    """Tokens by region of a view that keeps *kept*; *fixed* is all beside the history, *members* and system included.
+def regions(items: RoleTotals, members: Members, *, fixed: int, summary: int, reserve: int) -> dict[str, int]:
+    """Return the tokens by region of a view that consists of *items*; empty regions are left out.
 
-    Without the reserve they add up to the view's tokens. Regions that are empty are left out.
+    *fixed* is all beside the history, *members* and system items included. Without the reserve, the regions add up to
+    the view's tokens.
     """
-    system, user = kept.memories
-    system += members.memories
-    found = {
-        "system": kept.system + members.system - system,
+    system_memories, user_memories = items.memories
+    system_memories += members.memories
+    tokens = {
+        "system": items.system + members.system - system_memories,
         "tools": members.tools,
-        "format": fixed - kept.system - members.system - members.tools,
-        "memory": system + user,
+        "format": fixed - items.system - members.system - members.tools,
+        "memory": system_memories + user_memories,
         "summary": summary,
-        "user": kept.user - user,
-        "assistant": kept.assistant,
-        "tool": kept.tool,
+        "user": items.user - user_memories,
+        "assistant": items.assistant,
+        "tool": items.tool,
         "reserve": reserve,
     }
-    return {name: tokens for name, tokens in found.items() if tokens > 0}
+    return {name: count for name, count in tokens.items() if count > 0}
 
 
-def scaled_up(found: Mapping[str, int], factor: float) -> dict[str, int]:
-    """The regions *found* in tokens of a provider that counts *factor* times what we count."""
-    return dict(found) if factor == 1.0 else {name: int(tokens * factor) for name, tokens in found.items()}
+def to_provider_tokens(regions: Mapping[str, int], factor: float) -> dict[str, int]:
+    """Return *regions* in the tokens of a provider that counts *factor* times our count."""
+    if factor == 1.0:
+        return dict(regions)
+    return {name: int(tokens * factor) for name, tokens in regions.items()}
 
 
 # Memories that an agent injected, known by the headings and tags of such blocks; only reports depend on them. A block
@@ -97,50 +101,58 @@ _OPENING = re.compile(
     r"|<(?P<tag>memory|memories|user_?memories|memory_blocks|relevant_memories)>",
     re.IGNORECASE | re.MULTILINE,
 )
-_WORD, _BEFORE = "memor", len("<relevant_")
-"""What every opening has, and how far behind the beginning of a tag it stands at most."""
+_WORD = "memor"
+"""A part of every opening."""
+
+_BEFORE = len("<relevant_")
+"""How far behind the beginning of a tag the word stands at most."""
 
 _LOWER = {ord(letter): letter.lower() for letter in "EMOR"}
+
 _UNCLOSED = 64
-"""Spellings of a tag that nobody closes, after which no tag is looked at: each costs a search to the text's end."""
+"""Spellings of tags without an end, after which no tag is searched for: each costs a search to the text's end."""
 
 _HEADING = re.compile(r"^(#{1,6})[ \t]*\S", re.MULTILINE)
 
 
-def memories(text: str) -> str:
-    """The injected memories in *text*, their headings and tags included; empty where there are none."""
-    return "\n".join(text[start:end] for start, end in _blocks(text))
+def injected_memories(text: str) -> str:
+    """Return the injected memories in *text*, their headings and tags included; empty if there are none."""
+    return "\n".join(text[start:end] for start, end in _memory_blocks(text))
 
 
-def _blocks(text: str) -> Iterator[tuple[int, int]]:
+def _memory_blocks(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where each block of memories begins and ends."""
     at = 0
     unclosed: set[str] = set()
     folded = text.lower()
-    if len(folded) != len(text):
+    if len(folded) != len(text):  # some letters have more characters in lower case
         folded = text.translate(_LOWER)
     while (opening := _opening(text, folded, at)) is not None:
         tag = opening["tag"]
-        at = _closed(text, opening.end(), tag, unclosed) if tag else _ended(text, opening.end(), len(opening["level"]))
+        if tag:
+            at = _end_of_tag(text, opening.end(), tag, unclosed)
+        else:
+            at = _end_of_section(text, opening.end(), len(opening["level"]))
         yield opening.start(), at
 
 
 def _opening(text: str, folded: str, at: int) -> re.Match[str] | None:
     """Return the first opening from *at* on; *folded* is *text* in lower case.
 
-    It is looked for on the lines that have its word: one search by the pattern takes 16 ms for each MB.
+    It is searched for on the lines that have its word: one search by the pattern takes 16 ms for each MB.
     """
     while (word := folded.find(_WORD, at)) >= 0:
         line = text.rfind("\n", at, word) + 1 or at
         tag = text.rfind("<", max(line, word - _BEFORE), word)
-        found = _OPENING.match(text, line) or (_OPENING.match(text, tag) if tag >= 0 else None)
-        if found is not None:
-            return found
+        match = _OPENING.match(text, line) or (_OPENING.match(text, tag) if tag >= 0 else None)
+        if match is not None:
+            return match
         at = word + 1
     return None
 
 
-def _closed(text: str, start: int, tag: str, unclosed: set[str]) -> int:
-    """Where the block opened by *tag* ends; a tag that nobody closes opens nothing, and is kept in *unclosed*."""
+def _end_of_tag(text: str, start: int, tag: str, unclosed: set[str]) -> int:
+    """Return where the block opened by *tag* ends; a tag without an end opens nothing and is added to *unclosed*."""
     if tag in unclosed or len(unclosed) >= _UNCLOSED:
         return start
     closing = f"</{tag}>"
@@ -151,7 +163,8 @@ def _closed(text: str, start: int, tag: str, unclosed: set[str]) -> int:
     return end + len(closing)
 
 
-def _ended(text: str, start: int, level: int) -> int:
+def _end_of_section(text: str, start: int, level: int) -> int:
+    """Return where the next heading of *level* or above begins; the text's end if there is none."""
     at = start
     while (at := text.find("\n#", at) + 1) > 0:
         heading = _HEADING.match(text, at)

@@ -1,8 +1,13 @@
 """Tokens of images, sound and files, by the formulas that providers publish; never by the length of the base64.
 
-Sources: OpenAI's guide "Images and vision" (tiles, patches, multipliers) and "Audio" (ten tokens a second), Anthropic's
-"Vision" (28-pixel patches, about width x height / 750) and "PDF support", Google's "Understand and count tokens" and
-"Media resolution". If a provider bills less than it publishes, the published figure stands.
+If a provider bills less than it publishes, the published figure stands. Sources:
+
+- OpenAI, images: https://platform.openai.com/docs/guides/images-vision#calculating-costs (tiles, patches, multipliers)
+- OpenAI, sound: https://platform.openai.com/docs/guides/realtime-costs (ten tokens a second of what the user says)
+- Anthropic, images: https://platform.claude.com/docs/en/build-with-claude/vision (about width x height / 750)
+- Anthropic, PDF: https://platform.claude.com/docs/en/build-with-claude/pdf-support (each page as text and as an image)
+- Google, images and sound: https://ai.google.dev/gemini-api/docs/tokens (258 a crop, 32 a second)
+- Google, Gemini 3: https://ai.google.dev/gemini-api/docs/media-resolution (1,120 an image, 560 a page of a PDF)
 """
 
 from __future__ import annotations
@@ -20,22 +25,22 @@ from typing import Any, Protocol
 Size = tuple[int, int]
 
 
-class Picture(Protocol):
-    """How one image is priced."""
+class ImagePrice(Protocol):
+    """The formula by which one family of models counts images."""
 
     def tokens(self, size: Size | None, detail: str) -> int:
-        """Tokens of an image of *size* (pixels; ``None``: as many as an image can take) at *detail*."""
+        """Return the tokens of an image of *size* in pixels (None: as many as an image can take) at *detail*."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """So many tokens for an image and so many for each 512-pixel tile of it, once scaled into 2048 x 768."""
+    """*base* tokens for an image and *tile* for each 512-pixel tile of it, once it is scaled into 2048 x 768."""
 
     base: int
     tile: int
 
     def tokens(self, size: Size | None, detail: str) -> int:
-        """See ``Picture``."""
+        """See ``ImagePrice``."""
         if detail == "low":
             return self.base
         width, height = size or (2048, 768)
@@ -46,9 +51,10 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """*multiplier* tokens for each square of *side* pixels, in an image scaled down to at most *most* of them.
+    """*multiplier* tokens for each square of *side* pixels, in an image scaled down to at most *most* squares.
 
-    ``original`` is the limit at that detail. Low detail changes nothing: these models were measured to ignore it.
+    ``original`` is the limit at the detail of that name. Low detail changes nothing: these models ignored it when
+    measured.
     """
 
     multiplier: float
@@ -57,15 +63,15 @@ class Patches:
     side: int = 32
 
     def tokens(self, size: Size | None, detail: str) -> int:
-        """See ``Picture``."""
+        """See ``ImagePrice``."""
         most = self.original if detail == "original" else self.most
         patches = most if size is None else self._patches(max(1, size[0]), max(1, size[1]), most)
         return math.ceil(round(patches * self.multiplier, 6))
 
     def _patches(self, width: int, height: int, most: int) -> int:
-        found = _cells(width, height, self.side)
-        if found <= most:
-            return found
+        patches = _cells(width, height, self.side)
+        if patches <= most:
+            return patches
         shrink = math.sqrt(self.side**2 * most / (width * height))
         across, down = width * shrink / self.side, height * shrink / self.side
         # Scaled once more, so that one of the two directions holds whole patches.
@@ -76,13 +82,16 @@ class Patches:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A token for 750 pixels or for each 28-pixel square, whichever is more, up to *most*; *edge* bounds the size."""
+    """A token for 750 pixels or for each 28-pixel square, whichever is more, up to *most*.
+
+    The image is scaled down until no side is longer than *edge*.
+    """
 
     edge: int
     most: int
 
     def tokens(self, size: Size | None, detail: str) -> int:
-        """See ``Picture``."""
+        """See ``ImagePrice``."""
         del detail
         if size is None:
             return self.most
@@ -98,7 +107,7 @@ class Crops:
     most: int = 16
 
     def tokens(self, size: Size | None, detail: str) -> int:
-        """See ``Picture``."""
+        """See ``ImagePrice``."""
         del detail
         if size is None:
             return self.each * 6
@@ -111,29 +120,32 @@ class Crops:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """The same for every image, by detail alone."""
+    """The same tokens for every image, by detail alone."""
 
     high: int
     low: int
 
     def tokens(self, size: Size | None, detail: str) -> int:
-        """See ``Picture``."""
+        """See ``ImagePrice``."""
         del size
         return self.low if detail == "low" else self.high
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What media cost. ``name`` is equal for equal prices; ``second`` of sound and ``page`` of a PDF are in tokens."""
+    """The tokens of media. ``name`` is equal for equal prices; ``second`` is of sound, ``page`` of a PDF."""
 
     name: str
-    picture: Picture
+    image: ImagePrice
     second: float = 10.0
     page: int = 2000
 
 
-USUAL = Prices("tiles", Tiles(85, 170))
-"""GPT-4o's; for every model nobody publishes a formula of."""
+TILE_BASE, TILE = 85, 170
+"""Tokens of an image and of each of its tiles, with GPT-4o."""
+
+USUAL = Prices("tiles", Tiles(TILE_BASE, TILE))
+"""GPT-4o's; for every model without a published formula."""
 
 FAMILIES: tuple[tuple[str, Prices], ...] = (
     ("gpt-4o-mini*", Prices("4o-mini", Tiles(2833, 5667))),
@@ -156,120 +168,130 @@ FAMILIES: tuple[tuple[str, Prices], ...] = (
     ("gemini*", Prices("gemini", Crops(), 32.0, 258)),
     ("*qwen*vl*", Prices("qwen-vl", Patches(1.0, 16_384, 16_384, side=28))),
 )
-"""The first pattern that matches a model's name (without its provider's prefix, in small letters) counts."""
+"""Prices by patterns of model names, without the provider's prefix and in lower case; the first match holds."""
 
 
 @functools.lru_cache(maxsize=512)
 def prices(model: str) -> Prices:
-    """What media cost with *model*."""
+    """Return the prices of media with *model*."""
     name = model.rpartition("/")[2].lower().removeprefix("ft:")
-    return next((found for pattern, found in FAMILIES if fnmatchcase(name, pattern)), USUAL)
+    for pattern, family_prices in FAMILIES:
+        if fnmatchcase(name, pattern):
+            return family_prices
+    return USUAL
 
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Counts text like the function it holds, and knows what media cost beside it."""
+    """Counts text like the function it holds, and knows the prices of media."""
 
     text: Callable[[str], int]
     prices: Prices
 
     def __call__(self, text: str) -> int:
-        """Tokens of *text*."""
+        """Return the tokens of *text*."""
         return self.text(text)
 
 
 def prices_of(count: Callable[[str], int]) -> Prices:
-    """What media cost where text is counted with *count*: the usual prices unless it is a ``Meter``."""
+    """Return the prices of media that go with *count*, which counts text: the usual ones unless it is a ``Meter``."""
     return count.prices if isinstance(count, Meter) else USUAL
 
 
 def _within(width: int, height: int, scale: float) -> Size:
-    """The size scaled down, never up."""
-    return (int(width * scale), int(height * scale)) if scale < 1 else (width, height)
+    """Return the size scaled down, never up."""
+    if scale >= 1:
+        return width, height
+    return int(width * scale), int(height * scale)
 
 
 def _cells(width: int, height: int, side: int) -> int:
-    """Squares of *side* that cover the area, at least one."""
+    """Return the number of squares of *side* that cover the area, at least one."""
     return max(1, -(-width // side)) * max(1, -(-height // side))
 
 
-TILE_BASE, TILE = 85, 170
-"""The usual tile formula: 85 for the image and 170 for each 512-pixel tile of the scaled image."""
-
-UNKNOWN_IMAGE = TILE_BASE + 8 * TILE
-"""By that formula, an image whose size cannot be read counts as the largest there is (2048 x 768: eight tiles)."""
+UNKNOWN_IMAGE = USUAL.image.tokens(None, "high")
+"""An image whose size cannot be read counts as the largest there is (2048 x 768: eight tiles)."""
 
 SOUND_BYTES_PER_SECOND = 4000
-"""Sound whose header does not tell its length is taken for speech at 32 kbit/s: few use less."""
+"""Sound without a length in its header is taken for speech at 32 kbit/s: few clients use less."""
 
 PCM_BYTES_PER_SECOND = 48_000
-"""Raw sound is 24 kHz, 16 bits, mono."""
+"""Raw sound (``pcm16``) has 24 kHz, 16 bits and one channel.
+https://platform.openai.com/docs/api-reference/realtime-sessions/create"""
 
 SOUND_FRAME = 32
 """Tokens around a piece of sound."""
 
 PDF_BYTES_PER_PAGE = 60_000
-"""Where the pages of a PDF cannot be counted (newer ones compress what names them)."""
+"""The size of a page if the pages of a PDF cannot be counted (newer files compress what names them)."""
 
 TEXT_BYTES_PER_TOKEN = 3
 """Any other file is read as text."""
 
-PICTURES = frozenset({"image_url", "input_image", "image", "computer_screenshot"})
+IMAGES = frozenset({"image_url", "input_image", "image", "computer_screenshot"})
 SOUND = frozenset({"input_audio", "audio"})
 FILES = frozenset({"file", "input_file", "document", "video", "video_url"})
 
 _HEADER = 4096
+"""Bytes of a file in which its header is searched for."""
+
 _PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
 _MP3_KBITS = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _MP3_KBITS_LOW = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
 def image_tokens(url: str, detail: str = "auto", prices: Prices = USUAL) -> int:
-    """Tokens of an image given by (data) URL and detail, as a model with *prices* counts them."""
-    return prices.picture.tokens(_url_size(url), detail)
+    """Return the tokens of an image with this (data) URL and *detail*."""
+    return prices.image.tokens(_url_size(url), detail)
 
 
 def part_tokens(part: Mapping[str, Any], prices: Prices = USUAL) -> int | None:
-    """Tokens of a media part of a message; ``None`` when *part* is not media."""
+    """Return the tokens of a media part of a message; None if *part* is not media."""
     kind = _kind(part)
     value = part.get(kind)
-    if kind in PICTURES:
-        return image_tokens(_picture_url(part), _detail(part), prices)
+    if kind in IMAGES:
+        return image_tokens(_image_url(part), _detail(part), prices)
     if kind in SOUND:
-        seconds = _seconds(_text(value, "data"), _text(value, "format"))
-        return SOUND_FRAME + int(prices.second * (seconds[0] if seconds else 0))
+        length = _sound_length(_text(value, "data"), _text(value, "format"))
+        return SOUND_FRAME + int(prices.second * (length[0] if length else 0))
     if kind in FILES:
         return file_tokens(_file_url(part, value), prices)
     return None
 
 
 def is_media(part: Mapping[str, Any]) -> bool:
-    """Whether *part* is a picture, sound or a file."""
+    """Return True if *part* is an image, sound or a file."""
     kind = _kind(part)
-    return kind in PICTURES or kind in SOUND or kind in FILES
+    return kind in IMAGES or kind in SOUND or kind in FILES
 
 
 def is_guess(part: Mapping[str, Any]) -> bool:
-    """Whether a media part's tokens are no more than a guess: its header does not tell its size or length."""
+    """Return True if the tokens of a media part are a guess: its header does not state its size or length."""
     kind = _kind(part)
     if kind in SOUND:
         value = part.get(kind)
-        seconds = _seconds(_text(value, "data"), _text(value, "format"))
-        return seconds is None or not seconds[1]
+        length = _sound_length(_text(value, "data"), _text(value, "format"))
+        return length is None or not length[1]
     if kind in FILES:
         return True
-    return _detail(part) != "low" and _url_size(_picture_url(part)) is None
+    return _detail(part) != "low" and _url_size(_image_url(part)) is None
 
 
 def file_tokens(url: str, prices: Prices = USUAL) -> int:
-    """Tokens of a file given as a data URL; one given by name or address counts as an image of unknown size."""
+    """Return the tokens of a file with this data URL; by any other URL, it counts as an image of unknown size."""
     if not url.startswith("data:"):
-        return prices.picture.tokens(None, "high")
+        return prices.image.tokens(None, "high")
     size = (len(url) - url.find(",")) * 3 // 4
     if url.startswith("data:application/pdf"):
         pages = len(_PAGE.findall(_decoded(url.partition(",")[2]))) or -(-size // PDF_BYTES_PER_PAGE)
         return 16 + pages * prices.page
     return 16 + size // TEXT_BYTES_PER_TOKEN
+
+
+def opaque_tokens(size: int) -> int:
+    """Return a guess at the tokens behind *size* characters of base64 that only the provider can read."""
+    return size * 3 // 16
 
 
 def _kind(part: Mapping[str, Any]) -> str:
@@ -281,22 +303,23 @@ def _detail(part: Mapping[str, Any]) -> str:
     return _text(part.get("image_url"), "detail") or _text(part, "detail") or "auto"
 
 
-def _picture_url(part: Mapping[str, Any]) -> str:
+def _image_url(part: Mapping[str, Any]) -> str:
     value = part.get(_kind(part))
     return _text(value, "url") or _text(part.get("image_url"), "url") or _text(part, "image_url") or _source_url(part)
 
 
 def _file_url(part: Mapping[str, Any], value: Any) -> str:
-    found = _text(value, "file_data") or _text(part, "file_data") or _text(value, "url") or _source_url(part)
-    named = part.get("filename") or (value.get("filename") if isinstance(value, dict) else None)
-    if found and not found.startswith(("data:", "http:", "https:")):  # some send the bare base64
-        kind = "application/pdf" if str(named).lower().endswith(".pdf") else "application/octet-stream"
-        return f"data:{kind};base64,{found}"
-    return found
+    url = _text(value, "file_data") or _text(part, "file_data") or _text(value, "url") or _source_url(part)
+    if not url or url.startswith(("data:", "http:", "https:")):
+        return url
+    # Some clients send the bare base64.
+    name = part.get("filename") or (value.get("filename") if isinstance(value, dict) else None)
+    kind = "application/pdf" if str(name).lower().endswith(".pdf") else "application/octet-stream"
+    return f"data:{kind};base64,{url}"
 
 
 def _source_url(part: Mapping[str, Any]) -> str:
-    """The (data) URL of a part that says its source as Anthropic's API has it."""
+    """Return the (data) URL of a part whose ``source`` is in the shape of Anthropic's API."""
     source = part.get("source")
     if not isinstance(source, dict):
         return ""
@@ -306,24 +329,28 @@ def _source_url(part: Mapping[str, Any]) -> str:
     return f"data:{_text(source, 'media_type')};base64,{data}" if data else _text(source, "url")
 
 
-def _url_size(url: str) -> tuple[int, int] | None:
-    return image_size(_head(url)) if url.startswith("data:") else None
+def _url_size(url: str) -> Size | None:
+    """Return the size in pixels of the image in a data URL; None if it cannot be read."""
+    if not url.startswith("data:"):
+        return None
+    return image_size(_decoded(url.partition(",")[2][: _HEADER * 4]))
 
 
-def _seconds(data: str, kind: str) -> tuple[float, bool] | None:
-    """The length of a piece of sound given in base64, and whether its header says so; ``None`` where there is none."""
+def _sound_length(data: str, kind: str) -> tuple[float, bool] | None:
+    """Return the seconds of a piece of sound in base64, and whether its header states them; None if there is none."""
     if not data:
         return None
     size = len(data) * 3 // 4
-    head = _decoded(data[: _HEADER * 4])
-    rate = _sound_rate(head)
-    if not rate and kind == "pcm16":
+    rate = _sound_rate(_decoded(data[: _HEADER * 4]))
+    if rate:
+        return size / rate, True
+    if kind == "pcm16":
         return size / PCM_BYTES_PER_SECOND, True
-    return (size / rate, True) if rate else (size / SOUND_BYTES_PER_SECOND, False)
+    return size / SOUND_BYTES_PER_SECOND, False
 
 
 def _sound_rate(head: bytes) -> float:
-    """Bytes a second of a WAV or MP3 file, by its header; zero if unreadable."""
+    """Return the bytes a second of a WAV or MP3 file, by its header; zero if it cannot be read."""
     if head[:4] == b"RIFF" and head[8:16] == b"WAVEfmt " and len(head) >= 32:
         return float(int.from_bytes(head[28:32], "little"))
     at = 0
@@ -336,8 +363,8 @@ def _sound_rate(head: bytes) -> float:
     return 0.0
 
 
-def image_size(head: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels from the first bytes of a PNG, GIF, WebP or JPEG file; ``None`` if unreadable."""
+def image_size(head: bytes) -> Size | None:
+    """Return width and height in pixels from the first bytes of a PNG, GIF, WebP or JPEG file; None if unreadable."""
     if head[:8] == b"\x89PNG\r\n\x1a\n" and len(head) >= 24:
         width, height = struct.unpack(">II", head[16:24])
         return width, height
@@ -353,8 +380,11 @@ def image_size(head: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _webp_size(head: bytes) -> tuple[int, int] | None:
-    """The size a key frame of a simple WebP file states: 14 bits each, lossless ones less one."""
+def _webp_size(head: bytes) -> Size | None:
+    """Return the size that a key frame of a simple WebP file states: 14 bits each, less one in lossless files.
+
+    https://www.rfc-editor.org/rfc/rfc9649
+    """
     if head[12:16] == b"VP8 " and head[23:26] == b"\x9d\x01\x2a" and len(head) >= 30:
         width, height = struct.unpack("<HH", head[26:30])
         return width & 0x3FFF, height & 0x3FFF
@@ -364,26 +394,23 @@ def _webp_size(head: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _jpeg_size(head: bytes) -> tuple[int, int] | None:
+def _jpeg_size(head: bytes) -> Size | None:
+    """Return the size in a JPEG file's start-of-frame segment (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, B.2.2)."""
     at = 2
     while at + 9 < len(head) and head[at] == 0xFF:
         marker = head[at + 1]
         if marker == 0xFF:  # any number of these may fill the space before a marker
             at += 1
             continue
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a start-of-frame segment holds the size
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height, width = struct.unpack(">HH", head[at + 5 : at + 9])
             return width, height
         at += 2 + int.from_bytes(head[at + 2 : at + 4], "big")
     return None
 
 
-def _head(url: str) -> bytes:
-    return _decoded(url.partition(",")[2][: _HEADER * 4])
-
-
 def _decoded(data: str) -> bytes:
-    """What the base64 of *data* stands for, as far as it goes; nothing where it is none."""
+    """Return the bytes behind the base64 in *data*, as far as it goes; none if it is no base64."""
     data = "".join(data.split())
     try:
         return base64.b64decode(data[: len(data) // 4 * 4])
@@ -392,13 +419,9 @@ def _decoded(data: str) -> bytes:
 
 
 def _text(value: Any, key: str) -> str:
+    """Return the text under *key* of an object; a text in place of the object is its URL."""
     if isinstance(value, dict):
         value = value.get(key)
     elif key not in ("url", "image_url"):
         return ""
     return value if isinstance(value, str) else ""
-
-
-def opaque_tokens(size: int) -> int:
-    """A guess at what *size* characters of base64 stand for, when they are text that only the provider can read."""
-    return size * 3 // 16

@@ -1,10 +1,12 @@
 """Tokens of a ``tools`` array as OpenAI's models read it: declarations in the manner of TypeScript, not JSON.
 
-The form is public: openai/harmony writes it for the open models (``namespace functions``, ``type name = (_: {...}) =>
-any;``, descriptions as comments). The usage that hmarr/openai-chat-tokens recorded from the API equals its count,
-nested objects included; the two examples of OpenAI's cookbook, which stand beside a system message, are four lower.
-What a schema says beyond that form is counted as a comment, so the count errs upward. The cookbook's own formula
-(``num_tokens_for_tools``: 7 a function, 3 a property, 12 in all), which knows flat properties only, is the floor.
+The form is public: https://github.com/openai/harmony writes it for the open models (``namespace functions``, ``type
+name = (_: {...}) => any;``, descriptions as comments). The usage that https://github.com/hmarr/openai-chat-tokens
+recorded from the API equals this count, nested objects included; the two examples of OpenAI's cookbook, which stand
+beside a system message, are four lower. What a schema holds beyond that form is counted as a comment, so the count errs
+upward. The cookbook's own formula (``num_tokens_for_tools``: 7 a function, 3 a property, 12 in all), which knows flat
+properties only, is the floor:
+https://github.com/openai/openai-cookbook/blob/main/examples/How_to_count_tokens_with_tiktoken.ipynb
 """
 
 from __future__ import annotations
@@ -31,23 +33,28 @@ PARALLEL = 200
 DEEPEST = 64
 """Levels of a schema that are rendered; below, its JSON is counted."""
 
-_SAID = frozenset({"type", "description", "enum", "const", "properties", "required", "items", "anyOf", "oneOf", "$ref"})
-_SILENT = frozenset({"additionalProperties", "strict", "title", "$schema"})
+_RENDERED = frozenset(
+    {"type", "description", "enum", "const", "properties", "required", "items", "anyOf", "oneOf", "$ref"}
+)
+_UNREAD = frozenset({"additionalProperties", "strict", "title", "$schema"})
 _FUNCTION = frozenset({"name", "description", "parameters", "strict", "type"})
 _NAMES = {"integer": "number", "number": "number", "boolean": "boolean", "null": "null", "string": "string"}
 
 
 @functools.lru_cache(maxsize=512)
 def reads_declarations(model: str) -> bool:
-    """Whether *model* is one that gets its tools as declarations."""
+    """Return True if *model* reads its tools as declarations."""
     name = model.rpartition("/")[2].lower().removeprefix("ft:")
     return any(fnmatchcase(name, pattern) for pattern in READERS)
 
 
 def tools_tokens(text: str, count: Count) -> int:
-    """Tokens of the tools (or legacy functions) array whose JSON is *text*; of that JSON where it is no such array."""
+    """Return the tokens of the tools (or legacy functions) array in the JSON *text*.
+
+    If it is no such array, these are the tokens of the JSON itself.
+    """
     try:
-        # One by one: a parser of the whole array would not let anything else run meanwhile.
+        # One by one: while a parser reads the whole array, nothing else runs.
         tools = [json.loads(text[start:end]) for start, end in elements(text, 0)[0]]
         if not all(isinstance(tool, dict) for tool in tools):
             return count(text)
@@ -60,7 +67,7 @@ def tools_tokens(text: str, count: Count) -> int:
 
 
 def declarations(tools: list[dict[str, Any]]) -> str:
-    """The text a model reads for *tools*."""
+    """Return the text that a model reads for *tools*."""
     lines = ["namespace functions {", ""]
     for tool in tools:
         lines += _declaration(tool)
@@ -68,15 +75,16 @@ def declarations(tools: list[dict[str, Any]]) -> str:
 
 
 def _declaration(tool: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that declare *tool*; the JSON of a provider's own tool, or of one of another kind."""
     function = _function(tool)
     name = function.get("name")
     if not isinstance(name, str) or not isinstance(function.get("parameters", {}), (dict, type(None))):
-        yield _json(tool)  # a tool of the provider's own, or of another kind
+        yield _json(tool)
         return
     yield from _comment(function.get("description"))
-    yield from (
-        f"// {key}: {_json(value)}" for key, value in function.items() if key not in _FUNCTION and key != "type"
-    )
+    for key, value in function.items():
+        if key not in _FUNCTION:
+            yield f"// {key}: {_json(value)}"
     parameters = function.get("parameters") or {}
     if parameters.get("properties"):
         yield f"type {name} = (_: {_object(parameters, 0)}) => any;"
@@ -87,31 +95,33 @@ def _declaration(tool: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The object that holds name and parameters, in Chat's shape, the one of Responses, or the legacy one."""
+    """Return the object with name and parameters, in Chat's shape, that of Responses, or the legacy one."""
     for key in ("function", "custom"):
-        if isinstance(tool.get(key), dict):
-            found: Mapping[str, Any] = tool[key]
-            return found
+        function = tool.get(key)
+        if isinstance(function, dict):
+            return function
     return tool
 
 
 def _object(schema: Mapping[str, Any], depth: int, indent: int = 0) -> str:
-    """The fields of an object in braces; those of an object inside another one are indented."""
+    """Return the fields of an object in braces; those of an object inside another one are indented."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return "object"
-    wanted = schema.get("required")
-    required = wanted if isinstance(wanted, list) else []
+    required = schema.get("required")
+    if not isinstance(required, list):
+        required = []
     lines = list(_extras(schema))
     for key, value in properties.items():
         if isinstance(value, dict):
-            lines += _comment(value.get("description"))
-            lines += _extras(value) if value.get("type") != "object" else ()
-        lines.append(f"{key}{'' if key in required else '?'}: {_type(value, depth + 1, indent)},")
+            lines += _notes(value)
+        optional = "" if key in required else "?"
+        lines.append(f"{key}{optional}: {_type(value, depth + 1, indent)},")
     return "\n".join(["{", *(" " * indent + line for line in lines), "}"])
 
 
 def _type(schema: Any, depth: int, indent: int) -> str:
+    """Return the type that *schema* describes, as TypeScript writes it."""
     if not isinstance(schema, dict) or depth > DEEPEST:
         return _json(schema)
     choices = _choices(schema, depth, indent)
@@ -143,17 +153,26 @@ def _choices(schema: Mapping[str, Any], depth: int, indent: int) -> list[str] | 
 
 
 def _member(schema: Any, depth: int, indent: int) -> str:
-    """One of several types, behind what is said of it."""
+    """Return one of several types, with its comments before it."""
     if not isinstance(schema, dict):
         return _json(schema)
-    notes = [*_comment(schema.get("description")), *(_extras(schema) if schema.get("type") != "object" else ())]
-    return "\n".join(["", *notes, _type(schema, depth, indent)]) if notes else _type(schema, depth, indent)
+    notes = list(_notes(schema))
+    if not notes:
+        return _type(schema, depth, indent)
+    return "\n".join(["", *notes, _type(schema, depth, indent)])
+
+
+def _notes(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the comments before a type; an object's members beside its fields stand inside its braces."""
+    yield from _comment(schema.get("description"))
+    if schema.get("type") != "object":
+        yield from _extras(schema)
 
 
 def _extras(schema: Mapping[str, Any]) -> Iterator[str]:
-    """What a schema says that has no place in a type, as comments."""
+    """Yield as comments the members of a schema that have no place in a type."""
     for key, value in schema.items():
-        if key not in _SAID and key not in _SILENT:
+        if key not in _RENDERED and key not in _UNREAD:
             yield f"// {key}: {_json(value)}"
     items = schema.get("items")
     if isinstance(items, dict) and items.get("type") not in ("object", "array"):
@@ -167,7 +186,7 @@ def _comment(text: Any) -> Iterator[str]:
 
 
 def _formula(tools: list[dict[str, Any]], count: Count) -> int:
-    """The cookbook's count, which knows functions with flat properties."""
+    """Return the cookbook's count, which knows functions with flat properties."""
     total = 12
     for tool in tools:
         function = _function(tool)

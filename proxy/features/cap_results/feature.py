@@ -8,7 +8,7 @@ from types import MappingProxyType
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import Scan, scan
 from proxy.core.compaction.truncate import HEAD_ONLY, TruncateLimits, is_over, truncate
-from proxy.core.decisions import DIALECTS
+from proxy.core.decisions import API_FORMATS
 from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
 from proxy.core.tool_table import ToolMap
@@ -23,7 +23,7 @@ MOST_STEPS = 64
 class CapResults(Feature):
     """Caps every tool result to *limits*."""
 
-    markers = MappingProxyType(dict.fromkeys(DIALECTS, (b"tool", b"function")))
+    markers = MappingProxyType(dict.fromkeys(API_FORMATS, (b"tool", b"function")))
 
     def __init__(self, reader: Reader, limits: TruncateLimits) -> None:
         self._reader = reader
@@ -36,7 +36,7 @@ class CapResults(Feature):
         return await offload(len(request.body), self._capped, request)
 
     def _capped(self, request: Request) -> Request:
-        api = DIALECTS[request.api]
+        api = API_FORMATS[request.api]
         try:
             scanned = scan(request.body, api.LIST, self._reader.most)
             body = cap_results(request.body, scanned, api, self._reader.tools, self._limits)

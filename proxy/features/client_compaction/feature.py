@@ -98,7 +98,7 @@ class ClientCompaction(Feature):
         if kind is None:
             return None
         located = await self._reader.located(responses, request.tenant, request.body)
-        envelope = located.outline
+        envelope = located.envelope
         route = self._resolve(request.path_model or envelope.model)
         upstream = self._upstreams.get(route.upstream, UpstreamCompaction())
         must_relay = envelope.stored or engine.mode_of(request) == "off"

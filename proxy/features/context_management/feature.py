@@ -21,7 +21,7 @@ from proxy.core.planner import LOSSY
 from proxy.core.request import Request
 from proxy.core.tokens.budget import answer_reserve
 from proxy.engine.features import Feature, Planning
-from proxy.engine.reading import Reader, Reading
+from proxy.engine.reading import CountedBody, Reader
 from proxy.features.context_management.clearing import ContextEdits, clear_message, cleared_tool_uses, read_edits
 from proxy.offload import offload
 
@@ -61,13 +61,13 @@ class ContextManagement(Feature):
         A size from which to compact becomes its window, if that is smaller.
         """
         located = await self._reader.located(messages, request.tenant, request.body)
-        envelope = located.outline
+        envelope = located.envelope
         route = self._resolve(request.path_model or envelope.model)
         if route.upstream not in self._owned or MEMBER not in envelope.fields:
             return request
         edits = read_edits(json.loads(envelope.value(MEMBER)))
         reading = await self._reader.read(messages, route.encoding, request.tenant, located, route.model)
-        body = await offload(reading.load, _edited_body, reading, edits)
+        body = await offload(reading.work_size, _edited_body, reading, edits)
         options = replace(request.options, window=_window(request, envelope, edits))
         return replace(request, body=body, options=options)
 
@@ -87,7 +87,7 @@ def _window(request: Request, envelope: Envelope, edits: ContextEdits) -> int | 
     return min(windows, default=None)
 
 
-def _edited_body(reading: Reading, edits: ContextEdits) -> bytes:
+def _edited_body(reading: CountedBody, edits: ContextEdits) -> bytes:
     """Return the body after *edits*, and without the member that asks for them."""
     scan, body = reading.scan, reading.body
     items = body[scan.start : scan.end]
@@ -100,7 +100,7 @@ def _edited_body(reading: Reading, edits: ContextEdits) -> bytes:
         if cleared:
             messages_after = [clear_message(each, value, cleared) for each, value in zip(raw, values, strict=True)]
             items = b",".join(messages_after)
-    return _without_member(reading.outline, len(body[: scan.start].decode()), items)
+    return _without_member(reading.envelope, len(body[: scan.start].decode()), items)
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from proxy.core.conversation import Item
 from proxy.core.tokens import counting
-from proxy.core.tokens.counting import HISTORY, REGIONS, Members, RoleTotals, add_up, memories, regions, scaled_up
+from proxy.core.tokens.counting import (
+    HISTORY,
+    REGIONS,
+    Members,
+    RoleTotals,
+    add_up,
+    injected_memories,
+    regions,
+    to_provider_tokens,
+)
 
 sizes = st.integers(0, 500)
 items = st.lists(
@@ -55,7 +64,7 @@ def test_memories_are_taken_out_of_the_role_they_stand_in() -> None:
     assert found == {"system": 70, "memory": 50, "user": 40}
     members = Members(system=50, memories=10)
     assert regions(totals, members, fixed=150, summary=0, reserve=0) == {"system": 110, "memory": 60, "user": 40}
-    assert scaled_up(found, 1.5) == {"system": 105, "memory": 75, "user": 60}
+    assert to_provider_tokens(found, 1.5) == {"system": 105, "memory": 75, "user": 60}
 
 
 BLOCK = "# Memories\n\n## Priority Context\n- tabs, never spaces\n\n## Previous Sessions\n[May] moved the parser\n"
@@ -76,21 +85,21 @@ BLOCK = "# Memories\n\n## Priority Context\n- tabs, never spaces\n\n## Previous 
 )  # fmt: skip
 def test_memories_are_found_by_heading_and_tag(text: str, found: str) -> None:
     """A block is its heading or tag and what belongs to it; talk of memories is none."""
-    assert memories(text) == found
+    assert injected_memories(text) == found
 
 
 @given(st.text(alphabet="#m <memory>/\nx", max_size=200))
 def test_memories_are_a_part_of_the_text(text: str) -> None:
     """Whatever the text, what is found is made of pieces of it in their order."""
     at = 0
-    for line in memories(text).split("\n"):
+    for line in injected_memories(text).split("\n"):
         at = text.index(line, at) + len(line)
 
 
 def test_a_long_text_costs_little() -> None:
     """A megabyte of headings or of opened tags is searched in one pass."""
-    assert len(memories("# Memories\n" + "## x\n" * 200_000)) == 11 + 5 * 200_000
-    assert memories("<memory>" * 120_000) == "\n".join(["<memory>"] * 120_000)
+    assert len(injected_memories("# Memories\n" + "## x\n" * 200_000)) == 11 + 5 * 200_000
+    assert injected_memories("<memory>" * 120_000) == "\n".join(["<memory>"] * 120_000)
 
 
 PIECES = (
@@ -103,7 +112,7 @@ PIECES = (
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
 def test_what_is_found_is_what_the_patterns_find(text: str) -> None:
     """The lines with the word are all that the patterns could find anything on."""
-    assert memories(text) == "\n".join(text[start:end] for start, end in searched(text))
+    assert injected_memories(text) == "\n".join(text[start:end] for start, end in searched(text))
 
 
 def searched(text: str) -> Iterator[tuple[int, int]]:
@@ -113,7 +122,7 @@ def searched(text: str) -> Iterator[tuple[int, int]]:
     heading = re.compile(r"^(#{1,6})[ \t]*\S", re.MULTILINE)
     while opening := counting._OPENING.search(text, at):
         if opening["tag"]:
-            at = counting._closed(text, opening.end(), opening["tag"], unclosed)
+            at = counting._end_of_tag(text, opening.end(), opening["tag"], unclosed)
         else:
             ends = (
                 each.start() for each in heading.finditer(text, opening.end()) if len(each[1]) <= len(opening["level"])

@@ -335,7 +335,7 @@ MODELS = (
 )
 def test_published_examples(model: str, size: Size, detail: str, tokens: int) -> None:
     """Each family's images cost what its provider's examples and figures say."""
-    assert prices(model).picture.tokens(size, detail) == tokens
+    assert prices(model).image.tokens(size, detail) == tokens
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -346,15 +346,15 @@ def test_published_examples(model: str, size: Size, detail: str, tokens: int) ->
 )
 def test_any_size_has_a_price(model: str, width: int, height: int, detail: str) -> None:
     """Every size costs something, and no more than the provider lets one image cost."""
-    assert 0 < prices(model).picture.tokens((width, height), detail) <= 50_000
-    assert prices(model).picture.tokens(None, detail) > 0
+    assert 0 < prices(model).image.tokens((width, height), detail) <= 50_000
+    assert prices(model).image.tokens(None, detail) > 0
 
 
 @pytest.mark.parametrize("model", ["gpt-4o", "gpt-4o-mini", "gpt-4.1-mini", "gpt-5.4", "o1", "claude-3-opus"])
 @given(width=st.integers(1, 20_000), height=st.integers(1, 20_000))
 def test_an_unseen_image_is_the_dearest(model: str, width: int, height: int) -> None:
     """Where the size is unknown, no size would cost more."""
-    picture = prices(model).picture
+    picture = prices(model).image
     assert picture.tokens((width, height), "high") <= picture.tokens(None, "high")
 
 
