@@ -361,8 +361,8 @@ def _milliseconds(seconds: float) -> str:
     return str(int(seconds * 1000))
 
 
-def _value(answer: object) -> bytes | None:
-    if answer is None or isinstance(answer, bytes):
+def _value(reply: object) -> bytes | None:
+    if reply is None or isinstance(reply, bytes):
         return reply
     raise Unavailable("protocol")
 
