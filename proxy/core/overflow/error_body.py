@@ -36,7 +36,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z][\w.:#-]{2,80}\Z|\d{4,6}\Z")
 
 @dataclass(slots=True)
 class ErrorParts:
-    """The parts of an error answer. ``complained_of`` is the name of the part of the request at fault, if it has one."""
+    """The parts of an error answer. ``complained_of`` is the name of the part of the request at fault, or empty."""
 
     texts: list[str] = field(default_factory=list)
     codes: list[str] = field(default_factory=list)
