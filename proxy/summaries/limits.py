@@ -127,8 +127,11 @@ class SpendingLimits:
     async def _read(self, tenant: bytes, account: _Account) -> None:
         """Take over the store's figures; if it lost them or does not answer, this process's own are used."""
         sent, spent, paused = await self._table.spending(tenant, self._now())
-        account.sent = max(account.sent if not sent else 0, sent + account.unsaved)
-        account.spent = max(account.spent if not spent else 0, spent)
+        if sent:
+            account.sent = sent + account.unsaved
+        if spent:
+            account.spent = spent
+        account.spent = max(0, account.spent)  # corrections of estimates may outweigh what is left of the hour
         self._flush(tenant, account)
         if paused:
             account.paused_until = max(account.paused_until, self._clock() + FRESH)
