@@ -23,10 +23,10 @@ from proxy.core.apis.json_steps import decode
 from proxy.core.errors import InvalidRequest
 
 OTHER: Final = "other"
-"""Whose compaction it is where nothing but its form tells."""
+"""The client of a compaction that only its form shows."""
 
 METADATA_HEADER: Final = "x-codex-turn-metadata"
-"""JSON in which Codex says what a request is for."""
+"""JSON with which Codex states the purpose of a request."""
 
 TRIGGER: Final = "compaction_trigger"
 """The last input item of a request that wants a compaction item for an answer."""
@@ -34,9 +34,9 @@ TRIGGER: Final = "compaction_trigger"
 
 @dataclass(frozen=True, slots=True)
 class PromptRule:
-    """*client* compacts where a text begins with *begins*: the system text, or a part of the last user message.
+    """*client* compacts if a text begins with *begins*: the system text, or a part of the last user message.
 
-    ``also`` has to occur in the same part, where the beginning alone is used for other things too.
+    ``also`` has to occur in the same part, if the beginning alone is used for other things too.
     """
 
     client: str
@@ -76,7 +76,7 @@ RULES: Final = (
 _SYSTEM_RULES: Final = tuple(rule for rule in RULES if rule.where == "system")
 
 CLIENTS: Final = frozenset({*(rule.client for rule in RULES), OTHER})
-"""Everything a compaction may be labelled with."""
+"""Every label of a compaction."""
 
 _EDGE: Final = 16_384
 """Bytes at each end of the last item in which a client's prompt is looked for; the longest is half of that."""
@@ -106,7 +106,7 @@ _TITLE: Final = re.compile(r"\b(?:title|headline|follow-?up|tags?|branch name|co
 
 
 def announced(headers: Mapping[str, str]) -> str:
-    """Whose compaction request *headers* (names in lower case) announce; empty where they announce none."""
+    """Return the client whose compaction *headers* (names in lower case) announce; empty if they announce none."""
     said = headers.get(METADATA_HEADER, "")
     if "compaction" not in said:
         return ""
@@ -118,10 +118,10 @@ def announced(headers: Mapping[str, str]) -> str:
 
 
 def client_of(outline: Envelope, first: bytes, last: bytes, history: bool = False) -> str:
-    """Whose compaction the request is that *outline* surrounds; empty where it is none.
+    """Return the client whose compaction the request with *outline* around its items is; empty if it is none.
 
     *first* and *last* are the bytes of its first and last items: nothing else is looked at. *history*: a model spoke
-    before. A wording that nobody knows is one by its intent, and by the request's form: no tools that may be called, or
+    before. An unknown wording is recognised by its intent, and by the request's form: no tools that may be called, or
     a history before it and words that leave nothing to call them for.
     """
     said = next(iter(outline.texts.values()), "").lstrip()
@@ -145,7 +145,7 @@ def client_of(outline: Envelope, first: bytes, last: bytes, history: bool = Fals
 
 
 def _may_ask(edges: bytes, system: str, *, called: bool, history: bool) -> bool:
-    """Whether the last item may hold a wish in words of its own; *called*: tools may be called."""
+    """Return True if the last item may ask for a summary in other words; *called*: tools may be called."""
     if called and (not history or len(edges) > _EDGE):
         return False  # what asks for a text in place of a call is short
     return _HINT.search(edges[:_HINTED] + edges[-_HINTED:]) is not None or is_summariser(system, history=history)
@@ -161,7 +161,7 @@ def _asks(value: Mapping[str, Any], system: str, *, called: bool, history: bool)
 
 
 def without_prompt(raw: bytes) -> bytes:
-    """The last item of a client's compaction without the words that ask for it; empty where it says nothing else."""
+    """Return the last item of a client's compaction without the words that ask for it; empty if it has no others."""
     try:
         value = decode(raw)
     except InvalidRequest:
@@ -206,7 +206,7 @@ def _marked(value: Mapping[str, Any]) -> str:
 
 
 def _texts(value: Mapping[str, Any]) -> Iterator[str]:
-    """The words of a user's message, part by part; nothing of any other item."""
+    """Yield the words of a user's message, part by part; nothing of any other item."""
     if value.get("role") != "user":
         return
     content = value.get("content")
@@ -217,7 +217,7 @@ def _texts(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _system(first: bytes) -> str:
-    """The beginning of a first item's text, where it is the operator's."""
+    """Return the text of a first item if it is the operator's; else an empty one."""
     if b'"system"' not in first and b'"developer"' not in first:
         return ""
     try:
@@ -230,7 +230,7 @@ def _system(first: bytes) -> str:
 
 
 def _may_call(outline: Envelope) -> bool:
-    """Whether the model is given tools it may call."""
+    """Return True if the model is given tools it may call."""
     choice = outline.value("tool_choice") if "tool_choice" in outline.fields else ""
     if "none" in choice:
         return False
@@ -318,7 +318,7 @@ _ROLE: Final = re.compile(
 
 
 def asks_to_go_on(text: str) -> bool:
-    """Whether *text* asks, at its head or at its tail, for what is needed to go on with a conversation."""
+    """Return True if *text* asks, at its head or at its tail, for what is needed to go on with a conversation."""
     return any(_wishes(window) for window in _ends(text))
 
 
@@ -329,7 +329,7 @@ def asks_elsewhere(text: str) -> bool:
 
 
 def asks_recap(text: str, *, history: bool) -> bool:
-    """Whether *text* asks for a summary of the conversation it stands in.
+    """Return True if *text* asks for a summary of the conversation it stands in.
 
     Without a *history* before it, it must not bring a conversation of its own.
     """
@@ -341,7 +341,7 @@ def asks_recap(text: str, *, history: bool) -> bool:
 
 
 def is_summariser(text: str, *, history: bool) -> bool:
-    """Whether a system *text* makes the model one that sums up conversations; with *history*, so that they go on."""
+    """Return True if a system *text* makes the model a summariser; with *history*, one after which work goes on."""
     head = text.strip()[:HEAD]
     role = _ROLE.search(head[:_OPENING])
     if role is None:
@@ -352,7 +352,7 @@ def is_summariser(text: str, *, history: bool) -> bool:
 
 
 def _ends(text: str) -> list[str]:
-    """The head and the tail of *text*, or all of it; without the head if its first line wants another thing done."""
+    """Return head and tail of *text*, or all of it; without the head if its first line wants something else."""
     text = text.strip()
     first = text.partition("\n")[0][:_NEAR]
     wants_other = _DEED.search(first) is not None
@@ -369,7 +369,7 @@ def _wishes(window: str, what_for: re.Pattern[str] = _ON) -> bool:
 
 
 def _is_other(window: str, found: re.Match[str]) -> bool:
-    """Whether what *window* wants is another thing, by the words around what was *found* in the same paragraph."""
+    """Return True if *window* wants another thing, by the words around the match *found* in the same paragraph."""
     start = max(found.start() - _NEAR, window.rfind("\n\n", 0, found.start()), 0)
     if _DEED.search(window, start, found.end() + _NEAR // 2) is not None:
         return True
