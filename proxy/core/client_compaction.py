@@ -71,7 +71,7 @@ RULES: Final = (
     ),
 )
 """How agents word it, present and before; seen on the wire of Claude Code 2.1, Codex 0.169, opencode 1.18 and qwen-code
-0.24, else in their code. They only name the client: what asks for the same in other words is found by its intent."""
+0.24, else in their code. They only name the client: other words for the same are recognised by their intent."""
 
 _SYSTEM_RULES: Final = tuple(rule for rule in RULES if rule.where == "system")
 
@@ -100,36 +100,39 @@ _HINTED: Final = 4_096
 """Bytes at each end in which such a word is looked for."""
 
 _SHORT: Final = 400
-"""Characters of a system text in which it says what the model is."""
+"""Characters of a system text in which it defines what the model is."""
 
 _TITLE: Final = re.compile(r"\b(?:title|headline|follow-?up|tags?|branch name|commit message)\b", re.IGNORECASE)
 
 
 def announced(headers: Mapping[str, str]) -> str:
     """Return the client whose compaction *headers* (names in lower case) announce; empty if they announce none."""
-    said = headers.get(METADATA_HEADER, "")
-    if "compaction" not in said:
+    metadata = headers.get(METADATA_HEADER, "")
+    if "compaction" not in metadata:
         return ""
     try:
-        found = json.loads(said)
+        value = json.loads(metadata)
     except (ValueError, RecursionError):
         return ""
-    return "codex" if isinstance(found, dict) and found.get("request_kind") == "compaction" else ""
+    if not isinstance(value, dict) or value.get("request_kind") != "compaction":
+        return ""
+    return "codex"
 
 
-def client_of(outline: Envelope, first: bytes, last: bytes, history: bool = False) -> str:
-    """Return the client whose compaction the request with *outline* around its items is; empty if it is none.
+def client_of(envelope: Envelope, first: bytes, last: bytes, history: bool = False) -> str:
+    """Return the client whose compaction the request with *envelope* around its items is; empty if it is none.
 
     *first* and *last* are the bytes of its first and last items: nothing else is looked at. *history*: a model spoke
     before. An unknown wording is recognised by its intent, and by the request's form: no tools that may be called, or
     a history before it and words that leave nothing to call them for.
     """
-    said = next(iter(outline.texts.values()), "").lstrip()
-    called = _may_call(outline)
-    system = said or (_system(first) if not called or _occurs("system", first[:1024]) else "")
-    found = next((rule for rule in _SYSTEM_RULES if system.startswith(rule.begins)), None)
-    if found is not None:
-        return found.client
+    system = next(iter(envelope.texts.values()), "").lstrip()
+    called = _may_call(envelope)
+    if not system and (not called or _occurs("system", first[:1024])):
+        system = _system(first)
+    for rule in _SYSTEM_RULES:
+        if system.startswith(rule.begins):
+            return rule.client
     edges = last if len(last) <= 2 * _EDGE else last[:_EDGE] + last[-_EDGE:]
     marked = TRIGGER.encode() in edges[:256] or _occurs("user", edges)
     if not marked and not _may_ask(edges, system, called=called, history=history):
@@ -229,20 +232,20 @@ def _system(first: bytes) -> str:
     return next(_texts({**value, "role": "user"}), "").lstrip()
 
 
-def _may_call(outline: Envelope) -> bool:
+def _may_call(envelope: Envelope) -> bool:
     """Return True if the model is given tools it may call."""
-    choice = outline.value("tool_choice") if "tool_choice" in outline.fields else ""
+    choice = envelope.value("tool_choice") if "tool_choice" in envelope.fields else ""
     if "none" in choice:
         return False
-    given = [outline.fields[name] for name in TOOLS if name in outline.fields]
+    given = [envelope.fields[name] for name in TOOLS if name in envelope.fields]
     return any(field.end - field.start > _NOTHING for field in given)
 
 
 HEAD, TAIL = 900, 1_600
-"""Characters at each end of a text in which it says what it wants: a conversation may stand before or behind that."""
+"""Characters at each end of a text that state its wish: a conversation may stand before or behind that."""
 
 _OPENING: Final = 400
-"""Characters of a system text in which it says what the model is."""
+"""Characters of a system text in which it defines what the model is."""
 
 _NEAR: Final = 120
 """Characters around the first word of a wish in which another deed is looked for."""
@@ -277,7 +280,7 @@ _ELSEWHERE: Final = re.compile(
     r"|(?:do not|don't|never|without) call(?:ing)? (?:a|any) tools?\b|\btext only\b",
     re.IGNORECASE,
 )
-"""What a request that may call tools must say: its answer is read where this conversation is not, or calls nothing."""
+"""What a request that may call tools must state: its answer is read outside this conversation, or calls nothing."""
 
 _DEED: Final = re.compile(
     r"\b(?:function|script|class|method|endpoint|tests?|command|feature|implement\w*|refactor\w*|fix|bug|add|docs?"
@@ -323,7 +326,7 @@ def asks_to_go_on(text: str) -> bool:
 
 
 def asks_elsewhere(text: str) -> bool:
-    """Whether *text* begins by asking so, for a reader who has nothing else, and leaves no work but writing it."""
+    """Return True if *text* begins by asking so, for a reader who has nothing else, and leaves no other work."""
     head = text.strip()[:HEAD]
     return any(_wishes(window, _ELSEWHERE) for window in _ends(head))
 

@@ -39,7 +39,7 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 REPEATABLE = frozenset({"file_read", "grep", "glob"})
-"""Kinds whose calls look and change nothing: the same call with the same result says nothing new."""
+"""Kinds whose calls only look: the same call with the same result brings nothing new."""
 
 TARGETED = REPEATABLE | {"file_edit", "file_write", "list", "media_read", "search_semantic"}
 """Kinds whose arguments name files or folders."""
