@@ -1,4 +1,8 @@
-"""Is this answer a context overflow, of which kind, and what does it state. Parses before it matches."""
+"""Tells if an answer is a context overflow, of which kind, and what it states.
+
+The body is parsed before anything is matched; figures get their roles by their place in a sentence, and arithmetic
+checks them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ SMALLEST_WINDOW = 64
 
 @dataclass(frozen=True, slots=True)
 class StatedFigures:
-    """What a text states, in the provider's tokens; ``None`` where it states nothing.
+    """What a text states, in the provider's tokens; None for what it does not state.
 
     ``cap`` is the most output; ``whole`` means that ``prompt`` is all that was requested, whatever that is made of.
     """
@@ -36,12 +40,12 @@ class StatedFigures:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether the figures by themselves say that something does not fit."""
+        """True if the figures by themselves say that something does not fit."""
         claim = self.requested or 0 if self.prompt is None else self.prompt + (self.output or 0)
         return self.limit is not None and claim >= self.limit
 
     def undivided(self) -> StatedFigures:
-        """The same, where what was requested as a whole is not known to be the prompt alone."""
+        """The same figures without the prompt, if that was only what the whole request takes."""
         return replace(self, prompt=None) if self.whole and self.output is None else self
 
 
@@ -85,7 +89,7 @@ def assign_roles(stated: Mapping[str, list[int]]) -> StatedFigures:
 
 
 def _prompt(parts: list[int], output: int | None, requested: int | None) -> int | None:
-    """The input's tokens: stated, or the sum of its parts where that is what the whole says."""
+    """The tokens of the input: as stated, or the whole less the output if the parts add up to that."""
     whole = None if requested is None else requested - (output or 0)
     if whole is not None and whole >= 0 and (not parts or sum(parts) == whole):
         return whole
@@ -141,7 +145,7 @@ class Classifier:
     def answer(
         self, status: int, headers: Iterable[tuple[str, str]], body: bytes, prior: Prior = NOTHING_KNOWN
     ) -> Overflow | None:
-        """What a whole answer reports; ``None`` if it is something else, or no error at all.
+        """The overflow that a whole answer reports; None if it is something else, or no error at all.
 
         *prior* is what is known of the request. Without it every claim is believed.
         """
@@ -154,7 +158,7 @@ class Classifier:
         return self._judged(status, parts, prior)
 
     def event(self, value: Any, prior: Prior = NOTHING_KNOWN) -> Overflow | None:
-        """What a decoded event of a stream, or an error object, reports of a request of which *prior* is known."""
+        """The overflow that a decoded event of a stream or an error object reports; *prior* is known of the request."""
         if is_error(value):
             return self._judged(400, error_parts(value), prior)
         return self.stop(value)
@@ -179,7 +183,7 @@ class Classifier:
         return check_claim(claim, prior)
 
     def _named(self, texts: Iterable[str]) -> list[str]:
-        """Return the listed codes of an overflow that stand in *texts*, where a gateway without a member puts them."""
+        """The listed codes of an overflow inside *texts*: gateways that have no member for a code put it there."""
         words = (word for text in texts for word in _CODE.findall(text))
         return [word for word in words if self._rules.codes.get(code_name(word)) in _TOO_LONG]
 
@@ -198,7 +202,7 @@ class Classifier:
 
     def _believed(self, status: int, chosen: _Reading, parts: ErrorParts, *, decisive: bool) -> Overflow | None:
         """Return what *chosen* reports if an answer of this *status* can report it; *decisive*: a code says so."""
-        if not chosen.strong and _is_elsewhere(chosen, parts.place):
+        if not chosen.strong and _is_elsewhere(chosen, parts.complained_of):
             return None
         if status in CREDENTIALS and not decisive:
             return None
@@ -285,14 +289,14 @@ def _with_code(chosen: _Reading, code: Meaning) -> _Reading | None:
 
 
 def _yields(chosen: _Reading) -> bool:
-    """Whether a code says better what *chosen* is about: not if the text speaks of nothing but the output."""
+    """True if a code says better what *chosen* is about: not if the text speaks of nothing but the output."""
     if chosen.means == "output_cap":
         return chosen.names_input and not chosen.figures.cap
     return chosen.means == "payload"
 
 
 def _is_elsewhere(chosen: _Reading, place: str) -> bool:
-    """Whether it is some other member of the request that is too long, not the conversation."""
+    """True if another member of the request is too long, not the conversation."""
     if chosen.rule == _FIELD:
         return not _CONTENT.search(place)
     return chosen.means == "input" and bool(place) and not _CONTENT.search(place)
@@ -327,19 +331,19 @@ def _silenced(row: Row) -> Row:
 
 
 def _complains_of_media(sentence: str) -> bool:
-    """Whether something is too much in *sentence*, which names an image or a file and no window."""
+    """True if *sentence* complains of an image or a file and names no window."""
     return "F" in sentence and bool(_COMPLAINT.search(sentence)) and not _OF_THE_WINDOW.search(sentence)
 
 
 def _is_beside(sentence: str) -> bool:
-    """Whether *sentence* speaks of pace, of bytes alone, or of what the server cannot load."""
+    """True if *sentence* speaks of pace, of bytes alone, or of what the server cannot load."""
     if "R" in sentence or ("P" in sentence and "I" not in sentence):
         return True
     return "B" in sentence and not _WINDOWED.search(sentence)
 
 
 def _with_members(chosen: _Reading, known: Mapping[str, str], parts: ErrorParts) -> StatedFigures:
-    """The text's figures; where it states none, those that members of the error object state."""
+    """The text's figures; if it states none, those that members of the error object state."""
     members: dict[str, list[int]] = {}
     for name, figure in parts.members:
         if name in known and figure > 0:

@@ -37,7 +37,7 @@ _JOINING = frozenset({"and", "but", "while", "whereas", "и", "но", "et", "und
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A text as notions, and the figure at each place where there is one."""
+    """A text as a row of notions, one letter each. ``figures`` are the numbers by their place in the row."""
 
     notions: str
     figures: Mapping[int, int]
@@ -170,7 +170,7 @@ def _letter(kind: str | None, found: str) -> str:
 
 
 def _number(token: re.Match[str]) -> int | None:
-    """The figure; ``None`` for a fraction and for what belongs to a word, such as a model's name."""
+    """The number; None for a fraction and for what belongs to a word, such as a model's name."""
     text, rest, after = token["number"], token["rest"], token.string[token.end() : token.end() + 1]
     if rest.startswith(".") or after == "%" or (after.isalpha() and after.isascii()) or after == "_":
         return None
