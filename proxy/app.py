@@ -178,7 +178,7 @@ class Process:
             logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=examples)
 
         probes = open_probes(settings, upstream, tasks, log_windows, store.records)
-        catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
+        catalogue = await asyncio.to_thread(open_catalogue, settings, probes.window_of)
 
         def observe_summary(report: SummaryReport) -> None:
             telemetry.summary(report)

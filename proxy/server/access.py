@@ -1,4 +1,4 @@
-"""Who may call: access keys, web origins, the admin key, and the tenant a request belongs to."""
+"""Access: keys, web origins, the admin key, and the tenant that a request belongs to."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from proxy.core.http_headers import CREDENTIAL_ORDER, CREDENTIALS
 from proxy.server.config import ServerConfig
 from proxy.server.request import RequestHeaders, api_path, plain_path
 
+# RFC 7239 and what proxies sent before it: https://www.rfc-editor.org/rfc/rfc7239#section-4.
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 _STATELESS_POST: Final = frozenset(
     {"chat/completions", "completions", "embeddings", "messages", "messages/count_tokens", "responses", "moderations"}
@@ -60,13 +61,17 @@ class Access:
         return name == "localhost" or name in self._hosts or _is_address(name)
 
     def admit(self, intake: RequestHeaders) -> bytes:
-        """The caller's tenant (32 bytes). A proxy key is taken out of what is forwarded. Raises ``Unauthorized``."""
+        """Return the caller's tenant (32 bytes), and stop a proxy key from being forwarded. Raises ``Unauthorized``."""
         if self._keys:
             return self._by_proxy_key(intake)
         return client_tenant(intake.seen)
 
     def check_origin(self, intake: RequestHeaders) -> str:
-        """The listed foreign origin this request comes from, or an empty string. Raises ``Forbidden`` for others."""
+        """Return the listed foreign origin of this request, or an empty string. Raises ``Forbidden`` for others.
+
+        ``Sec-Fetch-Site`` (https://www.w3.org/TR/fetch-metadata/#sec-fetch-site-header) covers requests for which
+        browsers send no ``Origin``.
+        """
         origin = intake.seen.get("origin")
         if origin is None:
             if intake.seen.get("sec-fetch-site", "") == "cross-site" and "*" not in self._origins:
@@ -81,7 +86,7 @@ class Access:
         return ""
 
     def check_admin(self, intake: RequestHeaders, names: Iterable[str]) -> None:
-        """Raise unless the admin key came, or there is none and the caller is surely on this machine."""
+        """Raise unless the request has the admin key, or none is configured and the caller is on this machine."""
         if self._admin is not None:
             if not hmac.compare_digest(_digest(_bearer(intake.seen.get("authorization", ""))), self._admin):
                 raise Unauthorized("This page needs 'Authorization: Bearer <server.admin_key>'.")
@@ -90,7 +95,7 @@ class Access:
             raise Forbidden("This page is closed: set server.admin_key to read it from another machine.")
 
     def check_metrics(self, intake: RequestHeaders, names: Iterable[str]) -> None:
-        """Raise unless the metrics are for everybody, the caller is surely on this machine, or the admin key came.
+        """Raise unless the metrics are open, the caller is on this machine, or the request has the admin key.
 
         Behind access keys others share the proxy, and metrics name models, upstreams, projects and tenants.
         """
@@ -121,10 +126,10 @@ class Access:
             )
 
     def owner(self, intake: RequestHeaders, names: Iterable[str]) -> bytes:
-        """The tenant whose conversations the caller may ask about: its own, by the credential of its model calls.
+        """Return the tenant whose conversations the caller may read: its own, by the credential of its model calls.
 
-        Whoever holds the admin key names another's access key in ``x-ullage-key``. Callers without any credential are
-        one tenant, whose conversations are anybody's: of those only the admin key, or this machine, is told.
+        With the admin key, ``x-ullage-key`` names another client's access key. Callers without any credential are one
+        tenant, whose conversations are shown to the admin key, or on this machine, only.
         Raises ``Unauthorized`` and ``Forbidden``.
         """
         seen = dict(intake.seen)
@@ -142,7 +147,7 @@ class Access:
         return client_tenant(seen)
 
     def _is_local(self, names: Iterable[str]) -> bool:
-        """Whether the caller is surely on this machine, by where the proxy listens and the *names* of its headers."""
+        """True if the caller is on this machine for certain: no header among *names* says that it was forwarded."""
         return self.loopback and not any(name.lower() in _FORWARDED for name in names)
 
     def _by_proxy_key(self, intake: RequestHeaders) -> bytes:
@@ -170,7 +175,7 @@ class Access:
 
 
 def is_stateless(method: str, path: str) -> bool:
-    """Whether a call of *path* can neither read nor leave anything that another caller of the same key could meet."""
+    """True if a call of *path* neither reads nor stores anything that another caller with the same key can reach."""
     plain = plain_path(path)
     if plain is None:
         return False
@@ -182,7 +187,7 @@ def is_stateless(method: str, path: str) -> bool:
 
 
 def tenants_of(keys: Iterable[str]) -> frozenset[bytes]:
-    """The tenants that callers with one of *keys* are: by an access key, or by a key of their own in any header."""
+    """Return the tenants of callers with one of *keys*, as an access key or as their own key in any header."""
     found: set[bytes] = set()
     for key in keys:
         found.add(proxy_tenant(key))
@@ -191,13 +196,13 @@ def tenants_of(keys: Iterable[str]) -> frozenset[bytes]:
 
 
 def client_tenant(seen: Mapping[str, str]) -> bytes:
-    """The tenant of a caller who sends its own credentials, by the headers that carry them (lower case)."""
+    """Return the tenant of a caller who sends its own credentials, by the headers that hold them (lower case)."""
     parts = [f"{name}\0{seen[name]}" for name in CREDENTIAL_ORDER if seen.get(name)]
     return sha256(("ullage tenant\0client\0" + "\0".join(parts)).encode("utf-8", "surrogateescape")).digest()
 
 
 def proxy_tenant(key: str) -> bytes:
-    """The tenant of whoever holds the access *key*."""
+    """Return the tenant of callers with the access *key*."""
     return sha256(b"ullage tenant\0proxy\0" + key.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -1,4 +1,4 @@
-"""How many requests are under way, whether new ones are welcome, and refusals that cost next to nothing."""
+"""The number of requests under way, the end of a process, and refusals that cost next to nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Drain:
         self.cutting = False
 
     def __len__(self) -> int:
-        """How many requests are under way."""
+        """Return the number of requests under way."""
         return len(self._running)
 
     def enter(self) -> Overloaded | None:
@@ -56,7 +56,7 @@ class Drain:
         return Overloaded(self.FULL) if len(self._running) > self._limit else None
 
     def leave(self) -> None:
-        """The request of the running task is over."""
+        """End the count of the running task's request."""
         self._running.discard(cast("asyncio.Task[Any]", asyncio.current_task()))
         self.is_full = len(self._running) >= self._limit
 

@@ -40,7 +40,7 @@ class Progress:
         self._rate = rate
 
     async def next(self, content: StreamReader) -> bytes:
-        """The next bytes of *content*, empty at its end. Raises ``RequestTimeout`` and ``InvalidRequest``."""
+        """Return the next bytes of *content*, empty at its end. Raises ``RequestTimeout`` and ``InvalidRequest``."""
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -68,7 +68,7 @@ class Upload:
 
     @contextlib.asynccontextmanager
     async def moving(self) -> AsyncIterator[None]:
-        """A context that raises ``TimeoutError`` when nobody takes the next chunk."""
+        """A context that raises ``TimeoutError`` if the next chunk is not taken in time."""
         async with asyncio.timeout(self._idle) as deadline:
             self._deadline = deadline
             try:
@@ -80,7 +80,7 @@ class Upload:
         return self
 
     async def __anext__(self) -> bytes:
-        """The next chunk. Raises ``RequestTimeout`` when the client pauses for too long."""
+        """Return the next chunk. Raises ``RequestTimeout`` if the client pauses for too long."""
         self._allow(None)
         chunk, self._first = self._first, b""
         if not chunk:
@@ -91,7 +91,7 @@ class Upload:
         return chunk
 
     def _allow(self, until: float | None) -> None:
-        # An answer may come before the upload has ended: then nobody watches any more.
+        # An answer may come before the upload has ended: then the deadline is gone.
         if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(until)
 

@@ -50,14 +50,17 @@ from proxy.tasks import Faults
 _LOG: Final = logging.getLogger(__name__)
 
 _LEFT: Final = 499
-"""What a client that did not wait is logged as: nginx's status (https://nginx.org/en/docs/dev/development_guide.html)."""
+"""The logged status if the client left: nginx's, which others took over.
+
+https://learn.microsoft.com/en-us/dotnet/api/microsoft.aspnetcore.http.statuscodes.status499clientclosedrequest
+"""
 
 _OUTDONE: Final = ("unknown-window", "fallback")
-"""Reasons that say how a request was sent, and less than what became of it."""
+"""Reasons that say how a request was sent: a reason that says how it ended replaces them."""
 
 
 class Call:
-    """One request while it is under way. ``path`` says where it goes, ``refusal`` why there is no room for it."""
+    """One request under way. ``path`` is where it goes; ``refusal``, if set, is the error that it is answered with."""
 
     __slots__ = ("at_end", "cors", "headers", "observer", "out", "path", "refusal", "report", "usage")
 
@@ -77,7 +80,7 @@ class Call:
         self.report = report.but(reason=report.reason or reason, status=self.out.status or status)
 
     def final(self) -> Report:
-        """Return the report with the status and usage that were seen."""
+        """Return the report with status and usage."""
         usage = self.usage
         if usage is None:
             usage = NO_USAGE if self.observer is None else self.observer.usage
@@ -321,7 +324,7 @@ class Handler:
             call.report = call.report.but(status=reply.status)
             await websocket.relay(request, call.out, reply)
         elif refusal:
-            # Clients of this route that are told 426 go on without a WebSocket at once; other answers they try again.
+            # Clients of this route go on without a WebSocket at once after 426, and repeat the upgrade after others.
             reply.close()
             raise refusal
         else:

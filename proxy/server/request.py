@@ -1,4 +1,4 @@
-"""A request as it came: its path, its headers, its body; and what the engine is asked by them."""
+"""A request as it came: its path, its headers and its body; and the ``Request`` that the engine gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from proxy.server.body import Progress, inflated
 from proxy.server.config import Limits
 
 ROOTS: Final = ("/openai/v1/", "/anthropic/v1/", "/v1/", "/")
-"""Where an API's routes begin, the longest first: clients take a base URL with or without its version."""
+"""The roots of an API's routes, the longest first: clients take a base URL with or without its version."""
 
 _MANAGED: Final[Mapping[str, tuple[str, Purpose]]] = {
     "chat/completions": ("chat", "answer"),
@@ -54,12 +54,12 @@ _RESOURCES: Final = frozenset(
 
 
 def is_local(path: str) -> bool:
-    """Whether *path* is answered here and never relayed."""
+    """True if *path* is answered here and never relayed."""
     return path in ("/", "/metrics") or path in LIVE or path in READY or path.startswith(("/ullage/", "/health/"))
 
 
 def api_path(path: str) -> str:
-    """*path* below its API root: ``/openai/v1/models`` and ``/models`` are both ``models``."""
+    """Return *path* below its API root: ``models`` for ``/openai/v1/models`` and for ``/models``."""
     for root in ROOTS[:-1]:
         if path.startswith(root):
             return path[len(root) :]
@@ -79,7 +79,7 @@ def misses_root(path: str) -> bool:
 
 
 class RequestPath(NamedTuple):
-    """Where a request goes: ``path_qs`` byte for byte, ``path`` without its query.
+    """The target of a request: ``path_qs`` byte for byte, ``path`` without its query.
 
     ``api`` is ``relay`` if the request is not managed, and ``error_api`` the API whose error shape its caller
     understands. ``model`` is the one that the path of an Azure deployment names.
@@ -101,7 +101,7 @@ MANAGED: Final = {
 
 
 def read_path(method: str, target: str) -> RequestPath:
-    """Return where a request with this *method* and *target* (of its request line) goes."""
+    """Return the path of a request with this *method* and *target* (of its request line)."""
     if method == "POST" and target in MANAGED:
         return MANAGED[target]
     path_qs = request_target(target)
@@ -116,7 +116,7 @@ def read_path(method: str, target: str) -> RequestPath:
 
 
 def listed_model(path: str) -> str | None:
-    """The model that a ``GET`` of *path* asks about, empty for all of them; ``None`` where it asks something else."""
+    """Return the model that a ``GET`` of *path* is about, empty for all of them, None if it is not about models."""
     name = api_path(path)
     if plain_path(path) is None:
         return None
@@ -148,7 +148,10 @@ def plain_path(path: str) -> str | None:
 
 
 def request_target(raw: str) -> str:
-    """Path and query of a request line's target, byte for byte; of an absolute URL the part after the authority."""
+    """Return path and query of a request line's target; of an absolute URL the part after the authority.
+
+    https://www.rfc-editor.org/rfc/rfc9112#section-3.2.2
+    """
     if raw.startswith("/") or "://" not in raw:
         return raw
     slash = raw.find("/", raw.index("://") + 3)
@@ -156,7 +159,10 @@ def request_target(raw: str) -> str:
 
 
 def send_continue(request: web.BaseRequest, intake: RequestHeaders) -> None:
-    """Tell a client that waits for permission to send its body."""
+    """Invite a client that waits for permission to send its body. Raises ``ExpectationFailed``.
+
+    https://www.rfc-editor.org/rfc/rfc9110#section-10.1.1
+    """
     expect = intake.seen.get("expect")
     if expect is None:
         return
@@ -186,7 +192,11 @@ _SINGLE: Final = CREDENTIALS | {
 }
 _PLAIN: Final = frozenset({"", "keep-alive", "close"})
 _LABEL: Final = 256
+"""Characters of a label at most."""
+
 _CACHED: Final = 64
+"""Bytes of a header's name that is remembered."""
+
 _FORWARD, _SEEN, _OWN = 1, 2, 4
 _CLIENT_NAMES: Final = frozenset({*SESSION_HEADERS, EPOCH_HEADER, METADATA_HEADER})
 """Headers in which clients name their session, or say that they compact it."""
@@ -219,7 +229,7 @@ class RequestHeaders:
 
 
 def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
-    """The sorted raw headers; a credential given twice is refused, because two readers could take different ones."""
+    """Sort the raw *headers*. Raises ``InvalidRequest`` for a credential sent twice: readers could take either."""
     intake = RequestHeaders()
     forward, seen = intake.forward, intake.seen
     for raw_name, raw_value in headers:
@@ -300,7 +310,7 @@ def _label(own: Mapping[str, str], name: str) -> str:
 
 
 def _share(own: Mapping[str, str]) -> float | None:
-    """The share of the room that a compaction asked for goes down to; ``None`` if it names none."""
+    """Return the share of the room to compact down to, or None if the header names none."""
     value = own.get("compact", "now")
     if value == "now":
         return None
@@ -384,7 +394,7 @@ class BodyReader:
             self.taken = size
 
     async def whole(self) -> bytes:
-        """The body as sent. Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` or ``InvalidRequest``."""
+        """Return the body as sent. Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded``, ``InvalidRequest``."""
         limit = self._limits.body
         if not self._content.is_eof() or self._content.exception() is not None:
             body, complete = await self._slowly(limit)
@@ -400,7 +410,7 @@ class BodyReader:
         return body
 
     async def peek(self) -> tuple[bytes, bool]:
-        """The body's first ``peek`` bytes or a little more, and whether that is all of it."""
+        """Return the body's first ``peek`` bytes or a little more, and True if that is all of it."""
         if self._content.is_eof() and self._content.exception() is None:
             first = self._content.read_nowait()
             complete = len(first) <= self._limits.peek
@@ -410,7 +420,7 @@ class BodyReader:
         return first, complete
 
     async def _slowly(self, limit: int) -> tuple[bytes, bool]:
-        """Read until the body's end, or until more than *limit* bytes have come; say whether it ended."""
+        """Read to the body's end, or until more than *limit* bytes have come. The second value is True if it ended."""
         progress = Progress(self._limits.body_pause, self._limits.body_rate)
         parts: list[bytes] = []
         size = 0
@@ -427,7 +437,7 @@ _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
 
 
 def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
-    """Return what the engine is asked, by *body*, path and headers. Raises ``InvalidRequest``."""
+    """Return the engine's request, by *body*, path and headers. Raises ``InvalidRequest``."""
     seen = headers.seen
     session, epoch, client_compaction = "", 0, ""
     if not _CLIENT_NAMES.isdisjoint(seen):
@@ -449,7 +459,7 @@ def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant
 
 
 def unread_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
-    """Return what the engine is asked if the headers could not be read: the client's own bytes and where they go."""
+    """Return the engine's request if the headers could not be read: the client's own bytes and their path."""
     origin = Origin(path.path_qs, tuple(headers.forward))
     return Request(path.api, body, tenant, request_id, origin=origin, purpose=path.purpose)
 
@@ -463,7 +473,7 @@ async def decoded(body: bytes, headers: RequestHeaders, reader: BodyReader, limi
 
 
 def named_model(body: bytes, *, complete: bool) -> str:
-    """The model a JSON body names, or an empty string; of a part of a body only a leading ``model`` is seen."""
+    """Return the model that a JSON body names, or an empty string; of a part of a body only a leading ``model``."""
     if complete:
         return model_of(body)
     found = _MODEL_FIRST.match(body)
@@ -471,7 +481,7 @@ def named_model(body: bytes, *, complete: bool) -> str:
 
 
 def renamed(body: bytes, name: str) -> bytes:
-    """The JSON object *body* with *name* for its model, every other byte as it is; *body* where there is none.
+    """Return the JSON object *body* with *name* for its model and every other byte as it is; *body* if it names none.
 
     Of a member that occurs twice the last one counts, as parsers have it.
     """

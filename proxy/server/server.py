@@ -51,25 +51,25 @@ class Server:
 
     @property
     def in_flight(self) -> int:
-        """How many requests are under way."""
+        """The number of requests under way."""
         return len(self._drain)
 
     @property
     def without_descriptor(self) -> int:
-        """How many connections came when hardly any file descriptor was left."""
+        """The number of connections that came when hardly any file descriptor was left."""
         return self._listener.crowded if self._listener is not None else 0
 
     @property
     def refusals(self) -> Mapping[str, int]:
-        """How many connections and unreadable requests were refused so far, by reason."""
+        """The number of connections and unreadable requests refused so far, by reason."""
         return self._listener.refusals if self._listener is not None else {}
 
     def set_ready(self, ready: bool) -> None:
-        """Say on ``/health/ready`` whether requests are welcome; ``start`` sets it."""
+        """Set the answer of ``/health/ready``; ``start`` sets it to True."""
         self._drain.ready = ready
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
-        """The port that is listened on; *port* 0 takes a free one. Raises ``OSError`` when it is taken."""
+        """Listen on *port*, or on a free one if it is 0, and return it. Raises ``OSError`` if it is taken."""
         self._listener = Listener(self._handler, self._limits)
         self._sockets = await asyncio.get_running_loop().create_server(
             self._listener, host, port, reuse_port=reuse_port, backlog=1024, start_serving=False
@@ -82,7 +82,7 @@ class Server:
         return actual
 
     async def drain(self, seconds: float) -> None:
-        """Say unready, refuse new requests, let running ones finish for *seconds*, then end them with a word.
+        """Refuse new requests, let running ones finish for *seconds*, then end them with an error.
 
         The port stays open meanwhile, so that health checks get an answer and callers a readable 503.
         """

@@ -79,10 +79,10 @@ _TRIALS: Final[Mapping[str, Callable[[Backend, str], Awaitable[object]]]] = {
     "release": lambda backend, key: backend.release(key, b""),
     "swap": lambda backend, key: backend.swap(key, b"", b"", TRIAL_LIFETIME),
     "add": lambda backend, key: backend.add(key, 1, TRIAL_LIFETIME),
-    "note": lambda backend, key: backend.note(key, "trial", b"", 1, TRIAL_LIFETIME),
-    "table": lambda backend, key: backend.table(key),
-    "rank": lambda backend, key: backend.rank(key, b"trial", 0.0, 1, TRIAL_LIFETIME),
-    "ranked": lambda backend, key: backend.ranked(key, 1),
+    "set_field": lambda backend, key: backend.set_field(key, "trial", b"", 1, TRIAL_LIFETIME),
+    "read_fields": lambda backend, key: backend.read_fields(key),
+    "score_member": lambda backend, key: backend.score_member(key, b"trial", 0.0, 1, TRIAL_LIFETIME),
+    "top_members": lambda backend, key: backend.top_members(key, 1),
 }
 
 

@@ -113,7 +113,7 @@ class StoreMonitor:
     async def first(self) -> None:
         """Try once, at start. Raises ``StoreUnsupported`` if the server is too old; nothing if it is down."""
         try:
-            await self._servers.introduce()
+            await self._servers.connect()
             await self._share_key()
         except Unavailable as error:
             self._report_down(error)
@@ -138,7 +138,7 @@ class StoreMonitor:
     async def _check(self) -> None:
         try:
             if not self._settled:
-                await self._servers.introduce()
+                await self._servers.connect()
                 await self._servers.probe()
                 await try_again(self._servers, self._servers.refusals)
             await self._share_key()

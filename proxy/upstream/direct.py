@@ -184,9 +184,9 @@ class _ReadyTarget:
             self._replaced |= CREDENTIALS | {target.api_key_header.lower()}
 
     def url(self, path_qs: str) -> URL:
-        """Return where *path_qs* is on this upstream, and keep it for the next request if it has no query."""
+        """Return the URL of *path_qs* on this upstream. It is stored for the next request if it has no query."""
         url = URL(self._base.join(path_qs), encoded=True)
-        # A query may hold a key, which is not kept beyond its request.
+        # A query may hold a key, which is not stored beyond its request.
         if len(self.urls) < _MOST_URLS and "?" not in path_qs:
             self.urls[path_qs] = url
         return url
@@ -247,7 +247,7 @@ class DirectReply:
     def __init__(
         self, response: AbortingResponse, upstream: str, timeouts: Timeouts, *, may_switch: bool = False
     ) -> None:
-        """Raise ``UpstreamUnreachable`` if the upstream left HTTP and was not asked to: *may_switch* says it was."""
+        """Raise ``UpstreamUnreachable`` if the upstream left HTTP and the request was no upgrade (*may_switch*)."""
         self._response = response
         self._upstream = upstream
         self._timeouts = timeouts
@@ -262,7 +262,8 @@ class DirectReply:
         self.close_delimited = has_body and not is_framed
         connection = response.connection
         if connection is not None and connection.protocol is not None and response.status != SWITCHING:
-            # aiohttp has one read timeout for head and body; models think long before the head, not inside the body.
+            # aiohttp has one read timeout for head and body (https://github.com/aio-libs/aiohttp/issues/3808). Models
+            # think long before the head and not inside the body, so it is lowered here.
             connection.protocol.read_timeout = timeouts.idle
             connection.protocol.start_timeout()
 
@@ -271,12 +272,12 @@ class DirectReply:
         return self._response.headers.get(name, "")
 
     async def next_chunk(self) -> bytes:
-        """The next bytes as they arrived; empty at the end.
+        """Return the next bytes as they arrived; empty at the end.
 
-        Raises ``UpstreamUnreachable`` when the connection breaks, ``UpstreamTimeout`` when it goes silent; every byte
-        that came before is handed out first. An answer that has not ended in its total time is a timeout, too.
+        Raises ``UpstreamUnreachable`` if the connection breaks and ``UpstreamTimeout`` if it goes silent; every byte
+        that came before is returned first. An answer that has not ended in its total time is a timeout, too.
         """
-        # No timer: where nothing comes the other timeout ends it, so an endless answer is seen by what it sends.
+        # No timer: the idle timeout ends a silent answer, and an endless one is noticed at its next chunk.
         if self._loop.time() > self._end:
             raise UpstreamTimeout(self._upstream, self._timeouts.total, endless=True)
         content = self._response.content
@@ -299,7 +300,7 @@ class DirectReply:
         self._response.close()
 
     def tunnel(self) -> Tunnel:
-        """The upgraded connection; only where ``status`` is 101, and once."""
+        """Return the upgraded connection; only if ``status`` is 101, and once."""
         return Tunnel(self._response)
 
 
@@ -317,7 +318,7 @@ class Tunnel:
         self._protocol.set_parser(self._pipe, self._pipe)
 
     async def next_chunk(self) -> bytes:
-        """The next bytes from the upstream; empty at the end."""
+        """Return the next bytes from the upstream; empty at the end."""
         return await self._pipe.next()
 
     async def write(self, data: bytes) -> None:
@@ -326,6 +327,8 @@ class Tunnel:
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the upstream has closed the connection")
         transport.write(data)
+        # aiohttp has no public way to wait for the buffer of an upgraded client connection
+        # (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/base_protocol.py).
         await self._protocol._drain_helper()
 
     def close(self) -> None:
@@ -356,7 +359,11 @@ def _end_to_end(response: aiohttp.ClientResponse) -> tuple[list[tuple[str, str]]
 
 
 def arrived(content: aiohttp.StreamReader) -> bytes:
-    """What a failed stream still holds. The public readers raise the failure before handing these bytes out."""
+    """Return the bytes that a failed stream still holds, and empty it.
+
+    Its public readers raise the failure before they return these bytes, which are then lost
+    (https://github.com/aio-libs/aiohttp/issues/3026).
+    """
     parts = list(content._buffer)
     if parts and content._buffer_offset:
         parts[0] = parts[0][content._buffer_offset :]
@@ -388,10 +395,15 @@ _SKIPPED: CIMultiDict[None] = CIMultiDict({"Content-Type": None})
 
 
 class VerbatimRequest(aiohttp.ClientRequest):
-    """A request to which no ``Accept``, ``Accept-Encoding``, ``User-Agent`` or ``Content-Type`` is added."""
+    """A request to which no ``Accept``, ``Accept-Encoding``, ``User-Agent`` or ``Content-Type`` is added.
+
+    Both methods are aiohttp's own (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_reqrep.py):
+    ``skip_auto_headers`` would do, but builds and copies two mappings for each request.
+    """
 
     def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:  # noqa: ARG002
         """Add nothing; what the client left out stays out."""
+        # Read again when the body is attached, which would add its Content-Type.
         self._skip_auto_headers = _SKIPPED
 
     def update_headers(self, headers: Any) -> None:
@@ -401,10 +413,14 @@ class VerbatimRequest(aiohttp.ClientRequest):
 
 
 class AbortingResponse(aiohttp.ClientResponse):
-    """A response that resets its connection when given up, instead of flushing what nobody waits for."""
+    """A response whose connection is reset if it is given up.
+
+    aiohttp closes it (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_reqrep.py), and a closed transport
+    first flushes its buffer: an upload would go on to an upstream whose answer has no reader.
+    """
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """The response once its head is here; the connection is reset if the wait is cancelled or fails."""
+        """Return the response once its head is here. Reset the connection if the wait is cancelled or fails."""
         try:
             return await super().start(connection)
         except BaseException:
@@ -413,7 +429,11 @@ class AbortingResponse(aiohttp.ClientResponse):
 
 
 class FailingProtocol(ResponseHandler):
-    """A connection whose failure reaches the body's reader too: broken framing would leave that one waiting."""
+    """A connection whose failure reaches the body's reader too: after broken framing it would wait for ever.
+
+    ``_payload`` is the body that is being read; aiohttp shows it nowhere else
+    (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_proto.py).
+    """
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Fail the body that is being read if the connection was reset."""
@@ -433,7 +453,7 @@ class FailingProtocol(ResponseHandler):
 
 
 class Connector(aiohttp.TCPConnector):
-    """A pool of such connections."""
+    """A pool of such connections. aiohttp has no setting for their class, only this factory."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -441,7 +461,12 @@ class Connector(aiohttp.TCPConnector):
 
 
 class BytesBody(payload.Payload):
-    """A body held in memory, of any size, sent in one write."""
+    """A body in memory, of any size, sent in one write.
+
+    aiohttp's own payload of bytes warns about more than 1 MiB
+    (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/payload.py). ``_size``, ``_value`` and ``_autoclose`` are
+    what its subclasses set and read there.
+    """
 
     _autoclose = True
 
@@ -450,7 +475,7 @@ class BytesBody(payload.Payload):
         self._size = len(value)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text."""
+        """Return the body as text."""
         return bytes(self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
