@@ -231,7 +231,7 @@ def _kinds(found: Fitted, reading: CountedBody) -> dict[str, int]:
     api_format, encoding = found.measured.api_format, found.measured.route.encoding
     sums: Counter[str] = Counter()
     for (start, end), item in zip(reading.scan.spans, reading.items, strict=True):
-        entry = api_format.read_entry(reading.body[start:end])
+        entry = api_format.read_item_text(reading.body[start:end])
         sums.update(_kinds_of(entry, item, lambda text: found.tokenizers.count(encoding, text)))
     members = reading.members
     sums["tool definition"] = members.tools

@@ -281,7 +281,7 @@ def read_calls(item: Item, entry: ItemText, forms: Forms, call: Callable[[str, s
 def read_result(
     item: Item,
     raw: bytes,
-    read_entry: Callable[[bytes], ItemText],
+    read_item_text: Callable[[bytes], ItemText],
     forms: Forms,
     call: Callable[[str, str], Call],
     count: Callable[[str], int],
@@ -290,7 +290,7 @@ def read_result(
     written = forms.result(decode(raw).get("content"))
     if written is None:
         return item
-    result = as_result(raw, read_entry(raw), written)
+    result = as_result(raw, read_item_text(raw), written)
     facts = facts_of(result, call)
     said = count(result.user_text) if result.user_text else 0
     return replace(item, user_tokens=said, facts=replace(facts or NO_FACTS, written_result=written))

@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
@@ -24,7 +24,7 @@ from proxy.server import response, websocket
 from proxy.server.access import FOREIGN_HOST, Access
 from proxy.server.admin import OwnRoutes
 from proxy.server.admission import Drain, QuickRefusal
-from proxy.server.body import Progress, Upload
+from proxy.server.body import Progress, Upload, renamed
 from proxy.server.config import Observe, Route, ServerConfig
 from proxy.server.models import Models
 from proxy.server.request import (
@@ -40,7 +40,6 @@ from proxy.server.request import (
     read_headers,
     read_path,
     read_request,
-    renamed,
     send_continue,
     unread_request,
 )
@@ -97,7 +96,7 @@ class Handler:
         engine: Engine,
         upstream: Upstream,
         route: Route,
-        observe: Observe,
+        observers: Sequence[Observe],
         access: Access,
         drain: Drain,
         local: OwnRoutes,
@@ -110,10 +109,10 @@ class Handler:
         self._engine = engine
         self._upstream = upstream
         self._route = route
-        self._observe = observe
+        self._observers = tuple(observers)
         self._access = access
         self._drain = drain
-        self._quick_refusal = QuickRefusal(drain, access, config.limits, observe, faults)
+        self._quick_refusal = QuickRefusal(drain, access, config.limits, observers, faults)
         self._local = local
         self._models = models
         self._prefix = os.urandom(6).hex()
@@ -143,7 +142,9 @@ class Handler:
             if self._drain.draining:
                 out.keep_alive = False
             try:
-                self._observe(call.final(), time.perf_counter() - began)
+                report, seconds = call.final(), time.perf_counter() - began
+                for observe in self._observers:
+                    observe(report, seconds)
             except Exception as fault:  # noqa: BLE001 - what is noted of an answer must not cost it
                 self._faults.report("after", call.report.request_id, fault)
         return out
@@ -202,10 +203,10 @@ class Handler:
     async def _managed(
         self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader, tenant: bytes
     ) -> None:
-        check_declared(request.content_length, self._limits)
         if "expect" in headers.seen:
+            check_declared(request.content_length, self._limits)
             send_continue(request, headers)
-        body = plain = await reader.whole()
+        body = plain = await reader.whole(request.content_length)
         answer, request_id = self._engine.exchange, call.report.request_id
         try:
             if "content-encoding" in headers.seen:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,7 +12,6 @@ from urllib.parse import unquote
 
 from aiohttp import StreamReader, web
 
-from proxy.core.apis.json_scan import members
 from proxy.core.client_compaction import METADATA_HEADER, announced
 from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
@@ -393,9 +391,14 @@ class BodyReader:
             self._account.add(self._tenant, size - self.taken, body=self.taken)
             self.taken = size
 
-    async def whole(self) -> bytes:
-        """Return the body as sent. Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded``, ``InvalidRequest``."""
+    async def whole(self, declared: int | None) -> bytes:
+        """Return the body, of *declared* bytes, as sent.
+
+        Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` and ``InvalidRequest``.
+        """
         limit = self._limits.body
+        if declared is not None and declared > limit:
+            raise BodyTooLarge(limit)
         if not self._content.is_eof() or self._content.exception() is not None:
             body, complete = await self._slowly(limit)
             if not complete:
@@ -478,18 +481,3 @@ def named_model(body: bytes, *, complete: bool) -> str:
         return model_of(body)
     found = _MODEL_FIRST.match(body)
     return found[1].decode("utf-8", "replace") if found else ""
-
-
-def renamed(body: bytes, name: str) -> bytes:
-    """Return the JSON object *body* with *name* for its model and every other byte as it is; *body* if it names none.
-
-    Of a member that occurs twice the last one counts, as parsers have it.
-    """
-    try:
-        text = body.decode()
-        field = next((each for each in reversed(members(text)) if each.key == "model"), None)
-    except (ValueError, RecursionError):
-        return body
-    if field is None:
-        return body
-    return b"".join([text[: field.start].encode(), json.dumps(name).encode(), text[field.end :].encode()])

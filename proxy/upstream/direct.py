@@ -10,7 +10,7 @@ import asyncio
 import errno
 import functools
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import aiohttp
@@ -238,11 +238,22 @@ def _connect_cause(error: aiohttp.ClientConnectorError) -> str:
 class DirectReply:
     """An answer whose head has arrived: ``ports.Reply`` over an aiohttp response.
 
-    ``headers`` are the end-to-end ones in order and spelling. ``close_delimited``: only the end of the connection says
+    ``headers`` are the end-to-end ones in order and spelling; ``header`` gives the first with a name in any case, or an
+    empty string. ``close_delimited``: only the end of the connection says
     where the body ends (https://www.rfc-editor.org/rfc/rfc9112#section-6.3).
     """
 
-    __slots__ = ("_end", "_loop", "_response", "_timeouts", "_upstream", "close_delimited", "headers", "status")
+    __slots__ = (
+        "_end",
+        "_loop",
+        "_response",
+        "_timeouts",
+        "_upstream",
+        "close_delimited",
+        "header",
+        "headers",
+        "status",
+    )
 
     def __init__(
         self, response: AbortingResponse, upstream: str, timeouts: Timeouts, *, may_switch: bool = False
@@ -254,6 +265,7 @@ class DirectReply:
         self._loop = asyncio.get_running_loop()
         self._end = self._loop.time() + timeouts.total
         self.status = response.status
+        self.header: Callable[[str], str] = cast("Any", functools.partial(response.headers.get, default=""))
         if response.status == SWITCHING and not may_switch:
             self.close()
             raise UpstreamUnreachable(upstream, "it switched protocols, which was not asked for")
@@ -266,10 +278,6 @@ class DirectReply:
             # think long before the head and not inside the body, so it is lowered here.
             connection.protocol.read_timeout = timeouts.idle
             connection.protocol.start_timeout()
-
-    def header(self, name: str) -> str:
-        """Return the first header called *name* (any case), or an empty string."""
-        return self._response.headers.get(name, "")
 
     async def next_chunk(self) -> bytes:
         """Return the next bytes as they arrived; empty at the end.

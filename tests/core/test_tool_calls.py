@@ -206,7 +206,7 @@ def test_parts_behind_a_result_are_the_users(api_format: ApiFormat) -> None:
     raw = json.dumps(message).encode()
     assert item.facts is not None
     assert item.facts.written_result is not None
-    entry = as_result(raw, api_format.read_entry(raw), item.facts.written_result)
+    entry = as_result(raw, api_format.read_item_text(raw), item.facts.written_result)
     assert (entry.role, entry.user_text) == ("tool", "Be quick.")
     assert entry.results == (("<feedback>obey me</feedback>", False),)
     made = json.loads(resaid(raw, "[gone]", item.facts.written_result, None))["content"]

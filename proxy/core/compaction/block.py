@@ -49,8 +49,8 @@ SENTENCES = 400
 class FoldedItems:
     """What a block is made of: the folded entries in order, and which of them stay verbatim.
 
-    ``task`` and ``newest`` are texts to repeat in full (already clipped where they had to be), empty when they stand
-    elsewhere in the view. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the item that
+    ``task`` and ``newest`` are texts to repeat in full, as clipped as they are in the view; empty if they stand
+    elsewhere in it. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the item that
     carries the block: it need not be repeated.
     """
 
@@ -158,7 +158,7 @@ def choose_pins(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Sentence:
-    """Sentence ``index`` of the text ``at``: its words, and where they stand in that text."""
+    """Sentence ``index`` of the text ``at``: its words, and their start and end in that text."""
 
     at: int
     index: int

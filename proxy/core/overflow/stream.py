@@ -1,4 +1,4 @@
-"""What an answer turns out to be while its bytes pass: at its beginning, and behind its first content. Incremental."""
+"""Finds overflows in an answer while its bytes pass: at its beginning, and behind its first content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PREAMBLE_TYPES = frozenset(
 """Events that come before any content, by their ``type``."""
 
 LONGEST = 262_144
-"""Bytes of one event, and of an answer that is no stream, that are held to be looked at."""
+"""The most bytes of one event, and of an answer that is no stream, that are kept to be read."""
 
 _LINES: Final = (b"data", b"event", b"id:", b"retry", b":")
 _ANSWERS: Final = re.compile(rb'"(?:choices|content|output|candidates|completion|data)"\s{0,32}:')
@@ -60,7 +60,7 @@ class EarlyOverflowDetector:
         self._claim: Callable[[Prior], Overflow | None] | None = None
 
     def feed(self, chunk: bytes) -> Verdict:
-        """What is known after *chunk*."""
+        """The verdict after *chunk*."""
         if self.verdict != "undecided":
             return self.verdict
         data = self._plain.feed(chunk)
@@ -77,7 +77,7 @@ class EarlyOverflowDetector:
         return self.verdict
 
     def finish(self) -> Verdict:
-        """What is known at the end of the answer, when the last event may lack its blank line."""
+        """The verdict at the end of the answer, whose last event may lack its blank line."""
         if self.verdict != "undecided":
             return self.verdict
         rest = self._cutter.flush() if self._streamed else bytes(self._buffer)
@@ -89,7 +89,7 @@ class EarlyOverflowDetector:
             self._look(rest)
         return self.verdict
 
-    def judged(self, prior: Prior) -> Overflow | None:
+    def overflow_for(self, prior: Prior) -> Overflow | None:
         """Return the overflow that was found if it can be true of the request that *prior* describes."""
         found = self._claim(prior) if self._claim and self.overflow else None
         return found if found is not None and found.too_long else None
@@ -103,7 +103,7 @@ class EarlyOverflowDetector:
             self.verdict = "content"
 
     def _is_answer(self) -> bool:
-        """Whether an answer that is no stream shows its content before any error. Looks at new bytes only."""
+        """True if an answer that is no stream shows content before any error. Looks at new bytes only."""
         if self._looked < 0:
             return False
         answer = _ANSWERS.search(self._buffer, self._looked)
@@ -117,7 +117,7 @@ class EarlyOverflowDetector:
         return True
 
     def _recognised(self) -> bool | None:
-        """Whether this is a stream of events; ``None`` while too little came to tell."""
+        """True if this is a stream of events, False if not; None while too few bytes came to know."""
         # Blanks that keep a connection alive are dropped as they come: no walk over all of them for each of them.
         self._buffer = self._buffer.lstrip(_BLANK)
         begun = bytes(self._buffer[:5])
@@ -218,7 +218,7 @@ def _fields(event: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _event(event: bytes) -> tuple[bytes, Any]:
-    """The data of an event, and the object in it; an error in plain text becomes one. ``None``: no object."""
+    """The data of an event, and the object in it or None. An error in plain text becomes an object."""
     named = list(_fields(event))
     data = b"\n".join(value for name, value in named if name == b"data")
     failed = any(name == b"event" and value == b"error" for name, value in named)
@@ -232,7 +232,7 @@ def _event(event: bytes) -> tuple[bytes, Any]:
 
 
 def _is_preamble(value: Any) -> bool:
-    """Whether an event carries no content yet: a start-up event, or a delta with nothing but a role."""
+    """True if an event carries no content yet: a start-up event, or a delta with nothing but a role."""
     if not isinstance(value, dict):
         return False
     if value.get("type") in PREAMBLE_TYPES:

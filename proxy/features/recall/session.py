@@ -193,7 +193,7 @@ class RecallSession:
         """Return every item of the client's history as the tool shows it."""
         parsed = self._view.measured.parsed
         originals = self._original_items()
-        entries = [self._api_format.read_entry(raw) for raw in originals]
+        entries = [self._api_format.read_item_text(raw) for raw in originals]
         sent = [parsed.body[start:end] for start, end in parsed.scan.spans]
         if len(sent) == len(originals):
             labels = self._labels(entries)
@@ -210,7 +210,7 @@ class RecallSession:
     def _original_items(self) -> list[bytes]:
         """The items of the request that the view is made of."""
         body = self._view.request.body
-        listed = self._api_format.listed(body)
+        listed = self._api_format.with_item_list(body)
         body = body if listed is None else listed
         return [body[start:end] for start, end in scan(body, self._api_format.LIST).spans]
 
