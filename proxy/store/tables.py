@@ -253,7 +253,7 @@ class RecordTable:
         self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]
     ) -> tuple[int, bytes] | None:
         """The record under the first of *prefix_hashes* (512 are read) that has one, as ``(index, record)``."""
-        names = [key_names.event(root_hash, route, each) for each in prefix_hashes[:MAX_HASHES]]
+        names = key_names.events(root_hash, route, prefix_hashes[:MAX_HASHES])
         if not names:
             return None
         # An operator's request is read along: that costs no operation of its own.
@@ -278,8 +278,10 @@ class RecordTable:
         """
         name = key_names.mark(root_hash)
         value = self._requests.pop(name, None)
+        if value is None:
+            return ""
         extent = self._access.sealer.open(tenant, name, value)
-        if value is None or extent is None:
+        if extent is None:
             return ""
         try:
             released = await self._access.run(self._backend.release(name, value))
