@@ -216,7 +216,7 @@ class Handler:
             raise
         except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request
             self._faults.report("request", request_id, fault)
-            answer, parsed = self._engine.untouched, unread_request(body, call.path, headers, tenant, request_id)
+            answer, parsed = self._engine.untouched, unread_request(plain, call.path, headers, tenant, request_id)
         try:
             outcome = await answer(parsed)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
@@ -348,7 +348,9 @@ class Handler:
             call.report = self._faults.attempt("answer", report.request_id, changed, report)
         encoding = reply.header("content-encoding")
         is_readable = is_stream and not encoding
-        hider = UsageHider() if hides_usage and is_readable else None
+        hider = None
+        if hides_usage and is_readable:
+            hider = self._faults.attempt("answer", call.report.request_id, UsageHider, None)
         report_fault = partial(self._faults.report, "answer", call.report.request_id)
         # A client sees that a stream lacks its end only if the stream is chunked. Other bodies end as they came.
         needs_end = reply.close_delimited and is_readable
