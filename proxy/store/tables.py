@@ -291,7 +291,7 @@ class RecordTable:
         return extent.decode("ascii", "replace") if released else ""
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
-        """The value last saved about *route* for *tenant*. Return None if there is none, or the store does not answer."""
+        """The value last saved about *route* for *tenant*; None if there is none or the store does not answer."""
         name = self._route_name(tenant, route)
         try:
             (value,) = await self._access.run(self._backend.read([name]))
